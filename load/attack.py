@@ -33,7 +33,7 @@ from load.certificates import make
 from load.measure import Manner
 from load.processes import LoadError, Process
 from load.report import Row
-from simplebus.core import frames
+from simplebus.core.protocol import frames
 
 PACE_S = 0.002
 CALM_S, STORM_S = 5.0, 10.0

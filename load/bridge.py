@@ -25,9 +25,9 @@ from load.generators import Generator
 from load.measure import TIMEOUT_S, Manner, probe_nothing_in_flight
 from load.processes import Process
 from load.report import Row
-from simplebus.bridge.origin import PATH
+from simplebus.bridge.loop_header import PATH
 from simplebus.bridge.settings import is_nats
-from simplebus.client.blocking import connect_blocking
+from simplebus.client.blocking.bus import connect_blocking
 
 COUNT = 4_000_000
 QUICK_PART = 4

@@ -6,18 +6,18 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from simplebus.client import retry
+from simplebus.client import reconnect
 
 
 @contextmanager
 def quick_clients() -> Iterator[None]:
     """They come back at once, and say nothing of it."""
-    log, before = logging.getLogger("simplebus"), retry.STEADY_SECONDS
+    log, before = logging.getLogger("simplebus"), reconnect.STEADY_SECONDS
     level = log.level
     log.setLevel(logging.CRITICAL)
-    retry.STEADY_SECONDS = 0.0
+    reconnect.STEADY_SECONDS = 0.0
     try:
         yield
     finally:
         log.setLevel(level)
-        retry.STEADY_SECONDS = before
+        reconnect.STEADY_SECONDS = before

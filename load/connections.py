@@ -21,7 +21,7 @@ from load.measure import Manner
 from load.memory import CONNECT, CONNECT_REPLY_BYTES, KB, TIMEOUT_S, raise_descriptor_limit
 from load.processes import LoadError
 from load.report import Row
-from simplebus.core import frames
+from simplebus.core.protocol import frames
 
 CONNECTIONS = 10_000
 QUICK_PART = 5

@@ -25,10 +25,10 @@ from load.measure import TIMEOUT_S, Manner
 from load.memory import CONNECT_REPLY_BYTES
 from load.processes import LoadError
 from load.report import Row
-from simplebus.core.broker import Broker as Core
+from simplebus.core.broker.broker import Broker as Core
 from simplebus.core.limits import READ_BYTES, Limits
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.session import Session
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.session.session import Session
 from simplebus.core.settings import Settings
 
 CONFIRMS = 4_000

@@ -33,8 +33,8 @@ from load.measure import Manner
 from load.ports import HOST, free_port
 from load.processes import LoadError, Process
 from load.report import Row
-from simplebus.client.bus import Bus
-from simplebus.client.options import Options
+from simplebus.client.aio.bus import Bus
+from simplebus.client.subscribe_options import Options
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 PUBLISHERS = ("ann", "bob", "cid")

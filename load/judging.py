@@ -17,13 +17,13 @@ from statistics import median
 
 from load.measure import Manner
 from load.report import Row
-from simplebus.core import envelope, frames
-from simplebus.core.access import Grants, Permissions, Rule, Rules
-from simplebus.core.broker import Broker
-from simplebus.core.envelope import Envelope
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.session import Session
+from simplebus.core.broker.broker import Broker
+from simplebus.core.protocol import envelope_batch, frames
+from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.session.session import Session
 from simplebus.core.settings import Settings
+from simplebus.core.users.permissions import Grants, Permissions, Rule, Rules
 
 CLASS, NUMBER = 1, 7
 SIZE_BYTES = 128
@@ -147,7 +147,7 @@ class _Bus:
 
 
 def _messages(first: int, count: int, channel: str) -> bytes:
-    content = envelope.encode(Envelope(channel), b"x" * SIZE_BYTES)
+    content = envelope_batch.encode(Envelope(channel), b"x" * SIZE_BYTES)
     return b"".join(
         frames.encode(frames.ENVELOPE, class_id=CLASS, message_id=number, content=content)
         for number in range(first, first + count)

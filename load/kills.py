@@ -32,8 +32,8 @@ from load.ports import HOST, free_port
 from load.power import Power
 from load.processes import LoadError, Process
 from load.report import Row
-from simplebus.client.bus import Bus
-from simplebus.client.options import Options
+from simplebus.client.aio.bus import Bus
+from simplebus.client.subscribe_options import Options
 
 ROUNDS, QUICK_ROUNDS = 50, 3  # Of each kind.
 PUBLISHERS = ("ann", "bob", "cid")

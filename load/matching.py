@@ -29,8 +29,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # So that it runs by its path.
 
 from load.processes import LoadError
-from simplebus.core.channels import matches
-from simplebus.core.sublist import Sublist
+from simplebus.core.channel.pattern import matches
+from simplebus.core.channel.subscription_index import Sublist
 
 COUNTS = (10, 1_000, 100_000, 1_000_000)
 METERS_A_SITE = 8

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import anyio
 import anyio.lowlevel
 
-from simplebus.client.bus import Bus
-from simplebus.client.outbound import BusFullError
-from simplebus.memory import MemoryBus
+from simplebus.client.aio.bus import Bus
+from simplebus.client.message_builder import BusFullError
+from simplebus.memory.bus import MemoryBus
 
 CLASS = 1
 

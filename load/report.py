@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from load.measure import Sample
-from simplebus.spark.jobs.summary import machine_line, short
+from simplebus.spark.jobs.report.summary import machine_line, short
 
 CORES_WANTED = 3  # Publisher, broker and subscriber, each with its own.
 

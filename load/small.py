@@ -7,7 +7,7 @@ of a segment, its removal, a snapshot because of how much was written.
 from __future__ import annotations
 
 from simplebus.cli import main
-from simplebus.core import keeper
+from simplebus.core import checkpoint
 from simplebus.storage.journal import Journal
 
 SEGMENT_BYTES = 256 * 1024
@@ -25,8 +25,8 @@ def shrink() -> None:
         "KEPT_BYTES_MIN": SNAPSHOT_BYTES,
         "KEPT_FRAME_BYTES": SNAPSHOT_FRAME_BYTES,
     }.items():
-        assert hasattr(keeper, name)
-        setattr(keeper, name, size)
+        assert hasattr(checkpoint, name)
+        setattr(checkpoint, name, size)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from load.brokers import HOST, Broker, running
 from load.measure import Manner
 from load.processes import LoadError
 from load.report import Row
-from simplebus.client.bus import Bus
-from simplebus.client.options import Options
-from simplebus.client.outbound import About
+from simplebus.client.aio.bus import Bus
+from simplebus.client.message_builder import About
+from simplebus.client.subscribe_options import Options
 
 SECONDS, QUICK_SECONDS = 300.0, 20.0
 KINDS = {"memory": "simplebus", "journal": "simplebus-disk"}

@@ -22,7 +22,7 @@ from load.generators import Generator
 from load.measure import Flow, Manner, measure
 from load.processes import LoadError
 from load.report import Row
-from simplebus.spark.bus import SourceBus
+from simplebus.spark.read.bus_reader import SourceBus
 
 ROWS = 2_000_000
 SINK_ROWS = 1_000_000

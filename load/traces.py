@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from load.processes import LoadError
-from simplebus.spark.jobs.traces import COLUMNS, RUN_FILE
+from simplebus.spark.jobs.report.traces import COLUMNS, RUN_FILE
 
 MAGIC = b"sbtrace1"
 HEAD_BYTES = len(MAGIC) + 8

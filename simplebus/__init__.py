@@ -29,17 +29,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simplebus.client.access import Access
-    from simplebus.client.blocking import BlockingBus, connect_blocking
-    from simplebus.client.blocking_subscription import BlockingRawSubscription, BlockingSubscription
-    from simplebus.client.bus import Bus
+    from simplebus.client.aio.bus import Bus
+    from simplebus.client.aio.connect import connect
+    from simplebus.client.aio.subscription import RawSubscription, Subscription
+    from simplebus.client.blocking.bus import BlockingBus, connect_blocking
+    from simplebus.client.blocking.subscription import BlockingRawSubscription, BlockingSubscription
     from simplebus.client.codecs import Codec, DecodeError
-    from simplebus.client.connecting import connect
-    from simplebus.client.outbound import BusFullError
-    from simplebus.client.registry import Binding, Registry, UnboundTypeError, bind, message
-    from simplebus.client.subscription import RawSubscription, Subscription
-    from simplebus.core.client.messages import Batch, Message
-    from simplebus.core.client.statistics import ClientStatistics
+    from simplebus.client.core.messages import Batch, Message
+    from simplebus.client.core.statistics import ClientStatistics
+    from simplebus.client.credentials import Access
+    from simplebus.client.message_builder import BusFullError
+    from simplebus.client.message_types import Binding, Registry, UnboundTypeError, bind, message
     from simplebus.core.errors import (
         BusConnectionError,
         BusError,
@@ -48,42 +48,42 @@ if TYPE_CHECKING:
         RefusedError,
         RemoteProtocolError,
     )
-    from simplebus.core.requests import Start
+    from simplebus.core.protocol.requests import Start
     from simplebus.gateway.bus import ModuleBus
     from simplebus.gateway.messages import ModuleMessage
-    from simplebus.memory import MemoryBus
+    from simplebus.memory.bus import MemoryBus
 else:
     _WHERE = {
-        "Access": "simplebus.client.access",
-        "Batch": "simplebus.core.client.messages",
-        "Binding": "simplebus.client.registry",
-        "BlockingBus": "simplebus.client.blocking",
-        "BlockingRawSubscription": "simplebus.client.blocking_subscription",
-        "BlockingSubscription": "simplebus.client.blocking_subscription",
-        "Bus": "simplebus.client.bus",
+        "Access": "simplebus.client.credentials",
+        "Batch": "simplebus.client.core.messages",
+        "Binding": "simplebus.client.message_types",
+        "BlockingBus": "simplebus.client.blocking.bus",
+        "BlockingRawSubscription": "simplebus.client.blocking.subscription",
+        "BlockingSubscription": "simplebus.client.blocking.subscription",
+        "Bus": "simplebus.client.aio.bus",
         "BusConnectionError": "simplebus.core.errors",
         "BusError": "simplebus.core.errors",
-        "BusFullError": "simplebus.client.outbound",
-        "ClientStatistics": "simplebus.core.client.statistics",
+        "BusFullError": "simplebus.client.message_builder",
+        "ClientStatistics": "simplebus.client.core.statistics",
         "Codec": "simplebus.client.codecs",
         "DecodeError": "simplebus.client.codecs",
         "LocalProtocolError": "simplebus.core.errors",
-        "MemoryBus": "simplebus.memory",
-        "Message": "simplebus.core.client.messages",
+        "MemoryBus": "simplebus.memory.bus",
+        "Message": "simplebus.client.core.messages",
         "ModuleBus": "simplebus.gateway.bus",
         "ModuleMessage": "simplebus.gateway.messages",
-        "RawSubscription": "simplebus.client.subscription",
+        "RawSubscription": "simplebus.client.aio.subscription",
         "Reason": "simplebus.core.errors",
         "RefusedError": "simplebus.core.errors",
-        "Registry": "simplebus.client.registry",
+        "Registry": "simplebus.client.message_types",
         "RemoteProtocolError": "simplebus.core.errors",
-        "Start": "simplebus.core.requests",
-        "Subscription": "simplebus.client.subscription",
-        "UnboundTypeError": "simplebus.client.registry",
-        "bind": "simplebus.client.registry",
-        "connect": "simplebus.client.connecting",
-        "connect_blocking": "simplebus.client.blocking",
-        "message": "simplebus.client.registry",
+        "Start": "simplebus.core.protocol.requests",
+        "Subscription": "simplebus.client.aio.subscription",
+        "UnboundTypeError": "simplebus.client.message_types",
+        "bind": "simplebus.client.message_types",
+        "connect": "simplebus.client.aio.connect",
+        "connect_blocking": "simplebus.client.blocking.bus",
+        "message": "simplebus.client.message_types",
     }
     """In which module each public name is: what is not used is not loaded, by the server least."""
 

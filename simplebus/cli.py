@@ -18,20 +18,20 @@ from typer.core import TyperGroup
 
 from simplebus.commands import (
     bridge,
-    config,
+    check_config,
     dlq,
     explain,
     forget,
     gateway,
     journal,
-    serve,
     systemd_unit,
     top,
     user,
 )
-from simplebus.commands.access_flags import with_access
-from simplebus.complaints import MEMORY_STATUS, USAGE_STATUS, fail, leaves, sentence
-from simplebus.config.options import (
+from simplebus.commands.client_options import with_access
+from simplebus.commands.serve import command
+from simplebus.config.environment import leave_out_links, told
+from simplebus.config.parse import (
     URL,
     URL_OPTION,
     parse_channel,
@@ -44,7 +44,7 @@ from simplebus.config.options import (
     parse_start,
     parse_url,
 )
-from simplebus.config.variables import leave_out_links, told
+from simplebus.console.errors import MEMORY_STATUS, USAGE_STATUS, fail, leaves, sentence
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
 from simplebus.spark import commands as pipeline
@@ -157,7 +157,7 @@ def demo() -> None:
         raise typer.Exit(1)
 
 
-app.command(rich_help_panel=_USE, help=serve.HELP)(serve.serve)
+app.command(rich_help_panel=_USE, help=command.HELP)(command.serve)
 
 
 @app.command(
@@ -253,19 +253,19 @@ def pub(
 
     import trio
 
-    from simplebus.commands import pipes
+    from simplebus.commands import pubsub
 
-    about = pipes.said(channel=channel, key=key, headers=header, expires=expires)
+    about = pubsub.said(channel=channel, key=key, headers=header, expires=expires)
     if count is not None:
         job = partial(
-            pipes.publish_generated, url, class_, about, count=count, size=size, rate=rate
+            pubsub.publish_generated, url, class_, about, count=count, size=size, rate=rate
         )
     elif text:
-        job = partial(pipes.publish_texts, url, class_, about, text)
+        job = partial(pubsub.publish_texts, url, class_, about, text)
     else:
         if sys.stdin.isatty():
             typer.echo("Each line is a message. Ctrl-D ends.", err=True)
-        job = partial(pipes.publish_input, url, class_, about)
+        job = partial(pubsub.publish_input, url, class_, about)
     sent = trio.run(job)
     typer.echo(f"{sent:,} message{'' if sent == 1 else 's'} sent to class {class_}", err=True)
 
@@ -404,13 +404,13 @@ def sub(
 
     import trio
 
-    from simplebus.commands import pipes
+    from simplebus.commands import pubsub
 
     if by_key and group is None:
         raise typer.BadParameter("--by-key is about a group; expected --group NAME, too")
     ended_by = trio.run(
         partial(
-            pipes.print_messages,
+            pubsub.print_messages,
             url,
             class_,
             channel or [],
@@ -513,8 +513,10 @@ def bench(
         typer.echo(line)
 
 
-app.command("check-config", rich_help_panel=_SET_UP, help=config.CHECK_HELP)(config.check_config)
-app.add_typer(config.app, name="config", rich_help_panel=_SET_UP)
+app.command("check-config", rich_help_panel=_SET_UP, help=check_config.CHECK_HELP)(
+    check_config.check_config
+)
+app.add_typer(check_config.app, name="config", rich_help_panel=_SET_UP)
 app.add_typer(user.app, name="user", rich_help_panel=_SET_UP)
 
 

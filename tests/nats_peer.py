@@ -9,7 +9,7 @@ from typing import Any
 import trio
 from served import PATIENCE_SECONDS, _streams
 
-from simplebus.server.serve import Serving
+from simplebus.server.run import Serving
 
 
 class NatsPeer:

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 
 import trio
 
-from simplebus.core import frames
-from simplebus.core.broker import Settings
+from simplebus.core.broker.broker import Settings
+from simplebus.core.protocol import frames
 from simplebus.core.statistics import ClassStatistics
-from simplebus.server.serve import ServeOptions, Serving, serve
+from simplebus.server.run import ServeOptions, Serving, serve
 
 PATIENCE_SECONDS = 60.0
 PATIENT = Settings(ack_timeout=600)

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import pytest
 from programs import ROOT, environment
 
-from simplebus import line_writer
-from simplebus.line_writer import LineWriter
-from simplebus.logs import JsonFormatter, LineHandler
+from simplebus.console import line_writer
+from simplebus.console.line_writer import LineWriter
+from simplebus.server.logs import JsonFormatter, LineHandler
 
 PIPE_BYTES = 4096
 

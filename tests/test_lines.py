@@ -6,7 +6,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.lines import Lines
+from simplebus.console.stdin_lines import Lines
 
 PIECES = st.lists(st.text("ab\n", min_size=1, max_size=5).map(str.encode), max_size=8)
 

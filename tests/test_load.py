@@ -17,7 +17,7 @@ from needs import needed  # noqa: E402
 from load import canary, canary_nats, generators, sdk  # noqa: E402
 from load.measure import Manner  # noqa: E402
 from load.processes import LoadError  # noqa: E402
-from simplebus.spark.jobs.traces import RUN_FILE  # noqa: E402
+from simplebus.spark.jobs.report.traces import RUN_FILE  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -19,9 +19,9 @@ from load.generators import Generator  # noqa: E402
 from load.measure import Flow, measure  # noqa: E402
 from load.processes import LoadError  # noqa: E402
 from load.traces import KINDS, Tracer, prepare, read_records  # noqa: E402
-from simplebus.spark.jobs.figures import figures  # noqa: E402
-from simplebus.spark.jobs.ranges import Ranges  # noqa: E402
-from simplebus.spark.jobs.traces import COLUMNS, Rows  # noqa: E402
+from simplebus.spark.jobs.report.figures import figures  # noqa: E402
+from simplebus.spark.jobs.report.ranges import Ranges  # noqa: E402
+from simplebus.spark.jobs.report.traces import COLUMNS, Rows  # noqa: E402
 
 COUNT = 20_001
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.logs import (
+from simplebus.server.logs import (
     BURST,
     KINDS_MAX,
     JsonFormatter,

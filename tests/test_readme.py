@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from programs import PATIENCE_SECONDS, server
 
-from simplebus.core.broker import Settings
+from simplebus.core.broker.broker import Settings
 from simplebus.core.limits import Limits
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,7 +98,7 @@ async def test_the_example_of_a_gateway_runs_as_it_is(
     import trio
 
     from simplebus.gateway import open_gateway
-    from simplebus.gateway.plan import read
+    from simplebus.gateway.config import read
 
     (shout,) = [code for code in blocks("py") if "class Shout" in code]
     (gateway,) = [text for text in blocks("toml") if "[modules.loud]" in text]

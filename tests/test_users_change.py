@@ -20,7 +20,7 @@ from nats_peer import NatsPeer
 from programs import PATIENCE_SECONDS, Program, server
 
 import simplebus
-from simplebus.core.passwords import quick_hash
+from simplebus.core.users.passwords import quick_hash
 
 ENOUGH = 300
 """Messages between two reloads."""

@@ -20,13 +20,13 @@ from oracles import (
 )
 from strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE, cut
 
-from simplebus.core import frames
-from simplebus.core.acks import AckWindow
-from simplebus.core.broker import Settings
+from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import SPARE_BYTES, Limits
-from simplebus.core.receive import FrameReceiver, ReceiveBuffer
-from simplebus.core.split import Scratch, split
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.frame_splitter import Scratch, split
+from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
+from simplebus.core.redelivery.ack_window import AckWindow
 
 VECTORS = Path(__file__).parents[1] / "protocol" / "vectors"
 KINDS = {

@@ -17,12 +17,12 @@ from core.talk import Bus, Peer, batch_of
 from oracles import build_frame, parse_frame
 from test_vectors import VECTORS, Vector, bytes_of
 
-from simplebus.core import envelope, explained, frames, requests
-from simplebus.core.broker import Settings
-from simplebus.core.envelope import Envelope
+from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import PLAIN_FRAMES_MAX, SPARE_BYTES, Limits
-from simplebus.core.split import Scratch, split
+from simplebus.core.protocol import envelope_batch, frames, inquiry, requests
+from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.frame_splitter import Scratch, split
 
 KINDS = {
     "heartbeat": "0",
@@ -93,7 +93,7 @@ def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
 def test_a_frame_with_an_object_reads_and_writes_as_what_it_says(vector: Vector) -> None:
     content, said = bytes_of(vector, "content_"), vector.get("json")
     if vector["kind"] == "inquire":
-        find = explained.question if vector["sender"] == "client" else explained.explained
+        find = inquiry.question if vector["sender"] == "client" else inquiry.explained
         found = msgspec.json.encode(find(content))
         assert {name: json.loads(found)[name] for name in said} == said == json.loads(content)
         return
@@ -127,11 +127,11 @@ def said_by(vector: Vector) -> tuple[Envelope, bytes]:
 def test_an_envelope_says_what_it_says(vector: Vector) -> None:
     content = bytes_of(vector, "content_")
     about, payload = said_by(vector)
-    assert envelope.decode(content) == (about, payload)
-    assert envelope.payload_of(content) == payload
-    assert (envelope.encode(about, payload) == content) is vector["shortest"]
+    assert envelope_batch.decode(content) == (about, payload)
+    assert envelope_batch.payload_of(content) == payload
+    assert (envelope_batch.encode(about, payload) == content) is vector["shortest"]
     for count in (1, PLAIN_FRAMES_MAX + 1):
-        found = envelope.scan(batch_of(*[build_frame(ENVELOPE, content=content)] * count))
+        found = envelope_batch.scan(batch_of(*[build_frame(ENVELOPE, content=content)] * count))
         assert (found.count, found.names) == (count, [vector["channel"]])
 
 
@@ -139,25 +139,25 @@ def test_an_envelope_says_what_it_says(vector: Vector) -> None:
 def test_a_content_that_is_no_envelope_is_refused(vector: Vector) -> None:
     content = bytes_of(vector, "content_")
     with pytest.raises(RemoteProtocolError) as caught:
-        envelope.decode(content)
+        envelope_batch.decode(content)
     assert caught.value.reason == vector["reason"]
     for count in (1, PLAIN_FRAMES_MAX + 1):
         bad = build_frame(ENVELOPE, content=content)
-        assert envelope.scan(batch_of(*[bad] * count)).count == 0
+        assert envelope_batch.scan(batch_of(*[bad] * count)).count == 0
 
 
 @vectors("stuffing", "stuffing")
 def test_bytes_are_stuffed_and_come_back(vector: Vector) -> None:
     plain, stuffed = bytes_of(vector, "plain_"), bytes_of(vector, "stuffed_")
-    assert envelope.stuff(plain) == stuffed
-    assert envelope.unstuff(stuffed) == plain
+    assert envelope_batch.stuff(plain) == stuffed
+    assert envelope_batch.unstuff(stuffed) == plain
 
 
 @vectors("stuffing", "unstuffing")
 def test_bytes_that_nobody_stuffed_stand_for_themselves(vector: Vector) -> None:
     plain, stuffed = bytes_of(vector, "plain_"), bytes_of(vector, "stuffed_")
-    assert envelope.unstuff(stuffed) == plain
-    assert envelope.stuff(plain) != stuffed
+    assert envelope_batch.unstuff(stuffed) == plain
+    assert envelope_batch.stuff(plain) != stuffed
 
 
 # Dialogues ---------------------------------------------------------------------------------------

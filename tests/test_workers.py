@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from simplebus.workers import WorkerError, Workers, open_workers, sentences
+from simplebus.console.workers import WorkerError, Workers, open_workers, sentences
 
 ECHO = """
 import trio

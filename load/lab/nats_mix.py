@@ -21,13 +21,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # So that it runs by its path.
 
-from simplebus.core.frames import unaligned
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.nats import writing
-from simplebus.nats.events import Mix
+from simplebus.core.protocol.frames import unaligned
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.parser import Parser
-from simplebus.nats.table import SubjectTable
+from simplebus.nats.protocol import encode
+from simplebus.nats.protocol.events import Mix
+from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.server.subject_table import SubjectTable
 
 ROUNDS = 15
 READ_BYTES = 2 << 20
@@ -40,7 +40,7 @@ Written = bytes | bytearray | memoryview
 
 def as_the_server(mix: Mix, sid: bytes) -> Written:
     """A byte that does not occur stands where the sid is to be, and is replaced; or a mask."""
-    return writing.mix(mix, sid, None)
+    return encode.mix(mix, sid, None)
 
 
 def slices_of_bytes(mix: Mix, sid: bytes) -> Written:

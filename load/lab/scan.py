@@ -21,7 +21,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # So that it runs by its path.
 
 from simplebus.core.limits import SPARE_BYTES
-from simplebus.core.split import Scratch, find_delimiters
+from simplebus.core.protocol.frame_splitter import Scratch, find_delimiters
 
 DELIMITER = b"<\r\n>"
 HEADER_BYTES = 9

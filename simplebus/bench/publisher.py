@@ -14,7 +14,7 @@ import trio
 
 import simplebus
 from simplebus.bench.traffic import payloads
-from simplebus.workers import end_with_input
+from simplebus.console.workers import end_with_input
 
 _BATCH_BYTES = 128 * 1024
 

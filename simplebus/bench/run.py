@@ -23,9 +23,9 @@ from rich.progress import Progress
 
 import simplebus
 from simplebus.bench.traffic import PAYLOAD_BYTES_MIN, RUNS, payloads, quantiles
-from simplebus.commands.pipes import progress
-from simplebus.lines import Lines
-from simplebus.workers import Worker, WorkerError, Workers, open_workers, sentences
+from simplebus.commands.pubsub import progress
+from simplebus.console.stdin_lines import Lines
+from simplebus.console.workers import Worker, WorkerError, Workers, open_workers, sentences
 
 _SERVE = (
     *("serve", "--host", "127.0.0.1", "--port", "0", "--no-nats", "--no-http"),

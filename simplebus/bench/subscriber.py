@@ -16,8 +16,8 @@ import trio
 
 import simplebus
 from simplebus.bench.traffic import Check, TrafficError
+from simplebus.console.workers import end_with_input
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.workers import end_with_input
 
 _SAY_SECONDS = 0.2
 

@@ -11,13 +11,13 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simplebus.bridge.channels import Renaming
-from simplebus.bridge.origin import HOPS_MAX
-from simplebus.client.access import Access
-from simplebus.core.channels import check_pattern
-from simplebus.core.last_values import RECORDS
+from simplebus.bridge.channel_map import Renaming
+from simplebus.bridge.loop_header import HOPS_MAX
+from simplebus.client.credentials import Access
+from simplebus.core.channel.pattern import check_pattern
 from simplebus.core.limits import HEARTBEAT_SECONDS_MAX, NAME_CHARACTERS_MAX
-from simplebus.core.requests import STARTS
+from simplebus.core.message_class.last_values import RECORDS
+from simplebus.core.protocol.requests import STARTS
 
 HEARTBEAT_SECONDS_MIN = 0.1
 UNDER_WAY_MAX = 24_576

@@ -17,8 +17,8 @@ import inspect
 import sys
 from types import CodeType, FrameType
 
-from simplebus.client.cancelling import is_being_cancelled
-from simplebus.core.client.receipts import ACKED, NACKED, Verdict
+from simplebus.client.aio.cancellation import is_being_cancelled
+from simplebus.client.core.acks import ACKED, NACKED, Verdict
 
 _BEGINS = {"GET_ITER", "FOR_ITER", "GET_AITER"}
 _DROPS = {"POP_TOP", "POP_ITER"}

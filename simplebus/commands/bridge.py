@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus import toml
-from simplebus.commands import http_flags, log_flags
-from simplebus.complaints import CONFIG_STATUS, USAGE_STATUS, fail, sentence
-from simplebus.config.lines import places, told
+from simplebus.commands.serve import http_options, log_options
 from simplebus.config.mistakes import ConfigError, unknown
-from simplebus.config.options import LogFormat, LogLevel, option, parse_class, parse_pattern
+from simplebus.config.parse import LogFormat, LogLevel, option, parse_class, parse_pattern
+from simplebus.config.toml_lines import places, told
+from simplebus.console.errors import CONFIG_STATUS, USAGE_STATUS, fail, sentence
+from simplebus.core import toml
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import Bridge
@@ -103,15 +103,15 @@ def bridge(
             "that is copied there comes back.",
         ),
     ] = False,
-    http: http_flags.At = None,
-    log_level: log_flags.Level = LogLevel.INFO,
-    log_format: log_flags.Format = LogFormat.TEXT,
+    http: http_options.At = None,
+    log_level: log_options.Level = LogLevel.INFO,
+    log_format: log_options.Format = LogFormat.TEXT,
 ) -> None:
     import trio
 
-    from simplebus.bridge.running import lanes
-    from simplebus.logs import configure_logging
-    from simplebus.server.memory import keep_temporary_arrays_mapped
+    from simplebus.bridge.runner import lanes
+    from simplebus.server.logs import configure_logging
+    from simplebus.server.process import keep_temporary_arrays_mapped
 
     given = classes or []
     is_file = len(given) == 1 and given[0].endswith(".toml")
@@ -186,7 +186,7 @@ def _simple(
 def _with_environment(bridge: Bridge) -> Bridge:
     """With who it is, at the ends of which nothing else says so: SIMPLEBUS_FROM_USER,
     SIMPLEBUS_TO_CREDENTIALS and so on. Raises ValueError."""
-    from simplebus.client.access import Access
+    from simplebus.client.credentials import Access
 
     found: dict[str, Any] = {}
     for access, prefix in (("near_access", "SIMPLEBUS_FROM_"), ("far_access", "SIMPLEBUS_TO_")):
@@ -231,17 +231,17 @@ async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:
 
     import trio
 
-    from simplebus.bridge.running import line_of, run
-    from simplebus.server.notify import notify
+    from simplebus.bridge.runner import line_of, run
     from simplebus.server.signals import STOPPING, listen
+    from simplebus.server.systemd import notify
 
     log = logging.getLogger("simplebus.bridge")
     hopeless: list[str] = []
     async with listen(for_good=True) as signals, trio.open_nursery() as nursery:
         if http is not None:
-            from simplebus.bridge.facts import facts_of
+            from simplebus.bridge.metrics import facts_of
             from simplebus.monitor.board import Board
-            from simplebus.server.http_door import open_door
+            from simplebus.server.http.server import open_door
 
             board = Board(lambda detailed: facts_of(lanes))
             at = await open_door(board, [http[0]], http[1], nursery)

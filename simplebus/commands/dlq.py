@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from simplebus.commands.access_flags import with_access
+from simplebus.commands.client_options import with_access
 from simplebus.commands.explain import printable
-from simplebus.complaints import fail
-from simplebus.config.options import URL, URL_OPTION, parse_class
+from simplebus.config.parse import URL, URL_OPTION, parse_class
+from simplebus.console.errors import fail
 
 if TYPE_CHECKING:
-    from simplebus.client.bus import Bus
-    from simplebus.core.explained import ClassSaid
-    from simplebus.dead import Choice, Letter, Pile
+    from simplebus.client.aio.bus import Bus
+    from simplebus.client.dead_letters import Choice, Letter, Pile
+    from simplebus.core.protocol.inquiry import ClassSaid
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -82,12 +82,12 @@ def ls(
     as_json: Annotated[bool, _JSON] = False,
     url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
-    from simplebus import dead
+    from simplebus.client import dead_letters
 
     async def look(bus: Bus) -> list[Pile]:
         if class_ is None:
-            return await dead.piles(bus)
-        return [await dead.pile(bus, await _find(bus, class_))]
+            return await dead_letters.piles(bus)
+        return [await dead_letters.pile(bus, await _find(bus, class_))]
 
     piles = _run(url, look)
     for pile in piles:
@@ -127,13 +127,13 @@ def show(
     as_json: Annotated[bool, _JSON] = False,
     url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
-    from simplebus import dead
+    from simplebus.client import dead_letters
 
-    choice = dead.Choice(reason=reason, subscription=subscription)
+    choice = dead_letters.Choice(reason=reason, subscription=subscription)
 
     async def look(bus: Bus) -> list[Letter]:
         found: list[Letter] = []
-        async for some in dead.Letters(bus, await _find(bus, class_), choice):
+        async for some in dead_letters.Letters(bus, await _find(bus, class_), choice):
             found += some
             if len(found) >= limit:
                 break
@@ -168,14 +168,14 @@ def requeue(
     as_json: Annotated[bool, _JSON] = False,
     url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
-    from simplebus import dead
+    from simplebus.client import dead_letters
 
     choice = _choice(sequence, reason, subscription, everything=everything)
 
     async def work(bus: Bus) -> tuple[int, str]:
         there, count, others, problem = await _find(bus, class_), 0, 0, ""
-        async for some in dead.Letters(bus, there, choice):
-            done, refused = await dead.requeue(bus, there, some)
+        async for some in dead_letters.Letters(bus, there, choice):
+            done, refused = await dead_letters.requeue(bus, there, some)
             count, others = count + len(done), others + len(refused)
             for letter in done if as_json else ():
                 _print({"sequence": letter.sequence, "class": letter.class_, "requeued": True})
@@ -201,14 +201,14 @@ def purge(
     as_json: Annotated[bool, _JSON] = False,
     url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
-    from simplebus import dead
+    from simplebus.client import dead_letters
 
     choice = _choice(sequence, reason, subscription, everything=everything)
 
     async def work(bus: Bus) -> int:
         there, count = await _find(bus, class_), 0
-        async for some in dead.Letters(bus, there, choice):
-            count += await dead.purge(bus, there, some) if yes else len(some)
+        async for some in dead_letters.Letters(bus, there, choice):
+            count += await dead_letters.purge(bus, there, some) if yes else len(some)
             for letter in some if as_json and yes else ():
                 _print({"sequence": letter.sequence, "class": letter.class_, "purged": True})
         return count
@@ -222,7 +222,7 @@ def purge(
 def _choice(
     sequences: list[int] | None, reason: str | None, subscription: str | None, *, everything: bool
 ) -> Choice:
-    from simplebus.dead import Choice
+    from simplebus.client.dead_letters import Choice
 
     chosen = bool(sequences) or reason is not None or subscription is not None
     if chosen == everything:
@@ -232,10 +232,10 @@ def _choice(
 
 async def _find(bus: Bus, class_: int | str) -> ClassSaid:
     """Raises BusError where there are none."""
-    from simplebus import dead
+    from simplebus.client import dead_letters
     from simplebus.core.errors import BusError
 
-    found = await dead.find(bus, class_)
+    found = await dead_letters.find(bus, class_)
     if found is None:
         raise BusError(f"class {class_} has no dead letters")
     return found

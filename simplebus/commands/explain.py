@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simplebus.complaints import fail
-from simplebus.config.options import URL, URL_OPTION, parse_class
+from simplebus.config.parse import URL, URL_OPTION, parse_class
+from simplebus.console.errors import fail
 
 if TYPE_CHECKING:
     import msgspec
 
-    from simplebus.core.explained import (
+    from simplebus.core.protocol.inquiry import (
         BusSaid,
         ChannelClass,
         ChannelSaid,
@@ -153,7 +153,7 @@ def _unknown(word: str, names: Sequence[str]) -> str:
 
 def lines(said: Explained) -> list[Line]:
     """What was said, for people."""
-    from simplebus.core.explained import BusSaid, ChannelSaid, ClassSaid
+    from simplebus.core.protocol.inquiry import BusSaid, ChannelSaid, ClassSaid
 
     if isinstance(said, BusSaid):
         return list(_bus(said))
@@ -191,7 +191,7 @@ def printable(text: str) -> str:
 
 
 def _bus(said: BusSaid) -> Iterator[Line]:
-    from simplebus.core.waiting import messages, size
+    from simplebus.core.broker.wait_reasons import messages, size
 
     yield 0, f"bus {said.bus}: {size(said.memory_bytes)} of {size(said.memory_max)} are taken"
     yield 1, f"what is confirmed has reached: {said.level}"
@@ -214,7 +214,7 @@ def _bus(said: BusSaid) -> Iterator[Line]:
 
 
 def _class(said: ClassSaid) -> Iterator[Line]:
-    from simplebus.core.waiting import messages, size, span
+    from simplebus.core.broker.wait_reasons import messages, size, span
 
     yield 0, _class_name(said.class_id, said.name)
     yield 1, said.waits_for
@@ -271,7 +271,7 @@ def _class(said: ClassSaid) -> Iterator[Line]:
 
 
 def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator[Line]:
-    from simplebus.core.waiting import messages, size, span, whole
+    from simplebus.core.broker.wait_reasons import messages, size, span, whole
 
     names = [
         f"{what} {name!r}"
@@ -326,7 +326,7 @@ def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator
 
 
 def _channel(said: ChannelSaid) -> Iterator[Line]:
-    from simplebus.core.waiting import messages
+    from simplebus.core.broker.wait_reasons import messages
 
     yield 0, f"channel {said.channel}"
     for cls in said.classes:
@@ -355,7 +355,7 @@ def _match(match: Match) -> str:
 
 
 def _session(said: SessionSaid) -> Iterator[Line]:
-    from simplebus.core.waiting import messages, size, span
+    from simplebus.core.broker.wait_reasons import messages, size, span
 
     user = f", user {said.user!r}" if said.user else ""
     yield 0, f"{_who(said.session, said.name, said.peer)}: {_version(said.version)}{user}"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simplebus.commands.explain import printable
-from simplebus.complaints import fail
-from simplebus.config.options import URL, URL_OPTION, parse_class
+from simplebus.config.parse import URL, URL_OPTION, parse_class
+from simplebus.console.errors import fail
 
 if TYPE_CHECKING:
-    from simplebus.client.bus import Bus
-    from simplebus.core.explained import Position
+    from simplebus.client.aio.bus import Bus
+    from simplebus.core.protocol.inquiry import Position
 
 HELP = (
     "Have the bus forget a durable that nobody uses any more, and with it what only that one still "
@@ -50,7 +50,7 @@ def forget(
     import trio
 
     import simplebus
-    from simplebus.core.waiting import messages
+    from simplebus.core.broker.wait_reasons import messages
 
     async def work() -> None:
         async with simplebus.connect(url, reconnect=None) as bus:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simplebus.commands import http_flags, log_flags
-from simplebus.complaints import CONFIG_STATUS, fail
+from simplebus.commands.serve import http_options, log_options
 from simplebus.config.mistakes import ConfigError
-from simplebus.config.options import DRAIN_SECONDS, LogFormat, LogLevel
+from simplebus.config.parse import DRAIN_SECONDS, LogFormat, LogLevel
+from simplebus.console.errors import CONFIG_STATUS, fail
 
 if TYPE_CHECKING:
     import trio
 
+    from simplebus.gateway.config import GatewayPlan
     from simplebus.gateway.gateway import Gateway
-    from simplebus.gateway.plan import GatewayPlan
 
 HELP = (
     "Run a gateway: modules of this process that hear each other.\n\n\b\n"
@@ -77,16 +77,16 @@ def gateway(
             "that end may stay in their calls.",
         ),
     ] = DRAIN_SECONDS,
-    http: http_flags.At = None,
-    log_level: log_flags.Level = LogLevel.INFO,
-    log_format: log_flags.Format = LogFormat.TEXT,
+    http: http_options.At = None,
+    log_level: log_options.Level = LogLevel.INFO,
+    log_format: log_options.Format = LogFormat.TEXT,
 ) -> None:
     import logging
 
     import trio
 
-    from simplebus.gateway import plan as plans
-    from simplebus.logs import configure_logging
+    from simplebus.gateway import config as plans
+    from simplebus.server.logs import configure_logging
 
     sys.path.insert(0, str(file.resolve().parent))  # Where modules of one's own are.
     try:
@@ -128,9 +128,9 @@ async def _run(
     import trio
 
     from simplebus.gateway.gateway import log, open_gateway
-    from simplebus.server.notify import notify
     from simplebus.server.signals import STOPPING, say_ignored
     from simplebus.server.signals import listen as signals_of_process
+    from simplebus.server.systemd import notify
 
     changing = trio.CancelScope()  # All changes: the first one begins all modules.
     read_again = trio.Event()
@@ -187,14 +187,14 @@ def _end_for_sure() -> None:
 
 def _expect(file: Path, running: Gateway) -> None:
     """A change that waits for a module that is to go, by now, goes on."""
-    from simplebus.gateway import plan as plans
+    from simplebus.gateway import config as plans
 
     with contextlib.suppress(ConfigError):  # It is told when the file is read again.
         running.expect(plans.read(file))
 
 
 async def _read_again(file: Path, running: Gateway) -> None:
-    from simplebus.gateway import plan as plans
+    from simplebus.gateway import config as plans
     from simplebus.gateway.gateway import log
 
     try:
@@ -209,9 +209,9 @@ async def _open_http(
     running: Gateway, file: Path, http: tuple[str, int], nursery: trio.Nursery
 ) -> str:
     """Answer how it is doing. Returns what the ready line says of it."""
-    from simplebus.gateway.facts import facts_of, health_of
+    from simplebus.gateway.metrics import facts_of, health_of
     from simplebus.monitor.board import Board
-    from simplebus.server.http_door import open_door
+    from simplebus.server.http.server import open_door
 
     board = Board(
         lambda detailed: facts_of(running, subtitle=file.name), lambda: health_of(running)
@@ -224,7 +224,7 @@ async def _say_status(running: Gateway, seconds: float) -> None:
     import trio
 
     from simplebus.gateway.gateway import log
-    from simplebus.server.notify import notify
+    from simplebus.server.systemd import notify
 
     said, next_line = "", trio.current_time() + seconds
     while True:

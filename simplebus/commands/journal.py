@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.config.options import parse_class, show_size
+from simplebus.config.parse import parse_class, show_size
 
 if TYPE_CHECKING:
     from simplebus.storage.inspection import ClassSummary, KeptMessage

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from simplebus.complaints import fail
-from simplebus.config.options import option, parse_seconds
+from simplebus.config.parse import option, parse_seconds
+from simplebus.console.errors import fail
 
 if TYPE_CHECKING:
     import ssl
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from simplebus.client.access import Access
+    from simplebus.client.credentials import Access
 
 HTTP = "http://127.0.0.1:8222"
 HELP = (
@@ -60,7 +60,7 @@ class Facts:
     def __init__(self, url: str) -> None:
         """Raises ValueError for what is no address of an HTTP door, OSError for a certificate that
         is no good."""
-        from simplebus.client.access import Access
+        from simplebus.client.credentials import Access
 
         self._url = _checked(url if "://" in url else f"http://{url}")
         access = Access.from_environment()

@@ -20,9 +20,9 @@ from typing import Annotated
 
 import typer
 
-from simplebus.complaints import fail
 from simplebus.config.mistakes import ConfigError
-from simplebus.config.options import option
+from simplebus.config.parse import option
+from simplebus.console.errors import fail
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -106,7 +106,7 @@ def add(
     lines = [f"name = {_text(name)}"]
     made = ""
     if token:
-        from simplebus.core.passwords import quick_hash
+        from simplebus.core.users.passwords import quick_hash
 
         made = secrets.token_urlsafe(_TOKEN_BYTES)
         lines.append(f"token = {_text(quick_hash(made))}")
@@ -269,7 +269,7 @@ def _found(parts: list[str], name: str, path: Path, *, change: bool) -> int | No
 
 def _place(parts: list[str], name: str, path: Path) -> int | None:
     """Which part is a user's."""
-    from simplebus import toml
+    from simplebus.core import toml
 
     for at, part in enumerate(parts):
         if not _HEAD.search(part):
@@ -299,7 +299,7 @@ def _with_secrets(part: str, lines: list[str]) -> str:
 def _entries(text: str) -> tuple[list[tuple[str, str]], str]:
     """What stands in a table up to the next one: each key, empty for remarks, with its text, which
     may take several lines; and the rest."""
-    from simplebus import toml
+    from simplebus.core import toml
 
     found: list[tuple[str, str]] = []
     entry, at = "", 0

@@ -29,13 +29,13 @@ from typing import Any
 import msgspec
 import typer
 
-from simplebus.bridge.origin import HOPS_MAX
+from simplebus.bridge.loop_header import HOPS_MAX
 from simplebus.bridge.settings import Bridge, Copied, check_circles, is_nats
-from simplebus.client.access import Access
-from simplebus.client.dial import Address
+from simplebus.client.addresses import Address
+from simplebus.client.credentials import Access
 from simplebus.config.mistakes import ConfigError, Mistakes
-from simplebus.config.options import parse_class
-from simplebus.config.tables import Table, table
+from simplebus.config.parse import parse_class
+from simplebus.config.schema import Table, table
 
 _PASSWORD = re.compile(r"//[^/@]*:[^@]*@")
 """In an address."""
@@ -176,7 +176,7 @@ def _check_nats(bridge: Bridge) -> None:
     """Raise ValueError for what no NATS server can be shown."""
     for address, access in (bridge.near, bridge.near_access), (bridge.far, bridge.far_access):
         if is_nats(address):
-            from simplebus.bridge.nats_ends import NatsAccess  # Loaded when it is wanted.
+            from simplebus.bridge.build import NatsAccess  # Loaded when it is wanted.
 
             NatsAccess(bridge.credentials, access).check()
 
@@ -185,7 +185,7 @@ def _check_address(address: str, where: str) -> None:
     """Raise ConfigError for what is no address; there may be none."""
     try:
         if address and is_nats(address):
-            from simplebus.bridge.nats_wire import addresses  # Loaded when it is wanted.
+            from simplebus.bridge.nats_connection import addresses  # Loaded when it is wanted.
 
             addresses(address)
         elif address:

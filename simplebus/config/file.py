@@ -29,9 +29,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from simplebus import toml
-from simplebus.complaints import CONFIG_STATUS, fail
-from simplebus.config.lines import places, told
 from simplebus.config.mistakes import (
     MISTAKES_MAX,
     ConfigError,
@@ -41,14 +38,17 @@ from simplebus.config.mistakes import (
     once,
     unknown,
 )
-from simplebus.config.options import option
+from simplebus.config.parse import option
+from simplebus.config.toml_lines import places, told
+from simplebus.console.errors import CONFIG_STATUS, fail
+from simplebus.core import toml
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import Bridge
     from simplebus.config.users import ConfiguredUsers
-    from simplebus.core.requests import NamedClass
+    from simplebus.core.protocol.requests import NamedClass
     from simplebus.core.settings import ClassSettings, Settings
-    from simplebus.nats.auth import NatsAuth
+    from simplebus.nats.server.users import NatsAuth
 
 _OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges", "users")
 _BYTES_MAX = 4 << 20
@@ -86,7 +86,7 @@ class Config:
     @classmethod
     def empty(cls, path: Path) -> Config:
         """Of a file that says nothing."""
-        from simplebus.nats.auth import NatsAuth
+        from simplebus.nats.server.users import NatsAuth
 
         return cls(path, {}, NatsAuth(), {}, {})
 
@@ -152,12 +152,7 @@ def _read_for(context: typer.Context, path: Path | None) -> Config | None:
 def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     """Read and check a file. `context` is that of `serve`. Returns what is good of it, and what is
     not. Raises ConfigError for one that cannot be read, or is no TOML."""
-    from simplebus.config.tables import (  # It takes a while.
-        ClassTable,
-        NatsTable,
-        nats_of,
-        what_is_good,
-    )
+    from simplebus.config.schema import ClassTable, NatsTable, nats_of, what_is_good
     from simplebus.config.users import users_of
 
     text, mode = _text(path)

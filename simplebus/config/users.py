@@ -38,10 +38,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from simplebus import toml
-from simplebus.config.lines import places, told
 from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, no_toml
-from simplebus.config.tables import (
+from simplebus.config.schema import (
     PermissionsTable,
     Table,
     nats_permissions,
@@ -49,11 +47,13 @@ from simplebus.config.tables import (
     size_of,
     what_is_good,
 )
-from simplebus.core.access import Permissions, Rule, Rules
-from simplebus.core.meters import Rate
-from simplebus.core.users import User, Users
-from simplebus.nats.auth import decode_user_key
-from simplebus.nats.permissions import Permissions as NatsPermissions
+from simplebus.config.toml_lines import places, told
+from simplebus.core import toml
+from simplebus.core.users.permissions import Permissions, Rule, Rules
+from simplebus.core.users.rate_limit import Rate
+from simplebus.core.users.users import User, Users
+from simplebus.nats.server.permissions import Permissions as NatsPermissions
+from simplebus.nats.server.users import decode_user_key
 
 T = TypeVar("T")
 Texts = tuple[str, ...] | str
@@ -173,7 +173,7 @@ class ConfiguredUsers:
     def known(self, key: bytes = b"") -> Users | None:
         """As a bus asks for them; None where everybody may come in. Raises ValueError for two that
         are alike. `key` is by chance."""
-        from simplebus.core.passwords import Passwords
+        from simplebus.core.users.passwords import Passwords
 
         return Users(self.users, Passwords(key)) if self.is_said else None
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simplebus.core import envelope, frames
-from simplebus.core.access import DEAD
-from simplebus.core.envelope import Envelope, EnvelopeColumns
 from simplebus.core.errors import LocalProtocolError, Reason
-from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, NAME_CHARACTERS_MAX
+from simplebus.core.protocol import envelope_batch, frames
+from simplebus.core.protocol.envelope_batch import Envelope, EnvelopeColumns
+from simplebus.core.protocol.frames import FrameBatch
+from simplebus.core.users.permissions import DEAD
 
 PREFIX = DEAD
 """What names of classes that keep dead letters begin with."""
@@ -98,7 +98,7 @@ def write(
     given_up: Iterable[Dead], death: Death, *, class_id: int, frame_bytes_max: int
 ) -> Letters:
     """Dead letters for messages, for the class with this id."""
-    alike = envelope.encode_pairs(
+    alike = envelope_batch.encode_pairs(
         (
             (REASON, death.reason.value),
             (CLASS, death.class_),
@@ -118,11 +118,11 @@ def write(
         frame = dead.frame
         read, payload = _NOTHING, frame[HEADER_BYTES:-DELIMITER_BYTES]
         if frame[0] == frames.ENVELOPE:
-            read, payload = envelope.decode(payload)
+            read, payload = envelope_batch.decode(payload)
             read = Envelope(read.channel, read.key, read.headers, read.published)
         for own in _own(dead):
             try:
-                content = envelope.encode_with(read, alike + own, payload)
+                content = envelope_batch.encode_with(read, alike + own, payload)
             except LocalProtocolError:  # Together with its own, the headers are too long.
                 continue
             whole = frames.encode(frames.ENVELOPE, class_id=class_id, content=content)
@@ -141,11 +141,11 @@ def write(
 def _own(dead: Dead) -> Iterator[bytes]:
     """The headers that are about this one alone; without what was said, should that be too
     long."""
-    own = envelope.encode_pairs(((SEQUENCE, str(dead.sequence)),))
+    own = envelope_batch.encode_pairs(((SEQUENCE, str(dead.sequence)),))
     if dead.accepted:
-        own += envelope.encode_pairs(((ACCEPTED, f"{dead.accepted:.6f}"),))
+        own += envelope_batch.encode_pairs(((ACCEPTED, f"{dead.accepted:.6f}"),))
     if dead.error:
-        yield own + envelope.encode_pairs(((ERROR, dead.error),))
+        yield own + envelope_batch.encode_pairs(((ERROR, dead.error),))
     yield own
 
 

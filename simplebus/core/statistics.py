@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simplebus.core.errors import Reason
-from simplebus.core.ring import RingStatistics
+from simplebus.core.ring.ring import RingStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from typing import TypeVar
 
 import trio
 
-from simplebus.core.broker import Settings
+from simplebus.console.workers import Worker, WorkerError, Workers, open_workers, sentences
+from simplebus.core.broker.broker import Settings
 from simplebus.core.statistics import BrokerStatistics, ClassStatistics, SubscriptionStatistics
 from simplebus.demo import records
 from simplebus.demo.display import Display, rates
 from simplebus.demo.verdict import Life, Verdict, judge
-from simplebus.server.serve import ServeOptions, Serving, serve
-from simplebus.workers import Worker, WorkerError, Workers, open_workers, sentences
+from simplebus.server.run import ServeOptions, Serving, serve
 
 SHARED, OWN = 1, 2
 """Class 1 goes to both subscribers, class 2 to the second alone."""

@@ -13,9 +13,9 @@ import sys
 import trio
 
 import simplebus
+from simplebus.console.stdin_lines import standard_input
+from simplebus.console.workers import end_with_input
 from simplebus.demo.records import payload
-from simplebus.lines import standard_input
-from simplebus.workers import end_with_input
 
 _BATCHES_PER_SECOND = 50
 

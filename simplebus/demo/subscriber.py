@@ -14,10 +14,10 @@ from pathlib import Path
 import trio
 
 import simplebus
-from simplebus.client.bus import Bus
+from simplebus.client.aio.bus import Bus
+from simplebus.console.stdin_lines import standard_input
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.demo.records import Notebook, number_in
-from simplebus.lines import standard_input
 
 
 class Subscriber:

@@ -11,13 +11,13 @@ modules/                            those that come with simplebus
 from __future__ import annotations
 
 from simplebus.gateway.bus import ModuleBus, ModuleBusStatistics
+from simplebus.gateway.config import EVERYONE, GatewayPlan, ModulePlan
 from simplebus.gateway.errors import MalformedError, ModuleBusError, ModuleBusFullError, Result
 from simplebus.gateway.gateway import Gateway, GatewayStatistics, open_gateway
-from simplebus.gateway.life import LifeStatistics, State
 from simplebus.gateway.mailbox import Full, ModuleStatistics
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, BlockingModule, BlockingPort, Module
-from simplebus.gateway.plan import EVERYONE, GatewayPlan, ModulePlan
+from simplebus.gateway.supervisor import LifeStatistics, State
 
 __all__ = [
     "EVERYONE",

@@ -27,18 +27,11 @@ from typing import Self
 
 import trio
 
+from simplebus.gateway.blocking import End, TaskGate, ThreadGate, in_event_loop, inside, waiting_for
 from simplebus.gateway.errors import MalformedError, ModuleBusError, invalid
 from simplebus.gateway.mailbox import QUEUE_PLACES, Full, Mailbox, ModuleStatistics
 from simplebus.gateway.messages import ModuleMessage
-from simplebus.gateway.switchboard import Switchboard
-from simplebus.gateway.waiting import (
-    End,
-    TaskGate,
-    ThreadGate,
-    in_event_loop,
-    inside,
-    waiting_for,
-)
+from simplebus.gateway.routing import Switchboard
 from simplebus.gateway.workers import (
     TURN_MESSAGES,
     Body,

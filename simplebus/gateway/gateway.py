@@ -19,10 +19,10 @@ import trio
 
 from simplebus.config.mistakes import ConfigError, unknown
 from simplebus.gateway.bus import ModuleBus
-from simplebus.gateway.life import GRACE_S, Life, LifeStatistics, State
+from simplebus.gateway.config import EVERYONE, GatewayPlan, ModulePlan, checked_name
+from simplebus.gateway.log_rate_limit import Rate
 from simplebus.gateway.messages import ModuleMessage
-from simplebus.gateway.plan import EVERYONE, GatewayPlan, ModulePlan, checked_name
-from simplebus.gateway.rates import Rate
+from simplebus.gateway.supervisor import GRACE_S, Life, LifeStatistics, State
 
 log = logging.getLogger("simplebus.gateway")
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from simplebus.gateway.blocking import TaskGate, ThreadGate, Waiter
 from simplebus.gateway.messages import ModuleMessage
-from simplebus.gateway.waiting import TaskGate, ThreadGate, Waiter
 
 if TYPE_CHECKING:
-    from simplebus.gateway.switchboard import Switchboard
+    from simplebus.gateway.routing import Switchboard
     from simplebus.gateway.workers import Home
 
 Gate = TypeVar("Gate", ThreadGate, TaskGate)

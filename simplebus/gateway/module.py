@@ -25,10 +25,10 @@ from typing import Any, ClassVar
 import msgspec
 import trio
 
+from simplebus.gateway.blocking import End
 from simplebus.gateway.bus import ModuleBus
 from simplebus.gateway.errors import ModuleBusError
 from simplebus.gateway.messages import ModuleMessage
-from simplebus.gateway.waiting import End
 
 
 class NoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

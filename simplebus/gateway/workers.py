@@ -13,14 +13,78 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar, TypeVarTuple
 
 import trio
 
+from simplebus.gateway.blocking import TaskGate, Waiter, inside
 from simplebus.gateway.errors import invalid, parted
 from simplebus.gateway.mailbox import Mailbox, named
 from simplebus.gateway.messages import ModuleMessage
-from simplebus.gateway.waiting import inside
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class OwnThread:
+    """Of one module."""
+
+    def __init__(self, name: str, waiter: Waiter) -> None:
+        self._waiter = waiter
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.is_given_up = False
+        """Whether it is in a call that nobody waits for any more."""
+        work = partial(copy_context().run, self._work)  # It is inside of what its maker is.
+        threading.Thread(target=work, name=f"simplebus {name}", daemon=True).start()
+
+    def _work(self) -> None:
+        inside.set(self._waiter)
+        while not self.is_given_up and (call := self._calls.get()) is not None:
+            call()
+
+    async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        """What the call returns, or raises: RuntimeError for what is no Exception, and
+        once the thread is given up."""
+        if self.is_given_up:
+            raise RuntimeError("its thread was given up, in a call that did not return")
+        gate = TaskGate()
+        returned: list[T] = []
+        raised: list[Exception] = []
+        lock = threading.Lock()
+        is_over = False
+
+        def make() -> None:
+            nonlocal is_over
+            try:
+                returned.append(call(*args))
+            except BaseException as error:
+                failure, _ = parted(error, in_thread=True)
+                assert failure is not None
+                raised.append(failure)
+            with lock:
+                is_over = True
+                if not self.is_given_up:
+                    gate.open()
+
+        def give_up() -> bool:
+            with lock:
+                if is_over:
+                    return False
+                self.is_given_up = True
+            return True
+
+        self._calls.put(make)
+        await gate.wait(give_up)
+        if raised:
+            raise raised[0]
+        return returned[0]
+
+    def end(self) -> None:
+        """The thread ends."""
+        self._calls.put(None)
+
 
 log = logging.getLogger("simplebus.gateway")
 

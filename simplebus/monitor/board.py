@@ -18,14 +18,7 @@ import msgspec
 from simplebus.monitor import page
 from simplebus.monitor.exposition import Exposition
 from simplebus.monitor.facts import Facts, Health, Teller, Telling, tell
-from simplebus.monitor.requests import (
-    Answer,
-    Answering,
-    Request,
-    Response,
-    Routes,
-    health_answers,
-)
+from simplebus.monitor.requests import Answer, Answering, Request, Response, Routes, health_answers
 
 TICK_SECONDS = 1.0
 KEPT_TICKS = 180

@@ -14,9 +14,9 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 
 from simplebus.core import dead_letters
-from simplebus.core.classes import MessageClass
 from simplebus.core.errors import Reason
-from simplebus.core.store import Store
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.store.store import Store
 from simplebus.monitor.counted import Counted
 
 CLASSES_MAX = 100

@@ -10,13 +10,13 @@ from collections.abc import Generator, Iterable
 from heapq import nlargest
 from itertools import islice
 
-from simplebus.core.broker import Broker
-from simplebus.core.classes import MessageClass
-from simplebus.core.explained import Position
-from simplebus.core.explaining import version
-from simplebus.core.explaining_positions import ExplainingPositions, name_of, short
-from simplebus.core.subscription import Subscription
-from simplebus.core.waiting import Waits, span, whole
+from simplebus.core.broker.broker import Broker
+from simplebus.core.broker.inquire import version
+from simplebus.core.broker.inquire_positions import ExplainingPositions, name_of, short
+from simplebus.core.broker.wait_reasons import Waits, span, whole
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol.inquiry import Position
+from simplebus.core.subscription.subscription import Subscription
 from simplebus.monitor.classes import BusFigures, label
 from simplebus.monitor.facts import Column, Note, Table
 

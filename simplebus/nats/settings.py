@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simplebus.nats.auth import NatsAuth
 from simplebus.nats.limits import NatsLimits
+from simplebus.nats.server.users import NatsAuth
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simplebus.nats.front import Front
+    from simplebus.nats.server.server import Front
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,16 @@ from simplebus.core.limits import (
     HUNG_UP_SECONDS,
     TRICKLE_SECONDS,
 )
-from simplebus.core.metering import place_of
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.requests import Auth
-from simplebus.server import memory
-from simplebus.server.anteroom import Anteroom
-from simplebus.server.farewells import Farewells
-from simplebus.server.gatekeeper import Gatekeeper
-from simplebus.server.greeting import Heard
-from simplebus.server.strangers import Strangers
-from simplebus.tls import TlsSocket, has_unread
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.protocol.requests import Auth
+from simplebus.core.session.rate_limits import place_of
+from simplebus.net.tls import TlsSocket, has_unread
+from simplebus.server import process
+from simplebus.server.preauth.auth_worker import Gatekeeper
+from simplebus.server.preauth.closing import Farewells
+from simplebus.server.preauth.eviction import Strangers
+from simplebus.server.preauth.greeting import Heard
+from simplebus.server.preauth.queue import Anteroom
 
 # Pieces sent in one turn before other connections get theirs.
 _PIECES_PER_TURN = 4
@@ -187,7 +187,7 @@ class Connection(Generic[S]):
             reason = error
         except Exception as error:
             # A fault of ours costs this peer its connection, and nobody else anything.
-            reason = memory.blame(error, session.peer)
+            reason = process.blame(error, session.peer)
         finally:
             self._is_known()
             reason = self._cut_for or reason
@@ -371,7 +371,7 @@ class Connection(Generic[S]):
         except (trio.ClosedResourceError, OSError):
             return
         except Exception as error:
-            memory.blame(error, self.session.peer)
+            process.blame(error, self.session.peer)
             self.cut()
         finally:
             self._writing = False

@@ -13,8 +13,8 @@ from functools import partial
 
 import trio
 
-from simplebus.server import memory
-from simplebus.server.anteroom import Anteroom, Guest
+from simplebus.server import process
+from simplebus.server.preauth.queue import Anteroom, Guest
 
 log = logging.getLogger("simplebus.server")
 
@@ -179,7 +179,7 @@ async def _placed(
 
 
 def _is_for_peers(sock: socket.socket, spare: int) -> bool:
-    return sock.fileno() < memory.descriptors_for_peers(spare)
+    return sock.fileno() < process.descriptors_for_peers(spare)
 
 
 def _lowered(sock: socket.socket) -> socket.socket:

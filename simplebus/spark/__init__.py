@@ -41,6 +41,6 @@ pyspark or pyarrow.
 """
 
 from simplebus.spark.java import JavaError, ensure_java
-from simplebus.spark.progress import lag
+from simplebus.spark.read.progress import lag
 
 __all__ = ["JavaError", "ensure_java", "lag"]

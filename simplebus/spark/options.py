@@ -14,10 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simplebus.client.dial import Address
-from simplebus.core.channels import check_pattern
+from simplebus.client.addresses import Address
+from simplebus.core.channel.pattern import check_pattern
 from simplebus.core.limits import CLASS_ID_MAX, IDLE_SECONDS_MAX, NAME_CHARACTERS_MAX
-from simplebus.spark.offsets import MILLISECONDS_MAX, ByClass, Times, Wanted, parse, parse_times
+from simplebus.spark.read.offsets import (
+    MILLISECONDS_MAX,
+    ByClass,
+    Times,
+    Wanted,
+    parse,
+    parse_times,
+)
 
 TIMEOUT_SECONDS = 30.0
 # As long as Kafka keeps the offsets of a group that nobody is in. What is kept for a query that was

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from simplebus.client.outbound import milliseconds, pairs
-from simplebus.core.channels import check_name
-from simplebus.core.envelope import Envelope
+from simplebus.client.message_builder import milliseconds, pairs
+from simplebus.core.channel.pattern import check_name
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX
+from simplebus.core.protocol.envelope_batch import Envelope
 
 _TEXT = ("string",)
 _BYTES = ("binary", "string")

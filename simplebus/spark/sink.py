@@ -38,10 +38,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from simplebus.client.blocking import BlockingBus
-from simplebus.spark.awake import Awake
+from simplebus.client.blocking.bus import BlockingBus
+from simplebus.spark.keepalive import Awake
 from simplebus.spark.options import SinkOptions, class_id
-from simplebus.spark.patience import patient_bus
+from simplebus.spark.retry import patient_bus
 from simplebus.spark.rows import Some, check_columns, messages
 
 if TYPE_CHECKING:

@@ -20,16 +20,16 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from simplebus.spark.buses import Buses
-from simplebus.spark.columns import ddl
-from simplebus.spark.filters import Bounds, bounds
-from simplebus.spark.offsets import check_apart, resolve
+from simplebus.spark.arrow_columns import ddl
+from simplebus.spark.connections import Buses
 from simplebus.spark.options import SourceOptions, is_true, sink_options, source_options
-from simplebus.spark.planner import plan
-from simplebus.spark.seeking import option_of, sought
+from simplebus.spark.read.filters import Bounds, bounds
+from simplebus.spark.read.offsets import check_apart, resolve
+from simplebus.spark.read.planner import plan
+from simplebus.spark.read.stream import StreamReader
+from simplebus.spark.read.tasks import Task, read_task, tasks
+from simplebus.spark.read.time_offsets import option_of, sought
 from simplebus.spark.sink import BatchWriter, StreamWriter, check
-from simplebus.spark.stream import StreamReader
-from simplebus.spark.tasks import Task, read_task, tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa

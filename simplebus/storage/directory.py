@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from simplebus.storage.appending import sync_folder
+from simplebus.storage.append_file import sync_folder
 from simplebus.storage.errors import JournalError, JournalInUseError
-from simplebus.storage.names import CLASSES, LOCK, STAMP, STATE
+from simplebus.storage.file_names import CLASSES, LOCK, STAMP, STATE
 
 FORMAT = "simplebus journal"
 VERSION = 1

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simplebus.core import envelope, frames
-from simplebus.core.envelope import Envelope
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.frames import FrameBatch
-from simplebus.core.kept import Image, KeptPosition
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, MESSAGE_ID_MASK, RECEIVE_BYTES
-from simplebus.core.split import Scratch, split
+from simplebus.core.protocol import envelope_batch, frames
+from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.frame_splitter import Scratch, split
+from simplebus.core.protocol.frames import FrameBatch
+from simplebus.core.snapshot import Image, KeptPosition
 from simplebus.storage.directory import Directory, look
 from simplebus.storage.errors import JournalError
-from simplebus.storage.names import (
+from simplebus.storage.file_names import (
     CLASSES,
     STATE,
     class_id_of,
@@ -217,7 +217,7 @@ def _message(sequence: int, record: Record, publisher: str, frame: bytes) -> Kep
     payload, read = frame[HEADER_BYTES:-DELIMITER_BYTES], _PLAIN
     if frame_type == frames.ENVELOPE:
         try:
-            read, payload = envelope.decode(payload)
+            read, payload = envelope_batch.decode(payload)
         except RemoteProtocolError as error:
             raise JournalError(
                 f"message {sequence} of class {record.class_id} is none: {error.sentence}"

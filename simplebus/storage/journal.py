@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from simplebus.core.ledger import Entry, Level, Lot
+from simplebus.core.commit_log import Entry, Level, Lot
 from simplebus.storage import records
-from simplebus.storage.appending import AppendFile, sync_folder
+from simplebus.storage.append_file import AppendFile, sync_folder
 from simplebus.storage.directory import Directory
-from simplebus.storage.names import (
+from simplebus.storage.file_names import (
     CLASSES,
     STATE,
     file_name,

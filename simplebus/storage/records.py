@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from simplebus.core.ledger import Entry
+from simplebus.core.commit_log import Entry
 
 MAGIC = b"sbj1"
 """The last character is the format's version."""

@@ -11,25 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from simplebus.core.broker import Broker
-from simplebus.core.classes import MessageClass
+from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.frames import FrameBatch
-from simplebus.core.kept import Image, KeptClass, KeptPublisher
 from simplebus.core.limits import SPARE_BYTES
-from simplebus.core.restoring import (
-    Belief,
-    Numbers,
-    RestoreError,
-    Restoring,
-    add_numbers,
-    believed,
-)
-from simplebus.core.spilling import Spill
-from simplebus.storage.appending import sync_file, sync_folder
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.message_class.spill import Spill
+from simplebus.core.protocol.frames import FrameBatch
+from simplebus.core.restore import Belief, Numbers, RestoreError, Restoring, add_numbers, believed
+from simplebus.core.snapshot import Image, KeptClass, KeptPublisher
+from simplebus.storage.append_file import sync_file, sync_folder
 from simplebus.storage.directory import Directory
 from simplebus.storage.errors import JournalError
-from simplebus.storage.names import (
+from simplebus.storage.file_names import (
     CLASSES,
     STATE,
     class_id_of,

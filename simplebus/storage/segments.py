@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from simplebus.core.kept import Image, KeptClass, decode
 from simplebus.core.limits import SPARE_BYTES
+from simplebus.core.snapshot import Image, KeptClass, decode
 from simplebus.storage import records
 from simplebus.storage.errors import JournalError
-from simplebus.storage.names import file_name, file_number
+from simplebus.storage.file_names import file_name, file_number
 from simplebus.storage.records import End, Kind, Record
 
 

@@ -8,7 +8,7 @@ plugin          fixtures for pytest: `memory_bus`, `bus_server` and `bus_setting
 
 from __future__ import annotations
 
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import BusServer, bus_server
 
 __all__ = ["BusServer", "MemoryBus", "bus_server"]

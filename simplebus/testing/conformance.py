@@ -12,13 +12,13 @@ served before an older one, or an older one first, is not promised.
 
 from __future__ import annotations
 
-from simplebus.testing.conversing import Handling, Tasks
-from simplebus.testing.delivering import Delivering
 from simplebus.testing.hosts import Host, blocking_host, memory_host, server_host
-from simplebus.testing.promises import Suite
-from simplebus.testing.publishing import Publishing
-from simplebus.testing.refusing import Refusing
-from simplebus.testing.subscribing import Subscribing
+from simplebus.testing.suite import Suite
+from simplebus.testing.suite_delivery import Delivering
+from simplebus.testing.suite_handlers import Handling, Tasks
+from simplebus.testing.suite_nack import Refusing
+from simplebus.testing.suite_publish import Publishing
+from simplebus.testing.suite_subscribe import Subscribing
 
 __all__ = [
     "BlockingBusConformance",

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import anyio
 
-from simplebus.client.blocking import connect_blocking
-from simplebus.client.connecting import connect
-from simplebus.client.registry import Registry
+from simplebus.client.aio.connect import connect
+from simplebus.client.blocking.bus import connect_blocking
+from simplebus.client.message_types import Registry
 from simplebus.core.settings import Settings
-from simplebus.memory import MemoryBus
-from simplebus.testing.awaited import AwaitedBus, awaited
+from simplebus.memory.bus import MemoryBus
+from simplebus.testing.blocking_adapter import AwaitedBus, awaited
 from simplebus.testing.server import BusServer, bus_server
 
 _LOOK_SECONDS = 0.005

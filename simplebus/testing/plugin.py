@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 
 from simplebus.core.settings import Settings
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
 from simplebus.testing import server
 
 

@@ -15,13 +15,13 @@ from typing import TypeVar
 
 import trio
 
-from simplebus.core.ledger import Level
+from simplebus.core.commit_log import Level
 from simplebus.core.settings import Settings
 from simplebus.core.statistics import ClassStatistics
-from simplebus.core.users import Users
-from simplebus.engine.settings import EngineOptions
-from simplebus.server.serve import ServeOptions, Serving, serve
-from simplebus.server.tls import TlsOptions
+from simplebus.core.users.users import Users
+from simplebus.jetstream.settings import EngineOptions
+from simplebus.server.run import ServeOptions, Serving, serve
+from simplebus.server.tls.certificates import TlsOptions
 
 T = TypeVar("T")
 

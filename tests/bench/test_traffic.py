@@ -17,8 +17,8 @@ from simplebus.bench.traffic import (
     quantiles,
     rows,
 )
-from simplebus.core import frames
 from simplebus.core.limits import MESSAGE_ID_MASK
+from simplebus.core.protocol import frames
 
 RUN, COUNT, SIZE = 42, 30, 20
 

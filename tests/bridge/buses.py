@@ -10,13 +10,13 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from simplebus.bridge.between import between
-from simplebus.bridge.far import FarTerms
-from simplebus.bridge.lane import Lane
-from simplebus.client.bus import Bus
-from simplebus.client.link import Place
-from simplebus.core.client.messages import Message
-from simplebus.memory import MemoryBus
+from simplebus.bridge.build import between
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.target.bus import FarTerms
+from simplebus.client.aio.bus import Bus
+from simplebus.client.aio.transport import Place
+from simplebus.client.core.messages import Message
+from simplebus.memory.bus import MemoryBus
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -11,10 +11,10 @@ import pytest
 import trio
 from engine.nats_servers import NatsServer, nats_server
 
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.nats_wire import NatsWire, nats_wired
-from simplebus.bridge.running import lanes as lanes_of
-from simplebus.bridge.running import run
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.nats_connection import NatsWire, nats_wired
+from simplebus.bridge.runner import lanes as lanes_of
+from simplebus.bridge.runner import run
 from simplebus.bridge.settings import Bridge
 from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer, bus_server

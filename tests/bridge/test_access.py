@@ -17,19 +17,19 @@ from served import serving
 from typer.testing import CliRunner
 
 import simplebus
-from simplebus.bridge.serving import serve_with_bridges
+from simplebus.bridge.runner import serve_with_bridges
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.cli import app
-from simplebus.client.access import Access
+from simplebus.client.credentials import Access
 from simplebus.commands.bridge import _with_environment
 from simplebus.config.bridges import made as read_bridges
 from simplebus.config.mistakes import ConfigError
-from simplebus.core.access import Permissions, Right, Rule, Rules
-from simplebus.core.passwords import Passwords, quick_hash
 from simplebus.core.settings import Settings
-from simplebus.core.users import User, Users
-from simplebus.server.serve import ServeOptions, Serving, serve
-from simplebus.server.tls import TlsOptions
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.server.run import ServeOptions, Serving, serve
+from simplebus.server.tls.certificates import TlsOptions
 
 from .buses import numbered, payloads
 from .nats_lanes import bridged, until, wired

@@ -14,13 +14,14 @@ from engine.nats_servers import NatsServer
 from served import serving
 
 import simplebus
-from simplebus.bridge import far, far_door, far_nats
-from simplebus.bridge.ends import Made, Refusal
-from simplebus.bridge.running import lanes, run
+from simplebus.bridge.interfaces import Made, Refusal
+from simplebus.bridge.runner import lanes, run
 from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.target import bus as target_bus
+from simplebus.bridge.target import nats as target_nats
 from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
 
 from . import buses
 from .buses import numbered, payloads
@@ -32,17 +33,17 @@ COUNT = 600
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is of about four messages."""
-    monkeypatch.setattr("simplebus.core.fetching.FETCH_BYTES_MAX", 64)
-    monkeypatch.setattr("simplebus.bridge.near._GUESSED_BYTES", 48)
+    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 64)
+    monkeypatch.setattr("simplebus.bridge.source.bus._GUESSED_BYTES", 48)
 
 
 @asynccontextmanager
 async def there(kind: Any, nats: NatsServer) -> AsyncIterator[str]:
     """The address of a far end of that kind."""
-    if kind is far_nats.FarNats:
+    if kind is target_nats.FarNats:
         yield nats.url
     else:
-        place = serving() if kind is far.FarBus else door(options(nats.url))
+        place = serving() if kind is target_bus.FarBus else door(options(nats.url))
         async with place as up:
             yield address(up)
 
@@ -50,9 +51,9 @@ async def there(kind: Any, nats: NatsServer) -> AsyncIterator[str]:
 @pytest.mark.parametrize(
     ("kind", "most"),
     [
-        (far.FarBus, far._BATCHES_MAX),
-        (far_door.FarDoor, far_door._BATCHES_MAX),
-        (far_nats.FarNats, far_nats._BATCHES_MAX),
+        (target_bus.FarBus, target_bus._BATCHES_MAX),
+        (target_bus.FarDoor, target_bus._BATCHES_MAX),
+        (target_nats.FarNats, target_nats._BATCHES_MAX),
     ],
     ids=["bus", "door", "nats"],
 )
@@ -88,26 +89,30 @@ async def test_a_far_end_that_settles_nothing_is_sent_a_few_batches(
 def test_for_a_bus_that_is_full_a_few_batches_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made, announced or under way, all together."""
     open_, most = 0, 0
-    announce, send, settle = far.FarBus.announce, far.FarBus.send, far.FarBus.settle
+    announce, send, settle = (
+        target_bus.FarBus.announce,
+        target_bus.FarBus.send,
+        target_bus.FarBus.settle,
+    )
 
-    def announced(end: far.FarBus, planned: Sequence[Made]) -> None:
+    def announced(end: target_bus.FarBus, planned: Sequence[Made]) -> None:
         nonlocal most
         most = max(most, open_ + len(planned))
         announce(end, planned)
 
-    def sent(end: far.FarBus, made: Made) -> None:
+    def sent(end: target_bus.FarBus, made: Made) -> None:
         nonlocal open_
         open_ += 1
         send(end, made)
 
-    async def settled(end: far.FarBus) -> list[Refusal]:
+    async def settled(end: target_bus.FarBus) -> list[Refusal]:
         nonlocal open_
         refusals = await settle(end)
         open_ -= 1
         return refusals
 
     for name, instead in (("announce", announced), ("send", sent), ("settle", settled)):
-        monkeypatch.setattr(far.FarBus, name, instead)
+        monkeypatch.setattr(target_bus.FarBus, name, instead)
 
     async def main() -> None:
         near, full = MemoryBus(), MemoryBus(Settings(limits=Limits(class_messages=10)))
@@ -118,8 +123,8 @@ def test_for_a_bus_that_is_full_a_few_batches_are_made(monkeypatch: pytest.Monke
             async with buses.running(copying):
                 await trio.sleep(60)
                 assert copying.statistics().copied <= 10
-                assert 1 < most <= far._BATCHES_MAX
+                assert 1 < most <= target_bus._BATCHES_MAX
                 assert await payloads(bus, "orders", COUNT) == numbered(0, COUNT)
-            assert most <= far._BATCHES_MAX
+            assert most <= target_bus._BATCHES_MAX
 
     buses.run(main)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from simplebus.memory import MemoryBus
 from bridge.buses import hold, lane, read, run, running, up
+from simplebus.memory.bus import MemoryBus
 
 
 @pytest.mark.parametrize("later", [None, 1.0])

@@ -15,19 +15,19 @@ from served import serving
 
 import simplebus
 from load.ports import HOST, free_ports
-from simplebus.bridge.between import between
-from simplebus.bridge.far import FarTerms
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.running import lanes, run
+from simplebus.bridge.build import between
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.runner import lanes, run
 from simplebus.bridge.settings import Bridge, Copied
-from simplebus.client.access import Access
-from simplebus.client.bus import Bus
-from simplebus.client.dial import Address
-from simplebus.client.link import SocketPlace
-from simplebus.core.access import Permissions, Rule, Rules
-from simplebus.core.passwords import Passwords, quick_hash
-from simplebus.core.users import User, Users
-from simplebus.memory import MemoryBus
+from simplebus.bridge.target.bus import FarTerms
+from simplebus.client.addresses import Address
+from simplebus.client.aio.bus import Bus
+from simplebus.client.aio.transport import SocketPlace
+from simplebus.client.credentials import Access
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.memory.bus import MemoryBus
 
 from .buses import numbered, place
 from .nats_lanes import bridged, wired

@@ -9,13 +9,13 @@ import trio.testing
 from served import serving
 
 import simplebus
-from simplebus.bridge.near import NearBus
-from simplebus.bridge.running import lanes
+from simplebus.bridge.bus_connection import near_wired
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
-from simplebus.bridge.wires import near_wired
-from simplebus.client.dial import Address
-from simplebus.client.link import SocketPlace
-from simplebus.server.draining import drain
+from simplebus.bridge.source.bus import NearBus
+from simplebus.client.addresses import Address
+from simplebus.client.aio.transport import SocketPlace
+from simplebus.server.shutdown import drain
 
 from .nats_lanes import copying, until
 

@@ -26,23 +26,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simplebus
-from simplebus.bridge.ends import STREAM_FULL, Found, Made, Refusal
-from simplebus.bridge.far import FarTerms
-from simplebus.bridge.far_chains import FarChains
-from simplebus.bridge.far_nats import FarNats
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.looked import Looked
-from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.near import NearBus
-from simplebus.bridge.rewriting import Piece
-from simplebus.bridge.running import lanes
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.interfaces import STREAM_FULL, Found, Made, Refusal
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
-from simplebus.core import frames
+from simplebus.bridge.source.bus import NearBus
+from simplebus.bridge.source.identity import Looked
+from simplebus.bridge.target.batched_stream import FarChains
+from simplebus.bridge.target.bus import FarTerms
+from simplebus.bridge.target.nats import FarNats
+from simplebus.bridge.transform import Piece
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client.core import ClientCore, Replies
+from simplebus.core.protocol import frames
+from simplebus.nats.client.client import ClientCore, Replies
 from simplebus.nats.client.events import Messages
-from simplebus.nats.client.jetstream import JetStreamError
-from simplebus.nats.events import Pub
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.nats.protocol.events import Pub
 
 from .buses import numbered
 from .nats_lanes import BusServer, NatsServer, copying, stored, stream, until, wired

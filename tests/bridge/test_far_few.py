@@ -19,17 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simplebus
-from simplebus.bridge.far_chains import FarChains
-from simplebus.bridge.far_few import FarFew
-from simplebus.bridge.far_nats import FarNats, body_of
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.looked import Looked
-from simplebus.bridge.nats_ends import end_for
-from simplebus.bridge.nats_wire import nats_wired
-from simplebus.bridge.running import lanes
+from simplebus.bridge.build import end_for
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.nats_connection import nats_wired
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.source.identity import Looked
+from simplebus.bridge.target.batched_stream import FarChains
+from simplebus.bridge.target.nats import FarNats, body_of
+from simplebus.bridge.target.ordered_stream import FarFew
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.nats.client.jetstream_codec import JetStreamError
 
 from .buses import numbered
 from .nats_lanes import BusServer, NatsServer, copying, stored, stream, until, wired
@@ -307,10 +307,10 @@ async def test_a_lane_goes_on_as_is_good_for_a_stream_that_is_made_or_changed_me
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO", "simplebus.bridge")
-    monkeypatch.setattr("simplebus.bridge.far_nats._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("simplebus.bridge.target.nats._LOOK_SECONDS", 0.05)
     ends = dict[str, None]()
     monkeypatch.setattr(
-        "simplebus.bridge.nats_ends.end_for",
+        "simplebus.bridge.build.end_for",
         lambda *known: ends.setdefault((found := end_for(*known))[0].__name__) or found,
     )
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:

@@ -7,13 +7,13 @@ import trio
 from engine.nats_servers import NatsServer
 
 import simplebus
-from simplebus.bridge.facts import facts_of
-from simplebus.bridge.lane import HELD_UP_SECONDS, Lane
-from simplebus.bridge.running import lanes
+from simplebus.bridge.copier import HELD_UP_SECONDS, Lane
+from simplebus.bridge.metrics import facts_of
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import BusServer
 
 from . import buses
@@ -90,7 +90,7 @@ def test_a_bus_that_takes_little_is_there() -> None:
 async def test_a_stream_that_is_full_is_told_until_it_has_room(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.lane.HELD_UP_SECONDS", 2.0)
+    monkeypatch.setattr("simplebus.bridge.copier.HELD_UP_SECONDS", 2.0)
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "HELD", "class.held", max_msgs=ROOM, discard="new")
         await bus.publish_many(numbered(0, 25), class_id="held")

@@ -13,7 +13,7 @@ from programs import program
 from served import serving
 
 import simplebus
-from simplebus.bridge.running import lanes, run
+from simplebus.bridge.runner import lanes, run
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.core.errors import Reason, RemoteProtocolError
 

@@ -12,13 +12,13 @@ from served import serving
 
 import simplebus
 from load.ports import HOST, free_port
-from simplebus.bridge.facts import facts_of
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.running import lanes, line_of
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.metrics import facts_of
+from simplebus.bridge.runner import lanes, line_of
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import BusServer
 
 from . import buses

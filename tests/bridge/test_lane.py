@@ -25,18 +25,18 @@ from bridge.buses import (
     running,
     up,
 )
-from simplebus.bridge.channels import Renaming
-from simplebus.bridge.ends import Refusal
-from simplebus.bridge.far import FarBus, FarTerms
-from simplebus.bridge.near import NearBus
-from simplebus.bridge.origin import PATH
-from simplebus.bridge.progress import Batch, Record
-from simplebus.bridge.wires import near_wired
+from simplebus.bridge.bus_connection import near_wired
+from simplebus.bridge.channel_map import Renaming
+from simplebus.bridge.checkpoint import Batch, Record
+from simplebus.bridge.interfaces import Refusal
+from simplebus.bridge.loop_header import PATH
+from simplebus.bridge.source.bus import NearBus
+from simplebus.bridge.target.bus import FarBus, FarTerms
 from simplebus.core.errors import BusConnectionError, LocalProtocolError
 from simplebus.core.limits import Limits
-from simplebus.core.requests import NamedClass
+from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
 
 
 def test_messages_come_over_in_order_once() -> None:
@@ -75,8 +75,8 @@ def test_a_lane_may_be_called_as_long_as_a_name_may_be(length: int) -> None:
 @pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is of about four messages: many are announced and under way."""
-    monkeypatch.setattr("simplebus.core.fetching.FETCH_BYTES_MAX", 64)
-    monkeypatch.setattr("simplebus.bridge.near._GUESSED_BYTES", 48)
+    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 64)
+    monkeypatch.setattr("simplebus.bridge.source.bus._GUESSED_BYTES", 48)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -376,7 +376,7 @@ def test_both_directions_between_two() -> None:
 def test_a_lane_of_some_channels_goes_past_the_others(
     ranges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.far._RANGES_MAX", ranges)
+    monkeypatch.setattr("simplebus.bridge.target.bus._RANGES_MAX", ranges)
 
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus()
@@ -405,7 +405,7 @@ FULL = Settings(
 def test_dead_letters_of_a_class_by_id_lie_where_the_bus_has_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.lane._LATER", set())
+    monkeypatch.setattr("simplebus.bridge.copier._LATER", set())
 
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus(FULL)
@@ -425,7 +425,7 @@ def test_dead_letters_of_a_class_by_id_lie_where_the_bus_has_them(
 def test_what_the_far_bus_refuses_is_a_dead_letter_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.lane._LATER", set())
+    monkeypatch.setattr("simplebus.bridge.copier._LATER", set())
 
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus(FULL)
@@ -452,7 +452,7 @@ def test_what_the_far_bus_refuses_is_a_dead_letter_with_its_reason(
 def test_what_is_refused_is_not_lost_by_a_bridge_that_is_killed_before_it_is_a_dead_letter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.lane._LATER", set())
+    monkeypatch.setattr("simplebus.bridge.copier._LATER", set())
     give_up, keep = NearBus.give_up, NearBus.keep
 
     async def hang(*_: Any) -> int:
@@ -490,7 +490,7 @@ def test_what_is_refused_is_not_lost_by_a_bridge_that_is_killed_before_it_is_a_d
 def test_what_is_refused_and_gone_meanwhile_is_counted_as_missed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.lane._LATER", set())
+    monkeypatch.setattr("simplebus.bridge.copier._LATER", set())
     give_up = NearBus.give_up
 
     async def main() -> None:
@@ -567,7 +567,7 @@ def test_a_full_bus_is_waited_for_whatever_becomes_of_the_bridge(
 def test_what_waits_for_a_full_bus_may_be_more_than_a_record_tells(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.far._RANGES_MAX", 2)
+    monkeypatch.setattr("simplebus.bridge.target.bus._RANGES_MAX", 2)
 
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus(FULL)

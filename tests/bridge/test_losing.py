@@ -8,12 +8,12 @@ import pytest
 import trio
 
 from bridge.buses import Silent, hold, lane, numbered, payloads, run, running
-from simplebus.bridge import far as far_module
-from simplebus.bridge.ends import Made, Refusal
-from simplebus.bridge.far import FarBus, FarTerms
-from simplebus.client.wire import Wire
-from simplebus.core.client.inbox import Inbox
-from simplebus.memory import MemoryBus
+from simplebus.bridge.interfaces import Made, Refusal
+from simplebus.bridge.target import bus as far_module
+from simplebus.bridge.target.bus import FarBus, FarTerms
+from simplebus.client.aio.connection import Wire
+from simplebus.client.core.inbox import Inbox
+from simplebus.memory.bus import MemoryBus
 
 
 @pytest.mark.parametrize("when", [1, 2])

@@ -12,11 +12,11 @@ import trio
 from engine.nats_servers import NatsServer, nats_server
 
 import simplebus
-from simplebus.bridge.ends import Found
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.near_nats import NearCore
-from simplebus.bridge.near_stream import NearStream, consumer_name
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.interfaces import Found
 from simplebus.bridge.settings import Bridge, Copied, lane_name
+from simplebus.bridge.source.core_nats import NearCore
+from simplebus.bridge.source.stream import NearStream, consumer_name
 from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer
 
@@ -140,7 +140,7 @@ def no_letters() -> Any:
 async def test_what_was_to_come_and_is_purged_is_not_waited_for(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.pulled.PULL_MESSAGES", 8)
+    monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_MESSAGES", 8)
     await stream(nats, "PURGED")
     async with wired(nats) as wire, wired(nats) as mine:
         for number in range(20):

@@ -9,14 +9,14 @@ import trio
 from engine.nats_servers import NatsServer
 
 import simplebus
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.nats_words import KEY, SUBJECT
-from simplebus.bridge.origin import PATH
-from simplebus.bridge.running import lanes
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.loop_header import PATH
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.reserved_headers import KEY, SUBJECT
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
-from simplebus.core.requests import SubscribeRequest
-from simplebus.nats.client import writing
+from simplebus.core.protocol.requests import SubscribeRequest
+from simplebus.nats.client import encode
 from simplebus.testing.server import BusServer, bus_server
 
 from .buses import numbered, payloads
@@ -217,7 +217,7 @@ async def test_a_wildcard_does_not_mean_answers_to_others(
 async def test_a_stream_that_is_full_is_waited_for(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.lane._LATER_SECONDS", 0.02)
+    monkeypatch.setattr("simplebus.bridge.copier._LATER_SECONDS", 0.02)
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         config = {"name": "FULL", "subjects": ["class.full"], "max_msgs": 10, "discard": "new"}
         await wire.link.ask("STREAM.CREATE.FULL", config)
@@ -294,7 +294,7 @@ async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: N
             await until(lambda: copied.statistics().is_up)
             for number in range(100):
                 wire.core.publish("in.a", b"%d" % number)
-            headers = writing.block((b"h", b"1"), (KEY.encode(), b"k"))
+            headers = encode.block((b"h", b"1"), (KEY.encode(), b"k"))
             wire.core.publish("in.b", b"<\r\n>", headers=headers)
             wire.link.flush()
             async with bus.subscribe("heard") as messages:
@@ -310,8 +310,8 @@ async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: N
 async def test_what_a_bus_has_otherwise_is_kept_as_far_as_it_can_be_and_told(
     server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    headers = writing.block((b"tenant", b"7"), (KEY.encode(), b"k"))
-    long = writing.block((b"long", b"x" * 70_000), (KEY.encode(), b"k"))
+    headers = encode.block((b"tenant", b"7"), (KEY.encode(), b"k"))
+    long = encode.block((b"long", b"x" * 70_000), (KEY.encode(), b"k"))
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         copied = lane(nats.url, server.address, "odd", channels=("odd.>",))
         async with copying(copied, up=True):
@@ -322,7 +322,7 @@ async def test_what_a_bus_has_otherwise_is_kept_as_far_as_it_can_be_and_told(
                 (b"odd.b", long),
                 (b"odd.#", b""),
             ):
-                wire.core.write(writing.pub(subject, b"", headers=block))
+                wire.core.write(encode.pub(subject, b"", headers=block))
             wire.link.flush()
             async with bus.subscribe("odd") as messages:
                 got = [await messages.get(PATIENCE_SECONDS) for _ in range(5)]
@@ -348,7 +348,7 @@ async def test_another_nats_server_is_no_circle(server: BusServer, nats: NatsSer
         async with copying(copied):
             await until(lambda: copied.statistics().is_up)
             for path in "nats.ANOTHER a", f"{here} a":
-                headers = writing.block((PATH.encode(), path.encode()))
+                headers = encode.block((PATH.encode(), path.encode()))
                 wire.core.publish("circle", path.encode(), headers=headers)
             wire.core.publish("circle", b"last")
             await wire.echoed()

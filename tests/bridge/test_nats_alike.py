@@ -12,11 +12,11 @@ from engine.doors import address, door, options
 
 import simplebus
 from load.ports import HOST, free_port
-from simplebus.bridge import nats_ends
-from simplebus.bridge.far import far_bus
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.running import lanes
+from simplebus.bridge import build
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.target.bus import far_bus
 
 from .buses import numbered, payloads
 from .nats_lanes import BusServer, NatsServer, copying, stream, until, wired
@@ -52,7 +52,7 @@ async def test_who_comes_while_the_one_before_still_copies_goes_on_behind_that(
             async with far_bus(*place) as found:
                 yield found
 
-        monkeypatch.setattr(nats_ends, "far_bus", late)
+        monkeypatch.setattr(build, "far_bus", late)
         async with copying(before, up=True):
             await say(0, 50)
             async with copying(after, up=True):
@@ -66,8 +66,8 @@ async def test_who_comes_while_the_one_before_still_copies_goes_on_behind_that(
 async def test_of_two_from_nats_to_a_door_one_copies(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.lane.ASIDE_SECONDS_MAX", 3600.0)
-    monkeypatch.setattr("simplebus.bridge.lane._DISPLACED_AGAIN_SECONDS", 60.0)
+    monkeypatch.setattr("simplebus.bridge.copier.ASIDE_SECONDS_MAX", 3600.0)
+    monkeypatch.setattr("simplebus.bridge.copier._DISPLACED_AGAIN_SECONDS", 60.0)
     async with wired(nats) as wire, door(options(nats.url)) as one:
         bridge = Bridge("twins", nats.url, address(one), (Copied("a", channels=("twins",)),))
         (first,), (second,) = lanes([bridge]), lanes([bridge])
@@ -96,9 +96,9 @@ async def test_a_server_that_lets_nobody_in_is_told_of_once(
 ) -> None:
     """Or one that has not what is asked for. A lane tries again all the time."""
     if not is_there:
-        monkeypatch.setattr("simplebus.bridge.nats_wire.CONNECT_SECONDS", 2.0)
-    monkeypatch.setattr("simplebus.bridge.lane.PAUSE_SECONDS_MAX", 0.05)
-    monkeypatch.setattr("simplebus.bridge.behind.LOOK_SECONDS", 0.05)
+        monkeypatch.setattr("simplebus.bridge.nats_connection.CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr("simplebus.bridge.copier.PAUSE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("simplebus.bridge.source.lag.LOOK_SECONDS", 0.05)
     url = nats.url if is_there else f"nats://{HOST}:{free_port()}"
     (copies,) = lanes([Bridge("none", url, server.address, (Copied("none", stream="NONE"),))])
     caplog.set_level("INFO")

@@ -12,10 +12,10 @@ import trio
 from engine.nats_servers import NatsServer, cluster
 
 import simplebus
-from simplebus.bridge.nats_wire import NatsWire, nats_wired
+from simplebus.bridge.nats_connection import NatsWire, nats_wired
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client import jetstream, writing
-from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.nats.client import encode, jetstream_codec
+from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.testing.server import bus_server
 
 from .buses import numbered
@@ -132,7 +132,7 @@ class Flow:
                 await trio.sleep(0.1)
 
     async def _say(self, wire: NatsWire, number: int) -> None:
-        headers = writing.block((jetstream.MSG_ID, b"%d" % number))
+        headers = encode.block((jetstream_codec.MSG_ID, b"%d" % number))
         core = wire.core
         reply = core.take_numbers(1)
         core.publish(
@@ -141,7 +141,7 @@ class Flow:
         wire.link.flush()
         while not wire.replies:
             await wire.owed("a PubAck")
-        for error in jetstream.pub_acks(wire.replies.pop().messages).errors.values():
+        for error in jetstream_codec.pub_acks(wire.replies.pop().messages).errors.values():
             raise error
 
     async def read(self, class_: str) -> None:

@@ -7,7 +7,7 @@ import trio
 from engine.nats_servers import NatsServer
 
 import simplebus
-from simplebus.bridge.nats_ends import _SERVERS_MAX, _one_place
+from simplebus.bridge.build import _SERVERS_MAX, _one_place
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.testing.server import BusServer
 

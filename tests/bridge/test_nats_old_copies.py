@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.running import lanes
-from simplebus.bridge.settings import Bridge, Copied
-from simplebus.client.link import Place
-from simplebus.memory import MemoryBus
 from bridge import buses
 from bridge.buses import numbered
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.runner import lanes
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.client.aio.transport import Place
+from simplebus.memory.bus import MemoryBus
 
 from .nats_lanes import NatsServer, copying, stored, stream, until, wired
 

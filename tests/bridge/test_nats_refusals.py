@@ -10,12 +10,12 @@ import pytest
 from engine.nats_servers import nats_server
 
 import simplebus
-from simplebus.bridge.running import lanes
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
-from simplebus.engine.link import Link
-from simplebus.nats.client import jetstream
+from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import Messages
-from simplebus.nats.client.jetstream import JetStreamError, PubAcks
+from simplebus.nats.client.jetstream_codec import JetStreamError, PubAcks
+from simplebus.net.nats_connection import Link
 
 from .buses import numbered
 from .nats_lanes import (
@@ -140,7 +140,7 @@ async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It would be there, and copy nothing."""
-    monkeypatch.setattr("simplebus.bridge.lane.PAUSE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("simplebus.bridge.copier.PAUSE_SECONDS_MAX", 0.05)
     monkeypatch.setitem(Link.ask.__kwdefaults__, "seconds", 3.0)
     caplog.set_level("WARNING")
     with nats_server(tmp_path, NEEDS) as nats:
@@ -174,7 +174,7 @@ async def test_what_a_stream_may_store_later_is_no_dead_letter(
 ) -> None:
     """A new leader says so of what is sent again while it does not know whether that is stored, and
     one whose disk fails of whatever comes."""
-    pub_acks, said = jetstream.pub_acks, []
+    pub_acks, said = jetstream_codec.pub_acks, []
 
     def doubtful(messages: Messages) -> PubAcks:
         acks = pub_acks(messages)
@@ -189,7 +189,7 @@ async def test_what_a_stream_may_store_later_is_no_dead_letter(
         await bus.publish_many(numbered(0, 10), class_id=name)
         copied = Copied(name, stream=name, start="earliest")
         (lane,) = lanes([Bridge("doubtful", server.address, nats.url, (copied,))])
-        monkeypatch.setattr(jetstream, "pub_acks", doubtful)
+        monkeypatch.setattr(jetstream_codec, "pub_acks", doubtful)
         async with copying(lane):
             await until(lambda: lane.statistics().at == 10)
         found = lane.statistics()

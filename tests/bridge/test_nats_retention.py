@@ -13,19 +13,19 @@ from served import serving
 
 import simplebus
 from load.ports import free_port
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.near_stream import NearStream, consumer_name
-from simplebus.bridge.running import lanes
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
-from simplebus.client.access import Access
-from simplebus.core.access import Permissions, Right, Rule, Rules
-from simplebus.core.client.messages import Message
+from simplebus.bridge.source.stream import NearStream, consumer_name
+from simplebus.client.core.messages import Message
+from simplebus.client.credentials import Access
 from simplebus.core.limits import Limits
-from simplebus.core.passwords import Passwords, quick_hash
 from simplebus.core.settings import Settings
-from simplebus.core.users import User, Users
-from simplebus.nats.client import jetstream, writing
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.nats.client import encode, jetstream_codec
 from simplebus.testing.server import bus_server
 
 from .buses import numbered, payloads, read
@@ -277,9 +277,9 @@ async def test_what_goes_to_a_line_that_is_lost_while_a_lane_reads_again_is_copi
             await copied_300(wire, lane(nats, server, name), name)
         await is_gone(wire, name)
         lost.core.subscribe("lost")
-        asks = jetstream.next_request(batch=5, expires_seconds=60.0)
+        asks = jetstream_codec.next_request(batch=5, expires_seconds=60.0)
         lost.core.publish(
-            f"{jetstream.API}CONSUMER.MSG.NEXT.{name}.{of_lane(name)}", asks, reply="lost"
+            f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{name}.{of_lane(name)}", asks, reply="lost"
         )
         await lost.echoed()
 
@@ -390,7 +390,7 @@ async def test_what_is_too_long_for_the_bus_lies_there_as_dead_letters_that_lack
                     await interested(wire, name)
                 headers = b"NATS/1.0\r\ntenant: 7\r\n\r\n"
                 for payload in (b"one", long, b"three"):
-                    wire.core.write(writing.pub(f"{name}.x".encode(), payload, headers=headers))
+                    wire.core.write(encode.pub(f"{name}.x".encode(), payload, headers=headers))
                 await wire.echoed()
                 assert await payloads(bus, name, 2) == [b"one", b"three"]
                 letters: list[Message[bytes]] = []

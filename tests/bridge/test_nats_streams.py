@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import simplebus
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.letters import letters_at
-from simplebus.bridge.nats_framer import Framer
-from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.near_nats import NearCore
-from simplebus.bridge.near_stream import NearStream
-from simplebus.bridge.origin import PATH
-from simplebus.bridge.running import lanes
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.dead_letters import letters_at
+from simplebus.bridge.loop_header import PATH
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.source.core_nats import NearCore
+from simplebus.bridge.source.stream import NearStream
+from simplebus.bridge.target.nats_frames import Framer
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client import writing
+from simplebus.nats.client import encode
 
 from .buses import numbered, payloads
 from .nats_lanes import BusServer, NatsServer, copying, stream, until, wired
@@ -34,7 +34,7 @@ def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> 
 def publish(wire: NatsWire, subject: str, count: int, path: str = "") -> None:
     block = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (PATH.encode(), path.encode()) if path else b""
     for number in range(count):
-        wire.core.write(writing.pub(subject.encode(), b"%d" % number, headers=block))
+        wire.core.write(encode.pub(subject.encode(), b"%d" % number, headers=block))
 
 
 async def test_a_stream_that_lets_few_messages_wait_for_their_acks_is_copied(
@@ -131,7 +131,7 @@ async def test_what_is_known_of_subjects_and_headers_is_bounded(nats: NatsServer
         await own.echoed()
         for number in range(count):
             block = b"NATS/1.0\r\na: %b\r\n\r\n" % (b"%d" % number).ljust(30_000)
-            wire.core.write(writing.pub(b"long", b"", headers=block))
+            wire.core.write(encode.pub(b"long", b"", headers=block))
         await wire.echoed()
         await own.echoed()
         assert sum(each.count for each in own.messages) == count

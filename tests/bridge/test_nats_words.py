@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.bridge.nats_words import KEY, KEY_HEX, denied, key_headers, without_key
-from simplebus.nats.envelopes import block_of, headers_of
+from simplebus.bridge.reserved_headers import KEY, KEY_HEX, denied, key_headers, without_key
+from simplebus.nats.bus.convert import block_of, headers_of
 
 
 @given(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(str.encode)))

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from simplebus.bridge.ends import Found
-from simplebus.bridge.near import NearBus
-from simplebus.bridge.wires import near_wired
-from simplebus.memory import MemoryBus
+from simplebus.bridge.bus_connection import near_wired
+from simplebus.bridge.interfaces import Found
+from simplebus.bridge.source.bus import NearBus
+from simplebus.memory.bus import MemoryBus
 
 from .buses import place, run
 
@@ -31,13 +31,13 @@ def test_what_is_found_at_once_is_what_is_found_one_answer_after_the_other(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of lengths that make guesses wrong, with some purged, in answers of about twenty."""
-    monkeypatch.setattr("simplebus.core.fetching.FETCH_BYTES_MAX", 1024)
-    monkeypatch.setattr("simplebus.bridge.near._GUESSED_BYTES", 768)
+    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 1024)
+    monkeypatch.setattr("simplebus.bridge.source.bus._GUESSED_BYTES", 768)
     chance = random.Random(seed)
 
     async def read(near: MemoryBus, most: int) -> tuple[list[tuple[int, bytes]], int]:
         """All messages, and in how many finds they came."""
-        monkeypatch.setattr("simplebus.bridge.near._ANSWERS_MAX", most)
+        monkeypatch.setattr("simplebus.bridge.source.bus._ANSWERS_MAX", most)
         got: list[tuple[int, bytes]] = []
         finds = at = 0
         name = f"by {most}"

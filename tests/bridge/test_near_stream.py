@@ -14,15 +14,15 @@ import trio.lowlevel
 from engine.nats_servers import nats_server
 
 import simplebus
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.letters import letters_at
-from simplebus.bridge.nats_wire import NatsWire
-from simplebus.bridge.near_stream import NearStream
-from simplebus.bridge.pulled import Pulled
-from simplebus.bridge.running import lanes
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.dead_letters import letters_at
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.source.pull_consumer import Pulled
+from simplebus.bridge.source.stream import NearStream
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client.core import ClientCore
+from simplebus.nats.client.client import ClientCore
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.parser import Parser
 
@@ -100,7 +100,7 @@ async def test_of_long_messages_no_more_is_under_way_than_a_server_holds_for_a_c
 async def test_a_message_that_is_longer_than_what_is_asked_for_comes(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.pulled.PULL_BYTES", 1000)
+    monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_BYTES", 1000)
     async with both(nats) as (wire, own):
         await stream(wire, "LONGER", "longer")
         for size in (300, 400, 20_000, 5, 900, 30_000, 10):

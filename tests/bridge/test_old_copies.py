@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from simplebus.bridge.ends import Found, Made
-from simplebus.bridge.far import FarBus
-from simplebus.bridge.near import NearBus
-from simplebus.bridge.progress import Mark
-from simplebus.memory import MemoryBus
 from bridge.buses import hold, lane, numbered, payloads, run, running
+from simplebus.bridge.checkpoint import Mark
+from simplebus.bridge.interfaces import Found, Made
+from simplebus.bridge.source.bus import NearBus
+from simplebus.bridge.target.bus import FarBus
+from simplebus.memory.bus import MemoryBus
 
 COPIED, LOST, NEW = 10, 10, 15
 

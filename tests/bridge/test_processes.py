@@ -16,15 +16,14 @@ from typer.testing import CliRunner
 import simplebus
 from load.ports import HOST, free_ports
 from simplebus import Bus
-from simplebus.bridge.running import lanes
-from simplebus.bridge.running import run as run_lanes
-from simplebus.bridge.serving import serve_with_bridges
+from simplebus.bridge.runner import lanes, serve_with_bridges
+from simplebus.bridge.runner import run as run_lanes
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.cli import app
 from simplebus.config.bridges import made as read_bridges
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
-from simplebus.server.serve import ServeOptions, serve
+from simplebus.server.run import ServeOptions, serve
 from simplebus.testing.server import bus_server
 
 COUNT = 2000

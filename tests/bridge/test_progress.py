@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.bridge.progress import Batch, Mark, Numbering, Record, RecordError, ranges
+from simplebus.bridge.checkpoint import Batch, Mark, Numbering, Record, RecordError, ranges
 from simplebus.core.limits import MESSAGE_ID_MASK
 
 IDS = MESSAGE_ID_MASK + 1

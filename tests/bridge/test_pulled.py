@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.bridge.pulled import PULL_BYTES, PULL_MESSAGES, Pulled
+from simplebus.bridge.source.pull_consumer import PULL_BYTES, PULL_MESSAGES, Pulled
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client.core import ClientCore
+from simplebus.nats.client.client import ClientCore
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.parser import Parser
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from simplebus.bridge.channels import Renaming
-from simplebus.bridge.origin import PATH
-from simplebus.bridge.progress import Mark
-from simplebus.bridge.rewriting import Copies, Left, Piece, Rewriter
-from simplebus.core import envelope as envelopes
-from simplebus.core import frames
-from simplebus.core.envelope import Envelope
-from simplebus.core.frames import DELIMITER
+from simplebus.bridge.channel_map import Renaming
+from simplebus.bridge.checkpoint import Mark
+from simplebus.bridge.loop_header import PATH
+from simplebus.bridge.transform import Copies, Left, Piece, Rewriter
+from simplebus.core.protocol import envelope_batch as envelopes
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.frames import DELIMITER
 
 
 def message(payload: bytes, number: int = 0) -> bytes:

@@ -10,9 +10,9 @@ import trio
 from engine.nats_servers import nats_server
 
 import simplebus
-from simplebus.bridge.running import lanes
+from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import bus_server
 
 from .buses import hold, lane, payloads, read, run

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import trio
 
-from simplebus.bridge.far import FarBus
-from simplebus.bridge.near import NearBus
-from simplebus.bridge.wires import near_wired
-from simplebus.core.limits import FETCH_BYTES_MAX
-from simplebus.memory import MemoryBus
 from bridge.buses import clock, hold, lane, numbered, payloads, place, read, run, running
+from simplebus.bridge.bus_connection import near_wired
+from simplebus.bridge.source.bus import NearBus
+from simplebus.bridge.target.bus import FarBus
+from simplebus.core.limits import FETCH_BYTES_MAX
+from simplebus.memory.bus import MemoryBus
 
 APART = [-3600.0, 0.0, 3600.0]
 """By how much the near bus's clock is ahead of everybody's."""

@@ -9,12 +9,12 @@ import pytest
 import trio
 from served import serving
 
-from simplebus.bridge.ends import Found
-from simplebus.bridge.near import NearBus
-from simplebus.bridge.wires import near_wired
-from simplebus.client.connecting import open_bus
+from simplebus.bridge.bus_connection import near_wired
+from simplebus.bridge.interfaces import Found
+from simplebus.bridge.source.bus import NearBus
+from simplebus.client.aio.connect import open_bus
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.server.inside import Inside
+from simplebus.server.local_client import Inside
 
 PATIENCE_SECONDS = 120.0
 COUNT = 600
@@ -38,8 +38,8 @@ async def test_what_is_seen_is_what_would_be_told(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several types and lengths, around the arena's end, with some purged and some gone."""
-    monkeypatch.setattr("simplebus.core.fetching.FETCH_BYTES_MAX", 4096)
-    monkeypatch.setattr("simplebus.bridge.near._ANSWERS_MAX", 1)
+    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 4096)
+    monkeypatch.setattr("simplebus.bridge.source.bus._ANSWERS_MAX", 1)
     chance = random.Random(seed)
     orders = ClassSettings(full_policy=FullPolicy.DROP_OLDEST, bytes_max=262_144)
     settings = Settings(classes={"orders": orders})

@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from client.bus_server import PATIENCE_SECONDS
-from simplebus.core import frames
-from simplebus.core.frames import DELIMITER, HEADER
 from simplebus.core.limits import HEADER_BYTES
-from simplebus.core.requests import ConnectReply, ErrorReply, SubscribeReply
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.frames import DELIMITER, HEADER
+from simplebus.core.protocol.requests import ConnectReply, ErrorReply, SubscribeReply
 
 CREDIT_BYTES = 1 << 20
 """What it grants. Who has published so much and WRITE_BYTES, and heard of no confirm, waits."""

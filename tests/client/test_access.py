@@ -13,10 +13,10 @@ from certificates import Authority, Pair
 
 import simplebus
 from client.bus_server import bus_server
-from simplebus.client.access import Access, access_of
-from simplebus.client.dial import Address
-from simplebus.core.users import User, Users
-from simplebus.server.tls import TlsOptions
+from simplebus.client.addresses import Address
+from simplebus.client.credentials import Access, access_of
+from simplebus.core.users.users import User, Users
+from simplebus.server.tls.certificates import TlsOptions
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
 

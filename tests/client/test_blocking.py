@@ -11,8 +11,8 @@ from client.bus_server import BusServer, bus_server, loops_give, until
 from client.false_bus import deaf_listener, false_bus
 from load.ports import free_port
 from simplebus import BusConnectionError, LocalProtocolError
-from simplebus.client import blocking_subscription
-from simplebus.core import frames
+from simplebus.client.blocking import subscription
+from simplebus.core.protocol import frames
 from simplebus.core.settings import Settings
 
 NUMBERED = [b"message %d" % number for number in range(3000)]
@@ -171,7 +171,7 @@ def test_manual_acks_count_and_nothing_else_does(clockless_server: BusServer) ->
 def test_what_is_sent_again_while_it_waits_for_a_slow_loop_does_not_come_twice(
     clockless_server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking_subscription, "ACK_SECONDS", 0.0)
+    monkeypatch.setattr(subscription, "ACK_SECONDS", 0.0)
     payloads: list[bytes] = []
     with simplebus.connect_blocking(clockless_server.address) as bus:
         bus.publish_many(NUMBERED[:50], class_id=1)
@@ -242,7 +242,7 @@ def test_a_listener_that_is_no_bus_is_said_so() -> None:
 
 
 def test_leaving_a_bus_that_confirms_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.client.blocking.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("simplebus.client.blocking.bus.CLOSE_SECONDS", 0.1)
     with (
         false_bus(lambda kind, *_: frames.encode(frames.HEARTBEAT) if kind == 49 else b"") as mute,
         pytest.raises(BusConnectionError, match=r"3,000 messages were not confirmed by the bus"),

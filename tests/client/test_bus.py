@@ -14,8 +14,8 @@ from client.conftest import Run
 from client.false_bus import CREDIT_BYTES, deaf_listener, false_bus
 from load.ports import free_port
 from simplebus import Batch, BusConnectionError, LocalProtocolError
-from simplebus.client.writer import WRITE_BYTES
-from simplebus.core import frames
+from simplebus.client.aio.writer import WRITE_BYTES
+from simplebus.core.protocol import frames
 
 NUMBERED = [b"message %d" % number for number in range(3000)]
 

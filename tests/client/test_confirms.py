@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.client.confirms import Confirms, group
+from simplebus.client.pending_confirms import Confirms, group
 from simplebus.core.errors import RefusedError
 
 

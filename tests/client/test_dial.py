@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from simplebus.client import dial
-from simplebus.client.dial import Address
+from simplebus.client import addresses
+from simplebus.client.addresses import Address
 from simplebus.core.errors import Reason, RemoteProtocolError
 
 
@@ -66,9 +66,9 @@ def test_an_address_is_shown_as_it_would_be_written(text: str) -> None:
 
 
 def test_a_number_needs_no_looking_up_and_a_name_does() -> None:
-    (info,) = dial.numeric(Address("127.0.0.1", 7))
+    (info,) = addresses.numeric(Address("127.0.0.1", 7))
     assert info[4] == ("127.0.0.1", 7)
-    assert dial.numeric(Address("localhost", 7)) == []
+    assert addresses.numeric(Address("localhost", 7)) == []
 
 
 def test_a_loss_says_where_and_how() -> None:
@@ -81,25 +81,27 @@ def test_a_loss_says_where_and_how() -> None:
         (OSError(errno.ETIMEDOUT, "timed out"), "127.0.0.1:7 is lost: timed out"),
         (broken, "127.0.0.1:7 has ended: frame_too_long: a frame is 9 bytes long"),
     ):
-        found = dial.lost(where, error)
+        found = addresses.lost(where, error)
         assert expected in str(found)
         assert found.__cause__ is error
-        assert dial.lost(where, found) is found
+        assert addresses.lost(where, found) is found
 
 
 def test_what_was_tried_is_said_at_the_end() -> None:
     where = Address("127.0.0.1", 7)
-    loss, problem = dial.lost(where, None), dial.unanswered(where, 4.999, connected=False)
+    loss, problem = addresses.lost(where, None), addresses.unanswered(where, 4.999, connected=False)
     assert "its log says why; no other connection was made within 60 s: cannot connect to" in str(
-        dial.given_up(loss, problem, 60)
+        addresses.given_up(loss, problem, 60)
     )
     assert "nothing answered within 5 s" in str(problem)
-    assert str(dial.unconfirmed(1, dial.left(where))).startswith("1 message was not confirmed")
-    assert str(dial.unconfirmed(2000, loss)).startswith("2,000 messages were not confirmed")
+    assert str(addresses.unconfirmed(1, addresses.left(where))).startswith(
+        "1 message was not confirmed"
+    )
+    assert str(addresses.unconfirmed(2000, loss)).startswith("2,000 messages were not confirmed")
 
 
 def test_several_addresses_are_read() -> None:
-    assert dial.addresses("a:1") == [Address("a", 1)]
-    assert dial.addresses(["a:1", "b"]) == [Address("a", 1), Address("b", 8888)]
+    assert addresses.addresses("a:1") == [Address("a", 1)]
+    assert addresses.addresses(["a:1", "b"]) == [Address("a", 1), Address("b", 8888)]
     with pytest.raises(ValueError, match="no address of a bus was given"):
-        dial.addresses([])
+        addresses.addresses([])

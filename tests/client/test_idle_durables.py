@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from simplebus import MemoryBus
-from simplebus.client.options import subscribe_request
+from simplebus.client.subscribe_options import subscribe_request
 from simplebus.core.errors import Reason
 
 

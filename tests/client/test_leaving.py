@@ -15,8 +15,8 @@ import simplebus
 from client.bus_server import BusServer
 from client.conftest import Run
 from simplebus import Message, RawSubscription
-from simplebus.client.blocking_subscription import BlockingRawSubscription
-from simplebus.client.bus import Bus
+from simplebus.client.aio.bus import Bus
+from simplebus.client.blocking.subscription import BlockingRawSubscription
 from simplebus.core.settings import Settings
 
 NUMBERED = [b"0", b"1", b"2", b"3"]

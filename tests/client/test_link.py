@@ -7,10 +7,10 @@ import anyio.lowlevel
 
 from client.conftest import Run
 from client.false_bus import FalseBus, false_bus
-from simplebus.client.connecting import open_bus
-from simplebus.client.link import Link, Place
-from simplebus.core.frames import DELIMITER, HEADER
+from simplebus.client.aio.connect import open_bus
+from simplebus.client.aio.transport import Link, Place
 from simplebus.core.limits import HEADER_BYTES
+from simplebus.core.protocol.frames import DELIMITER, HEADER
 
 
 class InProcess:

@@ -21,11 +21,11 @@ from client.conftest import Run
 from client.false_bus import FalseBus, confirm, false_bus, proxy, refuse
 from load.ports import free_port
 from simplebus import BusConnectionError, Reason, RemoteProtocolError
-from simplebus.client.retry import PAUSE_SECONDS_MIN
-from simplebus.client.writer import WRITE_BYTES
-from simplebus.core import frames
-from simplebus.core.naming import given_ids
-from simplebus.core.requests import ConnectReply
+from simplebus.client.aio.writer import WRITE_BYTES
+from simplebus.client.reconnect import PAUSE_SECONDS_MIN
+from simplebus.core.message_class.class_ids import given_ids
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import ConnectReply
 
 NUMBERED = [b"message %d" % number for number in range(50)]
 

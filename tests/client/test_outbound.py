@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from simplebus.client.options import subscribe_request
-from simplebus.client.outbound import Outbound, milliseconds, pairs
-from simplebus.client.registry import Registry
-from simplebus.client.replies import Replies
-from simplebus.client.target import Target
-from simplebus.core.client.core import ClientCore
-from simplebus.core.envelope import Envelope
-from simplebus.core.requests import Start
+from simplebus.client.core.client import ClientCore
+from simplebus.client.message_builder import Outbound, milliseconds, pairs
+from simplebus.client.message_types import Registry
+from simplebus.client.request_reply import Replies
+from simplebus.client.subscribe_options import subscribe_request
+from simplebus.client.subscription_target import Target
+from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.requests import Start
 
 # Messages ----------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from client.bus_server import BusServer, until
 from client.conftest import Run
 from client.false_bus import CREDIT_BYTES, FalseBus, confirm, false_bus, refuse
 from simplebus import BusFullError, LocalProtocolError, RefusedError
-from simplebus.client.writer import WRITE_BYTES
-from simplebus.core import frames
+from simplebus.client.aio.writer import WRITE_BYTES
+from simplebus.core.protocol import frames
 
 PUBLISHED = (frames.MESSAGE, frames.ENVELOPE)
 registry = simplebus.Registry()
@@ -178,7 +178,7 @@ def test_what_nobody_waited_for_is_raised_by_flush_or_at_the_end(run: Run) -> No
 def test_publish_nowait_gives_the_position_and_raises_without_credit(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.client.connecting.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("simplebus.client.aio.connect.CLOSE_SECONDS", 0.1)
 
     async def main() -> None:
         with false_bus(lambda kind, *_: b"" if kind == 52 else confirm(0), credit=200_000) as mute:

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.client import registry as module
+from simplebus.client import message_types as module
 from simplebus.client.codecs import DecodeError
-from simplebus.client.registry import DEFAULT, Binding, Registry, UnboundTypeError
+from simplebus.client.message_types import DEFAULT, Binding, Registry, UnboundTypeError
 from simplebus.core.errors import BusError
 
 Item = TypeVar("Item")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.client.retry import (
+from simplebus.client.reconnect import (
     PAUSE_SECONDS_MAX,
     PAUSE_SECONDS_MIN,
     STEADY_SECONDS,

@@ -15,9 +15,9 @@ from client.bus_server import BusServer, loops_give, until
 from client.conftest import Run
 from client.false_bus import false_bus, refuse
 from simplebus import DecodeError, LocalProtocolError, RefusedError
-from simplebus.client.bus import Bus
-from simplebus.client.subscription import BaseSubscription
-from simplebus.core import frames
+from simplebus.client.aio.bus import Bus
+from simplebus.client.aio.subscription import BaseSubscription
+from simplebus.core.protocol import frames
 
 NUMBERED = [b"message %d" % number for number in range(100)]
 registry = simplebus.Registry()

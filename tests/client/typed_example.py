@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, assert_type
 import msgspec
 
 from simplebus.client.codecs import BYTES, Codec, codec_of
-from simplebus.client.registry import Binding, Registry, message
+from simplebus.client.message_types import Binding, Registry, message
 
 Item = TypeVar("Item")
 registry = Registry()

@@ -11,9 +11,9 @@ import trio
 from typer.testing import CliRunner, Result
 
 import simplebus
-from simplebus import dead
 from simplebus.cli import app
-from simplebus.client.bus import Bus
+from simplebus.client import dead_letters
+from simplebus.client.aio.bus import Bus
 from simplebus.commands.explain import lines
 from simplebus.core.errors import BusError
 from simplebus.core.settings import Settings
@@ -134,7 +134,7 @@ def test_what_is_not_there_is_said(
 
 
 def test_every_part_of_an_explanation_has_a_line() -> None:
-    from simplebus.core.explained import (
+    from simplebus.core.protocol.inquiry import (
         BusSaid,
         ChannelClass,
         ChannelSaid,
@@ -321,7 +321,7 @@ def test_who_is_stopped_before_a_letter_is_purged_loses_none(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(dead, "purge", killed)
+        patch.setattr(dead_letters, "purge", killed)
         with pytest.raises(BaseException):  # noqa: B017, PT011 - in a group, or alone.
             run(server, "dlq", "requeue", "stopped", "--all")
     assert len(objects(server, "dlq", "show", "stopped")) == 3

@@ -9,21 +9,21 @@ import pytest
 import typer
 
 from simplebus import cli
-from simplebus.commands import nats_flags
-from simplebus.commands.nats_flags import NatsOptions
-from simplebus.commands.serve import nats_door
-from simplebus.core.requests import NamedClass
-from simplebus.nats.auth import NatsAuth, User
+from simplebus.commands.serve import nats_options
+from simplebus.commands.serve.command import nats_door
+from simplebus.commands.serve.nats_options import NatsOptions
+from simplebus.core.protocol.requests import NamedClass
 from simplebus.nats.limits import NatsLimits
+from simplebus.nats.server.users import NatsAuth, User
 from simplebus.nats.settings import NatsSettings
-from simplebus.server.tls import TlsOptions
+from simplebus.server.tls.certificates import TlsOptions
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_else_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*nats_flags.SECRETS, "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_NO_NATS"):
+    for name in (*nats_options.SECRETS, "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_NO_NATS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -39,10 +39,10 @@ def test_the_defaults_are_those_of_the_server() -> None:
 
 
 def test_every_limit_has_an_option() -> None:
-    assert set(nats_flags.NATS_LIMIT_FLAGS) == {field.name for field in fields(NatsLimits)}
-    assert {*nats_flags.TLS_FLAGS, "seconds"} == {field.name for field in fields(TlsOptions)}
+    assert set(nats_options.NATS_LIMIT_FLAGS) == {field.name for field in fields(NatsLimits)}
+    assert {*nats_options.TLS_FLAGS, "seconds"} == {field.name for field in fields(TlsOptions)}
     flags = {flag for parameter in SERVE.params for flag in parameter.opts}
-    assert {*nats_flags.NATS_LIMIT_FLAGS.values(), *nats_flags.TLS_FLAGS.values()} <= flags
+    assert {*nats_options.NATS_LIMIT_FLAGS.values(), *nats_options.TLS_FLAGS.values()} <= flags
 
 
 def test_every_option_reaches_the_door() -> None:
@@ -118,7 +118,7 @@ def test_a_file_names_classes_too(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_bound(text: str, why: str) -> None:
     with pytest.raises(typer.BadParameter) as caught:
-        nats_flags.parse_binding(text)
+        nats_options.parse_binding(text)
     assert why in caught.value.message
 
 

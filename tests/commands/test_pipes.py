@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.commands.pipes import generated, line
+from simplebus.commands.pubsub import generated, line
 
 
 @given(st.binary())

@@ -12,7 +12,14 @@ from needs import needed
 from typer.testing import CliRunner
 
 from simplebus.cli import app
-from simplebus.commands.unit import complaints, installation, quoted, socket_unit, unit, unreadable
+from simplebus.commands.systemd_unit import (
+    complaints,
+    installation,
+    quoted,
+    socket_unit,
+    unit,
+    unreadable,
+)
 
 
 def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dict[str, str]:

@@ -13,16 +13,15 @@ from programs import program
 from typer.testing import CliRunner
 
 from simplebus.cli import app
-from simplebus.client.access import FILE_VARIABLE, VARIABLES, Access
-from simplebus.commands.access_flags import with_access
-from simplebus.commands.serving import planned
+from simplebus.client.credentials import FILE_VARIABLE, VARIABLES, Access
+from simplebus.commands.client_options import with_access
+from simplebus.commands.serve.settings import planned
 from simplebus.config.mistakes import ConfigError
 from simplebus.config.users import ConfiguredUsers, read_users, together, users_of
-from simplebus.core.access import Permissions, Right, Rule, Rules
-from simplebus.core.passwords import quick_hash
-from simplebus.server.addresses import Addresses, is_loopback
-from simplebus.server.buckets import Buckets
-from simplebus.server.gatekeeper import is_password
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.server.preauth.address_limits import Addresses, Buckets, is_loopback
+from simplebus.server.preauth.auth_worker import is_password
 
 SERVE = typer.main.get_group(app).commands["serve"]
 

@@ -11,15 +11,15 @@ import typer
 from typer.testing import CliRunner
 
 from simplebus import cli
-from simplebus.commands.nats_flags import NatsOptions
-from simplebus.commands.serve import nats_door
-from simplebus.commands.serving import RELOADED, again, changes, planned, taken_over
-from simplebus.config import options
+from simplebus.commands.serve.command import nats_door
+from simplebus.commands.serve.nats_options import NatsOptions
+from simplebus.commands.serve.settings import RELOADED, again, changes, planned, taken_over
+from simplebus.config import parse
 from simplebus.config.file import Config
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep
-from simplebus.nats.auth import NatsAuth, User
-from simplebus.nats.permissions import Permissions, Responses
+from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.users import NatsAuth, User
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 
@@ -58,7 +58,7 @@ def test_any_option_can_stand_in_it(file: Path) -> None:
     assert values["host"] == ["127.0.0.1", "::1"]
     assert (values["max_memory"], values["max_class_messages"]) == (4 << 30, 1000)
     assert (values["tick"], values["verbose"]) == (0.5, True)
-    assert values["full"] is options.Full.DROP_OLDEST
+    assert values["full"] is parse.Full.DROP_OLDEST
     assert values["data_dir"] == file.parent / "kept"
     assert door.tls is not None
     assert (door.port, door.settings.limits.max_payload) == (7, 8 << 20)
@@ -150,7 +150,7 @@ def test_what_a_class_does_in_its_own_way(file: Path) -> None:
         "[classes.orders]\nfull = 'drop_oldest'\nmax-messages = 9\nmax-memory = '1MiB'\n"
         "keep-seconds = 60\n[classes.logs]\n[classes.state]\nlast-values = true"
     )
-    settings = options.settings(**given(file)[0])
+    settings = parse.settings(**given(file)[0])
     assert settings.of_class(3, "orders") == ClassSettings(
         Keep(seconds=60), FullPolicy.DROP_OLDEST, 9, 1 << 20
     )
@@ -163,27 +163,27 @@ def test_a_class_may_have_pauses_and_deliveries_of_its_own(file: Path) -> None:
         "[serve]\nmax-deliveries = 5\n[classes.orders]\nack-seconds = 2\n"
         "backoff = [1, 5.5, 30]\nmax-deliveries = 0\n[classes.logs]\nmax-deliveries = 3"
     )
-    settings = options.settings(**given(file)[0])
+    settings = parse.settings(**given(file)[0])
     assert settings.deliveries_max == 5
     own = settings.of_class(3, "orders")
     assert (own.ack_seconds, own.backoff_seconds, own.deliveries_max) == (2, (1, 5.5, 30), 0)
     assert settings.of_class(3, "logs").deliveries_max == 3
     assert settings.of_class(3).deliveries_max is None
     with pytest.raises(ValueError, match="--max-deliveries must be from 0 to 65535, got 65536"):
-        options.settings(**given(file, "--max-deliveries", "65536")[0])
+        parse.settings(**given(file, "--max-deliveries", "65536")[0])
 
 
 def test_a_class_spills_where_there_is_a_data_directory(file: Path) -> None:
     file.write_text(
         "[serve]\ndata-dir = 'here'\n[classes.orders]\nfull = 'spill'\nmax-disk = '2GiB'\n"
     )
-    settings = options.settings(**given(file)[0])
+    settings = parse.settings(**given(file)[0])
     assert settings.of_class(3, "orders") == ClassSettings(
         full_policy=FullPolicy.SPILL, disk_bytes_max=2 << 30
     )
     file.write_text("[classes.orders]\nfull = 'spill'\n")
     with pytest.raises(ValueError, match="it needs --data-dir"):
-        options.settings(**given(file)[0])
+        parse.settings(**given(file)[0])
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,9 @@ def test_where_all_spill_no_class_is_to_keep_last_values(
     before = "[serve]\ndata-dir = 'here'\nfull = 'spill'\n[classes.state]\n"
     file.write_text(before + table)
     with pytest.raises(ValueError, match=what):
-        options.settings(**given(file, *flags)[0])
+        parse.settings(**given(file, *flags)[0])
     file.write_text(before + "full = 'block'\n" + table)
-    assert options.settings(**given(file, *flags)[0]).of_class(3, "state").last_values != bool(
-        flags
-    )
+    assert parse.settings(**given(file, *flags)[0]).of_class(3, "state").last_values != bool(flags)
 
 
 @pytest.mark.parametrize("text", ['[nats]\ntoken = "x"', '[nats]\nuser = "x"\npassword = "y"'])
@@ -572,7 +570,7 @@ def test_the_sample_is_fine_and_says_nothing_that_is_not_so_by_itself(
     nothing.touch()
     as_it_is, door = given(nothing)
     said, same_door = given(file)
-    assert options.settings(**said) == options.settings(**as_it_is)
+    assert parse.settings(**said) == parse.settings(**as_it_is)
     assert same_door == door
     for name, value in as_it_is.items():
         if value and name != "config":

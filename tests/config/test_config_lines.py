@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.config.lines import line_of, places
+from simplebus.config.toml_lines import line_of, places
 
 
 def known(raw: Any, place: str = "") -> set[str]:

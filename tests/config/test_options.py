@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus import cli
-from simplebus.config import options
-from simplebus.core.broker import FullPolicy, Settings
+from simplebus.config import parse
+from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.limits import RECEIVE_BYTES, Limits
-from simplebus.core.requests import NamedClass
-from simplebus.server.serve import ServeOptions
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.server.run import ServeOptions
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 
@@ -29,18 +29,18 @@ def given_to_serve(*arguments: str) -> dict[str, Any]:
 
 def test_the_defaults_are_those_of_the_server() -> None:
     values = given_to_serve()
-    assert options.settings(**values) == Settings()
+    assert parse.settings(**values) == Settings()
     standard = ServeOptions()
     assert not values["host"]
-    assert standard.hosts == options.HOSTS
+    assert standard.hosts == parse.HOSTS
     assert values["port"] == standard.port
     assert values["drain_timeout"] == standard.drain_seconds
 
 
 def test_every_limit_has_an_option() -> None:
-    assert set(options.LIMIT_FLAGS) == {field.name for field in fields(Limits)}
+    assert set(parse.LIMIT_FLAGS) == {field.name for field in fields(Limits)}
     flags = {flag for parameter in SERVE.params for flag in parameter.opts}
-    assert set(options.LIMIT_FLAGS.values()) <= flags
+    assert set(parse.LIMIT_FLAGS.values()) <= flags
 
 
 def test_every_option_of_serve_reaches_the_settings() -> None:
@@ -51,7 +51,7 @@ def test_every_option_of_serve_reaches_the_settings() -> None:
         "--stall-timeout 9.5"
     )
     values = given_to_serve(*given.split())
-    assert options.settings(**values) == Settings(
+    assert parse.settings(**values) == Settings(
         limits=Limits(
             frame_bytes=2 << 20,
             class_messages=1000,
@@ -72,7 +72,7 @@ def test_every_option_of_serve_reaches_the_settings() -> None:
 
 
 def test_the_policies_are_those_of_the_broker() -> None:
-    assert [policy.value for policy in options.Full] == [policy.value for policy in FullPolicy]
+    assert [policy.value for policy in parse.Full] == [policy.value for policy in FullPolicy]
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_the_policies_are_those_of_the_broker() -> None:
     ],
 )
 def test_what_is_not_given_fits_what_is(arguments: list[str], limits: dict[str, int]) -> None:
-    assert options.settings(**given_to_serve(*arguments)).limits == Limits(**limits)
+    assert parse.settings(**given_to_serve(*arguments)).limits == Limits(**limits)
 
 
 @given(st.integers(0, 1 << 50))
 def test_a_size_is_read_as_it_is_shown(size: int) -> None:
-    assert options.parse_size(options.show_size(size)) == size
+    assert parse.parse_size(parse.show_size(size)) == size
 
 
 @pytest.mark.parametrize(
@@ -112,26 +112,26 @@ def test_a_size_is_read_as_it_is_shown(size: int) -> None:
     ],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert options.parse_size(text) == size
+    assert parse.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1MB", "1.5GiB", "-1", "1 MiB 2", "0x10", "１", "1kk"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no size"):
-        options.parse_size(text)
+        parse.parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "nan", "inf", "-1", "soon"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no number of seconds"):
-        options.parse_seconds(text)
+        parse.parse_seconds(text)
 
 
 def test_classes_that_keep_last_values_are_given_by_id_or_name() -> None:
     asked = given_to_serve("--last-values", "7", "--last-values", "state")["last_values"]
     assert asked == [NamedClass(7, last_values=True), NamedClass(None, "state", last_values=True)]
     with pytest.raises(typer.BadParameter, match="'a b' is no class"):
-        options.parse_last_values("a b")
+        parse.parse_last_values("a b")
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,13 @@ def test_classes_that_keep_last_values_are_given_by_id_or_name() -> None:
     ],
 )
 def test_where_a_subscription_begins(text: str, start: object) -> None:
-    assert options.parse_start(text) == start
+    assert parse.parse_start(text) == start
 
 
 @pytest.mark.parametrize("text", ["", "later", "-1", "9" * 20, "٣"])
 def test_what_is_no_start_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=r"is no start; write waiting, .* a sequence, or"):
-        options.parse_start(text)
+        parse.parse_start(text)
 
 
 def test_environment_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_environment_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:
     values = given_to_serve("--port", "7")
     assert values["max_memory"] == 2 << 30
     assert values["host"] == ["127.0.0.1", "::1"]
-    assert (values["full"], values["port"]) == (options.Full.DROP_OLDEST, 7)
+    assert (values["full"], values["port"]) == (parse.Full.DROP_OLDEST, 7)
 
 
 @pytest.mark.parametrize(
@@ -172,21 +172,21 @@ def test_environment_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_addresses(text: str, url: str) -> None:
-    assert options.parse_url(text) == url
+    assert parse.parse_url(text) == url
 
 
 @pytest.mark.parametrize("text", ["http://127.0.0.1:8888", "simplebus://h:port", ""])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no address of a bus"):
-        options.parse_url(text)
+        parse.parse_url(text)
 
 
 @pytest.mark.parametrize("text", [" 0.0.0.0", "::1 ", "::", "bus.example", "fe80::1%eth0"])
 def test_hosts(text: str) -> None:
-    assert options.parse_host(text) == text.strip()
+    assert parse.parse_host(text) == text.strip()
 
 
 @pytest.mark.parametrize("text", ["", " ", "0.0.0.0:99", "localhost:8888", "[::1]"])
 def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no address, expected one to listen on"):
-        options.parse_host(text)
+        parse.parse_host(text)

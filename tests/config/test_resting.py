@@ -9,9 +9,9 @@ import pytest
 import typer
 
 from simplebus import cli
-from simplebus.commands.serving import again, planned, set_free
+from simplebus.commands.serve.settings import again, planned, set_free
 from simplebus.config.mistakes import ConfigError
-from simplebus.config.resting import REST_SECONDS, read_at_rest
+from simplebus.config.stable_read import REST_SECONDS, read_at_rest
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from simplebus import toml
+from simplebus.core import toml
 
 FINE = ["", "a = 1", "[a]\nb = [1, [2, {c = []}]]", f"x = {'[' * 32}{']' * 32}"]
 

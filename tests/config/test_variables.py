@@ -9,8 +9,8 @@ from programs import program
 from typer.testing import CliRunner
 
 from simplebus import cli
-from simplebus.commands.config import serve_command_of
-from simplebus.config.variables import leave_out_links, unread
+from simplebus.commands.check_config import serve_command_of
+from simplebus.config.environment import leave_out_links, unread
 
 SERVE = serve_command_of()
 

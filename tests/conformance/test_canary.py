@@ -10,12 +10,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from simplebus.core.client.publishing import Publisher
-from simplebus.core.group import Group
+from simplebus.client.core.publish_buffer import Publisher
+from simplebus.core.broker.acknowledge import Verdicts
+from simplebus.core.group.group import Group
 from simplebus.core.settings import Settings
-from simplebus.core.store import Store
-from simplebus.core.subscription import Subscription
-from simplebus.core.verdicts import Verdicts
+from simplebus.core.store.store import Store
+from simplebus.core.subscription.subscription import Subscription
 from simplebus.testing.conformance import BusConformance, Host, memory_host
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simplebus.core.client.inbox import Inbox
-from simplebus.core.client.messages import Batch, Message
+from simplebus.client.core.inbox import Inbox
+from simplebus.client.core.messages import Batch, Message
 
 
 def take(inbox: Inbox, most: int = 1 << 30) -> list[Message[Any]]:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from oracles import ID_COUNT, build_frame, parse_frame, split_frames
 
-from simplebus.core.client.asking import Request
-from simplebus.core.client.inbox import Inbox
-from simplebus.core.client.receipts import Desk
-from simplebus.core.client.runs import Run, runs
-from simplebus.core.receive import FrameReceiver, ReceiveBuffer
-from simplebus.core.requests import SubscribeReply, SubscribeRequest
+from simplebus.client.core.acks import Desk
+from simplebus.client.core.frame_runs import Run, runs
+from simplebus.client.core.inbox import Inbox
+from simplebus.client.core.open_requests import Request
+from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
+from simplebus.core.protocol.requests import SubscribeReply, SubscribeRequest
 
 MESSAGE, SUBSCRIBE, ENVELOPE = b"125"
 BUFFER = ReceiveBuffer(1 << 20)

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from core.talk import Bus
 from core.talk2 import Got, Peer2, ack, enveloped, nack, peer2, subscribe, working
-from simplebus.core.answers import Answers
-from simplebus.core.broker import Broker, Settings
-from simplebus.core.channels import matches
-from simplebus.core.envelope import Envelope, encode
-from simplebus.core.keeper import Keeper
-from simplebus.core.key_group import KeyGroup
-from simplebus.core.ledger import Ledger
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.broker.subscription_manager import Answers
+from simplebus.core.channel.pattern import matches
+from simplebus.core.checkpoint import Keeper
+from simplebus.core.commit_log import Ledger
+from simplebus.core.group.key_ordered_group import KeyGroup
 from simplebus.core.limits import Limits
-from simplebus.core.purging import purge
+from simplebus.core.message_class.purge import purge
+from simplebus.core.protocol.envelope_batch import Envelope, encode
+from simplebus.core.redelivery.ack_timer import covering
 from simplebus.core.settings import FullPolicy
-from simplebus.core.spans import covering
 
 NEVER = float("inf")
 

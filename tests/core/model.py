@@ -34,7 +34,7 @@ from core.model_state import (
     Talker,
 )
 from core.talk import Bus, ack, connect, heartbeat, publish, subscribe
-from simplebus.core.broker import FullPolicy, Settings
+from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, RING_IDLE_TICKS, Limits
 

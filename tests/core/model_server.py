@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import msgspec
 from oracles import ID_COUNT, build_frame, parse_frame, split_frames
 
-from simplebus.core.client.core import ClientCore
-from simplebus.core.client.inbox import Inbox
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.requests import (
+from simplebus.client.core.client import ClientCore
+from simplebus.client.core.inbox import Inbox
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.protocol.requests import (
     ConnectReply,
     ConnectRequest,
     ErrorReply,

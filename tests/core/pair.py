@@ -5,10 +5,10 @@ Rule 1: bytes cross in chunks of the test's choice, and nothing else crosses.
 
 from __future__ import annotations
 
-from simplebus.core.broker import Broker, Settings
-from simplebus.core.client.core import ClientCore
-from simplebus.core.client.inbox import Inbox
-from simplebus.core.receive import ReceiveBuffer
+from simplebus.client.core.client import ClientCore
+from simplebus.client.core.inbox import Inbox
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.statistics import ClassStatistics
 
 

@@ -14,13 +14,13 @@ import pytest
 from oracles import AckOracle, build_frame, parse_frame, split_frames
 from strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
-from simplebus.core.acks import AckWindow
-from simplebus.core.broker import Broker, Settings
+from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.session import Session
+from simplebus.core.protocol.frames import FrameBatch
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.session.session import Session
 from simplebus.core.statistics import ClassStatistics
 
 MANY = 4 * PLAIN_FRAMES_MAX

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.channel_oracle import is_match
-from simplebus.core.access import Grants, Permissions, Right, Rule, Rules, Verdict, is_of_class
+from simplebus.core.users.permissions import (
+    Grants,
+    Permissions,
+    Right,
+    Rule,
+    Rules,
+    Verdict,
+    is_of_class,
+)
 
 SEGMENTS = st.sampled_from(["a", "b", "*"])
 PATTERNS = st.builds(

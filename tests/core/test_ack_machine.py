@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from oracles import ID_COUNT, group_ids
 
-from simplebus.core.acks import AckWindow
+from simplebus.core.redelivery.ack_window import AckWindow
 
 Ranges = list[tuple[int, int]]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import ID_COUNT, AckOracle
 
-from simplebus.core.acks import AckWindow, nearest_sequence
+from simplebus.core.redelivery.ack_window import AckWindow, nearest_sequence
 
 
 def window_of(floor: int, cursor: int, *acked: tuple[int, int]) -> AckWindow:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from core.talk import Bus
 from core.talk2 import enveloped, on_channel, peer2, publish, subscribe
-from simplebus.core import picking
-from simplebus.core.ahead import Ahead
-from simplebus.core.channel_table import Wanted
 from simplebus.core.limits import REDELIVERY_MESSAGES
+from simplebus.core.subscription import selection
+from simplebus.core.subscription.backlog import Ahead
+from simplebus.core.subscription.channel_filter import Wanted
 
 steps = st.lists(
     st.one_of(
@@ -50,8 +50,8 @@ def test_what_is_counted_is_what_is_there(
                 window.ack_range(0, cursor)
             case _:
                 ahead.look(part)
-        counted = picking.wanted_ranges(ring, window.cursor, ahead.until, wanted)
-        assert ahead.count == picking.total(counted)
+        counted = selection.wanted_ranges(ring, window.cursor, ahead.until, wanted)
+        assert ahead.count == selection.total(counted)
     for _ in range(published + 1):
         ahead.look(part)
     assert ahead.until == ring.head
@@ -65,14 +65,14 @@ def test_however_often_something_is_published_each_message_is_counted_once(
     for n in range(20):
         peer2(bus, subscribe(1, 5, durable=f"d{n}", **terms)).leave()
     writer = peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * 3000))
-    looked, count = 0, picking.count
+    looked, count = 0, selection.count
 
     def counting(ring: object, first: int, last: int, *rest: object) -> int:
         nonlocal looked
         looked += last - first
         return count(ring, first, last, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(picking, "count", counting)
+    monkeypatch.setattr(selection, "count", counting)
     for n in range(50):
         writer.say(publish(1, 3000 + n, b""))
     assert looked <= 20 * 50
@@ -81,7 +81,7 @@ def test_however_often_something_is_published_each_message_is_counted_once(
 def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.core.store.REDELIVERY_MESSAGES", 100)
+    monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
     bus = Bus()
     peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).leave()
     writer = peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(1000)]))
@@ -98,8 +98,8 @@ def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
 def test_what_has_piled_up_for_many_is_counted_for_some_of_them_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.core.store.REDELIVERY_MESSAGES", 100)
-    monkeypatch.setattr("simplebus.core.store.LOOKED_MESSAGES_MAX", 300)
+    monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
+    monkeypatch.setattr("simplebus.core.store.store.LOOKED_MESSAGES_MAX", 300)
     bus = Bus()
     peer2(bus, subscribe(1, 5, durable="keeps")).leave()
     writer = peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(1000)]))

@@ -6,13 +6,13 @@ import pytest
 
 from core.talk import Bus
 from core.talk2 import CONNECT, asked, peer2
-from simplebus.core.bound import Bound
-from simplebus.core.broker import Broker, Settings
-from simplebus.core.channels import matches
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.channel.pattern import matches
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import SUBJECTS_BOUND_MAX
-from simplebus.core.requests import NamedClass
-from simplebus.server.serve import ServeOptions, serve
+from simplebus.core.message_class.subject_bindings import Bound
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.server.run import ServeOptions, serve
 
 
 def refusal(bound: Bound, *pairs: tuple[int, str]) -> Reason:

@@ -7,8 +7,7 @@ from oracles import ID_COUNT, build_frame, parse_frame
 from strategies import CONNECT, ack_frame
 
 from core.talk import MANY, Bus, Peer, ack, connect, heartbeat, numbered, publish, subscribe
-from simplebus.core.acks import AckWindow
-from simplebus.core.broker import Settings
+from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     MESSAGES_MAX,
@@ -17,6 +16,7 @@ from simplebus.core.limits import (
     RING_IDLE_TICKS,
     Limits,
 )
+from simplebus.core.redelivery.ack_window import AckWindow
 
 CLASS_BYTES_MIN = 4 * RING_BYTES_MIN
 

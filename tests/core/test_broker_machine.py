@@ -13,7 +13,7 @@ from strategies import ack_frame
 
 from core.model import World
 from core.model_state import FRAME_BYTES, Talker
-from simplebus.core.broker import FullPolicy
+from simplebus.core.broker.broker import FullPolicy
 from simplebus.core.errors import Reason
 
 CLASSES = (1, 256, 0x3C0D)

@@ -13,15 +13,15 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from core.test_broker_machine import BlockMachine
-from simplebus.core.acks import AckWindow
-from simplebus.core.classes import MessageClass
-from simplebus.core.frames import FrameBatch
-from simplebus.core.ring import Ring
-from simplebus.core.room import Room
-from simplebus.core.session import Session
-from simplebus.core.spans import Span, Wheel
-from simplebus.core.store import Store
-from simplebus.core.subscription import Subscription
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol.frames import FrameBatch
+from simplebus.core.redelivery.ack_timer import Span, Wheel
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.ring.ring import Ring
+from simplebus.core.session.session import Session
+from simplebus.core.store.publish_queue import Room
+from simplebus.core.store.store import Store
+from simplebus.core.subscription.subscription import Subscription
 
 Patch = pytest.MonkeyPatch
 

@@ -10,10 +10,12 @@ import pytest
 from core.talk import Bus
 from core.talk2 import ack, peer2, subscribe
 from core.valued import Writer, drained, glance, late, payload, payloads
-from simplebus.core import carrying, envelope, last_values
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
+from simplebus.core.message_class import last_values
+from simplebus.core.protocol import envelope_batch
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.core.store import compaction
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_what_is_stored_anew_expires_when_it_would_have() -> None:
         drained(bus)
     assert bus.statistics(1).carried >= 1
     (got, _) = sorted(late(bus).got(), key=lambda each: payload(each.content, each.kind))[::-1]
-    about, text = envelope.decode(got.content)
+    about, text = envelope_batch.decode(got.content)
     assert text == b"old"
     assert about.channel == "cold"
     assert about.expires_ms is not None
@@ -104,7 +106,7 @@ def test_what_is_mostly_values_stays_where_it_is() -> None:
 def test_what_is_stored_anew_while_nobody_is_there_waits_for_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(carrying, "CARRIED_BYTES", 1)  # One value at a time.
+    monkeypatch.setattr(compaction, "CARRIED_BYTES", 1)  # One value at a time.
     bus = Bus()
     writer = Writer(bus)
     for channel in "abcdefgh":

@@ -10,7 +10,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.certificate_names import Kind, kind_of, spelled, subject
+from simplebus.core.users.certificate_names import Kind, kind_of, spelled, subject
 
 # Longer ones, in bytes, are warned of.
 VALUES = st.text(

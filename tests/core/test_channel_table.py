@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from core.channel_oracle import is_match
 from core.talk import batch_of
 from core.talk2 import enveloped
-from simplebus.core import channel_table
-from simplebus.core.access import Rule, Rules, Scope
-from simplebus.core.budget import MemoryBudget
-from simplebus.core.channel_table import ChannelTable, Wanted
-from simplebus.core.columns import Rows
-from simplebus.core.ring import Ring
+from simplebus.core.ring.columns import Rows
+from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.ring import Ring
+from simplebus.core.subscription import channel_filter
+from simplebus.core.subscription.channel_filter import ChannelTable, Wanted
+from simplebus.core.users.permissions import Rule, Rules, Scope
 
 NAMES = ["", "a", "b", "a.x", "a.y", "c", "d", "e", "f"]
 SCOPES: list[tuple[tuple[Rule, ...] | None, tuple[Rule, ...]]] = [
@@ -68,8 +68,8 @@ def test_who_wants_what_is_what_the_patterns_say(
     there = ring()
     stored: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channel_table, "CHANNEL_NAMES_MAX", most)
-        patch.setattr(channel_table, "CHANNELS_FORGOTTEN", 1)
+        patch.setattr(channel_filter, "CHANNEL_NAMES_MAX", most)
+        patch.setattr(channel_filter, "CHANNELS_FORGOTTEN", 1)
         table = ChannelTable(there)
         wanted: list[Wanted] = []
         for what, value in script:
@@ -113,8 +113,8 @@ def look(wanted: Wanted, there: Ring, stored: list[str]) -> None:
 
 
 def test_names_that_nothing_stored_carries_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_table, "CHANNEL_NAMES_MAX", 10)
-    monkeypatch.setattr(channel_table, "CHANNELS_FORGOTTEN", 2)
+    monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 10)
+    monkeypatch.setattr(channel_filter, "CHANNELS_FORGOTTEN", 2)
     there = ring()
     table = ChannelTable(there)
     for number in range(100):
@@ -147,7 +147,7 @@ def test_who_wants_many_new_channels_is_told_once(monkeypatch: pytest.MonkeyPatc
 def test_a_number_that_is_used_again_is_wanted_by_whom_its_new_channel_concerns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channel_table, "CHANNEL_NAMES_MAX", 2)
+    monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 2)
     there = ring()
     table = ChannelTable(there)
     before = wants(table, "a", "c")
@@ -201,7 +201,7 @@ def test_no_more_channels_are_forgotten_at_a_time_than_new_ones_warrant() -> Non
         patch.setattr(table, "_names_max", 0)
         before = len(table)
         assert table.numbers(["new"]) is not None
-        assert before - len(table) == channel_table.CHANNELS_FORGOTTEN - 1
+        assert before - len(table) == channel_filter.CHANNELS_FORGOTTEN - 1
         patch.setattr(table, "_names_max", 0)
         before = len(table)
         assert table.numbers([f"new{number}" for number in range(5000)]) is not None
@@ -249,8 +249,8 @@ def test_patterns_and_verdicts_are_paid_for_and_given_back() -> None:
 def test_who_wants_every_channel_there_is_is_known_without_a_look_at_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channel_table, "CHANNEL_NAMES_MAX", 3)
-    monkeypatch.setattr(channel_table, "CHANNELS_FORGOTTEN", 1)
+    monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 3)
+    monkeypatch.setattr(channel_filter, "CHANNELS_FORGOTTEN", 1)
     there = ring()
     table = ChannelTable(there)
     everything = wants(table, "#")

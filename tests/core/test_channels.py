@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from core.channel_oracle import FRESH, all_names, all_patterns, is_match, names, patterns
-from simplebus.core.channels import (
+from simplebus.core.channel.pattern import (
     check_name,
     check_pattern,
     is_literal,

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import ID_COUNT, build_frame
 
-from simplebus.core.client.chunks import Chunk, Segment, fitting, longest_of, opening_of, part_of
+from simplebus.client.core.publish_batch import (
+    Chunk,
+    Segment,
+    fitting,
+    longest_of,
+    opening_of,
+    part_of,
+)
 
 MESSAGE, ENVELOPE = b"15"
 NEAR_THE_WRAP = st.sampled_from([0, 9, 0x0A3E3C0D, ID_COUNT - 3, ID_COUNT - 70])

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from core.talk import Bus
 from core.talk2 import peer2
-from simplebus.core import frames
-from simplebus.core.class_table import ClassTable
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import HEAVY_READ_BYTES, Limits
-from simplebus.core.requests import NamedClass
+from simplebus.core.message_class.class_registry import ClassTable
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
 
 LIMITS = Limits(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core import classes
-from simplebus.core.acks import AckWindow
-from simplebus.core.classes import TimeIndex
 from simplebus.core.limits import TIMES_MAX, TIMES_STEP_SECONDS
+from simplebus.core.message_class import message_class
+from simplebus.core.message_class.message_class import TimeIndex
+from simplebus.core.redelivery.ack_window import AckWindow
 
 
 @given(
@@ -24,7 +24,7 @@ def test_nothing_that_was_accepted_then_or_later_is_missed(
     index, times = TimeIndex(), list[float]()
     now = 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classes, "TIMES_MAX", most)
+        patch.setattr(message_class, "TIMES_MAX", most)
         for gap in gaps:
             now += gap
             index.note(now, len(times))
@@ -50,7 +50,7 @@ def test_each_stored_message_is_in_a_step_that_began_before_it(
     index, times = TimeIndex(), list[float]()
     now = 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classes, "TIMES_MAX", most)
+        patch.setattr(message_class, "TIMES_MAX", most)
         for gap in gaps:
             now += gap
             index.note(now, len(times))
@@ -81,7 +81,7 @@ def test_a_long_pause_is_not_skipped_however_coarse_the_index_has_become() -> No
 
 
 def test_an_index_that_is_short_again_is_fine_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classes, "TIMES_MAX", 16)
+    monkeypatch.setattr(message_class, "TIMES_MAX", 16)
     index = TimeIndex()
     for n in range(200):
         index.note(n / 50, n)

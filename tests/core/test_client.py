@@ -20,14 +20,14 @@ from core.model_server import (
     numbered,
     subscribed,
 )
-from simplebus.core.client.core import ClientCore
+from simplebus.client.core.client import ClientCore
 from simplebus.core.errors import (
     BusConnectionError,
     LocalProtocolError,
     Reason,
     RemoteProtocolError,
 )
-from simplebus.core.requests import (
+from simplebus.core.protocol.requests import (
     ConnectReply,
     ConnectRequest,
     FetchReply,

@@ -14,13 +14,13 @@ from strategies import contents
 
 from core.consumers import payloads, take, take_batches
 from core.pair import Pair
-from simplebus.core.acks import AckWindow
-from simplebus.core.broker import Broker, Settings
-from simplebus.core.client.inbox import Inbox
-from simplebus.core.envelope import Envelope
+from simplebus.client.core.inbox import Inbox
+from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.errors import RefusedError
 from simplebus.core.limits import FRAME_BYTES_MIN
-from simplebus.core.requests import Start, SubscribeRequest
+from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.requests import Start, SubscribeRequest
+from simplebus.core.redelivery.ack_window import AckWindow
 
 NUMBERED = [b"message %d" % number for number in range(200)]
 SHORT = Settings(ack_timeout=2)

@@ -23,17 +23,10 @@ from core.model_server import (
     connected,
     subscribed,
 )
-from simplebus.core.client.core import ClientCore
-from simplebus.core.errors import (
-    BusConnectionError,
-    Reason,
-    RemoteProtocolError,
-)
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.requests import (
-    ConnectReply,
-    SubscribeReply,
-)
+from simplebus.client.core.client import ClientCore
+from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.protocol.requests import ConnectReply, SubscribeReply
 
 
 def test_a_message_for_nobody_is_refused() -> None:

@@ -20,16 +20,9 @@ from core.model_server import (
     settle,
     subscribed,
 )
-from simplebus.core.errors import (
-    Reason,
-    RefusedError,
-    RemoteProtocolError,
-)
+from simplebus.core.errors import Reason, RefusedError, RemoteProtocolError
 from simplebus.core.limits import ACKS_MAX
-from simplebus.core.requests import (
-    Start,
-    SubscribeRequest,
-)
+from simplebus.core.protocol.requests import Start, SubscribeRequest
 
 DURABLE = SubscribeRequest(durable="d")
 

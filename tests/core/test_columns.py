@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from core.talk import batch_of
 from core.talk2 import enveloped, publish
-from simplebus.core import columns as module
-from simplebus.core.budget import MemoryBudget
-from simplebus.core.columns import AT_ONCE, NEVER, Columns, Rows
 from simplebus.core.limits import RING_IDLE_TICKS
-from simplebus.core.ring import Ring
+from simplebus.core.ring import columns as module
+from simplebus.core.ring.columns import AT_ONCE, NEVER, Columns, Rows
+from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.ring import Ring
 
 Row = tuple[int, float, float]
 PLAIN: Row = (0, NEVER, AT_ONCE)

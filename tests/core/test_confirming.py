@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from core.talk import Bus
 from core.talk2 import Peer2, peer2, publish
-from simplebus.core.broker import Broker, Settings
-from simplebus.core.ledger import Ledger, Level
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.commit_log import Ledger, Level
 
 
 class FarBus(Bus):

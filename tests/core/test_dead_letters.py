@@ -29,9 +29,9 @@ from core.talk2 import (
     timed,
 )
 from simplebus.core import dead_letters
-from simplebus.core.envelope import Envelope, decode, encode
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DEAD_LETTERS_MAX, Limits
+from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
 
 DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
 """The id of the class in which those of class 1 lie."""

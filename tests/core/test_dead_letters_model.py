@@ -14,9 +14,9 @@ from core.talk import subscribe as subscribe1
 from core.talk2 import ENVELOPE, FETCH, Peer2, asked, enveloped, nack, on_channel, peer2, subscribe
 from core.talk2 import ack as ack2
 from core.test_dead_letters import DEAD_1, why
-from simplebus.core.envelope import decode
 from simplebus.core.errors import Reason
-from simplebus.core.subscription import Subscription
+from simplebus.core.protocol.envelope_batch import decode
+from simplebus.core.subscription.subscription import Subscription
 
 MAX = {"": 1, "d": 2, "e": 3}
 """How often each position is sent a message, by its name."""

@@ -20,7 +20,7 @@ from core.talk2 import (
 )
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DURABLES_PART, HEAVY_EVENTS, HEAVY_READ_BYTES, Limits
-from simplebus.core.subscription import Subscription
+from simplebus.core.subscription.subscription import Subscription
 
 
 def test_a_durable_goes_on_where_it_was() -> None:
@@ -259,7 +259,7 @@ def test_a_subscription_that_is_refused_takes_no_memory_and_nothing_that_waits(s
 
 def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     size = Limits().total_bytes // (4 * DURABLES_PART)
-    monkeypatch.setattr("simplebus.core.shares.DURABLE_BYTES", size)
+    monkeypatch.setattr("simplebus.core.store.quotas.DURABLE_BYTES", size)
     bus = Bus()
     for class_id in (1, 2):
         peer = peer2(bus, subscribe(class_id, 1, durable="a"), classes=(class_id,))

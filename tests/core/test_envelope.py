@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from oracles import DELIMITER, build_frame
 
 from core.talk import batch_of
-from simplebus.core import envelope as envelopes
-from simplebus.core import envelope_content
-from simplebus.core.envelope import Envelope, EnvelopeColumns, decode, encode, scan
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import CHANNEL_BYTES_MAX, PLAIN_FRAMES_MAX
+from simplebus.core.protocol import envelope as protocol_envelope
+from simplebus.core.protocol import envelope_batch as envelopes
+from simplebus.core.protocol.envelope_batch import Envelope, EnvelopeColumns, decode, encode, scan
+from simplebus.core.protocol.frames import FrameBatch
 
 ENVELOPE = ord("5")
 MANY = 2 * PLAIN_FRAMES_MAX
@@ -445,18 +445,18 @@ def test_an_instant_before_1970_and_the_ends_of_every_number_can_be_said() -> No
 
 
 def test_what_is_remembered_of_channels_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envelope_content, "_REMEMBERED_MAX", 3)
-    monkeypatch.setattr(envelope_content, "_names", {})
-    monkeypatch.setattr(envelope_content, "_prefixes", {})
+    monkeypatch.setattr(protocol_envelope, "_REMEMBERED_MAX", 3)
+    monkeypatch.setattr(protocol_envelope, "_names", {})
+    monkeypatch.setattr(protocol_envelope, "_prefixes", {})
     for number in range(10):
         about = Envelope(channel=f"a.{number}")
         assert decode(encode(about, b"")) == (about, b"")
-        assert len(envelope_content._names) <= 3
-        assert len(envelope_content._prefixes) <= 3
+        assert len(protocol_envelope._names) <= 3
+        assert len(protocol_envelope._prefixes) <= 3
     long = Envelope(channel="a" * CHANNEL_BYTES_MAX)
     assert decode(encode(long, b"")) == (long, b"")
-    assert max(map(len, envelope_content._names)) < 10
-    assert max(map(len, envelope_content._prefixes)) < 10
+    assert max(map(len, protocol_envelope._names)) < 10
+    assert max(map(len, protocol_envelope._prefixes)) < 10
 
 
 # Many --------------------------------------------------------------------------------------------

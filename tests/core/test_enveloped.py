@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from oracles import build_frame
 
 from core.test_runs import runs_of
-from simplebus.core import envelope
-from simplebus.core.client.enveloped import uniform_prefix
-from simplebus.core.client.runs import Run
-from simplebus.core.envelope import Envelope
+from simplebus.client.core.frame_runs import Run
+from simplebus.client.core.messages import uniform_prefix
+from simplebus.core.protocol import envelope_batch
+from simplebus.core.protocol.envelope_batch import Envelope
 
 ENVELOPE = ord("5")
 
@@ -44,7 +44,7 @@ def test_a_prefix_that_is_found_is_every_envelopes(
 ) -> None:
     """Above 50 frames the array path is engaged."""
     pairs = [(about, payload) for about in some for payload in payloads or [b""]] * times
-    run = run_of([envelope.encode(about, payload) for about, payload in pairs])
+    run = run_of([envelope_batch.encode(about, payload) for about, payload in pairs])
     prefix = uniform_prefix(run)
     if prefix is not None:
         assert run.contents(0, run.count, skip=prefix) == [payload for _, payload in pairs]
@@ -67,14 +67,14 @@ def test_the_usual_run_is_found_to_be_uniform() -> None:
     about = Envelope(channel="a.b", key=b"key", headers=(("n", "v"),), published=7)
     for count in (2, 100):
         for payloads in ([b"16 bytes of load"] * count, [b"x" * n for n in range(count)]):
-            run = run_of([envelope.encode(about, payload) for payload in payloads])
+            run = run_of([envelope_batch.encode(about, payload) for payload in payloads])
             prefix = uniform_prefix(run)
             assert prefix is not None
             assert run.contents(0, count, skip=prefix) == payloads
 
 
 def test_a_header_that_looks_like_stuffing_only_costs_the_short_way() -> None:
-    run = run_of([envelope.encode(Envelope(channel="a"), b"payload")] * 2, class_id=0x3C0D)
+    run = run_of([envelope_batch.encode(Envelope(channel="a"), b"payload")] * 2, class_id=0x3C0D)
     assert uniform_prefix(run) is not None
     frames = [
         build_frame(ENVELOPE, class_id=0x3C0D, message_id=0x0A000000 + number, content=b"\0load")

@@ -21,7 +21,7 @@ from core.talk2 import (
     timed,
     unsubscribe,
 )
-from simplebus.core.broker import FullPolicy, Settings
+from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES, RING_IDLE_TICKS, Limits
 

@@ -22,9 +22,10 @@ from core.talk2 import (
     timed,
 )
 from core.test_version2_machine import Version2Machine
-from simplebus.core.broker import Broker
+from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.explained import (
+from simplebus.core.limits import EXPLAINED_MEMBERS, EXPLAINED_POSITIONS
+from simplebus.core.protocol.inquiry import (
     BusQuestion,
     BusSaid,
     ChannelQuestion,
@@ -36,7 +37,6 @@ from simplebus.core.explained import (
     SessionSaid,
     explained,
 )
-from simplebus.core.limits import EXPLAINED_MEMBERS, EXPLAINED_POSITIONS
 from simplebus.core.settings import Keep, Settings
 
 

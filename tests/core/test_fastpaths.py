@@ -27,8 +27,8 @@ from strategies import (
 )
 
 from core.talk import MANY, batch_of
-from simplebus.core.frames import FrameBatch
-from simplebus.core.split import Scratch, find_delimiters, split
+from simplebus.core.protocol.frame_splitter import Scratch, find_delimiters, split
+from simplebus.core.protocol.frames import FrameBatch
 
 # Splitting ---------------------------------------------------------------------------------------
 

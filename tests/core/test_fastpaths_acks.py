@@ -24,11 +24,11 @@ from strategies import (
 )
 
 from core.talk import MANY, batch_of, state_of
-from simplebus.core import frames as wire
-from simplebus.core.acks import AckWindow
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.frames import ack_ranges
 from simplebus.core.limits import PLAIN_FRAMES_MAX
+from simplebus.core.protocol import frames as wire
+from simplebus.core.protocol.frames import ack_ranges
+from simplebus.core.redelivery.ack_window import AckWindow
 
 # Acks --------------------------------------------------------------------------------------------
 

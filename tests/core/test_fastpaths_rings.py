@@ -21,9 +21,9 @@ from strategies import (
 )
 
 from core.talk import MANY, batch_of
-from simplebus.core.budget import MemoryBudget
 from simplebus.core.limits import RING_IDLE_TICKS, RING_SLOTS_MIN
-from simplebus.core.ring import Ring
+from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.ring import Ring
 
 MESSAGES_MAX = 3000
 CLASS_ID = 0x8C0D

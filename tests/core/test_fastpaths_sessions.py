@@ -23,8 +23,8 @@ from strategies import (
 )
 
 from core.talk import MANY, Bus, ack, connect, heartbeat, numbered, publish, state_of, subscribe
-from simplebus.core.acks import AckWindow
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.redelivery.ack_window import AckWindow
 
 CLASSES = (0, 1, 256, 0x3C0D)
 """Named from the beginning. 1 and 256 differ in the order of their bytes; the last one's id is half

@@ -8,7 +8,7 @@ import pytest
 
 from core.talk import Bus
 from core.talk2 import FETCH, asked, peer2, publish
-from simplebus.core import fetching
+from simplebus.core.broker import fetch
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX, MESSAGES_MAX
 
 
@@ -52,7 +52,7 @@ def test_a_fetch_tells_when_its_messages_were_accepted_and_nothing_of_others() -
 
 
 def test_an_answer_ends_where_its_times_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "FETCH_TIMES_MAX", 2)
+    monkeypatch.setattr(fetch, "FETCH_TIMES_MAX", 2)
     bus = bus_with(10, 10.001, 20, 20.002, 30)
     found = answer(bus, first=1, times=True)
     assert (found["first"], found["next"], found["times"]) == (1, 4, [[0, 10.0], [2, 20.0]])

@@ -7,9 +7,9 @@ from typing import Any, cast
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from simplebus.core.acks import AckWindow
-from simplebus.core.floors import Floors
-from simplebus.core.subscription import Subscription
+from simplebus.core.message_class.floor_index import Floors
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.subscription.subscription import Subscription
 
 
 class Position:

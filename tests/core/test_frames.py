@@ -8,12 +8,12 @@ from oracles import DELIMITER, build_frame, parse_frame, split_frames
 from strategies import ACK, HEARTBEAT, MESSAGE
 
 from core.talk import batch_of
-from simplebus.core import frames
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.frames import FrameBatch
 from simplebus.core.limits import SPARE_BYTES
-from simplebus.core.split import Scratch
-from simplebus.core.split import split as split_buffer
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.frame_splitter import Scratch
+from simplebus.core.protocol.frame_splitter import split as split_buffer
+from simplebus.core.protocol.frames import FrameBatch
 
 SMALLEST = build_frame(HEARTBEAT)
 HEADER_FULL_OF_DELIMITER = bytes.fromhex("313c0d0a3e3c0d0a3e") + b"hi" + DELIMITER

@@ -6,14 +6,9 @@ import pytest
 
 from core import talk2
 from core.talk import Bus, ack, connect, numbered, publish, subscribe
-from simplebus.core.broker import FullPolicy, Settings
+from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
-from simplebus.core.limits import (
-    RECEIVE_BYTES,
-    RING_BYTES_MIN,
-    RING_IDLE_TICKS,
-    Limits,
-)
+from simplebus.core.limits import RECEIVE_BYTES, RING_BYTES_MIN, RING_IDLE_TICKS, Limits
 
 CLASS_BYTES_MIN = 4 * RING_BYTES_MIN
 

@@ -9,13 +9,13 @@ from oracles import build_frame
 
 from core.consumers import payloads, take, take_batches
 from core.inboxes import ENVELOPE, HeardInbox, inbox_with, runs_of
-from simplebus.core import envelope
-from simplebus.core.client.asking import Request
-from simplebus.core.client.inbox import Inbox
-from simplebus.core.client.receipts import ACKED, NACKED, Verdict
-from simplebus.core.envelope import Envelope
+from simplebus.client.core.acks import ACKED, NACKED, Verdict
+from simplebus.client.core.inbox import Inbox
+from simplebus.client.core.open_requests import Request
 from simplebus.core.errors import LocalProtocolError, RefusedError, RemoteProtocolError
-from simplebus.core.requests import SubscribeRequest
+from simplebus.core.protocol import envelope_batch
+from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.requests import SubscribeRequest
 
 # Settling ----------------------------------------------------------------------------------------
 
@@ -347,7 +347,9 @@ def test_envelopes_are_taken_apart_for_who_asks(
     pairs = some * times
     inbox = HeardInbox()
     frames = [
-        build_frame(ENVELOPE, class_id=1, message_id=n, content=envelope.encode(about, payload))
+        build_frame(
+            ENVELOPE, class_id=1, message_id=n, content=envelope_batch.encode(about, payload)
+        )
         for n, (about, payload) in enumerate(pairs)
     ]
     for run in runs_of(b"".join(frames)):

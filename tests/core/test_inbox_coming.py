@@ -9,7 +9,7 @@ from oracles import ID_COUNT, parse_frame, split_frames
 
 from core.consumers import payloads, take, take_batches
 from core.inboxes import HeardInbox, inbox_with
-from simplebus.core.requests import Start, SubscribeRequest
+from simplebus.core.protocol.requests import Start, SubscribeRequest
 
 # What comes --------------------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ from core.talk import Bus, batch_of
 from core.talk import connect as connect1
 from core.talk import publish as publish1
 from core.talk2 import Peer2, enveloped, nack, on_channel, peer2, publish, subscribe, unsubscribe
-from simplebus.core import frames
-from simplebus.core.broker import FullPolicy, Settings
+from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.dead_letters import are_kept_in
-from simplebus.core.envelope import Envelope, decode, encode
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.events import (
+from simplebus.core.limits import Limits
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
+from simplebus.core.protocol.events import (
     AckedOne,
     Nacked,
     Published,
@@ -24,8 +25,7 @@ from simplebus.core.events import (
     SubscriptionAsked,
     Terminated,
 )
-from simplebus.core.limits import Limits
-from simplebus.core.requests import SubscribeRequest
+from simplebus.core.protocol.requests import SubscribeRequest
 
 DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from core.talk import Bus
 from core.talk2 import nack, peer2, publish, subscribe
-from simplebus.core import keeper as keeper_module
-from simplebus.core.broker import Broker
-from simplebus.core.keeper import Keeper
-from simplebus.core.kept import decode
-from simplebus.core.ledger import Ledger, Level
-from simplebus.core.left import merged
+from simplebus.core import checkpoint as keeper_module
+from simplebus.core.broker.broker import Broker
+from simplebus.core.checkpoint import Keeper
+from simplebus.core.commit_log import Ledger, Level
 from simplebus.core.limits import KEPT_SECONDS
+from simplebus.core.redelivery.handover import merged
+from simplebus.core.snapshot import decode
 
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 9)), max_size=20)
 

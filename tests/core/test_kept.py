@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from simplebus.core import requests
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.requests import SubscribeRequest
+from simplebus.core.protocol import requests
+from simplebus.core.protocol.requests import SubscribeRequest
 
 FIELDS = tuple(SubscribeRequest.__struct_fields__)
 EXTREMES = (2**63 - 1, 2**64, 10**40, -(10**40), 1e308, -1e308, 5e-324, "\ud800", "\0")

@@ -21,11 +21,11 @@ from core.talk2 import (
     working,
 )
 from simplebus.core.errors import Reason
-from simplebus.core.group import Member
-from simplebus.core.key_group import KeyGroup
-from simplebus.core.key_member import KeyMember
+from simplebus.core.group.group import Member
+from simplebus.core.group.key_ordered_group import KeyGroup
+from simplebus.core.group.key_ordered_member import KeyMember
 from simplebus.core.limits import IN_FLIGHT_BYTES, LANES_MESSAGES_MAX, Limits
-from simplebus.core.purging import purge
+from simplebus.core.message_class.purge import purge
 from simplebus.core.settings import FullPolicy, Settings
 
 

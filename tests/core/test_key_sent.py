@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from simplebus.core.key_sent import Sent
+from simplebus.core.group.keys_in_flight import Sent
 
 MOST = 2_000
 """So many messages: some ranges are looked for one by one, and some are not."""

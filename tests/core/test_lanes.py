@@ -10,13 +10,13 @@ from oracles import build_frame
 
 from core.key_model import keyed
 from core.talk import batch_of
-from simplebus.core import key_hash
-from simplebus.core.envelope import Envelope, decode, encode, stuff
-from simplebus.core.envelope_content import key_of
-from simplebus.core.frames import ENVELOPE, MESSAGE
-from simplebus.core.key_hash import hash_of, lane_of, lanes_of
-from simplebus.core.key_owners import SHARES, Owners
-from simplebus.core.lanes import NO_LANE, Lanes
+from simplebus.core.group import key_hash
+from simplebus.core.group.key_assignment import SHARES, Owners
+from simplebus.core.group.key_hash import hash_of, lane_of, lanes_of
+from simplebus.core.group.partition_queues import NO_LANE, Lanes
+from simplebus.core.protocol.envelope import key_of
+from simplebus.core.protocol.envelope_batch import Envelope, decode, encode, stuff
+from simplebus.core.protocol.frames import ENVELOPE, MESSAGE
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(0, 3)), max_size=60)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.acks import AckWindow
-from simplebus.core.last_errors import LastErrors
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.redelivery.failure_reasons import LastErrors
 
 
 class Somebody:

@@ -11,10 +11,10 @@ from oracles import build_frame
 from core.talk import Bus
 from core.talk2 import PURGE, ack, asked, enveloped, nack, on_channel, peer2, publish, subscribe
 from core.valued import KEEPS, Writer, drained, glance, late, payloads
-from simplebus.core import envelope
-from simplebus.core.envelope import Envelope
-from simplebus.core.frames import FrameBatch
-from simplebus.core.last_values import LastValues, are_empty, is_empty
+from simplebus.core.message_class.last_values import LastValues, are_empty, is_empty
+from simplebus.core.protocol import envelope_batch
+from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.settings import ClassSettings, Keep, Settings
 
 # What a late subscriber is sent ------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_a_value_whose_time_has_not_come_is_sent_when_it_has() -> None:
     bus = Bus()
     writer = Writer(bus)
     about = Envelope("a", not_before_ms=10_000)
-    writer.peer.say(enveloped(1, 0, envelope.encode(about, b"later")))
+    writer.peer.say(enveloped(1, 0, envelope_batch.encode(about, b"later")))
     reader = late(bus)
     assert reader.got() == []
     bus.broker.clock.now = 10.0
@@ -264,7 +264,9 @@ def test_which_payloads_are_empty_is_found_in_arrays_and_one_by_one(
 ) -> None:
     whole = []
     for about, text in messages:
-        kind, content = (b"1", text) if about is None else (b"5", envelope.encode(about, text))
+        kind, content = (
+            (b"1", text) if about is None else (b"5", envelope_batch.encode(about, text))
+        )
         whole.append(build_frame(kind[0], content=content))
     if not whole:
         return

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from core.talk import Bus
 from core.talk2 import Peer2, ack, nack, peer2, subscribe, unsubscribe
 from core.valued import CHANNELS, Writer, glance, payload
-from simplebus.core import last_values
-from simplebus.core.channels import matches
+from simplebus.core.channel.pattern import matches
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
+from simplebus.core.message_class import last_values
 from simplebus.core.settings import FullPolicy, Settings
 
 IN_MEMORY = [policy for policy in FullPolicy if policy is not FullPolicy.SPILL]

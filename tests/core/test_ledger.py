@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.core import ledger as module
+from simplebus.core import commit_log as module
+from simplebus.core.commit_log import Ledger, Level
 from simplebus.core.errors import Reason
-from simplebus.core.events import Refused
-from simplebus.core.frames import MESSAGE
-from simplebus.core.ledger import Ledger, Level
 from simplebus.core.limits import TIMES_STEP_SECONDS
+from simplebus.core.protocol.events import Refused
+from simplebus.core.protocol.frames import MESSAGE
 
 
 def note(ledger: Ledger, first: int, count: int = 1, publisher: str = "", **more: float) -> None:

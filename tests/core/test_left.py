@@ -17,8 +17,8 @@ from core.talk import Bus, numbered
 from core.talk2 import ack, enveloped, nack, peer2, publish, subscribe
 from core.test_dead_letters import letters, why
 from core.test_explaining import only
-from simplebus.core.acks import AckWindow
-from simplebus.core.left import Left, highest
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.redelivery.handover import Left, highest
 from simplebus.core.settings import Settings
 
 KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]

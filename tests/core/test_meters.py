@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from core import talk2
 from core.talk import Bus, Peer, ack, connect, numbered, publish, subscribe
 from core.talk2 import Peer2, peer2
-from simplebus.core import meters
-from simplebus.core.meters import Meter, Rate
-from simplebus.core.passwords import quick_hash
-from simplebus.core.users import User, Users
+from simplebus.core.users import rate_limit
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.rate_limit import Meter, Rate
+from simplebus.core.users.users import User, Users
 
 SIZES = st.lists(st.integers(13, 5000), min_size=1, max_size=8)
 STEPS = st.lists(st.tuples(st.floats(0, 3), SIZES), max_size=12)
@@ -61,8 +61,8 @@ def test_who_has_another_rate_has_what_was_left() -> None:
 
 
 def test_as_little_is_read_at_once_as_a_rate_allows() -> None:
-    assert meters.read_bytes([Meter(Rate(bytes=10_000_000), 0.0)]) == 500_000
-    assert meters.read_bytes([Meter(Rate(10), 0.0), Meter(Rate(bytes=1e9), 0.0)]) == 256
+    assert rate_limit.read_bytes([Meter(Rate(bytes=10_000_000), 0.0)]) == 500_000
+    assert rate_limit.read_bytes([Meter(Rate(10), 0.0), Meter(Rate(bytes=1e9), 0.0)]) == 256
 
 
 # At a broker -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from oracles import DELIMITER, build_frame, group_ids, parse_frame
 from strategies import MESSAGE
 
 from core.talk import Bus, Peer, ack, connect, numbered, publish, subscribe
-from simplebus.core.broker import FullPolicy, Settings
+from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import build_frame, parse_frame, split_frames
 
-from simplebus.core.client.chunks import Chunk
-from simplebus.core.client.outgoing import Outgoing
-from simplebus.core.client.receipts import ACKED, AckLog, Receipt
+from simplebus.client.core.acks import ACKED, AckLog, Receipt
+from simplebus.client.core.publish_batch import Chunk
+from simplebus.client.core.send_queue import Outgoing
 
 MESSAGE, ACK, CONNECT = b"134"
 

@@ -13,10 +13,10 @@ from oracles import ID_COUNT, build_frame, parse_frame
 from core.pair import Pair
 from core.talk import MANY, Bus
 from core.talk2 import MESSAGE, Peer2, hello, peer2, publish
-from simplebus.core.broker import Broker
-from simplebus.core.client.core import ClientCore
+from simplebus.client.core.client import ClientCore
+from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
-from simplebus.core.frames import DELIMITER
+from simplebus.core.protocol.frames import DELIMITER
 
 
 def remote() -> Broker:

@@ -6,10 +6,10 @@ import pytest
 
 from core.talk import Bus
 from core.talk2 import Peer2, peer2, publish, subscribe, unsubscribe
-from simplebus.core.access import Permissions, Right, Rule, Rules
 from simplebus.core.errors import Reason
-from simplebus.core.passwords import quick_hash
-from simplebus.core.users import User, Users
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.users import User, Users
 
 
 def user(name: str, *subscribe: str, admin: tuple[tuple[Right, str], ...] = ()) -> User:

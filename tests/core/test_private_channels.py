@@ -8,12 +8,12 @@ import pytest
 
 from core.talk import Bus
 from core.talk2 import Peer2, asked, enveloped, on_channel, peer2, subscribe
-from simplebus.core import frames
-from simplebus.core.access import REPLIES, Permissions, Right, Rule, Rules, is_private
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.passwords import quick_hash
-from simplebus.core.requests import NamedClass
-from simplebus.core.users import User, Users
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import REPLIES, Permissions, Right, Rule, Rules, is_private
+from simplebus.core.users.users import User, Users
 
 TO_ADA, TO_BOB = f"{REPLIES}.ada", f"{REPLIES}.bob"
 NAMED = NamedClass(id=9, name=REPLIES)

@@ -10,11 +10,11 @@ from oracles import ID_COUNT, build_frame, parse_frame
 from core import talk2
 from core.talk import MANY, Bus, numbered
 from core.talk2 import MESSAGE, Peer2, ack, enveloped, hello, on_channel, peer2, publish, subscribe
-from simplebus.core.broker import Broker, FullPolicy, Settings
+from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.frames import Flags, Integers
 from simplebus.core.limits import PUBLISHER_SECONDS, RECEIVE_BYTES, Limits
-from simplebus.core.publishers import Ahead
+from simplebus.core.producer_state import Ahead
+from simplebus.core.protocol.frames import Flags, Integers
 
 
 def confirms(peer: Peer2) -> list[int]:

@@ -12,7 +12,7 @@ from oracles import ID_COUNT
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PUBLISHER_SECONDS, PUBLISHERS_AHEAD_BYTES_MAX, PUBLISHERS_MAX
-from simplebus.core.publishers import Ahead, Publisher, Publishers
+from simplebus.core.producer_state import Ahead, Publisher, Publishers
 
 
 def left(publishers: Publishers, name: str, ahead: Ahead | None, now: float = 0.0) -> Publisher:

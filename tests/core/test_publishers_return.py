@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from core.pair import Pair
 from core.talk import Bus
 from core.talk2 import Peer2, hello, peer2, publish
-from simplebus.core.broker import Broker, FullPolicy, Settings
+from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason
-from simplebus.core.events import Refused
-from simplebus.core.frames import MESSAGE
 from simplebus.core.limits import PUBLISHER_REFUSALS_MAX, Limits
-from simplebus.core.publishers import Ahead, Publisher, Publishers
+from simplebus.core.producer_state import Ahead, Publisher, Publishers
+from simplebus.core.protocol.events import Refused
+from simplebus.core.protocol.frames import MESSAGE
 
 
 def refused(first: int, count: int = 1, sentence: str = "no") -> Refused:
@@ -170,7 +170,7 @@ def test_who_does_not_say_what_was_confirmed_is_not_told_again() -> None:
 
 
 def test_refusals_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.core.publishers.PUBLISHERS_REFUSALS_MAX", 600)
+    monkeypatch.setattr("simplebus.core.producer_state.PUBLISHERS_REFUSALS_MAX", 600)
     publishers = Publishers()
     everybody: list[Publisher] = []
     for session in range(3):

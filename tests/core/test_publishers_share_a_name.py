@@ -15,7 +15,7 @@ from oracles import ID_COUNT, parse_frame
 from core.pair import Pair
 from core.talk import Bus
 from core.talk2 import Peer2, hello, publish
-from simplebus.core.broker import Broker
+from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import FRAME_BYTES_MIN, PUBLISHER_STEP, Limits
 

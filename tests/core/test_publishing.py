@@ -9,13 +9,13 @@ from oracles import ID_COUNT
 from strategies import contents
 
 from core.model_server import CONNECT, ENVELOPE, MESSAGE, SUBSCRIBE, Line, ModelServer, connected
-from simplebus.core import envelope
-from simplebus.core.client import publishing
-from simplebus.core.client.core import ClientCore
-from simplebus.core.client.publishing import Publisher
-from simplebus.core.envelope import Envelope
+from simplebus.client.core import publish_buffer
+from simplebus.client.core.client import ClientCore
+from simplebus.client.core.publish_buffer import Publisher
 from simplebus.core.errors import LocalProtocolError, Reason, RefusedError, RemoteProtocolError
 from simplebus.core.limits import CREDIT_BYTES, PUBLISHER_STEP
+from simplebus.core.protocol import envelope_batch
+from simplebus.core.protocol.envelope_batch import Envelope
 
 NUMBERED = [b"message %d" % number for number in range(200)]
 
@@ -23,7 +23,7 @@ NUMBERED = [b"message %d" % number for number in range(200)]
 def payloads(server: ModelServer) -> list[bytes]:
     """What the server has stored, out of its envelope."""
     return [
-        content if kind == MESSAGE else envelope.decode(content)[1]
+        content if kind == MESSAGE else envelope_batch.decode(content)[1]
         for _, kind, content in server.stored
     ]
 
@@ -45,7 +45,7 @@ def test_what_is_published_is_stored_once_and_in_order_wherever_connections_are_
     core, chunk = line.core, data.draw(st.sampled_from([30, 200, 1 << 18]))
     published: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publishing, "_CHUNK_BYTES", chunk)
+        patch.setattr(publish_buffer, "_CHUNK_BYTES", chunk)
         is_connected = False
         for _ in range(data.draw(st.integers(1, 30))):
             match data.draw(st.sampled_from("oommwwwrrrccl")):
@@ -261,7 +261,7 @@ def test_refused_messages_are_told_by_position() -> None:
 
 
 def test_refusals_that_nobody_asks_for_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "_REFUSALS_MAX", 5)
+    monkeypatch.setattr(publish_buffer, "_REFUSALS_MAX", 5)
     line = connected()
     line.core.publish_many(NUMBERED, 1)
     line.exchange()
@@ -293,9 +293,9 @@ def test_any_payload_arrives_as_it_was(
     assert payloads(line.server) == given_payloads
     for _, kind, content in line.server.stored:
         if about is not None:
-            assert envelope.decode(content)[0] == about
+            assert envelope_batch.decode(content)[0] == about
         elif kind == ENVELOPE:
-            assert b"<\r\n>" in envelope.decode(content)[1]
+            assert b"<\r\n>" in envelope_batch.decode(content)[1]
 
 
 def test_numbers_that_look_like_delimiters_do_no_harm() -> None:

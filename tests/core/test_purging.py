@@ -26,8 +26,8 @@ from core.talk2 import (
     timed,
     unsubscribe,
 )
-from simplebus.core import purging
 from simplebus.core.errors import Reason
+from simplebus.core.message_class import purge as message_class_purge
 from simplebus.core.settings import Keep, Settings
 
 
@@ -228,7 +228,7 @@ def test_a_publisher_that_waits_for_room_is_let_in() -> None:
 
 
 def test_of_too_many_rows_no_more_is_purged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purging, "PURGED_RANGES_MAX", 2)
+    monkeypatch.setattr(message_class_purge, "PURGED_RANGES_MAX", 2)
     bus = Bus()
     peer = filled(bus)
     done(peer, purge(2, 3), purge(4, 5))
@@ -241,7 +241,7 @@ def test_of_too_many_rows_no_more_is_purged(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_of_many_rows_a_fetch_tells_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.core.fetching.FETCH_PURGED_MAX", 2)
+    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_PURGED_MAX", 2)
     bus = Bus()
     peer = filled(bus)
     done(peer, purge(1, 2), purge(3, 4), purge(5, 6), purge(7, 8))

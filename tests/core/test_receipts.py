@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import ID_COUNT, group_ids, parse_frame, split_frames
 
-from simplebus.core.client.receipts import (
+from simplebus.client.core.acks import (
     ACKED,
     NACKED,
     NACKED_AT_ONCE,
@@ -23,7 +23,7 @@ from simplebus.core.client.receipts import (
     nacked,
     terminated,
 )
-from simplebus.core.client.runs import Ids
+from simplebus.client.core.frame_runs import Ids
 from simplebus.core.errors import LocalProtocolError
 
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors" / "acks.json"

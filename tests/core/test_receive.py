@@ -13,7 +13,7 @@ from strategies import MESSAGE, Chunks, chunkings, cut, garbled_streams, streams
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import HEADROOM_BYTES
-from simplebus.core.receive import FrameReceiver, ReceiveBuffer
+from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 
 BUFFER = ReceiveBuffer()
 LONG = 4 * HEADROOM_BYTES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 from core.talk import Bus, ack, connect, publish, subscribe
-from simplebus.core.classes import MessageClass
 from simplebus.core.limits import ACK_REST_MESSAGES_MAX, PLAIN_FRAMES_MAX, PUBLISHER_TICKS
+from simplebus.core.message_class.message_class import MessageClass
 
 
 def test_a_peer_that_acknowledged_a_little_may_rest_once() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.acks import AckWindow
-from simplebus.core.kept import KeptWindow
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.core.restoring import Numbers, resolve
-from simplebus.core.spans import check_once, covering
+from simplebus.core.redelivery.ack_timer import check_once, covering
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.restore import Numbers, resolve
+from simplebus.core.snapshot import KeptWindow
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
 

@@ -7,9 +7,9 @@ from oracles import ID_COUNT, build_frame, parse_frame, split_frames
 from strategies import MESSAGE
 
 from core.talk import batch_of
-from simplebus.core.budget import MemoryBudget
 from simplebus.core.limits import RING_BYTES_MIN, RING_IDLE_TICKS, RING_SLOTS_MIN
-from simplebus.core.ring import Ring
+from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.ring import Ring
 
 SLOT_BYTES = 8
 """Of the column that says where a frame begins."""
@@ -454,7 +454,7 @@ def test_a_ring_for_whose_growth_there_is_no_memory_is_full_and_whole(
     ring = ring_of()
     assert fill(ring, RING_SLOTS_MIN) == RING_SLOTS_MIN
     used = ring.budget.used
-    for where in ("simplebus.core.ring.allocate", "simplebus.core.columns.Columns.blank"):
+    for where in ("simplebus.core.ring.ring.allocate", "simplebus.core.ring.columns.Columns.blank"):
         with monkeypatch.context() as patch:
             patch.setattr(where, refuse)
             assert append(ring, message("one more")) == 0

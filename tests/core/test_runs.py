@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from oracles import ID_COUNT, build_frame, parse_frame, split_frames
 from strategies import HEARTBEAT, MESSAGE, Chunks, chunkings, garbled_streams, streams
 
-from simplebus.core.client import runs as runs_module
-from simplebus.core.client.runs import Run, runs
-from simplebus.core.frames import ranges_of
-from simplebus.core.receive import FrameReceiver, ReceiveBuffer
+from simplebus.client.core import frame_runs as runs_module
+from simplebus.client.core.frame_runs import Run, runs
+from simplebus.core.protocol.frames import ranges_of
+from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 
 BUFFER = ReceiveBuffer()
 ENVELOPE = ord("5")

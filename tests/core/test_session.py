@@ -12,7 +12,8 @@ from strategies import CONNECT, MESSAGE, SUBSCRIBE, Chunks, ack_frame, chunkings
 
 from core.talk import MANY, ack, connect, heartbeat, numbered, publish, subscribe
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.events import (
+from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
+from simplebus.core.protocol.events import (
     Acked,
     AckedOne,
     Connected,
@@ -21,9 +22,8 @@ from simplebus.core.events import (
     PublishedOne,
     Subscribed,
 )
-from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.session import Session
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.session.session import Session
 
 BUFFER = ReceiveBuffer()
 

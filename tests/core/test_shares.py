@@ -6,10 +6,10 @@ import pytest
 
 from core.talk import Bus
 from core.talk2 import Peer2, peer2, subscribe, unsubscribe
-from simplebus.core.access import Permissions
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.passwords import quick_hash
-from simplebus.core.users import User, Users
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import Permissions
+from simplebus.core.users.users import User, Users
 
 STAY = "; classes stay once they are made, and max-classes in its user's table says how many"
 

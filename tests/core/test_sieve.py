@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.channel_oracle import all_names, all_patterns, is_match, names, patterns
-from simplebus.core import sieve as module
-from simplebus.core.channels import split
+from simplebus.core.channel import pattern_index as module
+from simplebus.core.channel.pattern import split
+from simplebus.core.channel.pattern_index import Sheet, Sieve, values_of
 from simplebus.core.limits import PATTERN_SEGMENTS_MAX, SHEET_PATTERNS_MAX
-from simplebus.core.sieve import Sheet, Sieve, values_of
 
 
 def sieve_of(*listed: str) -> Sieve[str]:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from simplebus.core.frames import ranges_of
-from simplebus.core.spans import SequenceSet, Span, Wheel
+from simplebus.core.protocol.frames import ranges_of
+from simplebus.core.redelivery.ack_timer import SequenceSet, Span, Wheel
 
 bounds = st.tuples(st.integers(0, 60), st.integers(0, 60))
 

@@ -27,9 +27,9 @@ from stand_in import (
 from strategies import CONNECT
 
 from core.talk import Bus, Peer
-from simplebus.core.acks import AckWindow
-from simplebus.core.broker import Settings
+from simplebus.core.broker.broker import Settings
 from simplebus.core.limits import TRICKLE_BYTES
+from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.statistics import ClassStatistics
 
 STEP_SECONDS = 0.5

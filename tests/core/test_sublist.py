@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from core.channel_oracle import SublistOracle, names, patterns
-from simplebus.core import sublist as module
-from simplebus.core.channels import matches
+from simplebus.core.channel import subscription_index as module
+from simplebus.core.channel.pattern import matches
+from simplebus.core.channel.pattern_index import Sheet, Sieve
+from simplebus.core.channel.subscription_index import Sublist
 from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_VALUES_MAX
-from simplebus.core.sieve import Sheet, Sieve
-from simplebus.core.sublist import Sublist
 
 
 def sublist_of(*listed: str) -> Sublist[str]:

@@ -11,9 +11,6 @@ from strategies import MESSAGE
 
 from core.talk import Bus, batch_of, numbered
 from core.talk2 import Got, enveloped, hello, on_channel, peer2, subscribe
-from simplebus.core import picking
-from simplebus.core.acks import AckWindow
-from simplebus.core.budget import MemoryBudget
 from simplebus.core.limits import (
     FRAME_BYTES_MIN,
     LOOKED_MESSAGES_MAX,
@@ -23,12 +20,15 @@ from simplebus.core.limits import (
     REDELIVERY_PLAIN_MESSAGES,
     SEND_BYTES,
 )
-from simplebus.core.outbox import Outbox
-from simplebus.core.picking import Picked
-from simplebus.core.ring import Ring
-from simplebus.core.spans import Span
-from simplebus.core.subscription import Subscription
-from simplebus.core.terms import Terms
+from simplebus.core.redelivery.ack_timer import Span
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.redelivery.delivery_policy import Terms
+from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.ring import Ring
+from simplebus.core.session.outbox import Outbox
+from simplebus.core.subscription import selection
+from simplebus.core.subscription.selection import Picked
+from simplebus.core.subscription.subscription import Subscription
 
 ACK_TIMEOUT = 6
 
@@ -415,14 +415,14 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
     peer2(bus, enveloped(1, 0, *contents), enveloped(1, count, on_channel("x", b"!")))
     options = {"channels": ["x"], "start": "earliest"}
     peer = peer2(bus, *[subscribe(1, n, **options) for n in range(1, 4)])
-    looked, pick = 0, picking.pick
+    looked, pick = 0, selection.pick
 
     def counting(ring: Ring, first: int, last: int, *rest: Any) -> Picked:
         nonlocal looked
         looked += last - first
         return pick(ring, first, last, *rest)
 
-    monkeypatch.setattr(picking, "pick", counting)
+    monkeypatch.setattr(selection, "pick", counting)
     outbox, turns, got = peer.session.outbox, 0, list[Got]()
     while not outbox.idle:
         looked = 0

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from core.talk import Bus, numbered
 from core.talk2 import ack, peer2, publish, subscribe
-from simplebus.core.group import Group, Member
-from simplebus.core.takers import Takers
+from simplebus.core.group.group import Group, Member
+from simplebus.core.group.least_loaded import Takers
 
 
 class One:

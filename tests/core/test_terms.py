@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from simplebus.core.redelivery.delivery_policy import Terms, whole_ticks
 from simplebus.core.settings import ClassSettings, Settings
-from simplebus.core.terms import Terms, whole_ticks
 
 
 def test_pauses_double_up_to_a_minute_or_are_those_that_were_named() -> None:

@@ -17,9 +17,9 @@ from core.test_explaining import only
 from core.test_purging import done, purge
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DEAD_LETTERS_MAX
-from simplebus.core.picking import Ranges
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.core.unburied import Unburied
+from simplebus.core.subscription.pending_dead_letters import Unburied
+from simplebus.core.subscription.selection import Ranges
 
 KINDS: list[dict[str, Any]] = [
     {},

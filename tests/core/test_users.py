@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.passwords import Passwords, check_secret, quick_hash
-from simplebus.core.requests import Auth, ConnectRequest
-from simplebus.core.users import User, Users
+from simplebus.core.protocol.requests import Auth, ConnectRequest
+from simplebus.core.users.passwords import Passwords, check_secret, quick_hash
+from simplebus.core.users.users import User, Users
 
 SLOW = "$argon2id$v=19$m=8,t=1,p=1$c2FsdHNhbHQ$aGFzaA"
 ADA = User("ada", password=SLOW, certificates=("CN=ada", "ada@example.com"))

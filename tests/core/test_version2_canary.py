@@ -13,22 +13,22 @@ from hypothesis import Phase, seed, settings
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from core.test_version2_machine import Version2Machine, class_ids
-from simplebus.core import picking
-from simplebus.core.answers import Answers
-from simplebus.core.channel_table import Wanted
-from simplebus.core.classes import MessageClass
+from simplebus.core.broker.subscription_manager import Answers
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.frames import Flags, Integers
-from simplebus.core.group import Group, Member
-from simplebus.core.last_errors import LastErrors
-from simplebus.core.picking import Picked
-from simplebus.core.publishers import Claim, Publishers
-from simplebus.core.requests import SubscribeRequest
-from simplebus.core.ring import Ring
-from simplebus.core.spans import Span, Wheel
-from simplebus.core.subscription import Subscription
-from simplebus.core.terms import Terms
-from simplebus.core.version2 import Version2
+from simplebus.core.group.group import Group, Member
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.producer_state import Claim, Publishers
+from simplebus.core.protocol.frames import Flags, Integers
+from simplebus.core.protocol.requests import SubscribeRequest
+from simplebus.core.redelivery.ack_timer import Span, Wheel
+from simplebus.core.redelivery.delivery_policy import Terms
+from simplebus.core.redelivery.failure_reasons import LastErrors
+from simplebus.core.ring.ring import Ring
+from simplebus.core.session.version2 import Version2
+from simplebus.core.subscription import selection
+from simplebus.core.subscription.channel_filter import Wanted
+from simplebus.core.subscription.selection import Picked
+from simplebus.core.subscription.subscription import Subscription
 
 Patch = pytest.MonkeyPatch
 
@@ -86,12 +86,12 @@ def acknowledges_what_was_not_sent(patch: Patch) -> None:
 
 
 def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
-    pick = picking.pick
+    pick = selection.pick
 
     def pick_late(ring: Ring, first: int, last: int, wanted: Wanted | None, now: float) -> Picked:
         return pick(ring, first, last, wanted, now + 0.6)
 
-    patch.setattr(picking, "pick", pick_late)
+    patch.setattr(selection, "pick", pick_late)
 
 
 def lets_every_member_decide(patch: Patch) -> None:

@@ -19,13 +19,9 @@ from core.talk2 import (
     subscribe,
     working,
 )
-from simplebus.core.broker import FullPolicy, Settings
+from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
-from simplebus.core.limits import (
-    IN_FLIGHT_BYTES,
-    RECEIVE_BYTES,
-    Limits,
-)
+from simplebus.core.limits import IN_FLIGHT_BYTES, RECEIVE_BYTES, Limits
 from simplebus.core.settings import Keep
 
 # In flight ---------------------------------------------------------------------------------------

@@ -29,12 +29,8 @@ from core.talk2 import (
     working,
 )
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import (
-    DENSE_READ_BYTES,
-    RECEIVE_BYTES,
-    TRICKLE_BYTES,
-)
-from simplebus.core.requests import SubscribeRequest
+from simplebus.core.limits import DENSE_READ_BYTES, RECEIVE_BYTES, TRICKLE_BYTES
+from simplebus.core.protocol.requests import SubscribeRequest
 
 REQUESTS = [
     asked(SUBSCRIBE, 1, 2, 3, channels=["a.*"], durable="d", start={"sequence": 1}),

@@ -14,7 +14,7 @@ from oracles import ID_COUNT
 
 from core.version2_model import World
 from core.version2_state import CLASSES, Author, Message, Talker
-from simplebus.core.requests import SubscribeRequest
+from simplebus.core.protocol.requests import SubscribeRequest
 
 anybody = st.integers(0, 5)
 class_ids = st.sampled_from(CLASSES)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.core.explained import Flight
-from simplebus.core.near import why_not
-from simplebus.core.waiting import Facts, size, span, waits
+from simplebus.core.broker.wait_reasons import Facts, size, span, waits
+from simplebus.core.channel.near_miss import why_not
+from simplebus.core.protocol.inquiry import Flight
 
 HOLDER = "session 4 (127.0.0.1:5001)"
 OLDEST = Flight(sequence=7, attempt=1, first_seconds=93.2, sent_seconds=93.2)

@@ -8,9 +8,9 @@ import pytest
 
 from core.talk import Bus
 from core.talk2 import Peer2, ack, nack, peer2, publish, subscribe
-from simplebus.core.acks import AckWindow
 from simplebus.core.limits import IN_FLIGHT_BYTES
-from simplebus.core.weight import Weight
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.redelivery.in_flight_bytes import Weight
 
 LONG = 900_000
 FRAME = 13

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from core.talk import Bus
 from core.talk2 import Peer2, ack, enveloped, peer2, publish, subscribe, unsubscribe
-from simplebus.core import envelope
-from simplebus.core.envelope import Envelope
+from simplebus.core.protocol import envelope_batch
+from simplebus.core.protocol.envelope_batch import Envelope
 
 KEEPS = {"name": "state", "id": 1, "last_values": True}
 CHANNELS = ["", "a", "b", "c.d", "c.e"]
@@ -24,7 +24,7 @@ class Writer:
     def put(self, channel: str, payload: bytes, expires_ms: int | None = None) -> None:
         if channel or expires_ms is not None:
             about = Envelope(channel, expires_ms=expires_ms)
-            data = enveloped(1, self.number, envelope.encode(about, payload))
+            data = enveloped(1, self.number, envelope_batch.encode(about, payload))
         else:
             data = publish(1, self.number, payload)
         self.number += 1
@@ -41,7 +41,7 @@ class Writer:
 
 
 def payload(content: bytes, kind: int) -> bytes:
-    return content if kind == ord("1") else envelope.decode(content)[1]
+    return content if kind == ord("1") else envelope_batch.decode(content)[1]
 
 
 def payloads(peer: Peer2) -> list[bytes]:

@@ -24,11 +24,11 @@ from core.channel_oracle import is_match
 from core.talk import Bus
 from core.talk2 import Peer2, hello
 from core.version2_state import ACK_TIMEOUT, CLASSES, Author, Message, Position, Stored, Talker
-from simplebus.core.broker import Settings
-from simplebus.core.envelope import decode
+from simplebus.core.broker.broker import Settings
 from simplebus.core.limits import Limits
-from simplebus.core.requests import SubscribeRequest
-from simplebus.core.ring import Ring
+from simplebus.core.protocol.envelope_batch import decode
+from simplebus.core.protocol.requests import SubscribeRequest
+from simplebus.core.ring.ring import Ring
 
 
 class World:

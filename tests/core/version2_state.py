@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from core import talk2
 from core.talk2 import Peer2
-from simplebus.core.requests import SubscribeRequest
+from simplebus.core.protocol.requests import SubscribeRequest
 
 CLASSES = (1, 2)
 ACK_TIMEOUT = 3

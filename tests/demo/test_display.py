@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from simplebus.core.ring import RingStatistics
+from simplebus.core.ring.ring import RingStatistics
 from simplebus.core.statistics import BrokerStatistics, ClassStatistics
 from simplebus.demo.display import LiveDisplay, PlainDisplay, line, rates, table
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.frames import DELIMITER
+from simplebus.core.protocol.frames import DELIMITER
 from simplebus.demo.records import (
     DAMAGED,
     PAYLOAD_BYTES_MAX,

@@ -9,11 +9,11 @@ from typing import Any
 
 from served import serving
 
-from simplebus.core.broker import Settings
-from simplebus.engine.link import NatsAddress
-from simplebus.engine.names import Names
-from simplebus.engine.settings import EngineOptions
-from simplebus.server.serve import Serving
+from simplebus.core.broker.broker import Settings
+from simplebus.jetstream.names import Names
+from simplebus.jetstream.settings import EngineOptions
+from simplebus.net.nats_connection import NatsAddress
+from simplebus.server.run import Serving
 
 PATIENCE_SECONDS = 60.0
 _prefixes = count()

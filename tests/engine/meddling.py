@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.engine.link import Link
+from simplebus.net.nats_connection import Link
 
 Meddler = Callable[[str], BaseException | None]
 """Called with the subject of each request: what is raised instead of it."""

@@ -9,16 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.ledger import Lot
+from simplebus.core.commit_log import Lot
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
-from simplebus.engine import content
-from simplebus.engine.content import MILESTONE_MESSAGES
-from simplebus.engine.lanes import WINDOW_MAX
-from simplebus.engine.uplink import CHAIN_MESSAGES_MIN, PATIENCE_SECONDS, PAUSE_SECONDS, Uplink
-from simplebus.nats.client import jetstream
-from simplebus.nats.client.core import Replies
+from simplebus.jetstream.publish import codec
+from simplebus.jetstream.publish.class_queue import WINDOW_MAX
+from simplebus.jetstream.publish.codec import MILESTONE_MESSAGES
+from simplebus.jetstream.publish.stream_publisher import (
+    CHAIN_MESSAGES_MIN,
+    PATIENCE_SECONDS,
+    PAUSE_SECONDS,
+    Uplink,
+)
+from simplebus.nats.client import jetstream_codec
+from simplebus.nats.client.client import Replies
 from simplebus.nats.client.events import Messages
-from simplebus.nats.events import Pub
+from simplebus.nats.protocol.events import Pub
 
 from .nats_servers import NatsServer
 from .test_link import linked
@@ -448,7 +453,7 @@ def test_a_stream_is_not_asked_again_while_what_it_was_asked_is_on_its_way() -> 
     for times in range(2, 20):
         stream.uplink.go_on(times * PATIENCE_SECONDS)
     raw = stream.core.take_output()
-    assert b"".join(raw).count(b"Nats-Rollup") == content.milestones(100).size
+    assert b"".join(raw).count(b"Nats-Rollup") == codec.milestones(100).size
     stream.connect(100.0)  # All of it is lost.
     stream.uplink.begin_anew(100.0)
     stream.uplink.go_on(100.0)
@@ -521,10 +526,10 @@ def test_chains_are_written_at_once_as_they_would_be_one_by_one(
     lengths = [size if is_alike else (size + row) % 5 for row in range(count)]
     payloads = [bytes([97 + row % 26]) * length for row, length in enumerate(lengths)]
     whole = [frame(payload, 0, has_envelope=has_envelope) for payload in payloads]
-    (batch,) = content.batches(whole)
+    (batch,) = codec.batches(whole)
     assert bool(batch.stride) == (len(set(lengths)) == 1) or count == 1
-    replies = jetstream.chain_reply(b"_INBOX.r", b"r9", count)
-    written = content.chain(b"s.7", batch, ids=(b":r:", np.arange(5, 5 + count)), replies=replies)
+    replies = jetstream_codec.chain_reply(b"_INBOX.r", b"r9", count)
+    written = codec.chain(b"s.7", batch, ids=(b":r:", np.arange(5, 5 + count)), replies=replies)
     kind = "\r\nSimplebus-Type: 5" if has_envelope else ""
     found = publications(bytes(written))
     for row, (message, each) in enumerate(zip(found, whole, strict=True)):
@@ -557,7 +562,7 @@ def test_chains_are_written_at_once_as_they_would_be_one_by_one(
 def test_what_is_said_of_a_chain(
     payload: bytes, stored: int, is_last: bool, code: int | None
 ) -> None:
-    told = jetstream.chain_answer(b"", payload)
+    told = jetstream_codec.chain_answer(b"", payload)
     assert (told.stored, told.is_last) == (stored, is_last)
     assert (told.error and told.error.code) == code
 
@@ -594,12 +599,14 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         assert [uplink.take(each, 1.0) for each in heard.all(Replies)][-1] == 1
         info = await link.ask("STREAM.INFO.CHAIN")
         assert info["state"]["messages"] == count  # To ask stores nothing.
-        unknown = jetstream.whether_stored(b"chain", 1, [b":r:none"], [link.core.reply_to(10**9)])
+        unknown = jetstream_codec.whether_stored(
+            b"chain", 1, [b":r:none"], [link.core.reply_to(10**9)]
+        )
         link.core.write(unknown)
         link.flush()
         await heard.until(lambda: sum(e.messages.count for e in heard.all(Replies)) == 12)
         said = heard.all(Replies)[-1].messages
-        assert jetstream.pub_acks(said).errors[0].code == jetstream.NO_ROLLUP
+        assert jetstream_codec.pub_acks(said).errors[0].code == jetstream_codec.NO_ROLLUP
 
 
 async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.frames import Bytes, Flags, Integers
+from simplebus.core.protocol.frames import Bytes, Flags, Integers
+from simplebus.nats.client.bulk_parser import STRETCH_MESSAGES_MIN
 from simplebus.nats.client.events import Complaint, Info, Messages, Ping, Pong
-from simplebus.nats.client.lines import LINE_BYTES_MAX
+from simplebus.nats.client.line_parser import LINE_BYTES_MAX
 from simplebus.nats.client.parser import Parser
-from simplebus.nats.client.scan import STRETCH_MESSAGES_MIN
-from simplebus.nats.digits import DIGITS_BEHIND, numbers, numbers_alike
+from simplebus.nats.numbers import DIGITS_BEHIND, numbers, numbers_alike
 
 MOST = 5000
 WRONG = "wrong"

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.engine import consumers, counting, growing
-from simplebus.engine.link import NatsAddress
-from simplebus.engine.returning import with_note
-from simplebus.engine.settings import EngineOptions
-from simplebus.nats.auth import is_signed
-from simplebus.nats.client import jetstream, writing
-from simplebus.nats.client.core import ClientCore, Ready, Replies
+from simplebus.jetstream import api, backlog, stream_update
+from simplebus.jetstream.consume.give_back import with_note
+from simplebus.jetstream.settings import EngineOptions
+from simplebus.nats.client import encode, jetstream_codec
+from simplebus.nats.client.client import ClientCore, Ready, Replies
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.events import Complaint, Info, Messages, Pong
 from simplebus.nats.client.parser import Parser
+from simplebus.nats.server.users import is_signed
+from simplebus.net.nats_connection import NatsAddress
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 
@@ -43,19 +43,19 @@ def msg(reply: bytes, payload: bytes = b"", sid: int = 2, head: bytes = b"") -> 
 
 
 def test_one_message_is_written_as_the_protocol_has_it() -> None:
-    assert writing.pub(b"a", b"xy") == b"PUB a 2\r\nxy\r\n"
-    assert writing.pub(b"a", b"xy", reply=b"r") == b"PUB a r 2\r\nxy\r\n"
-    head = writing.block((b"A", b"b"), (b"C", b""))
+    assert encode.pub(b"a", b"xy") == b"PUB a 2\r\nxy\r\n"
+    assert encode.pub(b"a", b"xy", reply=b"r") == b"PUB a r 2\r\nxy\r\n"
+    head = encode.block((b"A", b"b"), (b"C", b""))
     assert head == b"NATS/1.0\r\nA: b\r\nC: \r\n\r\n"
-    said = writing.pub(b"a", b"xy", reply=b"r", headers=head)
+    said = encode.pub(b"a", b"xy", reply=b"r", headers=head)
     assert said == b"HPUB a r 23 25\r\n" + head + b"xy\r\n"
-    assert writing.sub(b"a.*", 3) + writing.sub(b"a", 4, b"q") == b"SUB a.* 3\r\nSUB a q 4\r\n"
-    assert writing.unsub(3) + writing.unsub(4, 9) == b"UNSUB 3\r\nUNSUB 4 9\r\n"
+    assert encode.sub(b"a.*", 3) + encode.sub(b"a", 4, b"q") == b"SUB a.* 3\r\nSUB a q 4\r\n"
+    assert encode.unsub(3) + encode.unsub(4, 9) == b"UNSUB 3\r\nUNSUB 4 9\r\n"
 
 
 @given(st.lists(st.binary(max_size=20), max_size=9))
 def test_many_of_one_subject_are_written_as_one_by_one(payloads: list[bytes]) -> None:
-    assert writing.pubs(b"a.b", payloads) == b"".join(writing.pub(b"a.b", p) for p in payloads)
+    assert encode.pubs(b"a.b", payloads) == b"".join(encode.pub(b"a.b", p) for p in payloads)
 
 
 @given(st.integers(1, 30), st.integers(0, 12), st.integers(0, 10**9), st.booleans(), st.booleans())
@@ -63,11 +63,11 @@ def test_messages_alike_are_written_as_one_by_one(
     count: int, size: int, first: int, answered: bool, headed: bool
 ) -> None:
     payloads = np.arange(count * size, dtype=np.uint8).reshape(count, size)
-    numbers = writing.digits(np.arange(first, first + count), 12)
+    numbers = encode.digits(np.arange(first, first + count), 12)
     reply = (b"_INBOX.", numbers) if answered else ()
     headers = (b"NATS/1.0\r\nN: ", numbers, b"\r\n\r\n") if headed else ()
     expected = b"".join(
-        writing.pub(
+        encode.pub(
             b"a.b",
             payloads[n].tobytes(),
             reply=b"_INBOX.%012d" % (first + n) if answered else b"",
@@ -75,7 +75,7 @@ def test_messages_alike_are_written_as_one_by_one(
         )
         for n in range(count)
     )
-    assert writing.alike(b"a.b", payloads, reply=reply, headers=headers) == expected
+    assert encode.alike(b"a.b", payloads, reply=reply, headers=headers) == expected
 
 
 # Who it is ---------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def one_pub_ack(payload: bytes) -> tuple[int, bool]:
 
 @given(st.lists(pub_ack_payloads(), min_size=1, max_size=30))
 def test_pub_acks_in_batches_are_those_read_one_by_one(payloads: list[bytes]) -> None:
-    acks = jetstream.pub_acks(parsed(b"".join(msg(b"r", payload) for payload in payloads)))
+    acks = jetstream_codec.pub_acks(parsed(b"".join(msg(b"r", payload) for payload in payloads)))
     expected = [one_pub_ack(payload) for payload in payloads]
     found = zip(acks.sequences.tolist(), acks.duplicates.tolist(), strict=True)
     assert list(found) == expected
@@ -150,12 +150,12 @@ def test_pub_acks_in_batches_are_those_read_one_by_one(payloads: list[bytes]) ->
 def test_why_something_is_not_stored_is_said() -> None:
     full = b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}'
     nobody = b"NATS/1.0 503\r\n\r\n"
-    acks = jetstream.pub_acks(parsed(msg(b"r", full) + msg(b"r", head=nobody)))
+    acks = jetstream_codec.pub_acks(parsed(msg(b"r", full) + msg(b"r", head=nobody)))
     assert [acks.errors[0].code, acks.errors[1].code] == [10077, 503]
     assert "maximum messages exceeded" in str(acks.errors[0])
-    with pytest.raises(jetstream.JetStreamError, match="nobody answers"):
-        jetstream.answer(nobody, b"")
-    assert jetstream.status(b"NATS/1.0 409 Leadership Change\r\nA: b\r\n\r\n") == (
+    with pytest.raises(jetstream_codec.JetStreamError, match="nobody answers"):
+        jetstream_codec.answer(nobody, b"")
+    assert jetstream_codec.status(b"NATS/1.0 409 Leadership Change\r\nA: b\r\n\r\n") == (
         409,
         "Leadership Change",
     )
@@ -194,26 +194,26 @@ ANSWERS = [
 OPTIONS = EngineOptions((NatsAddress("a"),), replicas=3)
 READ: dict[str, list[Callable[[dict[str, Any]], object]]] = {
     "consumers": [
-        consumers.channels_of,
-        consumers.door_of,
-        consumers.idle_seconds_of,
-        consumers.is_sole,
-        consumers.kind_of,
-        consumers.owner_of,
-        consumers.sent_count,
-        consumers.sent_to,
-        consumers.terms_of,
-        consumers.waiting_for,
-        lambda info: consumers.held_by(info["config"], "d"),
-        lambda info: consumers.left_by_its_door(info["config"]),
-        lambda info: consumers.served(info["config"], "{}"),
+        api.channels_of,
+        api.door_of,
+        api.idle_seconds_of,
+        api.is_sole,
+        api.kind_of,
+        api.owner_of,
+        api.sent_count,
+        api.sent_to,
+        api.terms_of,
+        api.waiting_for,
+        lambda info: api.held_by(info["config"], "d"),
+        lambda info: api.left_by_its_door(info["config"]),
+        lambda info: api.served(info["config"], "{}"),
         lambda info: with_note(info, np.arange(2)),
     ],
     "streams": [
-        consumers.identity_of,
-        lambda info: growing.growth(info["config"], OPTIONS),
-        lambda info: growing.weakness(info["config"], OPTIONS),
-        lambda info: counting.inventory(info, [CONSUMER]),
+        api.identity_of,
+        lambda info: stream_update.growth(info["config"], OPTIONS),
+        lambda info: stream_update.weakness(info["config"], OPTIONS),
+        lambda info: backlog.inventory(info, [CONSUMER]),
     ],
 }
 """All that doors make of such answers."""
@@ -233,19 +233,19 @@ def variants(value: object) -> list[object]:
 
 @pytest.mark.parametrize(("subject", "said"), ANSWERS)
 def test_an_answer_is_of_its_shape_or_an_error(subject: str, said: dict[str, object]) -> None:
-    assert jetstream.answer(b"", json.dumps(said).encode(), subject) == said
+    assert jetstream_codec.answer(b"", json.dumps(said).encode(), subject) == said
     refused, said_of_it = 0, set[str]()
     for odd in variants(said):
         try:
-            found = jetstream.answer(b"", json.dumps(odd).encode(), subject)
-        except jetstream.JetStreamError as error:
+            found = jetstream_codec.answer(b"", json.dumps(odd).encode(), subject)
+        except jetstream_codec.JetStreamError as error:
             refused += 1
             said_of_it.add(str(error))
         else:  # What is left out of it is nothing that everybody needs.
             what = "consumers" if subject.startswith("CONSUMER") else "streams"
             for each in (found[what] or []) if "LIST" in subject else [found]:
                 if what == "consumers":
-                    assert consumers.floor(each) >= 1
+                    assert api.floor(each) >= 1
                 for read in READ[what]:
                     read(each)
     assert refused > 20
@@ -254,8 +254,8 @@ def test_an_answer_is_of_its_shape_or_an_error(subject: str, said: dict[str, obj
 
 @pytest.mark.parametrize("code", ['"abc"', "[]", "1.5", "null"])
 def test_an_error_with_an_odd_code_is_an_error(code: str) -> None:
-    with pytest.raises(jetstream.JetStreamError, match="why") as caught:
-        jetstream.answer(b"", b'{"error":{"code":%b,"description":"why"}}' % code.encode())
+    with pytest.raises(jetstream_codec.JetStreamError, match="why") as caught:
+        jetstream_codec.answer(b"", b'{"error":{"code":%b,"description":"why"}}' % code.encode())
     assert caught.value.code == 0
 
 
@@ -286,7 +286,7 @@ def one_delivery(subject: str) -> list[int] | None:
 
 @given(st.lists(ack_subjects(), min_size=1, max_size=20))
 def test_ack_subjects_in_batches_are_those_read_one_by_one(subjects: list[str]) -> None:
-    found = jetstream.deliveries(parsed(b"".join(msg(s.encode()) for s in subjects)))
+    found = jetstream_codec.deliveries(parsed(b"".join(msg(s.encode()) for s in subjects)))
     expected = [one_delivery(subject) for subject in subjects]
     assert found.good.tolist() == [each is not None for each in expected]
     columns = (found.attempts, found.sequences, found.counts, found.times, found.pending)
@@ -316,7 +316,7 @@ def test_ack_subjects_of_one_consumer_are_read_as_others_are(
     for row, at, sign in changes:
         told = subjects[row % len(subjects)]
         subjects[row % len(subjects)] = told[:at] + sign + told[at + 1 :]
-    found = jetstream.deliveries(parsed(b"".join(msg(s.encode()) for s in subjects)))
+    found = jetstream_codec.deliveries(parsed(b"".join(msg(s.encode()) for s in subjects)))
     expected = [one_delivery(subject) for subject in subjects]
     assert found.good.tolist() == [each is not None for each in expected]
     columns = (found.attempts, found.sequences, found.counts, found.times, found.pending)
@@ -324,20 +324,20 @@ def test_ack_subjects_of_one_consumer_are_read_as_others_are(
     assert rows == [each or [0] * 5 for each in expected]
     some = found.pick(found.good)
     assert some.times.tolist() == found.times[found.good].tolist()
-    stored = [jetstream.stored_at(some.messages, row) for row in range(len(some.good))]
+    stored = [jetstream_codec.stored_at(some.messages, row) for row in range(len(some.good))]
     assert stored == [time / 1e9 for time in some.times.tolist()]
 
 
 def test_each_form_of_an_ack_subject_is_read() -> None:
     forms = (b"$JS.ACK.S.c.%b", b"$JS.ACK.hub.hash.S.c.%b", b"$JS.ACK.hub.hash.S.c.%b.random")
-    found = jetstream.deliveries(parsed(b"".join(msg(f % b"2.30.4.5.6") for f in forms)))
+    found = jetstream_codec.deliveries(parsed(b"".join(msg(f % b"2.30.4.5.6") for f in forms)))
     assert found.good.all()
     assert (found.attempts.tolist(), found.sequences.tolist()) == ([2] * 3, [30] * 3)
     assert found.pending.tolist() == [6] * 3
 
 
 def test_a_message_without_a_reply_subject_is_no_delivery() -> None:
-    found = jetstream.deliveries(parsed(b"MSG s 1 0\r\n\r\nMSG s 1 $JS.ACK 0\r\n\r\n"))
+    found = jetstream_codec.deliveries(parsed(b"MSG s 1 0\r\n\r\nMSG s 1 $JS.ACK 0\r\n\r\n"))
     assert found.good.tolist() == [False, False]
 
 
@@ -347,22 +347,22 @@ def test_a_message_without_a_reply_subject_is_no_delivery() -> None:
 )
 def test_the_same_is_said_about_each(subjects: list[str], word: bytes) -> None:
     messages = parsed(b"".join(msg(subject.encode()) for subject in subjects))
-    said = jetstream.say(messages, word)
-    expected = [writing.pub(subject.encode(), word) for subject in subjects]
+    said = jetstream_codec.say(messages, word)
+    expected = [encode.pub(subject.encode(), word) for subject in subjects]
     end = b" %d\r\n%b\r\n" % (len(word), word)
-    assert jetstream.say_in_order(messages, word) == b"".join(expected)
+    assert jetstream_codec.say_in_order(messages, word) == b"".join(expected)
     assert sorted(said.split(end)) == sorted([b"", *(each.removesuffix(end) for each in expected)])
 
 
 def test_requests_say_what_is_asked_for() -> None:
-    said = jetstream.next_request(batch=5, expires_seconds=1.5, idle_seconds=0.5, max_bytes=7)
+    said = jetstream_codec.next_request(batch=5, expires_seconds=1.5, idle_seconds=0.5, max_bytes=7)
     assert json.loads(said) == {
         "batch": 5, "expires": 1_500_000_000, "idle_heartbeat": 500_000_000, "max_bytes": 7
     }  # fmt: skip
-    assert json.loads(jetstream.next_request(batch=5)) == {"batch": 5, "no_wait": True}
-    assert jetstream.nak(0) == b"-NAK"
-    assert jetstream.nak(2.5) == b'-NAK {"delay":2500000000}'
-    assert jetstream.ask("STREAM.INFO.S") == ("$JS.API.STREAM.INFO.S", b"")
+    assert json.loads(jetstream_codec.next_request(batch=5)) == {"batch": 5, "no_wait": True}
+    assert jetstream_codec.nak(0) == b"-NAK"
+    assert jetstream_codec.nak(2.5) == b'-NAK {"delay":2500000000}'
+    assert jetstream_codec.ask("STREAM.INFO.S") == ("$JS.API.STREAM.INFO.S", b"")
 
 
 # The conversation --------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_answers_come_with_the_numbers_of_their_requests() -> None:
     assert isinstance(other, Messages)
     many = core.take_numbers(3)
     columns = core.replies_to(many, 3)
-    assert bytes(writing.table(3, columns))[: len(core.reply_to(many))] == core.reply_to(many)
+    assert bytes(encode.table(3, columns))[: len(core.reply_to(many))] == core.reply_to(many)
 
 
 def test_subscriptions_are_said_again_and_what_was_not_sent_is_not() -> None:
@@ -474,6 +474,6 @@ def test_what_a_server_complains_of_is_told() -> None:
 
 def test_so_many_pending_as_no_number_says_is_not_known() -> None:
     said = b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: %b\r\n\r\n"
-    assert jetstream.pending(said % b"17") == 17
+    assert jetstream_codec.pending(said % b"17") == 17
     for odd in (b"1" * 5000, b"-1", b"", b"x"):
-        assert jetstream.pending(said % odd) == 1 << 31
+        assert jetstream_codec.pending(said % odd) == 1 << 31

@@ -16,8 +16,8 @@ from programs import Program, program
 import simplebus
 from load.ports import HOST, free_port
 from simplebus.core.errors import BusConnectionError
-from simplebus.engine.link import Link
-from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.net.nats_connection import Link
 
 from .doors import address, door, options
 from .nats_servers import cluster

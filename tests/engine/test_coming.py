@@ -9,10 +9,10 @@ import trio
 from trio.testing import MockClock
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.engine.coming import PATIENCE_SECONDS, SHARED_SECONDS, when_all_has_come
-from simplebus.engine.names import Names
-from simplebus.engine.sole import Sole
-from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.jetstream.consume.ack_all import Sole
+from simplebus.jetstream.consume.catch_up import PATIENCE_SECONDS, SHARED_SECONDS, when_all_has_come
+from simplebus.jetstream.names import Names
+from simplebus.nats.client.jetstream_codec import JetStreamError
 
 from .test_feed import Door, message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.engine import content
+from simplebus.jetstream.publish import codec
 
 from .test_feed import ENVELOPE, arrived, message
 
@@ -28,6 +28,6 @@ def test_which_have_envelopes_is_found_of_few_with_headers_as_of_many(
     # among many each is looked at, of many all that lies between.
     blocks = [each for bare, block in drawn for each in (*[b""] * bare, block)]
     messages = arrived(*(message(n + 1, ENVELOPE, head=h) for n, h in enumerate(blocks)))
-    expected = [content.ENVELOPE_HEADER in block for block in blocks]
-    assert content.are_envelopes(messages).tolist() == expected
-    assert not content.are_envelopes(messages.pick(slice(0, 0))).size
+    expected = [codec.ENVELOPE_HEADER in block for block in blocks]
+    assert codec.are_envelopes(messages).tolist() == expected
+    assert not codec.are_envelopes(messages.pick(slice(0, 0))).size

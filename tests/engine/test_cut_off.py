@@ -9,10 +9,10 @@ import pytest
 import served
 import trio
 
-from simplebus.core import frames
-from simplebus.engine.awaited import Awaited
-from simplebus.engine.feed import Found
-from simplebus.engine.positions import Positions
+from simplebus.core.protocol import frames
+from simplebus.jetstream.consume.consumers import Positions
+from simplebus.jetstream.consume.feed import Found
+from simplebus.jetstream.consume.give_back import Awaited
 
 from .doors import PATIENCE_SECONDS, door, options
 from .nats_servers import NatsServer

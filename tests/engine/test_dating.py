@@ -9,9 +9,9 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.core.envelope import Envelope, encode
-from simplebus.engine import dating
-from simplebus.engine.dating import TRUST_SECONDS, YOUNG_SECONDS, StreamClock
+from simplebus.core.protocol.envelope_batch import Envelope, encode
+from simplebus.jetstream import stream_clock
+from simplebus.jetstream.stream_clock import TRUST_SECONDS, YOUNG_SECONDS, StreamClock
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer
@@ -115,7 +115,7 @@ async def test_what_waited_for_that_is_sent_as_soon_as_it_is_known(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else happens at the door."""
-    monkeypatch.setattr(dating, "YOUNG_SECONDS", -1.0)  # Each message is to be asked for.
+    monkeypatch.setattr(stream_clock, "YOUNG_SECONDS", -1.0)  # Each message is to be asked for.
     payloads = [b"%d" % number for number in range(500)]
     with trio.fail_after(PATIENCE_SECONDS):
         async with (

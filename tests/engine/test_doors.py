@@ -14,11 +14,11 @@ from core.talk2 import hello, subscribe, unsubscribe
 from nats_peer import greeted
 
 import simplebus
-from simplebus.core import frames
 from simplebus.core.errors import RefusedError
-from simplebus.engine.cluster import Cluster
-from simplebus.engine.feed import Feed
-from simplebus.server.serve import Serving
+from simplebus.core.protocol import frames
+from simplebus.jetstream.backend import Cluster
+from simplebus.jetstream.consume.feed import Feed
+from simplebus.server.run import Serving
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer
@@ -313,7 +313,7 @@ async def test_classes_have_their_names_at_every_door(jetstream_server: NatsServ
 
 
 def simplebus_class(name: str, class_id: int) -> object:
-    from simplebus.core.requests import NamedClass
+    from simplebus.core.protocol.requests import NamedClass
 
     return msgspec.convert({"name": name, "id": class_id}, NamedClass)
 

@@ -10,9 +10,9 @@ import trio
 import simplebus
 from simplebus.commands.explain import lines
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.explained import ClassSaid
-from simplebus.engine import counting
-from simplebus.engine.going import LEFT
+from simplebus.core.protocol.inquiry import ClassSaid
+from simplebus.jetstream import backlog
+from simplebus.jetstream.consume.handover import LEFT
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .meddling import asked_in_vain
@@ -128,7 +128,7 @@ async def test_what_is_not_known_is_said_not_to_be(
         assert "stored:" not in shown(said)
         with monkeypatch.context() as patch:
             patch.setattr(link, "ask", silence)
-            patch.setattr(counting, "PATIENCE_SECONDS", 0.2)
+            patch.setattr(backlog, "PATIENCE_SECONDS", 0.2)
             assert (await bus.explain(7)).unknown == "the cluster has not answered within 0.2 s"
         assert (await bus.explain(7)).backlog == 5
 

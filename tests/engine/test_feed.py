@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core import frames
-from simplebus.core.broker import Broker, Settings
-from simplebus.core.envelope import Envelope, encode
-from simplebus.core.ledger import Ledger, Level
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.subscription import Subscription
-from simplebus.engine.burying import Burials, Burying
-from simplebus.engine.classes import RemoteClass
-from simplebus.engine.feed import FETCH_MESSAGES_MAX, Feed, Found
-from simplebus.engine.sole import Sole
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope_batch import Envelope, encode
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.subscription.subscription import Subscription
+from simplebus.jetstream.consume.ack_all import Sole
+from simplebus.jetstream.consume.feed import FETCH_MESSAGES_MAX, Feed, Found
+from simplebus.jetstream.dead_letters import Burials, Burying
+from simplebus.jetstream.remote_class import RemoteClass
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.parser import Parser
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simplebus.engine.feed import Found
-from simplebus.nats.client import jetstream
-from simplebus.nats.events import Pub
+from simplebus.jetstream.consume.feed import Found
+from simplebus.nats.client import jetstream_codec
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.lines import Reader
+from simplebus.nats.protocol.events import Pub
+from simplebus.nats.protocol.line_parser import Reader
 
 from .test_feed import Door, message
 
@@ -80,7 +80,7 @@ class Consumer:
 
     def learn(self, sequence: int, count: int, word: bytes) -> None:
         state = self.state
-        if word not in (jetstream.ACK, jetstream.TERMINATE):
+        if word not in (jetstream_codec.ACK, jetstream_codec.TERMINATE):
             return
         if not self.is_sole:
             state.pending.pop(sequence, None)
@@ -123,7 +123,7 @@ class Fed(Door):
         """What a door does at the end of a turn."""
         feed = self.feed
         for messages in feed.acked():
-            self.going.append(bytes(jetstream.say(messages)))
+            self.going.append(bytes(jetstream_codec.say(messages)))
         self.going.append(feed.fill())
         if count := feed.wanted():
             feed.asked += count

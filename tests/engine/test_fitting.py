@@ -13,13 +13,13 @@ import trio
 import simplebus
 from simplebus.core.limits import FRAME_BYTES_MIN, NAME_CHARACTERS_MAX
 from simplebus.core.settings import Settings
-from simplebus.engine import identity
-from simplebus.engine.fitting import fitted
-from simplebus.engine.growing import growth
-from simplebus.engine.identity import EngineError
-from simplebus.engine.link import Link
-from simplebus.engine.names import Names
-from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.jetstream import cluster_id
+from simplebus.jetstream.cluster_id import EngineError
+from simplebus.jetstream.limits_check import fitted
+from simplebus.jetstream.names import Names
+from simplebus.jetstream.stream_update import growth
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.net.nats_connection import Link
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer, nats_server
@@ -219,7 +219,7 @@ async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
 async def test_a_door_that_runs_has_the_cluster_say_it_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(identity, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(cluster_id, "_LOOK_SECONDS", 0.01)
     cluster = options(jetstream_server.url)
     name = cluster.names.identity_stream
     async with door(cluster) as up:
@@ -229,7 +229,7 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
             await link.ask(f"STREAM.DELETE.{name}")
             while (await fitted(Settings(), cluster)).identity != before:  # Another was first.
                 await link.ask(f"STREAM.DELETE.{name}")
-            body = identity.consumers.identity_stream(cluster, "another")
+            body = cluster_id.consumers.identity_stream(cluster, "another")
             while f"the stream {name} was deleted meanwhile" not in caplog.text:
                 try:
                     await link.ask(f"STREAM.DELETE.{name}")

@@ -10,10 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from simplebus.cli import app
-from simplebus.commands.engine_flags import engine_options, parse_servers
+from simplebus.commands.serve.jetstream_options import engine_options, parse_servers
 from simplebus.core.settings import FullPolicy, Settings
-from simplebus.engine.link import NatsAddress
-from simplebus.engine.settings import EngineOptions
+from simplebus.jetstream.settings import EngineOptions
+from simplebus.net.nats_connection import NatsAddress
 
 
 def chosen(

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.engine import lanes
-from simplebus.engine.cluster import Cluster
+from simplebus.jetstream.backend import Cluster
+from simplebus.jetstream.publish import class_queue
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer
@@ -67,7 +67,7 @@ async def test_a_class_whose_stream_is_full_holds_up_no_other(
 async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_stored(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "WAITING_BYTES_MAX", 50_000)
+    monkeypatch.setattr(class_queue, "WAITING_BYTES_MAX", 50_000)
     cluster = options(jetstream_server.url, max_bytes=100 * 1024)
     payloads = [b"%d" % number + bytes(1000) for number in range(240)]
     async with door(cluster) as up:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.ledger import Lot
-from simplebus.engine.content import MILESTONE_MESSAGES
-from simplebus.engine.lanes import NAMES_MAX
-from simplebus.engine.uplink import PATIENCE_SECONDS, PAUSE_SECONDS
-from simplebus.nats.events import Pub
+from simplebus.core.commit_log import Lot
+from simplebus.jetstream.publish.class_queue import NAMES_MAX
+from simplebus.jetstream.publish.codec import MILESTONE_MESSAGES
+from simplebus.jetstream.publish.stream_publisher import PATIENCE_SECONDS, PAUSE_SECONDS
+from simplebus.nats.protocol.events import Pub
 
 from .test_chains import ChainStream, opened
 from .test_uplink import entry, frame, turns

@@ -9,9 +9,9 @@ import trio
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
-from simplebus.engine import closing, going
-from simplebus.engine.going import LEFT, MOMENT_SECONDS, TAKING_SECONDS, WAIT, Going
-from simplebus.server.serve import Serving
+from simplebus.jetstream.consume import close, handover
+from simplebus.jetstream.consume.handover import LEFT, MOMENT_SECONDS, TAKING_SECONDS, WAIT, Going
+from simplebus.server.run import Serving
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .meddling import asked_in_vain
@@ -200,7 +200,7 @@ async def test_who_has_nothing_to_leave_any_more_is_done(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else has taken over what it had claimed, when it can be asked again."""
-    for module in going, closing:
+    for module in handover, close:
         monkeypatch.setattr(module, "TAKING_SECONDS", 0.5)
     cluster = options(jetstream_server.url)
     async with (

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.engine.feed import REFUSALS_MAX
-from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.jetstream.consume.feed import REFUSALS_MAX
+from simplebus.nats.client.jetstream_codec import JetStreamError
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.engine import remembered
+from simplebus.jetstream.consume import acked_sequences
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import nats_server
@@ -23,7 +23,7 @@ async def test_what_is_confirmed_afterwards_comes_to_who_is_there_still(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers of what was lost are those of other messages now."""
-    monkeypatch.setattr(remembered, "APART_SECONDS", 0.0)  # Here, it is back at once.
+    monkeypatch.setattr(acked_sequences, "APART_SECONDS", 0.0)  # Here, it is back at once.
     store, copy = tmp_path / "alone", tmp_path / "copy"
     got: dict[str, list[bytes]] = {"plain": [], "durable": [], "group": []}
 

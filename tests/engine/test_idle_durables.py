@@ -6,10 +6,10 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.engine import consumers
-from simplebus.engine.cluster import Cluster
-from simplebus.nats.client import jetstream
-from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.jetstream import api
+from simplebus.jetstream.backend import Cluster
+from simplebus.nats.client import jetstream_codec
+from simplebus.nats.client.jetstream_codec import JetStreamError
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer
@@ -24,10 +24,10 @@ async def kept_for(cluster: Cluster) -> float | None:
     try:
         info = await cluster.link.ask(f"CONSUMER.INFO.{cluster.options.names.stream(7)}.d-d")
     except JetStreamError as error:
-        if error.code not in jetstream.NOT_FOUND:
+        if error.code not in jetstream_codec.NOT_FOUND:
             raise
         return None
-    return consumers.idle_seconds_of(info) or 0.0
+    return api.idle_seconds_of(info) or 0.0
 
 
 async def test_who_subscribes_says_for_how_long(jetstream_server: NatsServer) -> None:
@@ -36,13 +36,13 @@ async def test_who_subscribes_says_for_how_long(jetstream_server: NatsServer) ->
         for seconds in (None, 3600.0, 7200.0, None, 0.5):
             async with bus.subscribe(7, durable="d", durable_seconds=seconds):
                 found.append(await kept_for(cluster_of(up)))
-        assert found == [0.0, 3600.0, 7200.0, 7200.0, consumers.IDLE_SECONDS_MIN]
+        assert found == [0.0, 3600.0, 7200.0, 7200.0, api.IDLE_SECONDS_MIN]
 
 
 async def test_one_that_nobody_uses_is_forgotten_and_one_in_use_is_not(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumers, "IDLE_SECONDS_MIN", IDLE_SECONDS)
+    monkeypatch.setattr(api, "IDLE_SECONDS_MIN", IDLE_SECONDS)
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         with trio.fail_after(PATIENCE_SECONDS):
             async with bus.subscribe(7, durable="d", durable_seconds=IDLE_SECONDS) as messages:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simplebus.core.ledger import Lot
-from simplebus.engine.uplink import PATIENCE_SECONDS, PAUSE_SECONDS
-from simplebus.nats.events import Pub
+from simplebus.core.commit_log import Lot
+from simplebus.jetstream.publish.stream_publisher import PATIENCE_SECONDS, PAUSE_SECONDS
+from simplebus.nats.protocol.events import Pub
 
 from .test_chains import CHAIN_SID, IN_FLIGHT, UNKNOWN, ChainStream
 from .test_uplink import FULL, entry, frame

@@ -14,12 +14,12 @@ import trio
 from certificates import Authority
 
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
-from simplebus.engine.link import Event, Link, Lost, NatsAddress
-from simplebus.nats.client import jetstream, writing
-from simplebus.nats.client.core import Ready, Replies
+from simplebus.nats.client import encode, jetstream_codec
+from simplebus.nats.client.client import Ready, Replies
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.events import Messages
-from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.net.nats_connection import Event, Link, Lost, NatsAddress
 
 from .nats_servers import HOST, NatsServer, nats_server
 
@@ -74,7 +74,7 @@ async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: Nats
     async with linked(jetstream_server.url) as (link, heard):
         with pytest.raises(JetStreamError, match="stream not found") as missing:
             await link.ask("STREAM.INFO.WORDS")
-        assert missing.value.code in jetstream.NOT_FOUND
+        assert missing.value.code in jetstream_codec.NOT_FOUND
         made = {"name": "WORDS", "subjects": ["words"], "storage": "memory"}
         assert (await link.ask("STREAM.CREATE.WORDS", made))["config"]["name"] == "WORDS"
         consumer = {"durable_name": "all", "ack_policy": "explicit"}
@@ -83,9 +83,9 @@ async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: Nats
 
         core = link.core
         first = core.take_numbers(count)
-        numbers = writing.digits(np.arange(count), 6)
+        numbers = encode.digits(np.arange(count), 6)
         headers = (b"NATS/1.0\r\nNats-Msg-Id: me:", numbers, b"\r\n\r\n")
-        batch = writing.alike(
+        batch = encode.alike(
             b"words", numbers, reply=core.replies_to(first, count), headers=headers
         )
         for _ in range(2):  # The second time it has them.
@@ -93,7 +93,7 @@ async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: Nats
         link.flush()
         await heard.until(lambda: sum(e.messages.count for e in heard.all(Replies)) == 2 * count)
         answers = heard.all(Replies)
-        acks = [jetstream.pub_acks(each.messages) for each in answers]
+        acks = [jetstream_codec.pub_acks(each.messages) for each in answers]
         assert not any(each.errors for each in acks)
         sequences = np.concatenate([each.sequences for each in acks])
         assert sequences.tolist() == 2 * list(range(1, count + 1))
@@ -105,7 +105,7 @@ async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: Nats
         sid = core.subscribe("inbox.mine")
         core.publish(
             "$JS.API.CONSUMER.MSG.NEXT.WORDS.all",
-            jetstream.next_request(batch=count, expires_seconds=10),
+            jetstream_codec.next_request(batch=count, expires_seconds=10),
             reply="inbox.mine",
         )
         link.flush()
@@ -114,11 +114,11 @@ async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: Nats
         assert {int(s) for each in taken for s in each.sids} == {sid}
         assert [p for e in taken for p in e.all_payloads()] == [b"%06d" % n for n in range(count)]
         for each in taken:
-            told = jetstream.deliveries(each)
+            told = jetstream_codec.deliveries(each)
             assert told.good.all()
             assert (told.attempts == 1).all()
             assert (told.counts == told.sequences).all()
-            core.write(jetstream.say(each))
+            core.write(jetstream_codec.say(each))
         link.flush()
         state: dict[str, Any] = {}
         with trio.fail_after(PATIENCE_SECONDS):
@@ -150,7 +150,7 @@ async def test_a_name_that_can_be_no_servers_ends_nothing(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server may name others of its cluster as it likes."""
-    monkeypatch.setattr("simplebus.engine.link.random.shuffle", lambda servers: None)
+    monkeypatch.setattr("simplebus.net.nats_connection.random.shuffle", lambda servers: None)
     async with linked("nats://a..b", jetstream_server.url) as (link, _):
         assert jetstream_server.url.endswith(link.server)
 
@@ -159,7 +159,7 @@ async def test_a_request_ends_when_the_connection_does(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         async with linked(server.url) as (link, _):
             headers, _ = await link.request("nobody.there")
-            assert jetstream.status(headers)[0] == jetstream.NO_RESPONDERS
+            assert jetstream_codec.status(headers)[0] == jetstream_codec.NO_RESPONDERS
             link.core.subscribe("silent")
             link.flush()
             with pytest.raises(BusConnectionError, match="not answered within"):

@@ -13,9 +13,9 @@ from trio.testing import MockClock
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
-from simplebus.engine import moving
-from simplebus.engine.link import Link, NatsAddress
-from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.jetstream import failover
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.net.nats_connection import Link, NatsAddress
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .parted import Parted, parted_cluster
@@ -62,7 +62,7 @@ class Case:
         self.elsewhere: NatsAddress | None = None
         self.signs = 0
         self.looked: list[float] = []
-        monkeypatch.setattr(moving, "_elsewhere", self._look)
+        monkeypatch.setattr(failover, "_elsewhere", self._look)
 
     async def _look(self, *_: object) -> NatsAddress | None:
         self.looked.append(trio.current_time())
@@ -71,7 +71,7 @@ class Case:
     async def run(self, seconds: float) -> None:
         """Follow it for so long."""
         with trio.move_on_after(seconds):
-            await moving.follow(self.link, options("a"), lambda: self.signs)  # type: ignore[arg-type]
+            await failover.follow(self.link, options("a"), lambda: self.signs)  # type: ignore[arg-type]
 
 
 UNANSWERED = [
@@ -90,9 +90,9 @@ async def test_who_is_not_answered_goes_where_jetstream_answers(
     assert not case.looked
     case.link.error, case.elsewhere = error, ELSEWHERE
     begun = trio.current_time()
-    await case.run(2 * moving.MUTE_SECONDS + 1)
+    await case.run(2 * failover.MUTE_SECONDS + 1)
     (left,) = case.link.left
-    assert left[0] - begun <= moving.MUTE_SECONDS + 3 * moving.LOOK_SECONDS
+    assert left[0] - begun <= failover.MUTE_SECONDS + 3 * failover.LOOK_SECONDS
     assert left[1] is ELSEWHERE
 
 
@@ -145,15 +145,15 @@ async def test_a_server_that_has_just_been_come_to_has_its_time(
     case.link.error, case.elsewhere = UNANSWERED[0], ELSEWHERE
     await case.run(1000.0)
     times = [at for at, _ in case.link.left]
-    assert min(b - a for a, b in pairwise(times)) >= moving.MUTE_SECONDS
+    assert min(b - a for a, b in pairwise(times)) >= failover.MUTE_SECONDS
 
 
 @pytest.fixture(name="soon")
 def _in_order_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first server is tried first."""
-    monkeypatch.setattr("simplebus.engine.link.random.shuffle", lambda servers: None)
-    monkeypatch.setattr(moving, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(moving, "MUTE_SECONDS", 2.0)
+    monkeypatch.setattr("simplebus.net.nats_connection.random.shuffle", lambda servers: None)
+    monkeypatch.setattr(failover, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(failover, "MUTE_SECONDS", 2.0)
 
 
 async def ready(cluster: Parted) -> None:
@@ -162,7 +162,7 @@ async def ready(cluster: Parted) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         await link.wait_ready()
-        while not await moving._answers(link):  # noqa: ASYNC110 - nobody says when.
+        while not await failover._answers(link):  # noqa: ASYNC110 - nobody says when.
             await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.requests import Start
+from simplebus.core.protocol.requests import Start
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
-from simplebus.engine import consumers
-from simplebus.engine.link import NatsAddress
-from simplebus.engine.names import WAITING, Names, called, consumer, token
-from simplebus.engine.settings import EngineOptions, check_settings
+from simplebus.jetstream import api
+from simplebus.jetstream.names import WAITING, Names, called, consumer, token
+from simplebus.jetstream.settings import EngineOptions, check_settings
+from simplebus.net.nats_connection import NatsAddress
 
 SERVERS = (NatsAddress("a"),)
 names = st.text(max_size=40)
@@ -76,31 +76,31 @@ def test_what_is_published_to_classes_is_known_by_its_subject(subject: str, take
 
 
 def test_where_a_position_begins_is_told() -> None:
-    assert consumers.starting("new") == consumers.starting("waiting") == {"deliver_policy": "new"}
-    assert consumers.starting("earliest") == {"deliver_policy": "all"}
-    assert consumers.starting("last") == {"deliver_policy": "last"}
-    assert consumers.starting(Start(sequence=0))["opt_start_seq"] == 1
-    at = consumers.starting(Start(time=1.5))
+    assert api.starting("new") == api.starting("waiting") == {"deliver_policy": "new"}
+    assert api.starting("earliest") == {"deliver_policy": "all"}
+    assert api.starting("last") == {"deliver_policy": "last"}
+    assert api.starting(Start(sequence=0))["opt_start_seq"] == 1
+    at = api.starting(Start(time=1.5))
     assert at == {
         "deliver_policy": "by_start_time", "opt_start_time": "1970-01-01T00:00:01.500000Z"
     }  # fmt: skip
 
 
 def test_what_a_consumer_has_not_acknowledged_begins_behind_its_floor() -> None:
-    assert consumers.floor({"ack_floor": {"stream_seq": 5}, "config": {}}) == 6
-    assert consumers.floor({"config": {"opt_start_seq": 9}}) == 9
-    assert consumers.floor({}) == 1
+    assert api.floor({"ack_floor": {"stream_seq": 5}, "config": {}}) == 6
+    assert api.floor({"config": {"opt_start_seq": 9}}) == 9
+    assert api.floor({}) == 1
 
 
 def test_a_plain_one_is_nobodys_when_its_door_has_left_it() -> None:
     options = EngineOptions(SERVERS)
-    made = consumers.consumer(options, "p-x-1", kind="plain", door="x", start={})
+    made = api.consumer(options, "p-x-1", kind="plain", door="x", start={})
     info = {"config": made}
-    assert (consumers.kind_of(info), consumers.door_of(info)) == ("plain", "x")
-    left = {"config": consumers.left_by_its_door(made)}
-    assert (consumers.kind_of(left), consumers.door_of(left)) == ("plain", "")
-    assert consumers.channels_of(info) == set()
-    assert consumers.kind_of({}) == consumers.door_of({}) == ""
+    assert (api.kind_of(info), api.door_of(info)) == ("plain", "x")
+    left = {"config": api.left_by_its_door(made)}
+    assert (api.kind_of(left), api.door_of(left)) == ("plain", "")
+    assert api.channels_of(info) == set()
+    assert api.kind_of({}) == api.door_of({}) == ""
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,18 @@ import trio
 from core.talk2 import hello
 
 import simplebus
-from simplebus.core import frames
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
-from simplebus.core.requests import NamedClass
-from simplebus.engine import naming
-from simplebus.engine.content import HEADERS_BYTES_MAX
-from simplebus.engine.jobs import Job
-from simplebus.engine.listing import streams
-from simplebus.engine.names import Names as Subjects
-from simplebus.engine.naming import UNTOLD_SECONDS, Naming
-from simplebus.nats.client.jetstream import JetStreamError
-from simplebus.server.serve import Serving
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.jetstream import class_names
+from simplebus.jetstream.api import streams
+from simplebus.jetstream.class_jobs import Job
+from simplebus.jetstream.class_names import UNTOLD_SECONDS, Naming
+from simplebus.jetstream.names import Names as Subjects
+from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.server.run import Serving
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .nats_servers import NatsServer
@@ -174,7 +174,7 @@ async def test_others_that_are_silent_hold_no_door_up_for_long(
 ) -> None:
     ours = Names()
     await ours.naming.learn(ours)  # type: ignore[arg-type]
-    assert trio.current_time() < 2 * naming.PATIENCE_SECONDS
+    assert trio.current_time() < 2 * class_names.PATIENCE_SECONDS
     assert "no other door has said" in caplog.text
 
 

@@ -13,13 +13,13 @@ import pytest
 import trio
 
 import simplebus
+from simplebus.core.commit_log import Lot
 from simplebus.core.errors import BusConnectionError, RefusedError
-from simplebus.core.ledger import Lot
-from simplebus.core.requests import Start
-from simplebus.engine import consumers
-from simplebus.engine.jobs import Jobs
-from simplebus.nats.client.jetstream import JetStreamError
-from simplebus.server.serve import Serving
+from simplebus.core.protocol.requests import Start
+from simplebus.jetstream import api
+from simplebus.jetstream.class_jobs import Jobs
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.server.run import Serving
 
 from .doors import PATIENCE_SECONDS, door, options
 from .meddling import answers_lost, asked_in_vain
@@ -36,7 +36,7 @@ NO_LEADER = JetStreamError(10008, "JetStream system temporarily unavailable")
 
 async def consumers_of(up: Serving, class_id: int = 7) -> list[dict[str, Any]]:
     found = await cluster_of(up).positions.all(class_id)
-    return [info for info in found if consumers.kind_of(info)]
+    return [info for info in found if api.kind_of(info)]
 
 
 async def is_quiet(up: Serving) -> None:
@@ -128,14 +128,14 @@ def test_what_is_published_waits_for_positions_that_came_before_it_alone() -> No
 
 @pytest.mark.parametrize("time", [*LATE, *EARLY, 1.5, 4e9])
 def test_any_time_is_one_to_begin_at(time: float) -> None:
-    said = consumers.starting(Start(time=time))
+    said = api.starting(Start(time=time))
     policy = {1.5: "by_start_time", 4e9: "by_start_time"}
     assert said["deliver_policy"] == policy.get(time, "new" if time in EARLY else "all")
 
 
 @pytest.mark.parametrize("sequence", [0, 7, 10, 11, 1 << 53, (1 << 63) - 1, (1 << 64) - 1])
 def test_who_begins_behind_the_next_message_begins_with_it(sequence: int) -> None:
-    said = consumers.starting(Start(sequence=sequence), last=10)
+    said = api.starting(Start(sequence=sequence), last=10)
     assert said["opt_start_seq"] == min(sequence, 10) + 1
 
 
@@ -263,7 +263,7 @@ async def test_what_somebody_leaves_waits_for_the_next_one_whatever_is_answered(
         assert got == [b"%d" % number for number in range(5)]
         await is_quiet(up)
         (info,) = await consumers_of(up)
-        assert consumers.door_of(info) == ""
+        assert api.door_of(info) == ""
 
 
 async def test_what_is_to_be_forgotten_is_forgotten_later_but_not_if_somebody_has_come_for_it(
@@ -300,7 +300,7 @@ async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
         cluster, asked = cluster_of(up), list[str]()
         await bus.publish(b"", class_id=7)
         name = "p-frozen-1"
-        config = consumers.consumer(
+        config = api.consumer(
             cluster.options, name, kind="plain", door="frozen", start={"deliver_policy": "all"}
         )
         stream, request = cluster.options.names.stream(7), cluster.link.request
@@ -339,7 +339,7 @@ async def test_a_door_that_is_gone_is_gone_though_somebody_hears_what_it_is_aske
         names, request = cluster.options.names, cluster.link.request
         await bus.publish(b"left", class_id=7)
         name, stream = "p-dead-1", names.stream(7)
-        config = consumers.consumer(
+        config = api.consumer(
             cluster.options, name, kind="plain", door="dead", start={"deliver_policy": "all"}
         )
         body = {"stream_name": stream, "config": config, "action": "create"}

@@ -10,11 +10,11 @@ import trio
 
 import simplebus
 from simplebus.core.errors import RefusedError
-from simplebus.engine import refusals, uplink
-from simplebus.engine.refusals import CALM_SECONDS, Refusals
+from simplebus.jetstream.publish import refusals, stream_publisher
+from simplebus.jetstream.publish.refusals import CALM_SECONDS, Refusals
 from simplebus.monitor.facts import Facts
-from simplebus.nats.client.jetstream import JetStreamError
-from simplebus.server.serve import Serving
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.server.run import Serving
 
 from .doors import PATIENCE_SECONDS, address, door, options
 from .meddling import asked_in_vain
@@ -93,7 +93,7 @@ async def test_a_stream_that_says_nothing_of_what_it_is_sent_is_such_a_one(
     """Somebody has changed it. Where somebody else hears its subject, who looks at all that passes
     by, for one, no server says that nobody is there: publishers waited, and nobody was told why."""
     monkeypatch.setattr(refusals, "CALM_SECONDS", 0.3)
-    monkeypatch.setattr(uplink, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(stream_publisher, "PATIENCE_SECONDS", 0.3)
     cluster = options(jetstream_server.url)
     async with (
         door(cluster) as up,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.engine import remembered
-from simplebus.engine.remembered import APART_SECONDS, Remembered
-from simplebus.nats.client.jetstream import Deliveries, deliveries
+from simplebus.jetstream.consume import acked_sequences
+from simplebus.jetstream.consume.acked_sequences import APART_SECONDS, Remembered
+from simplebus.nats.client.jetstream_codec import Deliveries, deliveries
 
 from .test_feed import arrived, message
 
@@ -71,7 +71,7 @@ def test_a_clock_that_was_set_back_shows_nothing() -> None:
 
 
 def test_of_many_ranges_the_first_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "RANGES_MAX", 10)
+    monkeypatch.setattr(acked_sequences, "RANGES_MAX", 10)
     known = Remembered()
     known.take(told((100, 1.0)))
     for sequence in range(1, 23, 2):

@@ -13,8 +13,15 @@ import trio
 from core.talk2 import ack, hello, subscribe
 
 import simplebus
-from simplebus.core import frames
-from simplebus.engine.returning import RETURN_MAX, Leaving, awaited, give_back, noted, with_note
+from simplebus.core.protocol import frames
+from simplebus.jetstream.consume.give_back import (
+    RETURN_MAX,
+    Leaving,
+    awaited,
+    give_back,
+    noted,
+    with_note,
+)
 
 from .doors import PATIENCE_SECONDS, door, options
 from .nats_servers import NatsServer

@@ -10,7 +10,7 @@ import trio
 
 from load.ports import HOST
 from simplebus.core.errors import BusConnectionError
-from simplebus.engine.link import REQUEST_SECONDS_MAX
+from simplebus.net.nats_connection import REQUEST_SECONDS_MAX
 
 from .nats_servers import NatsServer
 from .test_link import linked
@@ -71,7 +71,7 @@ async def slow(server: NatsServer) -> AsyncIterator[Line]:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.engine.link._TICK_SECONDS", 0.05)
+    monkeypatch.setattr("simplebus.net.nats_connection._TICK_SECONDS", 0.05)
 
 
 async def test_what_is_asked_behind_much_else_is_waited_for_while_it_is_on_its_way(

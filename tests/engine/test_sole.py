@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.engine.sole import Sole
-from simplebus.nats.client import jetstream
+from simplebus.jetstream.consume.ack_all import Sole
+from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.parser import Parser
 
@@ -24,7 +24,7 @@ def sent(*rows: tuple[int, int]) -> Messages:
 
 def admitted(sole: Sole, *rows: tuple[int, int]) -> list[int]:
     messages = sent(*rows)
-    told = jetstream.deliveries(messages)
+    told = jetstream_codec.deliveries(messages)
     found: list[int] = told.sequences[sole.admit(told, messages)].tolist()
     return found
 
@@ -34,7 +34,7 @@ def word(sole: Sole, done: int) -> int | None:
     if found is None:
         return None
     assert found.count == 1
-    return int(jetstream.deliveries(found).sequences[0])
+    return int(jetstream_codec.deliveries(found).sequences[0])
 
 
 def test_all_up_to_a_message_is_said_with_one_word() -> None:
@@ -79,5 +79,5 @@ def test_a_word_is_never_of_more_than_is_done_with(found: list[int], data: st.Da
         told = word(sole, done)
         assert told == (expected[-1] if expected else None)
         said = told or said
-        left = [s for m in sole.open() for s in jetstream.deliveries(m).sequences.tolist()]
+        left = [s for m in sole.open() for s in jetstream_codec.deliveries(m).sequences.tolist()]
         assert left == [s for s in sequences[:at] if s > said]

@@ -6,9 +6,9 @@ import pytest
 
 import simplebus
 from simplebus.core.errors import RefusedError
-from simplebus.engine.judging import Judge
-from simplebus.nats.client.jetstream import JetStreamError
-from simplebus.server.serve import Serving
+from simplebus.jetstream.consume.durable_check import Judge
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.server.run import Serving
 
 from .doors import door, options
 from .meddling import asked_in_vain

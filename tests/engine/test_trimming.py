@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from simplebus.engine.trimming import Trimming
-from simplebus.nats.client.jetstream import JetStreamError
+from simplebus.jetstream.trim import Trimming
+from simplebus.nats.client.jetstream_codec import JetStreamError
 
 
 class Positions:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core import frames
-from simplebus.core.envelope import Envelope, encode
-from simplebus.core.ledger import Entry, Lot
-from simplebus.engine.lanes import (
+from simplebus.core.commit_log import Entry, Lot
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope_batch import Envelope, encode
+from simplebus.jetstream.publish.class_queue import (
     NAMES_MAX,
     PIECES_AT_ONCE,
     SHARE_BYTES_MIN,
@@ -23,12 +23,12 @@ from simplebus.engine.lanes import (
     WAITING_BYTES_MAX,
     WAITING_PIECES_MAX,
 )
-from simplebus.engine.uplink import PATIENCE_SECONDS, PAUSE_SECONDS, Uplink
-from simplebus.nats.client.core import ClientCore, Replies
-from simplebus.nats.client.writing import PING
-from simplebus.nats.events import Pub
+from simplebus.jetstream.publish.stream_publisher import PATIENCE_SECONDS, PAUSE_SECONDS, Uplink
+from simplebus.nats.client.client import ClientCore, Replies
+from simplebus.nats.client.encode import PING
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.lines import Reader
+from simplebus.nats.protocol.events import Pub
+from simplebus.nats.protocol.line_parser import Reader
 
 FULL = b'{"error":{"code":503,"err_code":10077,"description":"full"}}'
 TURNS_MAX = 2 * NAMES_MAX

@@ -11,12 +11,12 @@ import served
 from core.talk2 import hello, subscribe
 
 import simplebus
-from simplebus.core import frames
-from simplebus.core.access import Permissions, Right, Rule, Rules
 from simplebus.core.errors import RefusedError
-from simplebus.core.passwords import Passwords, quick_hash
-from simplebus.core.users import User, Users
-from simplebus.server.serve import Serving
+from simplebus.core.protocol import frames
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.server.run import Serving
 
 from .doors import door, options
 from .nats_servers import NatsServer

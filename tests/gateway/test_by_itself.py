@@ -8,11 +8,11 @@ import pytest
 import trio
 import trio.testing
 
+from simplebus.gateway.config import EVERYONE, GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway, open_gateway
-from simplebus.gateway.life import State
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import BlockingModule, Module
-from simplebus.gateway.plan import EVERYONE, GatewayPlan, ModulePlan
+from simplebus.gateway.supervisor import State
 
 from . import parts
 from .listening import said

@@ -16,10 +16,10 @@ from gateway import parts
 from gateway.listening import assert_no_threads_left, said
 from simplebus.config.mistakes import ConfigError
 from simplebus.gateway import ModuleMessage
+from simplebus.gateway.config import GatewayPlan, ModulePlan, parse
 from simplebus.gateway.gateway import Gateway, open_gateway
-from simplebus.gateway.life import State
 from simplebus.gateway.module import Module
-from simplebus.gateway.plan import GatewayPlan, ModulePlan, parse
+from simplebus.gateway.supervisor import State
 
 HERE = "gateway.parts"
 KINDS = pytest.mark.parametrize("kind", ["Recorder", "BlockingRecorder"])
@@ -138,7 +138,7 @@ async def test_one_that_fails_is_made_again_and_misses_one_message_at_most(
 async def test_one_with_a_thread_is_made_again_too(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
     await fail_twice("BlockingRecorder", where)
 
 
@@ -150,7 +150,7 @@ async def test_one_that_raises_what_ends_programs_has_failed_and_nothing_else_en
 ) -> None:
     if (kind, where) == ("BlockingRecorder", "run"):
         kind = "BlockingRunner"
-    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
     why = "it called sys.exit(3)" if how == "exits" else f"it raised {parts.RAISED[how]()!r}"
     await fail_twice(kind, where, why=f"RuntimeError: {why}", how=how)
 
@@ -173,7 +173,7 @@ async def test_ctrl_c_that_nobody_has_pressed_is_its_own_failure(
         return BaseExceptionGroup("of a nursery", [KeyboardInterrupt()])
 
     monkeypatch.setitem(parts.RAISED, "in a task", made)
-    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
     with trio.open_signal_receiver(signal.SIGINT):  # As `simplebus gateway` hears it.
         await fail_twice(
             "Recorder", "2", why=f"RuntimeError: it raised {made()!r}", how="in a task"
@@ -192,7 +192,7 @@ async def test_a_cancellation_that_it_has_kept_is_its_own_failure(
             kept = error
             raise
     monkeypatch.setitem(parts.RAISED, "kept", lambda: kept)
-    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
     await fail_twice("Recorder", "2", why="RuntimeError: it raised Cancelled(", how="kept")
 
 
@@ -212,7 +212,7 @@ async def test_what_it_raises_while_it_is_cancelled_ends_nothing_else(
 
 
 async def test_a_function_that_panics_costs_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
     plan = ModulePlan.of("a", "transform", {"function": f"{HERE}:panics"})
     async with open_gateway(GatewayPlan((plan, module("b")), (("*", "a"), ("*", "b")))) as gateway:
         for text in "12":
@@ -246,7 +246,7 @@ async def fail_twice(
 async def test_quiet_is_also_waited_for_when_a_module_has_just_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.gateway.life.PAUSE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
     parts.Stuck.go.clear()
     parts.Stuck.entered.clear()
     plan = GatewayPlan((module("a", "StuckLater", fails="start"),), (("*", "a"),))

@@ -13,10 +13,10 @@ import trio.testing
 from gateway import parts
 from gateway.listening import SOON, assert_no_threads_left, said
 from simplebus.gateway import ModuleBus, ModuleBusError, ModuleMessage
+from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import IN_ORDER_S, open_gateway
-from simplebus.gateway.life import GRACE_S, State
 from simplebus.gateway.module import BlockingModule, BlockingPort, Module
-from simplebus.gateway.plan import GatewayPlan, ModulePlan
+from simplebus.gateway.supervisor import GRACE_S, State
 
 
 @pytest.fixture(autouse=True)

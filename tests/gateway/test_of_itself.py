@@ -15,10 +15,10 @@ import trio.testing
 
 from gateway.listening import assert_no_threads_left, said
 from simplebus.gateway import ModuleMessage
+from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway, open_gateway
+from simplebus.gateway.health import ANSWER_S, CHARACTERS_MAX, VALUES_MAX
 from simplebus.gateway.module import BlockingModule, Module
-from simplebus.gateway.of_itself import ANSWER_S, CHARACTERS_MAX, VALUES_MAX
-from simplebus.gateway.plan import GatewayPlan, ModulePlan
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from simplebus.config.mistakes import ConfigError
+from simplebus.gateway.config import ModulePlan, parse, read
 from simplebus.gateway.mailbox import Full
 from simplebus.gateway.modules.timer import TimerSettings
-from simplebus.gateway.plan import ModulePlan, parse, read
 
 GOOD = """
 [modules.clock]

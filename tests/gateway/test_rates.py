@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simplebus.gateway.rates import STEP_S, WINDOW_S, Rate
+from simplebus.gateway.log_rate_limit import STEP_S, WINDOW_S, Rate
 
 
 def test_a_rate_is_that_of_the_last_while() -> None:

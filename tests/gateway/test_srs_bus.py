@@ -20,15 +20,15 @@ from gateway.listening import (
     in_thread,
     said,
 )
-from simplebus.gateway import ModuleBus, ModuleMessage, Result, plain
+from simplebus.gateway import ModuleBus, ModuleMessage, Result, result_codes
 
 # Create
 
 
 def test_13_001_create_gives_a_new_bus() -> None:
-    bus = plain.create()
+    bus = result_codes.create()
     assert isinstance(bus, ModuleBus)
-    assert bus is not plain.create()
+    assert bus is not result_codes.create()
 
 
 def test_13_003_create_gives_nothing_when_the_platform_fails(
@@ -37,8 +37,8 @@ def test_13_003_create_gives_nothing_when_the_platform_fails(
     def fail() -> None:
         raise MemoryError("on purpose")
 
-    monkeypatch.setattr("simplebus.gateway.switchboard.threading.Lock", fail)
-    assert plain.create() is None
+    monkeypatch.setattr("simplebus.gateway.routing.threading.Lock", fail)
+    assert result_codes.create() is None
 
 
 def test_13_067_each_bus_has_its_own_data() -> None:
@@ -70,7 +70,7 @@ def test_13_023_the_modules_are_guarded(bus: ModuleBus) -> None:
 
 
 def test_17_001_a_new_bus_can_be_published_on(bus: ModuleBus) -> None:
-    assert plain.publish(bus, None, said("nobody hears it")) is Result.OK
+    assert result_codes.publish(bus, None, said("nobody hears it")) is Result.OK
     assert bus.statistics().published == 1
 
 
@@ -90,24 +90,24 @@ def test_17_004_the_bus_is_what_its_url_says(bus: ModuleBus) -> None:
 
 
 def test_13_108_without_a_bus_inc_ref_does_nothing() -> None:
-    plain.inc_ref(None)
+    result_codes.inc_ref(None)
 
 
 def test_13_109_inc_ref_counts_one_more(bus: ModuleBus) -> None:
-    plain.inc_ref(bus)
+    result_codes.inc_ref(bus)
     assert bus.statistics().references == 2
-    plain.destroy(bus)
-    assert plain.publish(bus, None, said("still there")) is Result.OK
+    result_codes.destroy(bus)
+    assert result_codes.publish(bus, None, said("still there")) is Result.OK
 
 
 # Publish
 
 
 def test_13_030_without_a_bus_or_a_message_publish_is_invalidarg(bus: ModuleBus) -> None:
-    assert plain.publish(None, None, said("x")) is Result.INVALIDARG
-    assert plain.publish(bus, None, None) is Result.INVALIDARG
-    assert plain.publish(bus, None, "text") is Result.INVALIDARG  # type: ignore[arg-type]
-    assert plain.publish(bus, None, said("x")) is Result.OK
+    assert result_codes.publish(None, None, said("x")) is Result.INVALIDARG
+    assert result_codes.publish(bus, None, None) is Result.INVALIDARG
+    assert result_codes.publish(bus, None, "text") is Result.INVALIDARG  # type: ignore[arg-type]
+    assert result_codes.publish(bus, None, said("x")) is Result.OK
 
 
 def test_17_022_those_who_publish_at_once_are_heard_in_one_order(bus: ModuleBus) -> None:
@@ -189,21 +189,21 @@ def test_17_012_a_message_that_was_published_is_let_go_of() -> None:
 def test_17_023_after_publish_others_may_publish(bus: ModuleBus) -> None:
     bus.publish(said("one"))
     in_thread(lambda: bus.publish(said("two"))).join()
-    assert plain.publish(bus, None, b"malformed") is Result.OK
+    assert result_codes.publish(bus, None, b"malformed") is Result.OK
     in_thread(lambda: bus.publish(said("three"))).join()
     assert bus.statistics().published == 3
 
 
 def test_13_037_publish_is_an_error_when_it_fails() -> None:
     bus = ModuleBus()
-    assert plain.publish(bus, None, said("x")) is Result.OK
+    assert result_codes.publish(bus, None, said("x")) is Result.OK
     bus.destroy()
-    assert plain.publish(bus, None, said("x")) is Result.ERROR
+    assert result_codes.publish(bus, None, said("x")) is Result.ERROR
     bus, results, done = ModuleBus(), [], threading.Event()
 
     def flood(message: ModuleMessage) -> None:
         if message.content == b"go":
-            results.extend(plain.publish(bus, None, said("more")) for _ in range(3))
+            results.extend(result_codes.publish(bus, None, said("more")) for _ in range(3))
             done.set()
 
     with bus:
@@ -217,15 +217,15 @@ def test_13_037_publish_is_an_error_when_it_fails() -> None:
 
 
 def test_13_058_without_a_bus_destroy_does_nothing() -> None:
-    plain.destroy(None)
+    result_codes.destroy(None)
 
 
 def test_13_111_destroy_counts_one_less(bus: ModuleBus) -> None:
     bus.inc_ref()
     bus.inc_ref()
-    plain.destroy(bus)
+    result_codes.destroy(bus)
     assert bus.statistics().references == 2
-    plain.destroy(bus)
+    result_codes.destroy(bus)
     assert bus.statistics().references == 1
 
 
@@ -247,12 +247,12 @@ def test_13_112_at_zero_everything_is_freed() -> None:
 
 
 def test_13_113_dec_ref_does_what_destroy_does() -> None:
-    plain.dec_ref(None)
+    result_codes.dec_ref(None)
     bus = ModuleBus()
     bus.add_module(Listener())
     bus.inc_ref()
-    plain.dec_ref(bus)
+    result_codes.dec_ref(bus)
     assert not bus.is_freed
-    plain.dec_ref(bus)
+    result_codes.dec_ref(bus)
     assert bus.is_freed
     assert_no_threads_left()

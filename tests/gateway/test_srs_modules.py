@@ -19,7 +19,7 @@ from gateway.listening import (
     in_thread,
     said,
 )
-from simplebus.gateway import ModuleBus, ModuleBusFullError, Result, plain
+from simplebus.gateway import ModuleBus, ModuleBusFullError, Result, result_codes
 
 
 def modules(bus: ModuleBus) -> list[object]:
@@ -30,8 +30,8 @@ def modules(bus: ModuleBus) -> list[object]:
 
 
 def test_99_013_without_a_bus_or_a_module_add_is_invalidarg(bus: ModuleBus) -> None:
-    assert plain.add_module(None, Listener()) is Result.INVALIDARG
-    assert plain.add_module(bus, None) is Result.INVALIDARG
+    assert result_codes.add_module(None, Listener()) is Result.INVALIDARG
+    assert result_codes.add_module(bus, None) is Result.INVALIDARG
 
 
 def test_13_107_the_module_is_remembered(bus: ModuleBus) -> None:
@@ -121,7 +121,7 @@ def test_13_046_after_add_others_may_add(bus: ModuleBus) -> None:
     module = Listener()
     bus.add_module(module)
     in_thread(lambda: bus.add_module(Listener())).join()
-    assert plain.add_module(bus, module) is Result.INVALIDARG
+    assert result_codes.add_module(bus, module) is Result.INVALIDARG
     in_thread(lambda: bus.add_module(Listener())).join()
     assert len(modules(bus)) == 3
 
@@ -136,10 +136,10 @@ def test_13_047_add_is_an_error_when_there_can_be_no_thread(
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
-        assert plain.add_module(bus, module) is Result.ERROR
+        assert result_codes.add_module(bus, module) is Result.ERROR
         assert modules(bus) == []
         bus.publish(said("nobody hears it"))
-    assert plain.add_module(bus, module) is Result.OK
+    assert result_codes.add_module(bus, module) is Result.OK
     bus.publish(said("hello"))
     assert module.wait(1) == ["hello"]
 
@@ -148,13 +148,13 @@ def test_99_014_without_a_callback_add_is_invalidarg(bus: ModuleBus) -> None:
     class Mute:
         receive = None
 
-    assert plain.add_module(bus, Mute()) is Result.INVALIDARG
-    assert plain.add_module(bus, object()) is Result.INVALIDARG
+    assert result_codes.add_module(bus, Mute()) is Result.INVALIDARG
+    assert result_codes.add_module(bus, object()) is Result.INVALIDARG
     assert modules(bus) == []
 
 
 def test_99_015_without_an_instance_add_is_invalidarg(bus: ModuleBus) -> None:
-    assert plain.add_module(bus, None) is Result.INVALIDARG
+    assert result_codes.add_module(bus, None) is Result.INVALIDARG
     assert modules(bus) == []
 
 
@@ -162,15 +162,17 @@ def test_99_015_without_an_instance_add_is_invalidarg(bus: ModuleBus) -> None:
 
 
 def test_13_048_without_a_bus_or_a_module_remove_is_invalidarg(bus: ModuleBus) -> None:
-    assert plain.remove_module(None, Listener()) is Result.INVALIDARG
-    assert plain.remove_module(bus, None) is Result.INVALIDARG
+    assert result_codes.remove_module(None, Listener()) is Result.INVALIDARG
+    assert result_codes.remove_module(bus, None) is Result.INVALIDARG
 
 
 def test_13_088_of_those_who_remove_one_module_at_once_one_does(bus: ModuleBus) -> None:
     module = Listener()
     bus.add_module(module)
     results: list[Result] = []
-    many = [in_thread(lambda: results.append(plain.remove_module(bus, module))) for _ in range(4)]
+    many = [
+        in_thread(lambda: results.append(result_codes.remove_module(bus, module))) for _ in range(4)
+    ]
     for each in many:
         each.join()
     assert sorted(results) == [Result.ERROR] * 3 + [Result.OK]
@@ -183,9 +185,9 @@ def test_13_049_the_module_itself_is_looked_for(bus: ModuleBus) -> None:
 
     one, two = Alike(), Alike()
     bus.add_module(one)
-    assert plain.remove_module(bus, two) is Result.ERROR
-    assert plain.add_module(bus, two) is Result.OK
-    assert plain.remove_module(bus, one) is Result.OK
+    assert result_codes.remove_module(bus, two) is Result.ERROR
+    assert result_codes.add_module(bus, two) is Result.OK
+    assert result_codes.remove_module(bus, one) is Result.OK
     bus.publish(said("hello"))
     assert two.wait(1) == ["hello"]
 
@@ -193,7 +195,7 @@ def test_13_049_the_module_itself_is_looked_for(bus: ModuleBus) -> None:
 def test_13_050_a_module_that_is_not_there_is_an_error_and_holds_nothing_up(
     bus: ModuleBus,
 ) -> None:
-    assert plain.remove_module(bus, Listener()) is Result.ERROR
+    assert result_codes.remove_module(bus, Listener()) is Result.ERROR
     in_thread(lambda: bus.publish(said("x"))).join()
 
 
@@ -305,7 +307,7 @@ def test_13_057_nothing_of_the_module_is_kept(bus: ModuleBus) -> None:
 def test_13_053_remove_is_ok_once_and_then_an_error(bus: ModuleBus) -> None:
     module = Listener()
     bus.add_module(module)
-    assert plain.remove_module(bus, module) is Result.OK
-    assert plain.remove_module(bus, module) is Result.ERROR
+    assert result_codes.remove_module(bus, module) is Result.OK
+    assert result_codes.remove_module(bus, module) is Result.ERROR
     bus.destroy()
-    assert plain.remove_module(bus, module) is Result.ERROR
+    assert result_codes.remove_module(bus, module) is Result.ERROR

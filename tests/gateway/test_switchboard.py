@@ -6,11 +6,11 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from simplebus.gateway.blocking import ThreadGate
 from simplebus.gateway.errors import ModuleBusError
 from simplebus.gateway.mailbox import Full, Mailbox
 from simplebus.gateway.messages import PLACE_BYTES, ModuleMessage
-from simplebus.gateway.switchboard import Switchboard
-from simplebus.gateway.waiting import ThreadGate
+from simplebus.gateway.routing import Switchboard
 
 NAMES = ["a", "b", "c"]  # Modules, of which none, one or all hear what is said.
 SOURCES = [None, *NAMES, "nobody"]

@@ -8,7 +8,7 @@ from contextvars import copy_context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.gateway.waiting import Waiter, inside, waiting_for
+from simplebus.gateway.blocking import Waiter, inside, waiting_for
 
 WAITERS = st.integers(0, 4)
 

@@ -15,17 +15,10 @@ import trio
 from trio.testing import MockClock
 
 from memory.conftest import Run
-from simplebus import (
-    Bus,
-    BusConnectionError,
-    Message,
-    RefusedError,
-    Registry,
-    UnboundTypeError,
-)
+from simplebus import Bus, BusConnectionError, Message, RefusedError, Registry, UnboundTypeError
 from simplebus.core.errors import Reason
 from simplebus.core.settings import Settings
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
 
 registry = Registry()
 

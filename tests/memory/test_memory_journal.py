@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from memory.conftest import Run
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
 from simplebus.storage.errors import JournalError
 
 

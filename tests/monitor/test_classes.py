@@ -7,11 +7,11 @@ from typing import TypeVar
 
 import pytest
 
-from simplebus.core import frames
-from simplebus.core.broker import Broker, Settings
-from simplebus.core.explaining_positions import ExplainingPositions
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.session import Session
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.broker.inquire_positions import ExplainingPositions
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.session.session import Session
 from simplebus.monitor import classes, waiters
 from simplebus.monitor.counted import Counted
 from simplebus.monitor.exposition import Exposition

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dialogues import BLOCK, QUIET
 from differ import Say, Script
 
-from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.permissions import Permissions, Responses
+from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.users import NatsAuth, User
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import functools
 
 from differ import Heard, Script, items, normal, pieces
 
-from simplebus.core.broker import Broker
-from simplebus.core.receive import ReceiveBuffer
+from simplebus.core.broker.broker import Broker
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.errors import NatsError
-from simplebus.nats.front import Front
-from simplebus.nats.session import NatsSession
+from simplebus.nats.server.server import Front
+from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simplebus.core.frames import Words, unaligned
-from simplebus.nats.table import Numbers, Positions, SubjectTable
+from simplebus.core.protocol.frames import Words, unaligned
+from simplebus.nats.server.subject_table import Numbers, Positions, SubjectTable
 
 
 class Asked(NamedTuple):

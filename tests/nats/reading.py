@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from parser_oracle import Oracle
 
-from simplebus.core.receive import ReceiveBuffer
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.errors import NatsError
-from simplebus.nats.events import Connect, Event, Mix, Ping, Pub, Run, Sub, Unsub, singles
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.parser import Parser
-from simplebus.nats.table import SubjectTable
+from simplebus.nats.protocol.events import Connect, Event, Mix, Ping, Pub, Run, Sub, Unsub, singles
+from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.server.subject_table import SubjectTable
 
 LIMITS = NatsLimits(max_payload=300, max_control_line=64)
 BUFFER = ReceiveBuffer(1 << 20)

@@ -11,11 +11,11 @@ from core.talk import subscribe as subscribe1
 from core.talk2 import ack, enveloped, nack, on_channel, peer2, publish, subscribe
 from two_doors import DEAD_1, Client, Doors, deliveries, fields, holding, stored
 
-from simplebus.core.broker import Settings
+from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings
-from simplebus.nats.asking import token
+from simplebus.nats.bus.subjects import token
 
 # What is granted ---------------------------------------------------------------------------------
 

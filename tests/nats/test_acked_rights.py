@@ -6,14 +6,14 @@ import pytest
 from core.talk2 import enveloped, on_channel, peer2
 from two_doors import Client, Doors
 
-from simplebus.core.access import Permissions as Rights
-from simplebus.core.access import Rule, Rules
 from simplebus.core.errors import Reason
-from simplebus.core.passwords import Passwords, quick_hash
-from simplebus.core.users import User as SharedUser
-from simplebus.core.users import Users
-from simplebus.nats.auth import NatsAuth, User
-from simplebus.nats.permissions import Permissions, Responses
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions as Rights
+from simplebus.core.users.permissions import Rule, Rules
+from simplebus.core.users.users import User as SharedUser
+from simplebus.core.users.users import Users
+from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.users import NatsAuth, User
 from simplebus.nats.settings import NatsSettings
 
 

@@ -6,8 +6,8 @@ import pytest
 from two_doors import Doors
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.requests import Start, SubscribeRequest
-from simplebus.nats.acked import Verdict, verdict, wish
+from simplebus.core.protocol.requests import Start, SubscribeRequest
+from simplebus.nats.bus.acked import Verdict, verdict, wish
 from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
 
 # What is asked for -------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ from two_doors import Client, Doors
 
 from simplebus.core.errors import Reason
 from simplebus.core.limits import CLASS_ID_MAX, Limits
-from simplebus.core.requests import NamedClass
+from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import Settings
-from simplebus.nats.acked import wish
-from simplebus.nats.asking import asked, spelled, token
-from simplebus.nats.auth import NatsAuth, User
-from simplebus.nats.permissions import Permissions
+from simplebus.nats.bus.acked import wish
+from simplebus.nats.bus.subjects import asked, spelled, token
+from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.users import NatsAuth, User
 from simplebus.nats.settings import NatsSettings
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=5)

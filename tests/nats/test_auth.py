@@ -9,14 +9,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dialogues_auth import nkey
 
-from simplebus.core.users import User as SharedUser
-from simplebus.core.users import Users
-from simplebus.nats.auth import NatsAuth, User, decode_user_key, is_signed
-from simplebus.nats.connect import Options
+from simplebus.core.users.users import User as SharedUser
+from simplebus.core.users.users import Users
 from simplebus.nats.errors import NatsError
-from simplebus.nats.gate import Gate
-from simplebus.nats.permissions import Permissions
-from simplebus.nats.table import SubjectTable
+from simplebus.nats.protocol.handshake import Options
+from simplebus.nats.server.authenticate import Gate
+from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.server.users import NatsAuth, User, decode_user_key, is_signed
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 PUBLIC = nkey(KEY)

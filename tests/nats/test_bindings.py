@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from two_doors import Doors, stored
 
-from simplebus.core.broker import FullPolicy, Settings
-from simplebus.core.envelope import Envelope, decode
+from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
+from simplebus.core.protocol.envelope_batch import Envelope, decode
 from simplebus.nats.limits import ACK_BYTES, HELD_SECONDS, PACKED_ALONE_BYTES, PACKED_BYTES
 
 

@@ -6,12 +6,12 @@ import pytest
 from core.talk2 import enveloped, on_channel, peer2
 from two_doors import Client, Doors
 
-from simplebus.core.access import REPLIES, Permissions, Rule, Rules
-from simplebus.core.passwords import quick_hash
-from simplebus.core.requests import NamedClass
-from simplebus.core.users import User, Users
-from simplebus.nats.auth import NatsAuth
-from simplebus.nats.permissions import Permissions as NatsPermissions
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import REPLIES, Permissions, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.nats.server.permissions import Permissions as NatsPermissions
+from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsSettings
 
 CLASSES = Permissions(

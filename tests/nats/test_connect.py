@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason
-from simplebus.nats.connect import DEFAULTS, Info, Options, options
 from simplebus.nats.errors import NatsError
+from simplebus.nats.protocol.handshake import DEFAULTS, Info, Options, options
 
 
 def test_what_is_not_said_stays_as_it_was() -> None:

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from inside import Inside
 from nats_running import Door
 
-from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import NatsLimits
+from simplebus.nats.server.users import NatsAuth, User
 from simplebus.nats.settings import NatsSettings
 
 pytestmark = pytest.mark.xdist_group("nats-reference")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from simplebus.core import frames
-from simplebus.core.envelope import Envelope, encode
 from simplebus.core.errors import Reason
-from simplebus.nats import envelopes
-from simplebus.nats.envelopes import (
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope_batch import Envelope, encode
+from simplebus.nats.bus import convert
+from simplebus.nats.bus.convert import (
     BLOCK,
     REPLY,
     STATUS,
@@ -21,7 +21,7 @@ from simplebus.nats.envelopes import (
     headers_of,
     message_of,
 )
-from simplebus.nats.events import Mix, Pub, Run, singles
+from simplebus.nats.protocol.events import Mix, Pub, Run, singles
 
 SUBJECTS = [b"a.b", b"<", b"orders.eu", b"a.*", b"caf\xe9", b"x" * 60]
 PAYLOADS = st.sampled_from([b"", b"<", b"\r\n", b"<\r\n", b"<\r\n>", b"plain", b"y" * 40])
@@ -122,8 +122,8 @@ def test_many_subjects_are_not_remembered_for_ever() -> None:
         name = b"a.%d%b" % (number, b"x" * (number % 300))
         parcel = packer.one(Pub(name, b"", b"1", b"", 0, memoryview(b"x")))
         assert parcel.batch is not None
-    assert len(envelopes._prefixes) <= 4096
-    assert max(map(len, envelopes._prefixes)) < 300
+    assert len(convert._prefixes) <= 4096
+    assert max(map(len, convert._prefixes)) < 300
 
 
 def test_what_is_refused_says_why() -> None:

@@ -8,21 +8,16 @@ from differ import Script
 from hypothesis import given, settings
 from inside import Client, Inside, buffer
 
-from simplebus.core.broker import Broker
+from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import RECEIVE_BYTES
-from simplebus.nats.auth import NatsAuth, User
-from simplebus.nats.events import Mix, Run
-from simplebus.nats.limits import (
-    DROPPED_AT_ONCE,
-    FIRST_PING_SECONDS,
-    TIDIED_AT_ONCE,
-    NatsLimits,
-)
-from simplebus.nats.parser import Parser
-from simplebus.nats.permissions import Permissions, Responses
+from simplebus.nats.limits import DROPPED_AT_ONCE, FIRST_PING_SECONDS, TIDIED_AT_ONCE, NatsLimits
+from simplebus.nats.protocol.events import Mix, Run
+from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.server.users import NatsAuth, User
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.table import SubjectTable
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 AUTH = NatsAuth(users=(User("u", "p"),))

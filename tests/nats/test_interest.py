@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inside import Client, Inside
 
-from simplebus.core.broker import Broker, Settings
+from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.limits import Limits
-from simplebus.nats.adopting import adopt
-from simplebus.nats.interest import kept_bytes
 from simplebus.nats.limits import DROPPED_AT_ONCE
+from simplebus.nats.server.server import adopt
+from simplebus.nats.server.subscription_memory import kept_bytes
 from simplebus.nats.settings import NatsSettings
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from two_doors import Client, Doors
 
-from simplebus.core.access import Permissions, Rule, Rules
-from simplebus.core.meters import Rate
-from simplebus.core.passwords import quick_hash
-from simplebus.core.users import User, Users
-from simplebus.nats.auth import NatsAuth
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import Permissions, Rule, Rules
+from simplebus.core.users.rate_limit import Rate
+from simplebus.core.users.users import User, Users
 from simplebus.nats.errors import NatsError
+from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsSettings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from two_doors import Doors
 
-from simplebus.core.explained import (
+from simplebus.core.protocol.inquiry import (
     ChannelQuestion,
     ChannelSaid,
     Listener,

@@ -10,7 +10,7 @@ import typer
 from nats_running import IS_REFERENCE, Door, Raw
 
 from simplebus import cli
-from simplebus.commands.serve import nats_door
+from simplebus.commands.serve.command import nats_door
 from simplebus.nats.limits import NatsLimits
 
 TESTS = Path(__file__).parents[1]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from inside import buffer
 
-from simplebus.core.broker import Broker, Settings
+from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
-from simplebus.nats.front import Front
 from simplebus.nats.limits import (
     CHANCE_SECONDS,
     FED_SECONDS,
@@ -15,7 +14,8 @@ from simplebus.nats.limits import (
     STUCK_SECONDS,
     NatsLimits,
 )
-from simplebus.nats.session import NatsSession
+from simplebus.nats.server.server import Front
+from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 
 KIB = 1024

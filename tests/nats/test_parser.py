@@ -17,11 +17,11 @@ from reading import BUFFER, LIMITS, Reading, read, truth
 
 from simplebus.core.limits import HEADROOM_BYTES
 from simplebus.nats.errors import NatsError
-from simplebus.nats.events import Connect, Pub
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.lines import Reader
-from simplebus.nats.parser import Parser
-from simplebus.nats.table import SubjectTable
+from simplebus.nats.protocol.events import Connect, Pub
+from simplebus.nats.protocol.line_parser import Reader
+from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.server.subject_table import SubjectTable
 
 LINES = [
     b"PING\r\nping\nPING x\r\nPiNGx\r\nPING\r\r\nPONG\r\npongabc\n+OK\r\n+ok junk\r\nPONG \t\n",

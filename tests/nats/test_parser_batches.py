@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import Reading, read, truth
 
-from simplebus.core.frames import Bytes
+from simplebus.core.protocol.frames import Bytes
 from simplebus.nats import limits as bounds
-from simplebus.nats import parser as parsers
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.scan import Scan, line_feeds
-from simplebus.nats.table import SubjectTable
+from simplebus.nats.protocol import parser as parsers
+from simplebus.nats.protocol.bulk_parser import Scan, line_feeds
+from simplebus.nats.server.subject_table import SubjectTable
 
 LOOKS_LIKE = [
     b"\r\nPUB a 1\r\n",
@@ -245,7 +245,7 @@ def test_a_run_that_breaks_off_is_not_compared_to_the_end(
 
 
 def test_an_event_of_many_subjects_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.nats.scan.MIX_MESSAGES_MAX", 100)
+    monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIX_MESSAGES_MAX", 100)
     for payload in (b"x", LOOKS_LIKE[0]):
         data = b"".join(pub(Random(), subject, payload) for subject in SUBJECTS * 40)
         reading = read([data])
@@ -254,8 +254,8 @@ def test_an_event_of_many_subjects_has_a_bound(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_subjects_are_forgotten_between_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.nats.table.SUBJECTS_MAX", 150)
-    monkeypatch.setattr("simplebus.nats.scan.MIX_MESSAGES_MAX", 100)
+    monkeypatch.setattr("simplebus.nats.server.subject_table.SUBJECTS_MAX", 150)
+    monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIX_MESSAGES_MAX", 100)
     table = SubjectTable()
     data = b"".join(pub(Random(), b"s.%d" % (n * n % 997), b"x" * (n % 7)) for n in range(1000))
     reading = read([data, data], table=table)

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numbered import numbered
 
-from simplebus.core.channels import matches
+from simplebus.core.channel.pattern import matches
 from simplebus.nats import subjects
-from simplebus.nats.asking import asked
+from simplebus.nats.bus.subjects import asked
 from simplebus.nats.limits import REPLIES_MAX, VERDICTS_MAX
-from simplebus.nats.permissions import Grants, Permissions, Replies, Responses, Verdicts
-from simplebus.nats.table import SubjectTable
+from simplebus.nats.server.permissions import Grants, Permissions, Replies, Responses, Verdicts
+from simplebus.nats.server.subject_table import SubjectTable
 
 WORDS = st.sampled_from(["a", "b", "c", "*", ">"])
 SUBJECTS = (

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from simplebus.core.limits import RECEIVE_BYTES
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.nats.front import Front
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.limits import (
     EVENTS_PER_READ,
     OUTPUT_PER_READ_BYTES,
     READ_BYTES_FIRST,
     READ_BYTES_MIN,
 )
+from simplebus.nats.server.server import Front
 
 
 @pytest.fixture(scope="module")

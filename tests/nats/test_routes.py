@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from inside import Client, Inside
 from numbered import numbered
 
-from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import JOINED_MAX
-from simplebus.nats.permissions import Permissions
-from simplebus.nats.queue_group import Dice, JoinedGroup, QueueGroup
-from simplebus.nats.routes import Routes
+from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.queue_group import Dice, JoinedGroup, QueueGroup
+from simplebus.nats.server.routes import Routes
+from simplebus.nats.server.subscription import Sink, Subscription
+from simplebus.nats.server.users import NatsAuth, User
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.subscription import Sink, Subscription
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 DEAF = b'CONNECT {"verbose":false,"pedantic":false,"echo":false}\r\n'

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.channels import matches
+from simplebus.core.channel.pattern import matches
 from simplebus.nats import subjects
 
 TOKENS = st.sampled_from([b"a", b"#", b"##", b"*", b">", b"\x00#", b"\x00", b"", b"\xff", b"%23"])

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered import asked
 
-from simplebus.nats import table as tables
 from simplebus.nats.limits import SUBJECT_BYTES_FAST
-from simplebus.nats.table import SubjectTable, are_words
+from simplebus.nats.server import subject_table as tables
+from simplebus.nats.server.subject_table import SubjectTable, are_words
 
 SUBJECTS = st.binary(min_size=1, max_size=20) | st.sampled_from(
     [b"a", b"a\0", b"a" * 8, b"a" * 8 + b"\0", b"a" * 16, b"a" * 17, b"a" * SUBJECT_BYTES_FAST]

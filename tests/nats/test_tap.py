@@ -11,9 +11,9 @@ from core.talk import publish as publish1
 from core.talk2 import Peer2, ack, enveloped, nack, on_channel, peer2, publish, subscribe, timed
 from two_doors import Doors, stored
 
-from simplebus.core.broker import FullPolicy, Settings
-from simplebus.core.envelope import Envelope, encode
+from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.limits import Limits
+from simplebus.core.protocol.envelope_batch import Envelope, encode
 
 
 def test_version_1_is_seen_on_the_class_s_subject() -> None:

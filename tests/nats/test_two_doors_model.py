@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from two_doors import Client, Doors, Msg
 
-from simplebus.core.envelope import decode
+from simplebus.core.protocol.envelope_batch import decode
 
 STEPS = st.one_of(
     st.tuples(st.sampled_from(["nats", "run", "one", "two"]), st.integers(1, 6)),

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from reading import BUFFER, Reading
 
-from simplebus.nats import writing
-from simplebus.nats.events import Mix, Positions, Pub, Run, singles
 from simplebus.nats.limits import NatsLimits
+from simplebus.nats.protocol import encode
+from simplebus.nats.protocol.events import Mix, Positions, Pub, Run, singles
 
 SUBJECTS = [b"a", b"b.c.d", b"s" * 9, b"\xff.\0"]
 
@@ -49,14 +49,14 @@ def test_one_message_is_its_line_and_its_payload() -> None:
         return Pub(*words, header_bytes, memoryview(body))  # type: ignore[arg-type]
 
     plain = pub(b"a", b"", b"003", b"")
-    assert writing.one(plain, b"7", headers=False) == b"MSG a 7 003\r\nxyz\r\n"
+    assert encode.one(plain, b"7", headers=False) == b"MSG a 7 003\r\nxyz\r\n"
     asking = pub(b"a", b"r.1", b"3", b"")
-    assert writing.one(asking, b"s", headers=True) == b"MSG a s r.1 3\r\nxyz\r\n"
+    assert encode.one(asking, b"s", headers=True) == b"MSG a s r.1 3\r\nxyz\r\n"
     headed = pub(b"a", b"r", b"03", b"002", header_bytes=2)
-    assert writing.one(headed, b"1", headers=True) == b"HMSG a 1 r 002 03\r\nxyz\r\n"
-    assert writing.one(headed, b"1", headers=False) == b"MSG a 1 r 1\r\nz\r\n"
+    assert encode.one(headed, b"1", headers=True) == b"HMSG a 1 r 002 03\r\nxyz\r\n"
+    assert encode.one(headed, b"1", headers=False) == b"MSG a 1 r 1\r\nz\r\n"
     bare = pub(b"a", b"", b"03", b"00")
-    assert writing.one(bare, b"1", headers=True) == b"MSG a 1 03\r\nxyz\r\n"
+    assert encode.one(bare, b"1", headers=True) == b"MSG a 1 03\r\nxyz\r\n"
 
 
 @pytest.mark.parametrize("headers", [True, False])
@@ -75,7 +75,7 @@ def test_a_run_is_written_as_its_messages(verb: bytes, size: int, headers: bool)
         for rows in some_rows(event.count):
             chosen = messages if rows is None else [messages[row] for row in rows]
             expected = b"".join(line(message, sid, headers=headers) for message in chosen)
-            written = writing.run(event, sid, rows, headers=headers)
+            written = encode.run(event, sid, rows, headers=headers)
             assert bytes(written) == expected
             assert len(memoryview(written)) == len(expected)
 
@@ -107,7 +107,7 @@ def test_a_mix_is_written_as_its_messages(sid: bytes, kind: str) -> None:
     for rows in some_rows(event.count):
         chosen = messages if rows is None else [messages[row] for row in rows]
         expected = b"".join(line(message, sid, headers=False) for message in chosen)
-        written = writing.mix(event, sid, rows)
+        written = encode.mix(event, sid, rows)
         assert bytes(written) == expected
 
 
@@ -131,7 +131,7 @@ def test_several_subscriptions_are_sent_message_by_message(kind: str, headers: b
             for sid, rows in parts
             if rows is None or row in rows
         )
-        assert bytes(writing.several(event, parts, headers=headers)) == expected
+        assert bytes(encode.several(event, parts, headers=headers)) == expected
 
 
 def test_what_is_written_outlives_the_buffer() -> None:
@@ -141,9 +141,9 @@ def test_what_is_written_outlives_the_buffer() -> None:
     ):
         event, _ = batch(data)
         written = (
-            writing.run(event, b"1", None, headers=False)
+            encode.run(event, b"1", None, headers=False)
             if isinstance(event, Run)
-            else writing.mix(event, b"1", None)
+            else encode.mix(event, b"1", None)
         )
         before = bytes(written)
         BUFFER.fill(bytes(len(data)))

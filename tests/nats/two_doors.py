@@ -15,11 +15,11 @@ from core.talk import Bus
 from core.talk import connect as connect1
 from core.talk import publish as publish1
 
-from simplebus.core.broker import Settings
-from simplebus.core.envelope import Envelope, decode
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.nats.front import Front
-from simplebus.nats.session import NatsSession
+from simplebus.core.broker.broker import Settings
+from simplebus.core.protocol.envelope_batch import Envelope, decode
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.nats.server.server import Front
+from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 
 DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000

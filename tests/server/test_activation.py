@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 from served import connect, message, serving, subscribe
 
-from simplebus.server import activation
-from simplebus.server.activation import ActivationError, for_doors, inherited
+from simplebus.server import systemd
+from simplebus.server.systemd import ActivationError, for_doors, inherited
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def listening(stack: ExitStack) -> tuple[socket.socket, int]:
 
 def handed(monkeypatch: pytest.MonkeyPatch, *fds: int, names: str = "") -> dict[str, str]:
     """The environment of a process that is handed these, which must follow each other."""
-    monkeypatch.setattr(activation, "FIRST_FD", fds[0])
+    monkeypatch.setattr(systemd, "FIRST_FD", fds[0])
     assert list(fds) == list(range(fds[0], fds[0] + len(fds)))
     found = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(fds)), "OTHER": "x"}
     return found | ({"LISTEN_FDNAMES": names} if names else {})

@@ -14,11 +14,12 @@ import trio.testing
 from certificates import Authority, Pair
 from served import serving, until
 
-from simplebus.core.users import Users
-from simplebus.server import anteroom, listeners
-from simplebus.server.anteroom import Anteroom, Guest, give_way
-from simplebus.server.serve import Serving
-from simplebus.server.tls import TlsOptions
+from simplebus.core.users.users import Users
+from simplebus.server import listeners
+from simplebus.server.preauth import queue
+from simplebus.server.preauth.queue import Anteroom, Guest, give_way
+from simplebus.server.run import Serving
+from simplebus.server.tls.certificates import TlsOptions
 
 MANY = 100
 
@@ -100,8 +101,8 @@ async def test_few_are_let_in_while_a_crowd_is_to_move(
     sockets: Sockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crowd that always has something to say holds them up, and shuts no door."""
-    monkeypatch.setattr(anteroom, "CROWD", 3)
-    monkeypatch.setattr(anteroom, "STEPS_BETWEEN", 10)
+    monkeypatch.setattr(queue, "CROWD", 3)
+    monkeypatch.setattr(queue, "STEPS_BETWEEN", 10)
     names: list[str] = []
 
     async def be(guest: Guest, name: str) -> None:

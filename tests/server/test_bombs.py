@@ -11,9 +11,9 @@ from nats_peer import greeted, nats
 from served import Peer, connect, serving
 
 import simplebus
-from simplebus.core import frames
-from simplebus.core.requests import ConnectRequest
-from simplebus.server.serve import Serving
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import ConnectRequest
+from simplebus.server.run import Serving
 
 DEEP = b"[" * 100_000
 WIDE = b'{"version":2,' + b",".join(b'"k%d":[]' % n for n in range(50_000)) + b"}"

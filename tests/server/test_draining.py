@@ -13,9 +13,9 @@ import trio
 from nats_peer import greeted
 from served import ack, class_statistics, connect, message, serving, subscribe, until
 
-from simplebus.core import frames
-from simplebus.server.draining import drain
-from simplebus.server.serve import _end_when_told
+from simplebus.core.protocol import frames
+from simplebus.server.run import _end_when_told
+from simplebus.server.shutdown import drain
 
 
 async def never() -> AsyncIterator[int]:

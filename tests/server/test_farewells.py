@@ -13,15 +13,16 @@ from nats_peer import NatsPeer, nats
 from served import serving, until
 
 import simplebus
-from simplebus.core.passwords import Passwords, quick_hash
 from simplebus.core.settings import Settings
-from simplebus.core.users import User, Users
-from simplebus.nats.auth import NatsAuth
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.users import User, Users
+from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsLimits, NatsSettings
-from simplebus.server import connection, farewells, memory
+from simplebus.server import connection, process
 from simplebus.server.connection import Connection
-from simplebus.server.farewells import Farewells
-from simplebus.server.serve import Serving
+from simplebus.server.preauth import closing
+from simplebus.server.preauth.closing import Farewells
+from simplebus.server.run import Serving
 
 
 class Told:
@@ -40,7 +41,7 @@ def test_who_was_told_first_is_closed_for_one_more(done: list[str], most: int) -
     """The same with a list."""
     told, waiting, there = Farewells(), list[Told](), list[Told]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(farewells, "FAREWELLS_MAX", most)
+        patch.setattr(closing, "FAREWELLS_MAX", most)
         for what in done:
             if what == "come":
                 there.append(Told())
@@ -63,7 +64,7 @@ def test_who_was_told_first_is_closed_for_one_more(done: list[str], most: int) -
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two are waited for, and long."""
     monkeypatch.setattr(connection, "FAREWELL_SECONDS", 900.0)
-    monkeypatch.setattr(farewells, "FAREWELLS_MAX", 2)
+    monkeypatch.setattr(closing, "FAREWELLS_MAX", 2)
 
 
 USERS = Users((User("ada", token=quick_hash("t")),), Passwords(b"by chance"))
@@ -113,7 +114,7 @@ async def test_where_descriptors_run_out_they_go_before_others(
         def descriptors(more: int = 0) -> int:
             return 0 if sum(are_open(connections)) >= 5 else 1 << 20
 
-        monkeypatch.setattr(memory, "descriptors_for_peers", descriptors)
+        monkeypatch.setattr(process, "descriptors_for_peers", descriptors)
         async with simplebus.connect(server.addresses[0], token="t"):
             assert are_open(connections) == [False] * 4 + [True] * 4
 

@@ -19,10 +19,10 @@ from served import (
     until,
 )
 
-from simplebus.core import ring
-from simplebus.core.broker import Broker, FullPolicy, Settings
+from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
+from simplebus.core.ring import ring
 from simplebus.server.connection import Connection
 
 

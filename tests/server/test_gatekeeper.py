@@ -12,11 +12,11 @@ import pytest
 import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.passwords import Passwords, quick_hash
-from simplebus.core.requests import Auth
-from simplebus.core.users import User, Users
-from simplebus.server import gatekeeper as module
-from simplebus.server.gatekeeper import Gatekeeper
+from simplebus.core.protocol.requests import Auth
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.users import User, Users
+from simplebus.server.preauth import auth_worker as module
+from simplebus.server.preauth.auth_worker import Gatekeeper
 
 SLOW = [User(f"slow{number}", password=f"$argon2id${number}") for number in range(300)]
 QUICK = User("quick", password="right")

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from oracles import build_frame
 from served import Peer, connect, serving, until
 
-from simplebus.core import frames
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import EARLY_HEARTBEATS_MAX, GREETING_BYTES_MAX
-from simplebus.core.passwords import quick_hash
-from simplebus.core.users import User, Users
-from simplebus.server.greeting import Greetings, Heard, introduction
+from simplebus.core.protocol import frames
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.users import User, Users
 from simplebus.server.listeners import host_of, name
+from simplebus.server.preauth.greeting import Greetings, Heard, introduction
 
 HEARTBEAT = build_frame(frames.HEARTBEAT)
 HELLO = build_frame(frames.CONNECT, content=b'{"auth":{"user":"ada","password":"secret"}}')

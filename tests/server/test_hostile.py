@@ -19,11 +19,11 @@ from served import (
     until,
 )
 
-from simplebus.core import frames
-from simplebus.core.broker import Settings
+from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import FRAME_BYTES_MIN, Limits
-from simplebus.server.serve import Serving
+from simplebus.core.protocol import frames
+from simplebus.server.run import Serving
 
 OFFENCES = {
     "garbage": (b"\x00\xff" * 3000 + frames.DELIMITER, Reason.UNKNOWN_TYPE),

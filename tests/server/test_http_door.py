@@ -14,13 +14,14 @@ from http_peer import http
 from programs import run, server
 from served import message, serving, until
 
-from simplebus.core import frames
 from simplebus.core.errors import Reason
+from simplebus.core.protocol import frames
 from simplebus.monitor.board import Board
 from simplebus.monitor.facts import Facts
 from simplebus.monitor.requests import OPEN_PATHS, Request
-from simplebus.server import http_door, memory
-from simplebus.server.http_door import HttpDoor
+from simplebus.server import process
+from simplebus.server.http import server as http_server
+from simplebus.server.http.server import HttpDoor
 
 
 async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
@@ -229,7 +230,7 @@ async def test_who_dribbles_a_request_is_closed_in_time(
             await trio.sleep(1)
             ours.send(b"X")
             assert door.connections == 1
-        await trio.sleep(http_door.HEAD_SECONDS_MAX)
+        await trio.sleep(http_server.HEAD_SECONDS_MAX)
         assert door.connections == 0
         ours.close()
         nursery.cancel_scope.cancel()
@@ -241,7 +242,7 @@ async def test_who_says_nothing_is_closed_in_time(autojump_clock: trio.testing.M
         await nursery.start(door.run)
         ours, theirs = pair()
         door.serve(theirs, "them")
-        await trio.sleep(http_door.IDLE_SECONDS_MAX - 1)
+        await trio.sleep(http_server.IDLE_SECONDS_MAX - 1)
         assert door.connections == 1
         await trio.sleep(2)
         assert door.connections == 0
@@ -256,12 +257,12 @@ async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_pla
         door = HttpDoor(nothing())
         await nursery.start(door.run)
         silent: list[socket.socket] = []
-        for _ in range(http_door.CONNECTIONS_MAX + 10):
+        for _ in range(http_server.CONNECTIONS_MAX + 10):
             ours, theirs = pair()
             silent.append(ours)
             door.serve(theirs, "them")
             await trio.testing.wait_all_tasks_blocked()
-            assert door.connections <= http_door.CONNECTIONS_MAX
+            assert door.connections <= http_server.CONNECTIONS_MAX
         assert silent[0].recv(1) == b""
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
@@ -277,7 +278,7 @@ async def test_who_has_had_its_last_answer_and_stays_makes_place_too(
     async with trio.open_nursery() as nursery:
         door = HttpDoor(nothing())
         await nursery.start(door.run)
-        pairs = [pair() for _ in range(http_door.CONNECTIONS_MAX + 10)]
+        pairs = [pair() for _ in range(http_server.CONNECTIONS_MAX + 10)]
         for ours, theirs in pairs:
             ours.send(b"nonsense\r\n\r\n")
             door.serve(theirs, "them")
@@ -285,7 +286,7 @@ async def test_who_has_had_its_last_answer_and_stays_makes_place_too(
             assert ours.recv(65_536).startswith(b"HTTP/1.1 400")
         assert sum(theirs.fileno() >= 0 for _, theirs in pairs) == door.connections
         assert [theirs.fileno() >= 0 for _, theirs in pairs[9:11]] == [False, True]
-        await trio.sleep(http_door.FAREWELL_SECONDS_MAX + 1)
+        await trio.sleep(http_server.FAREWELL_SECONDS_MAX + 1)
         assert not door.connections
         assert all(theirs.fileno() < 0 for _, theirs in pairs)
         for ours, _ in pairs:
@@ -299,23 +300,23 @@ async def test_who_connects_too_often_waits_and_those_who_wait_are_few(
     async with trio.open_nursery() as nursery:
         door = HttpDoor(nothing())
         await nursery.start(door.run)
-        at_once, most = http_door.COMERS_AT_ONCE, http_door.WAITING_MAX
+        at_once, most = http_server.COMERS_AT_ONCE, http_server.WAITING_MAX
         theirs = []
-        doorstep = http_door.DOORSTEP_MAX
+        doorstep = http_server.DOORSTEP_MAX
         for count in range(at_once + most + doorstep + 5):
             ours, other = pair()
             theirs.append(other)
             door.serve(other, f"10.0.0.1:{count}")
             ours.close()
-        assert door.turned_away == at_once - http_door.CONNECTIONS_MAX + 5
+        assert door.turned_away == at_once - http_server.CONNECTIONS_MAX + 5
         closed = [other.fileno() < 0 for other in theirs[at_once:]]
         assert closed == [False] * most + [True] * 5 + [False] * doorstep
         await trio.sleep(1)  # Whoever had come and gone is heard out.
         fine, other = pair()
         door.serve(other, "10.0.0.2:1")
-        await trio.sleep(0.5 / http_door.COMERS_PER_SECOND)
+        await trio.sleep(0.5 / http_server.COMERS_PER_SECOND)
         assert door.connections == 1
-        await trio.sleep(most / http_door.COMERS_PER_SECOND)
+        await trio.sleep(most / http_server.COMERS_PER_SECOND)
         assert all(other.fileno() < 0 for other in theirs)
         fine.close()
         nursery.cancel_scope.cancel()
@@ -329,7 +330,7 @@ async def test_health_is_told_to_who_is_turned_away(
     async with trio.open_nursery() as nursery:
         door = HttpDoor(nothing())
         await nursery.start(door.run)
-        crowd = [pair() for _ in range(http_door.COMERS_AT_ONCE + http_door.WAITING_MAX)]
+        crowd = [pair() for _ in range(http_server.COMERS_AT_ONCE + http_server.WAITING_MAX)]
         for _, other in crowd:
             door.serve(other, "10.0.0.1:1")
         asks, other = pair()
@@ -338,7 +339,7 @@ async def test_health_is_told_to_who_is_turned_away(
         figures, other = pair()  # Closed without an answer.
         figures.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         door.serve(other, "10.0.0.1:3")
-        for _ in range(http_door.DOORSTEP_MAX):
+        for _ in range(http_server.DOORSTEP_MAX):
             crowd.append(pair())
             door.serve(crowd[-1][1], "10.0.0.1:1")
         head, _, body = asks.recv(65_536).partition(b"\r\n\r\n")
@@ -355,12 +356,12 @@ async def test_many_that_come_in_one_turn_make_others_leave(
     async with trio.open_nursery() as nursery:
         door = HttpDoor(nothing())
         await nursery.start(door.run)
-        crowd = [pair() for _ in range(http_door.CONNECTIONS_MAX + 30)]
+        crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 30)]
         for number, (_, other) in enumerate(crowd):
             door.serve(other, f"10.0.{number}.1:1")
         await trio.testing.wait_all_tasks_blocked()
         open_ones = [other for _, other in crowd if other.fileno() >= 0]
-        assert len(open_ones) == door.connections == http_door.CONNECTIONS_MAX
+        assert len(open_ones) == door.connections == http_server.CONNECTIONS_MAX
         nursery.cancel_scope.cancel()
     for ours, _ in crowd:
         ours.close()
@@ -375,7 +376,7 @@ async def test_who_is_being_answered_makes_no_place(autojump_clock: trio.testing
             asks.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
             door.serve(other, "10.0.0.1:1")
             await trio.testing.wait_all_tasks_blocked()
-            crowd = [pair() for _ in range(http_door.CONNECTIONS_MAX + 5)]
+            crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
             for _, other in crowd:
                 door.serve(other, "10.0.0.2:1")
                 await trio.testing.wait_all_tasks_blocked()
@@ -403,7 +404,7 @@ async def test_whoever_asks_for_how_much_the_bus_has_nine_tenths_of_the_time(
             nursery.start_soon(door.make, dear())
     busy, passed = 10 * 0.3, trio.current_time() - began
     assert passed >= 9 * 3.0 + 0.3
-    assert busy / (passed + 2.7) <= http_door.PART_OF_LOOP + 1e-9
+    assert busy / (passed + 2.7) <= http_server.PART_OF_LOOP + 1e-9
 
 
 async def test_health_waits_for_no_other_answer(autojump_clock: trio.testing.MockClock) -> None:
@@ -457,7 +458,7 @@ async def test_health_is_told_where_silent_ones_hold_all_descriptors(
         def descriptors(more: int = 0) -> int:
             return 0 if of_all()[0] == 5 else 1 << 20
 
-        monkeypatch.setattr(memory, "descriptors_for_peers", descriptors)
+        monkeypatch.setattr(process, "descriptors_for_peers", descriptors)
         asks = await trio.open_tcp_stream(host, int(port))
         await asks.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await asks.receive_some()).startswith(b"HTTP/1.1 200")
@@ -476,7 +477,7 @@ async def test_who_holds_most_makes_room_though_all_of_it_is_answered(
         door.serve(other, "10.0.0.1:1")
         await trio.testing.wait_all_tasks_blocked()
         async with door._turn:  # Answers have to wait.
-            crowd = [pair() for _ in range(http_door.CONNECTIONS_MAX + 5)]
+            crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
             for ours, other in crowd:
                 ours.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
                 door.serve(other, "10.0.0.2:1")

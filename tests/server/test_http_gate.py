@@ -15,14 +15,14 @@ from certificates import Authority, Pair
 from http_peer import HttpPeer, http
 from served import serving
 
-from simplebus.core.access import Permissions, Right, Rule, Rules
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.passwords import Passwords, quick_hash
-from simplebus.core.users import User, Users
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.users import User, Users
 from simplebus.monitor.requests import OPEN_PATHS
-from simplebus.server.http_gate import credentials
-from simplebus.server.serve import Serving
-from simplebus.server.tls import TlsOptions
+from simplebus.server.http.auth import credentials
+from simplebus.server.run import Serving
+from simplebus.server.tls.certificates import TlsOptions
 
 SLOW = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
 ROOT = User("root", password=SLOW)

@@ -7,12 +7,12 @@ import trio
 from served import serving
 
 import simplebus
-from simplebus.client.connecting import open_bus
+from simplebus.client.aio.connect import open_bus
 from simplebus.core.errors import BusConnectionError, Reason
-from simplebus.core.passwords import Passwords
-from simplebus.core.requests import FetchRequest
-from simplebus.core.users import Users
-from simplebus.server.inside import Inside
+from simplebus.core.protocol.requests import FetchRequest
+from simplebus.core.users.passwords import Passwords
+from simplebus.core.users.users import Users
+from simplebus.server.local_client import Inside
 
 PATIENCE_SECONDS = 60.0
 COUNT, SIZE = 40, 300_000  # More than any buffer between them holds.

@@ -12,12 +12,12 @@ import trio.lowlevel
 from served import class_statistics, connect, message, serving, until
 
 import simplebus
+from simplebus.core.commit_log import Level
 from simplebus.core.errors import RefusedError
-from simplebus.core.ledger import Level
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.server import writer
-from simplebus.storage.appending import AppendFile
+from simplebus.server.journal import writer
+from simplebus.storage.append_file import AppendFile
 from simplebus.testing.server import bus_server
 
 PAYLOADS = [b"%06d" % number for number in range(3000)]

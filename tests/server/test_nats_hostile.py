@@ -16,12 +16,12 @@ from nats_peer import greeted, nats
 from served import connect, message, serving, until
 
 from simplebus.core.errors import Reason
-from simplebus.nats.front import Front
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.pace import Hold, Publisher
+from simplebus.nats.server.server import Front
+from simplebus.nats.server.slow_consumers import Hold, Publisher
 from simplebus.nats.settings import NatsSettings
-from simplebus.server.nats_door import NatsDoor
-from simplebus.server.serve import Serving
+from simplebus.server.nats_listener import NatsDoor
+from simplebus.server.run import Serving
 
 MIB = 1 << 20
 

@@ -16,13 +16,12 @@ from nats_peer import NatsPeer, nats
 from served import serving, until
 
 from simplebus.core.errors import Reason
-from simplebus.nats.auth import NatsAuth, User
-from simplebus.nats.certificates import by_spelling, names, user_of
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.permissions import Permissions
+from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.users import NatsAuth, User, by_spelling, names, user_of
 from simplebus.nats.settings import NatsSettings
-from simplebus.server.serve import Serving
-from simplebus.server.tls import TlsOptions, context
+from simplebus.server.run import Serving
+from simplebus.server.tls.certificates import TlsOptions, context
 
 
 @contextlib.asynccontextmanager

@@ -12,14 +12,14 @@ from nats_peer import greeted
 from served import ack, class_statistics, connect, message, serving, subscribe, until
 
 from simplebus.core.limits import Limits
-from simplebus.core.requests import NamedClass
+from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
-from simplebus.nats.auth import NatsAuth, User
 from simplebus.nats.limits import NatsLimits
+from simplebus.nats.server.users import NatsAuth, User
 from simplebus.nats.settings import NatsSettings
-from simplebus.server import reloading
-from simplebus.server.reloading import CannotReloadError, adopt
-from simplebus.server.serve import ServeOptions, Serving, reload
+from simplebus.server import reload as server_reload
+from simplebus.server.reload import CannotReloadError, adopt
+from simplebus.server.run import ServeOptions, Serving, reload
 
 BEFORE = Settings(Limits(class_messages=100))
 
@@ -207,7 +207,7 @@ async def test_while_a_file_does_not_answer_the_bus_does(
         answers.set()
     assert "nothing is changed: too late" in caplog.text
     answers.clear()
-    monkeypatch.setattr(reloading, "READ_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(server_reload, "READ_SECONDS_MAX", 0.01)
     async with serving(BEFORE) as server:
         await reload(server, ServeOptions(reload=slow))
         assert "nothing is changed: a file does not answer" in caplog.text

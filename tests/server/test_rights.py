@@ -11,16 +11,16 @@ from served import connect, message, until
 
 import simplebus
 from server.test_users import ADA, ADA_SAYS, BOB, BOB_SAYS, guarded, nats_user, rules
-from simplebus.core import frames
-from simplebus.core.access import REPLIES, Permissions, Right
-from simplebus.core.broker import Settings
-from simplebus.core.meters import UNLIMITED, Rate
-from simplebus.core.passwords import Passwords, quick_hash
-from simplebus.core.requests import Auth, ConnectRequest, NamedClass
-from simplebus.core.users import User, Users
-from simplebus.nats.auth import NatsAuth
+from simplebus.core.broker.broker import Settings
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import Auth, ConnectRequest, NamedClass
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import REPLIES, Permissions, Right
+from simplebus.core.users.rate_limit import UNLIMITED, Rate
+from simplebus.core.users.users import User, Users
+from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsSettings
-from simplebus.server.serve import ServeOptions, reload
+from simplebus.server.run import ServeOptions, reload
 
 
 async def test_whoever_publishes_too_fast_waits_and_nothing_is_lost() -> None:

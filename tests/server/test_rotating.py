@@ -14,11 +14,11 @@ from nats_peer import NatsPeer, nats
 from served import Peer, ack, message, serving, subscribe
 
 import simplebus
-from simplebus.core import frames
-from simplebus.core.requests import NamedClass
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import NamedClass
 from simplebus.nats.settings import NatsSettings
-from simplebus.server.serve import ServeOptions, Serving, reload
-from simplebus.server.tls import TlsOptions
+from simplebus.server.run import ServeOptions, Serving, reload
+from simplebus.server.tls.certificates import TlsOptions
 
 TIMES, EACH = 4, 20
 """How often it changes, and what each of three publishers says in between."""

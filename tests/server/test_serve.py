@@ -19,11 +19,11 @@ from served import (
     until,
 )
 
-from simplebus.core import frames
-from simplebus.core.broker import FullPolicy, Settings
+from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
-from simplebus.server.rates import nats_rates, rates_line
+from simplebus.core.protocol import frames
+from simplebus.server.rate_log import nats_rates, rates_line
 
 
 async def test_session_ids_count_from_zero_in_the_order_of_connections() -> None:

@@ -8,7 +8,7 @@ import threading
 import pytest
 import trio
 
-from simplebus.server.stalls import Stalls
+from simplebus.server.loop_watchdog import Stalls
 
 
 class Clock:

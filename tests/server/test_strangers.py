@@ -16,15 +16,15 @@ from served import connect, serving, until
 import simplebus
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import Limits
-from simplebus.core.passwords import Passwords, quick_hash
 from simplebus.core.settings import Settings
-from simplebus.core.users import User, Users
-from simplebus.nats.auth import NatsAuth
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.users import User, Users
+from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsLimits, NatsSettings
-from simplebus.server import memory
-from simplebus.server import strangers as module
-from simplebus.server.serve import Serving
-from simplebus.server.strangers import Strangers
+from simplebus.server import process
+from simplebus.server.preauth import eviction as module
+from simplebus.server.preauth.eviction import Strangers
+from simplebus.server.run import Serving
 
 FULL = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "full")
 USERS = Users((User("ada", token=quick_hash("t")),), Passwords(b"by chance"))
@@ -118,7 +118,7 @@ async def test_so_it_is_where_descriptors_run_out(
         def descriptors(more: int = 0) -> int:
             return 0 if all(each.fileno() >= 0 for each in sockets) else 1 << 20
 
-        monkeypatch.setattr(memory, "descriptors_for_peers", descriptors)
+        monkeypatch.setattr(process, "descriptors_for_peers", descriptors)
         await come_in(server, door, stack)
         assert await is_cut(strangers[0])
 

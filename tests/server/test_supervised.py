@@ -11,9 +11,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from simplebus.server import supervised
-from simplebus.server.notify import notify
-from simplebus.server.supervised import tell, watchdog_seconds
+from simplebus.server import systemd
+from simplebus.server.systemd import notify, tell, watchdog_seconds
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ async def test_without_a_watchdog_only_the_status_is_told(
     heard: socket.socket, autojump_clock: MockClock
 ) -> None:
     told: list[tuple[str, ...]] = []
-    with trio.move_on_after(supervised.STATUS_SECONDS * 2.5):
+    with trio.move_on_after(systemd.STATUS_SECONDS * 2.5):
         await tell(lambda: "fine", watchdog=None, say=lambda *words: told.append(words))
     assert told == [("STATUS=fine",)] * 2
     heard.close()

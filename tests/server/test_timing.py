@@ -9,8 +9,8 @@ from http_peer import http
 from prometheus_client.parser import text_string_to_metric_families
 from served import ack, connect, message, serving, subscribe, until
 
-from simplebus.server.serve import Serving
-from simplebus.server.timing import Recent, Timing
+from simplebus.server.latency import Recent, Timing
+from simplebus.server.run import Serving
 
 
 async def told(server: Serving, name: str) -> None:

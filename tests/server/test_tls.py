@@ -16,10 +16,10 @@ from certificates import Authority, Pair, trusting
 from served import Peer, ack, message, serving, subscribe, until
 
 import simplebus
-from simplebus.core import frames
 from simplebus.core.errors import Reason
-from simplebus.server.serve import Serving
-from simplebus.server.tls import TlsOptions, doubts
+from simplebus.core.protocol import frames
+from simplebus.server.run import Serving
+from simplebus.server.tls.certificates import TlsOptions, doubts
 
 
 def url(server: Serving) -> str:

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from needs import missing
 
-import simplebus.tls
-from simplebus.server.tls import TlsOptions, context
-from simplebus.tls import PIECE_BYTES, SLICE_BYTES, WIDE_BEHIND_BYTES, TlsSocket
+import simplebus.net.tls
+from simplebus.net.tls import PIECE_BYTES, SLICE_BYTES, WIDE_BEHIND_BYTES, TlsSocket
+from simplebus.server.tls.certificates import TlsOptions, context
 
 NOT_REQUESTED, REQUESTED = 0, 1
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -92,10 +92,10 @@ def test_what_is_read_is_what_was_written_however_it_comes(
         client = Client(made)
         client.shake_hands(server, theirs)
         assert read(server) == b""
-        patch.setattr(simplebus.tls, "SLICE_BYTES", slice_bytes)
-        patch.setattr(simplebus.tls, "TRUSTED_SLICE_BYTES", 3 * slice_bytes)
-        patch.setattr(simplebus.tls, "PIECE_BYTES", piece_bytes)
-        patch.setattr(simplebus.tls, "WIDE_BEHIND_BYTES", wide_bytes)
+        patch.setattr(simplebus.net.tls, "SLICE_BYTES", slice_bytes)
+        patch.setattr(simplebus.net.tls, "TRUSTED_SLICE_BYTES", 3 * slice_bytes)
+        patch.setattr(simplebus.net.tls, "PIECE_BYTES", piece_bytes)
+        patch.setattr(simplebus.net.tls, "WIDE_BEHIND_BYTES", wide_bytes)
         theirs.setblocking(False)
         sent, got = b"", b""
         for number, size in enumerate(sizes):
@@ -130,8 +130,8 @@ def test_much_that_came_is_read_in_one_turn_up_to_a_bound(
     through: tuple[TlsSocket, Client, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client, wire = through
-    monkeypatch.setattr(simplebus.tls, "PIECE_BYTES", 20_000)
-    monkeypatch.setattr(simplebus.tls, "_TURN_BYTES", 60_000)
+    monkeypatch.setattr(simplebus.net.tls, "PIECE_BYTES", 20_000)
+    monkeypatch.setattr(simplebus.net.tls, "_TURN_BYTES", 60_000)
     client.tls.write(b"x" * 100_000)
     wire.sendall(client.goes.read())
     first = len(read(server))
@@ -157,8 +157,8 @@ def test_pieces_are_large_for_few_and_where_much_went(
     authority: Authority, own: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS keeps room for the largest piece it has had, of each connection."""
-    monkeypatch.setattr(simplebus.tls, "WIDE_BEHIND_BYTES", 100_000)
-    monkeypatch.setattr(simplebus.tls, "WIDE_MAX", len(simplebus.tls._wide) + 2)
+    monkeypatch.setattr(simplebus.net.tls, "WIDE_BEHIND_BYTES", 100_000)
+    monkeypatch.setattr(simplebus.net.tls, "WIDE_MAX", len(simplebus.net.tls._wide) + 2)
     with contextlib.ExitStack() as stack:
         over: list[int] = []
         servers: list[TlsSocket] = []
@@ -186,7 +186,9 @@ def test_an_end_behind_data_is_for_the_next_turn(
     server, client, wire = through
     client.tls.write(b"x" * 5000)
     said = client.goes.read()
-    monkeypatch.setattr(simplebus.tls, "PIECE_BYTES", len(said))  # As much as was asked for came.
+    monkeypatch.setattr(
+        simplebus.net.tls, "PIECE_BYTES", len(said)
+    )  # As much as was asked for came.
     wire.sendall(said)
     wire.close()
     assert read(server) == b"x" * 5000
@@ -198,7 +200,7 @@ def test_what_is_sent_is_taken_as_far_as_the_wire_takes_it(
     through: tuple[TlsSocket, Client, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client, wire = through
-    monkeypatch.setattr(simplebus.tls, "SLICE_BYTES", 10_000)
+    monkeypatch.setattr(simplebus.net.tls, "SLICE_BYTES", 10_000)
     data = bytes(range(256)) * 8000
     taken = server.send(data)
     assert server.unsent
@@ -324,7 +326,7 @@ def test_answers_that_nobody_takes_do_not_pile_up(pair: tuple[TlsSocket, Changin
 def test_who_sends_nothing_but_new_keys_has_one_slice_looked_at_in_a_turn(
     pair: tuple[TlsSocket, Changing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simplebus.tls, "SLICE_BYTES", 1000)
+    monkeypatch.setattr(simplebus.net.tls, "SLICE_BYTES", 1000)
     server, client = pair
     for _ in range(150):
         client.change_keys()

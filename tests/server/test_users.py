@@ -13,18 +13,18 @@ from nats_peer import NatsPeer, nats
 from served import Peer, connect, message, serving, subscribe, until
 
 import simplebus
-from simplebus.core import frames
-from simplebus.core.access import Permissions, Right, Rule, Rules
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
-from simplebus.core.passwords import Passwords, quick_hash
-from simplebus.core.requests import NamedClass
-from simplebus.core.users import User, Users
-from simplebus.nats.auth import NatsAuth
-from simplebus.nats.auth import User as NatsUser
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.nats.server.users import NatsAuth
+from simplebus.nats.server.users import User as NatsUser
 from simplebus.nats.settings import NatsSettings
-from simplebus.server import gatekeeper
-from simplebus.server.serve import Serving
+from simplebus.server.preauth import auth_worker
+from simplebus.server.run import Serving
 
 HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
 
@@ -301,7 +301,7 @@ async def test_who_has_said_it_waits_as_long_as_it_takes(monkeypatch: pytest.Mon
         await goes_on.wait()
         return True
 
-    monkeypatch.setattr(gatekeeper, "_worked_out", worked_out)
+    monkeypatch.setattr(auth_worker, "_worked_out", worked_out)
     async with guarded(ADA) as server:
         peer, client = await connect(server), await nats(server)
         await client.info()

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from simplebus.core.commit_log import Ledger, Level
 from simplebus.core.errors import Reason
-from simplebus.core.kept import Changes
-from simplebus.core.ledger import Ledger, Level
-from simplebus.server import writer as module
-from simplebus.server.writer import Failure, Needed, Writer
+from simplebus.core.snapshot import Changes
+from simplebus.server.journal import writer as module
+from simplebus.server.journal.writer import Failure, Needed, Writer
 from simplebus.storage.directory import take
+from simplebus.storage.disk_reserve import Reserve
 from simplebus.storage.journal import Journal
-from simplebus.storage.reserve import Reserve
 
 PATIENCE_SECONDS = 60.0
 

@@ -20,11 +20,11 @@ from needs import needed
 from served import connect, message, serving, subscribe, until
 
 from load.ports import free_ports
-from simplebus.core import frames
+from simplebus.core.protocol import frames
 from simplebus.core.statistics import BrokerStatistics
-from simplebus.server import zpages
-from simplebus.server.serve import Serving
-from simplebus.server.zpages import span, stamp
+from simplebus.server.http import varz as http_varz
+from simplebus.server.http.varz import span, stamp
+from simplebus.server.run import Serving
 
 
 async def ask(server: Serving, path: str) -> Any:
@@ -223,7 +223,7 @@ async def test_an_answer_is_bounded_and_says_what_there_is() -> None:
         said = await ask(up, "/connz?limit=2&offset=1")
         assert [each["cid"] - (1 << 32) for each in said["connections"]] == [1, 2]
         assert (said["num_connections"], said["total"], said["limit"]) == (2, 5, 2)
-        assert (await ask(up, "/connz?limit=1000000"))["limit"] == zpages.LIMIT
+        assert (await ask(up, "/connz?limit=1000000"))["limit"] == http_varz.LIMIT
         assert (await ask(up, "/connz?state=closed"))["connections"] == []
 
 
@@ -233,7 +233,7 @@ ORDERS_OF_TOP = {
 }
 
 
-@pytest.mark.parametrize("sort", sorted(zpages._SORTS.keys() | ORDERS_OF_TOP))
+@pytest.mark.parametrize("sort", sorted(http_varz._SORTS.keys() | ORDERS_OF_TOP))
 async def test_connections_come_in_the_order_that_is_asked_for(sort: str) -> None:
     async with serving(http_port=0) as up:
         for count in (1, 3, 2):

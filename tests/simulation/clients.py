@@ -37,7 +37,7 @@ from core.talk2 import (
 )
 from oracles import parse_frame, split_frames
 
-from simplebus.core.envelope import Envelope
+from simplebus.core.protocol.envelope_batch import Envelope
 from simulation import letters
 from simulation.history import channel_of, expires_of, opens_of, token_of
 from simulation.network import End, Line

@@ -20,8 +20,8 @@ from pathlib import Path
 from unittest import mock
 
 from simplebus.storage import journal, recovery
-from simplebus.storage.appending import AppendFile
-from simplebus.storage.names import DROPPED
+from simplebus.storage.append_file import AppendFile
+from simplebus.storage.file_names import DROPPED
 from simulation.world import World
 
 _PAGE_BYTES = 512  # A sector: less than a page of the system's, more places to tear.

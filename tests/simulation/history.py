@@ -13,9 +13,9 @@ from typing import Any
 
 from oracles import parse_frame
 
-from simplebus.core.classes import MessageClass
-from simplebus.core.session import Session
-from simplebus.core.subscription import Subscription
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.session.session import Session
+from simplebus.core.subscription.subscription import Subscription
 
 _TOKEN = re.compile(rb"\{([a-z0-9]+)\.(\d+)\.([a-z]*)\}")
 """Stands in every payload: whose it is, which one, and what may become of it."""

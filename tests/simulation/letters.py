@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 
-from simplebus.core import envelope, envelope_content
 from simplebus.core.dead_letters import CLASS, SEQUENCE, SUBSCRIPTION
-from simplebus.core.envelope import Envelope
+from simplebus.core.protocol import envelope as protocol_envelope
+from simplebus.core.protocol import envelope_batch
+from simplebus.core.protocol.envelope_batch import Envelope
 
 
 def payload(whose: str, which: int, what: str = "", *, size: int = 0) -> bytes:
@@ -30,11 +31,11 @@ def dead_letter(content: bytes) -> tuple[int, str, int] | None:
     message."""
     if SEQUENCE.encode() not in content:
         return None
-    read, _ = envelope.decode(content)
+    read, _ = envelope_batch.decode(content)
     headers = dict(read.headers)
     return int(headers[CLASS].split()[-1]), headers[SUBSCRIPTION], int(headers[SEQUENCE])
 
 
 def enveloped(data: bytes, about: Envelope) -> bytes:
     """The content of an Envelope frame."""
-    return envelope_content.encode(about, data)
+    return protocol_envelope.encode(about, data)

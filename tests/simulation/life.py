@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from simplebus.core import spilling
+from simplebus.core.message_class import spill
 from simulation.clients import Client, Plain, Processed, Raw, Wish
 from simulation.disk import Disk
 from simulation.network import End, Line
@@ -132,7 +132,7 @@ class Life:
         with (
             self.disk.under_the_journal(),
             self.server.log.listens(),
-            mock.patch.object(spilling, "SPILL_READ_BYTES", self.shape.read_bytes),
+            mock.patch.object(spill, "SPILL_READ_BYTES", self.shape.read_bytes),
         ):
             self.server.start()
             world.after(1.0, self._fate)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simplebus.core.broker import Broker
-from simplebus.core.classes import MessageClass
+from simplebus.core.broker.broker import Broker
+from simplebus.core.commit_log import Level
 from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import Reason
-from simplebus.core.ledger import Level
+from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.settings import FullPolicy
 from simulation.history import Place, Talk, is_timed, token_of
 from simulation.outliving import Outliving

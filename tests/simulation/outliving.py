@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from simplebus.core.broker import Broker
-from simplebus.core.classes import MessageClass
-from simplebus.core.ledger import Level
+from simplebus.core.broker.broker import Broker
+from simplebus.core.commit_log import Level
+from simplebus.core.message_class.message_class import MessageClass
 from simulation.history import Place, Talk, content_of, is_timed, pending_of, token_of
 from simulation.letters import dead_letter
 from simulation.world import World

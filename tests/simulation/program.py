@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from core.consumers import take
 
-from simplebus.core.client.core import ClientCore
-from simplebus.core.client.inbox import Inbox
-from simplebus.core.client.messages import Message
-from simplebus.core.envelope import Envelope
+from simplebus.client.core.client import ClientCore
+from simplebus.client.core.inbox import Inbox
+from simplebus.client.core.messages import Message
 from simplebus.core.errors import RefusedError, RemoteProtocolError
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.requests import SubscribeRequest
+from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.protocol.requests import SubscribeRequest
 from simulation import letters
 from simulation.clients import Client, Dial, Processed, Wish
 from simulation.history import token_of

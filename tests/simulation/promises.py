@@ -29,10 +29,10 @@ from core.talk2 import (
 )
 from oracles import parse_ack, parse_frame, split_frames
 
-from simplebus.core.broker import Broker
-from simplebus.core.classes import MessageClass
+from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.session import Session
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy
 from simulation.history import (
     Place,

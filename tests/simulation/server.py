@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from unittest import mock
 
-from simplebus.core.broker import Broker, Settings
-from simplebus.core.classes import MessageClass
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.commit_log import Ledger, Level
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.ledger import Ledger, Level
-from simplebus.core.receive import ReceiveBuffer
-from simplebus.core.session import Session
-from simplebus.server import keeping
-from simplebus.server.keeping import Keeping, load
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.session.session import Session
+from simplebus.server.journal import pump
+from simplebus.server.journal.pump import Keeping, load
 from simplebus.storage.directory import Directory, take
 from simplebus.storage.errors import JournalError
 from simplebus.storage.journal import Journal
@@ -153,9 +153,9 @@ class Server(End):
         journal = functools.partial(Journal, segment_bytes=self.segment_bytes)
         SteppedWriter.server = SteppedReader.server = self
         with (
-            mock.patch.object(keeping, "Writer", SteppedWriter),
-            mock.patch.object(keeping, "Reader", SteppedReader),
-            mock.patch.object(keeping, "Journal", journal),
+            mock.patch.object(pump, "Writer", SteppedWriter),
+            mock.patch.object(pump, "Reader", SteppedReader),
+            mock.patch.object(pump, "Journal", journal),
         ):
             self.keeping = Keeping(self.broker, self._directory, self.settle)
         assert self.broker.ledger is not None

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from simplebus.core import dead_letters
-from simplebus.core.broker import Settings
-from simplebus.core.ledger import Level
+from simplebus.core.broker.broker import Settings
+from simplebus.core.commit_log import Level
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep
 
 _DEAD_MAX = 10_000

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simplebus.core.ledger import Lot
-from simplebus.core.spilling import Read, Stretch
-from simplebus.server.writer import Needed, Writer
+from simplebus.core.commit_log import Lot
+from simplebus.core.message_class.spill import Read, Stretch
+from simplebus.server.journal.writer import Needed, Writer
 from simplebus.storage.journal import Journal
-from simplebus.storage.readback import JournalReader
+from simplebus.storage.segment_reader import JournalReader
 
 if TYPE_CHECKING:
     from simulation.server import Server

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from simplebus.core import restoring
-from simplebus.core.acks import AckWindow
-from simplebus.core.envelope import EnvelopeColumns
-from simplebus.core.group import Group, Member
-from simplebus.core.lanes import Lanes
-from simplebus.core.last_values import LastValues
-from simplebus.core.ledger import Entry, Ledger, Level
-from simplebus.core.position import Position
-from simplebus.core.publishers import Publishers
-from simplebus.core.restoring import Restoring
+from simplebus.core import restore
+from simplebus.core.commit_log import Entry, Ledger, Level
+from simplebus.core.group.group import Group, Member
+from simplebus.core.group.partition_queues import Lanes
+from simplebus.core.message_class.last_values import LastValues
+from simplebus.core.message_class.spill import Behind
+from simplebus.core.producer_state import Publishers
+from simplebus.core.protocol.envelope_batch import EnvelopeColumns
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.redelivery.delivery_policy import Terms
+from simplebus.core.restore import Restoring
 from simplebus.core.settings import FullPolicy
-from simplebus.core.spilling import Behind
-from simplebus.core.store import Store
-from simplebus.core.subscription import Subscription
-from simplebus.core.terms import Terms
+from simplebus.core.store.store import Store
+from simplebus.core.subscription.position import Position
+from simplebus.core.subscription.subscription import Subscription
 from simplebus.storage.journal import Journal
 from simplebus.storage.recovery import Segments
 from simulation import life
@@ -199,7 +199,7 @@ CANARIES: list[tuple[object, str, Canary, str, int, dict[str, Any]]] = [
     (Restoring, "add_publisher", lambda _: nothing, "a number is stored once", 13, CUT),
     (Lanes, "enter", looks_at_no_key, "messages of a key come one after the other", 2, KEYS),
     (Restoring, "add_position", lambda _: nothing, "durables outlive the process", 1, CUT),
-    (restoring, "covering", as_if_sent_once, "deliveries are counted", 0, STOPPED),
+    (restore, "covering", as_if_sent_once, "deliveries are counted", 0, STOPPED),
     (Ledger, "refuse", lambda _: nothing, "what is said to be lost is", 0, KILLED),
     (Ledger, "purge", lambda _: nothing, "what is purged is nobody's", 8, PURGED),
     (Restoring, "open_class", without_its_name, "names outlive the process", 0, CUT),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from simplebus.core.settings import Settings
-from simplebus.server.serve import Serving
+from simplebus.server.run import Serving
 from simplebus.testing.server import BusServer, bus_server, until
 
 _BEAT_SECONDS = 0.4

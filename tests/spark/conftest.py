@@ -25,8 +25,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Small and quiet."""
     from pyspark.sql import SparkSession
 
-    from simplebus.spark.home import quick_home
     from simplebus.spark.java import ensure_java
+    from simplebus.spark.spark_home import quick_home
     from spark.quick import JAVA_OPTIONS
 
     ensure_java()

@@ -5,7 +5,7 @@ Rule 1: it does what a file system does, and may die before any step.
 
 from __future__ import annotations
 
-from simplebus.spark.jobs.layout import File
+from simplebus.spark.jobs.archive_layout import File
 
 
 class DiedError(Exception):

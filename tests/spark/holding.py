@@ -23,9 +23,9 @@ from pyspark.sql.types import StructType
 import simplebus
 from simplebus.spark.jobs.archive import BatchArchiver
 from simplebus.spark.options import sink_options, source_options
+from simplebus.spark.read.stream import StreamReader
 from simplebus.spark.sink import StreamWriter
 from simplebus.spark.source import SimplebusSource
-from simplebus.spark.stream import StreamReader
 
 
 class TaskFailedError(Exception):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simplebus.spark.options import source_options
-from simplebus.spark.stream import StreamReader
+from simplebus.spark.read.stream import StreamReader
 
 POINTS = ("ended", "planned", "reading", "read", "done")
 """Where something may happen: the batch has an end, has tasks, is being read, is read, is done."""

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import simplebus
-from simplebus.core.envelope import Envelope
+from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.settings import Keep, Settings
 from simplebus.spark.jobs.archive import archive, messages, read
 from simplebus.spark.jobs.compaction import compact
 from simplebus.spark.jobs.replay import replay
-from simplebus.spark.jobs.report import read as report
+from simplebus.spark.jobs.report.report import read as report
 from simplebus.testing.server import BusServer, bus_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.jobs.archived import Digest, digest, figures_of
+from simplebus.spark.jobs.archive_report import Digest, digest, figures_of
 
 STEP_US = 100
 ROWS = st.lists(

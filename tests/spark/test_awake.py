@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.spark.awake import Awake
-from simplebus.spark.buses import Buses
+from simplebus.spark.connections import Buses
+from simplebus.spark.keepalive import Awake
 from simplebus.spark.options import SourceOptions
 from simplebus.testing.server import bus_server, until
 from spark.beats import beaten_bus

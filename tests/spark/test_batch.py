@@ -12,12 +12,12 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, LessThanOrEqual
 import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Keep, Settings
-from simplebus.server.serve import Serving
-from simplebus.spark import bus as buses
-from simplebus.spark.bus import ClassMissingError
-from simplebus.spark.offsets import OffsetError
+from simplebus.server.run import Serving
 from simplebus.spark.options import source_options
-from simplebus.spark.planner import DataLossError
+from simplebus.spark.read import bus_reader as buses
+from simplebus.spark.read.bus_reader import ClassMissingError
+from simplebus.spark.read.offsets import OffsetError
+from simplebus.spark.read.planner import DataLossError
 from simplebus.spark.source import BatchReader, FilteringReader
 from simplebus.testing.server import BusServer, bus_server
 from spark.taking import take

@@ -9,10 +9,10 @@ import pytest
 import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Keep, Settings
-from simplebus.spark.bus import ClassMissingError, SourceBus
-from simplebus.spark.columns import Shape, record_batch
-from simplebus.spark.offsets import Held, OffsetError
-from simplebus.spark.planner import DataLossError, Range
+from simplebus.spark.arrow_columns import Shape, record_batch
+from simplebus.spark.read.bus_reader import ClassMissingError, SourceBus
+from simplebus.spark.read.offsets import Held, OffsetError
+from simplebus.spark.read.planner import DataLossError, Range
 from simplebus.testing.server import BusServer, bus_server
 
 SHAPE = Shape("s", "1", 1)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core import frames
-from simplebus.core.channels import matches
-from simplebus.core.envelope import Envelope, decode, encode
-from simplebus.spark.columns import ACCEPT_TIME, CREATE_TIME, Frames, Shape, record_batch
+from simplebus.core.channel.pattern import matches
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
+from simplebus.spark.arrow_columns import ACCEPT_TIME, CREATE_TIME, Frames, Shape, record_batch
 
 Sent = tuple[Envelope | None, bytes]
 

@@ -12,16 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.jobs.figures import NS_PER_S, SHARES, STEPS_MAX, course, figures
-from simplebus.spark.jobs.ranges import NEVER, Ranges, quantiles, runs_of
-from simplebus.spark.jobs.report import _of_one_run
-from simplebus.spark.jobs.traces import (
-    COLUMNS,
-    KINDS,
-    Rows,
-    TraceError,
-    check_columns,
-)
+from simplebus.spark.jobs.report.figures import NS_PER_S, SHARES, STEPS_MAX, course, figures
+from simplebus.spark.jobs.report.ranges import NEVER, Ranges, quantiles, runs_of
+from simplebus.spark.jobs.report.report import _of_one_run
+from simplebus.spark.jobs.report.traces import COLUMNS, KINDS, Rows, TraceError, check_columns
 
 Row = tuple[str, int | None, int, int, int]
 """kind, subscriber, at, first, last."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.filters import bounds
-from simplebus.spark.offsets import Position
+from simplebus.spark.read.filters import bounds
+from simplebus.spark.read.offsets import Position
 
 KINDS = {
     "EqualTo": lambda have, value: have == value,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.spark.jobs.following import Standing, reason, waiting
+from simplebus.spark.jobs.progress import Standing, reason, waiting
 
 WORKER = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker.
 Traceback (most recent call last):

@@ -6,8 +6,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from simplebus.spark.jobs import hadoop
+from simplebus.spark.jobs.archive_layout import File
 from simplebus.spark.jobs.hadoop import HadoopFiles
-from simplebus.spark.jobs.layout import File
 
 
 class _Thrown:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.spark import home
+from simplebus.spark import spark_home
 
 
 @pytest.fixture
@@ -23,16 +23,16 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_home_has_everything_but_the_zip(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "find_spec", lambda name: _Found(installed))
-    home.quick_home(tmp_path / "cache")
+    monkeypatch.setattr(spark_home, "find_spec", lambda name: _Found(installed))
+    spark_home.quick_home(tmp_path / "cache")
     (made,) = (tmp_path / "cache").iterdir()
-    assert home.os.environ["SPARK_HOME"] == str(made)
+    assert spark_home.os.environ["SPARK_HOME"] == str(made)
     assert (made / "jars" / "a.jar").exists()
     assert (made / "bin" / "spark-submit").exists()
     assert (made / "python" / "pyspark").is_dir()
     assert not (made / "python" / "lib").exists()
     monkeypatch.delenv("SPARK_HOME")
-    home.quick_home(tmp_path / "cache")  # It is there.
+    spark_home.quick_home(tmp_path / "cache")  # It is there.
     assert [one.name for one in (tmp_path / "cache").iterdir()] == [made.name]
     monkeypatch.delenv("SPARK_HOME")
 
@@ -41,18 +41,18 @@ def test_who_says_which_home_gets_that(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_HOME", "/mine")
-    home.quick_home(tmp_path / "cache")
-    assert home.os.environ["SPARK_HOME"] == "/mine"
+    spark_home.quick_home(tmp_path / "cache")
+    assert spark_home.os.environ["SPARK_HOME"] == "/mine"
     assert not (tmp_path / "cache").exists()
 
 
 def test_where_none_can_be_made_spark_starts_as_always(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "find_spec", lambda name: _Found(installed))
+    monkeypatch.setattr(spark_home, "find_spec", lambda name: _Found(installed))
     (tmp_path / "cache").touch()  # No folder.
-    home.quick_home(tmp_path / "cache")
-    assert "SPARK_HOME" not in home.os.environ
+    spark_home.quick_home(tmp_path / "cache")
+    assert "SPARK_HOME" not in spark_home.os.environ
 
 
 class _Found:

@@ -18,21 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage.kept_bus import START, KeptBus, end_all
 
-from simplebus.core import frames
-from simplebus.core.envelope import encode
-from simplebus.core.ledger import Level
-from simplebus.spark.bus import ClassMissingError
-from simplebus.spark.columns import Shape, record_batch
-from simplebus.spark.journal import SourceJournal, frames_of
-from simplebus.spark.offsets import Held, OffsetError
+from simplebus.core.commit_log import Level
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope_batch import encode
+from simplebus.spark.arrow_columns import Shape, record_batch
 from simplebus.spark.options import source_options
-from simplebus.spark.planner import DataLossError, Range
+from simplebus.spark.read.bus_reader import ClassMissingError
+from simplebus.spark.read.journal_reader import SourceJournal, frames_of
+from simplebus.spark.read.offsets import Held, OffsetError
+from simplebus.spark.read.planner import DataLossError, Range
 from simplebus.spark.source import BatchReader
-from simplebus.storage import reading
+from simplebus.storage import journal_reader
 from simplebus.storage.errors import JournalError
+from simplebus.storage.file_names import file_name
 from simplebus.storage.inspection import Inspection
-from simplebus.storage.names import file_name
-from simplebus.storage.reading import ClassFiles, Piece
+from simplebus.storage.journal_reader import ClassFiles, Piece
 from spark.queries import Query
 from spark.test_columns import messages as sent_messages
 
@@ -151,7 +151,7 @@ def test_columns_hold_what_a_look_at_each_message_says(
 
 
 def test_a_piece_is_cut_wherever_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.spark.journal._FRAMES_BYTES", 40)
+    monkeypatch.setattr("simplebus.spark.read.journal_reader._FRAMES_BYTES", 40)
     payloads = [b"a", b"x" * 100, b"b" * 20, b"", b"c"]
     whole = publish(1, 0, *payloads)
     piece = Piece(7, len(payloads), [(7, 1.0)], bytearray(whole + bytes(16)))
@@ -302,7 +302,7 @@ def test_nothing_is_told_to_be_there_that_a_power_cut_could_take(
     def sync(path: Path) -> None:
         safe[path] = path.stat().st_size if path.is_file() else 0
 
-    monkeypatch.setattr(reading, "sync_file", sync)
+    monkeypatch.setattr(journal_reader, "sync_file", sync)
     files = ClassFiles(till.path, 1)
     for _ in range(3):
         for _ in range(2):
@@ -327,7 +327,7 @@ def test_a_disk_that_cannot_say_so_ends_it(till: Till, monkeypatch: pytest.Monke
     till.lots(1)
     files = ClassFiles(till.path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "sync_file", failing)
+        patch.setattr(journal_reader, "sync_file", failing)
         for _ in range(2):
             with pytest.raises(JournalError, match=r"00001 cannot be read: Input/output error"):
                 files.extent()

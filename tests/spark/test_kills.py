@@ -20,12 +20,12 @@ import pytest
 from client.false_bus import Proxy, proxy
 
 import simplebus
+from simplebus.core.commit_log import Level
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.ledger import Level
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.spark.options import SinkOptions
-from simplebus.spark.planner import DataLossError
+from simplebus.spark.read.planner import DataLossError
 from simplebus.spark.sink import BusRenewedError, Written, write_task
 from simplebus.testing.server import BusServer, bus_server, until
 from spark.queries import POINTS, Query, once

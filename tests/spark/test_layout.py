@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 
-from simplebus.spark.jobs.layout import (
+from simplebus.spark.jobs.archive_layout import (
     ArchiveError,
     File,
     Move,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.offsets import (
+from simplebus.spark.read.offsets import (
     Held,
     Memory,
     OffsetError,

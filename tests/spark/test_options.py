@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.spark.offsets import Times
 from simplebus.spark.options import sink_options, source_options
+from simplebus.spark.read.offsets import Times
 
 NEEDED = {"servers": "127.0.0.1:8888", "subscribe": "7"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simplebus.spark.pace import Pace
+from simplebus.spark.batch_size import Pace
 
 
 def test_a_query_that_waits_for_nothing_is_always_due() -> None:

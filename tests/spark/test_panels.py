@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from simplebus.spark.commands import report as command
-from simplebus.spark.jobs.panels import Bar, Picture, picture
-from simplebus.spark.jobs.report import NAMES
-from simplebus.spark.jobs.summary import (
+from simplebus.spark.jobs.report.panels import Bar, Picture, picture
+from simplebus.spark.jobs.report.report import NAMES
+from simplebus.spark.jobs.report.summary import (
     Spread,
     middle_round,
     rates_by_round,
@@ -128,7 +128,7 @@ def test_an_archive_falls_to_nothing_where_nothing_came() -> None:
 
 
 def test_everything_that_is_shown_is_drawn() -> None:
-    from simplebus.spark.jobs.chart import DPI, WIDTH_IN, compose, draw
+    from simplebus.spark.jobs.report.chart import DPI, WIDTH_IN, compose, draw
 
     shown = picture(ROWS, RUN, "traces")
     figure = compose(shown)

@@ -8,7 +8,7 @@ import pytest
 from client.false_bus import false_bus, proxy
 
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError
-from simplebus.spark.patience import patient_bus, patiently
+from simplebus.spark.retry import patient_bus, patiently
 from simplebus.testing.server import BusServer, until
 
 

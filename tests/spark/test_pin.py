@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import simplebus
-from simplebus.spark import pin as pins
-from simplebus.spark.bus import SourceBus
-from simplebus.spark.offsets import Held
-from simplebus.spark.pin import Pin, PinError
+from simplebus.spark.read import retention_durable as pins
+from simplebus.spark.read.bus_reader import SourceBus
+from simplebus.spark.read.offsets import Held
+from simplebus.spark.read.retention_durable import Pin, PinError
 from simplebus.testing.server import BusServer, until
 from spark.taking import take
 

@@ -10,9 +10,9 @@ from engine.doors import options
 from engine.nats_servers import nats_server
 
 import simplebus
-from simplebus.spark.bus import SourceBus
-from simplebus.spark.offsets import Held
-from simplebus.spark.pin import Pin
+from simplebus.spark.read.bus_reader import SourceBus
+from simplebus.spark.read.offsets import Held
+from simplebus.spark.read.retention_durable import Pin
 from simplebus.testing.server import BusServer, bus_server, until
 from spark.taking import take
 

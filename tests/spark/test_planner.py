@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.bus import lose
-from simplebus.spark.offsets import Held, Memory, Position
-from simplebus.spark.planner import DataLossError, Loss, Range, at_most, ends, lag, plan, split
+from simplebus.spark.read.bus_reader import lose
+from simplebus.spark.read.offsets import Held, Memory, Position
+from simplebus.spark.read.planner import DataLossError, Loss, Range, at_most, ends, lag, plan, split
 
 
 def at(*sequences: int, bus: str = "m") -> dict[str, Position]:

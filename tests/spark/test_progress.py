@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simplebus.spark import lag
-from simplebus.spark.offsets import Position, Query, dump
+from simplebus.spark.read.offsets import Position, Query, dump
 
 SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStream@174dec93"
 END = {"a:1": Position("m", {"7": 5, "orders": 9}), "b:2": Position("old", {"7": 100})}

@@ -13,7 +13,7 @@ import pytest
 
 import simplebus
 from simplebus.core.settings import Keep, Settings
-from simplebus.spark.offsets import OffsetError
+from simplebus.spark.read.offsets import OffsetError
 from simplebus.testing.server import BusServer, bus_server, until
 from spark import taking
 from spark.queries import POINTS, Query, once
@@ -293,7 +293,7 @@ def test_a_batch_waits_for_enough_but_not_for_ever(
     server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("simplebus.spark.stream.monotonic", lambda: now[0])
+    monkeypatch.setattr("simplebus.spark.read.stream.monotonic", lambda: now[0])
     publish(server, 2)
     one = query(server, startingOffsets="earliest", minOffsetsPerTrigger=3, maxTriggerDelay="90s")
     due = []

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from simplebus.spark.jobs.report import NAMES, ReportError, read, read_run
-from simplebus.spark.jobs.traces import COLUMNS, RUN_FILE
+from simplebus.spark.jobs.report.report import NAMES, ReportError, read, read_run
+from simplebus.spark.jobs.report.traces import COLUMNS, RUN_FILE
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 

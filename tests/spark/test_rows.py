@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.envelope import Envelope
+from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.spark.rows import RowError, Some, check_columns, messages
 
 

@@ -11,12 +11,12 @@ from client.false_bus import Proxy, deaf_listener, proxy
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
-from simplebus.spark import bus as buses
-from simplebus.spark import stream
-from simplebus.spark.offsets import OffsetError
 from simplebus.spark.options import source_options
-from simplebus.spark.planner import Range
-from simplebus.spark.tasks import Task, read_task
+from simplebus.spark.read import bus_reader as buses
+from simplebus.spark.read import stream
+from simplebus.spark.read.offsets import OffsetError
+from simplebus.spark.read.planner import Range
+from simplebus.spark.read.tasks import Task, read_task
 from simplebus.testing.server import BusServer, bus_server
 from spark.queries import Query, once
 

@@ -10,7 +10,7 @@ import pytest
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
-from simplebus.spark import awake
+from simplebus.spark import keepalive
 from simplebus.spark.options import SinkOptions
 from simplebus.spark.sink import Written, write_task
 from simplebus.testing.server import BusServer
@@ -115,7 +115,7 @@ def test_digits_of_other_scripts_are_a_name(server: BusServer) -> None:
 
 
 def test_a_task_may_wait_long_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(awake, "_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(keepalive, "_PAUSE_SECONDS", 0.02)
     with beaten_bus() as bus:
 
         def slowly() -> Iterator[Any]:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.jobs import layout, tables
-from simplebus.spark.jobs.layout import ArchiveError
+from simplebus.spark.jobs import archive_commit, archive_layout
+from simplebus.spark.jobs.archive_layout import ArchiveError
 from spark.folders import DiedError, Folders
 
 QUERY = "e42d2678-090c-4834-9e1b-2c653a2cb594"
@@ -38,38 +38,40 @@ class World:
     def archive(self, batches: int) -> None:
         """A run of the query, from where its checkpoint says."""
         self.runs += 1
-        tables.recover(self.files)
+        archive_commit.recover(self.files)
         for turn in range(batches):
             batch = self.next_batch
             if not turn:
-                tables.begin(self.files, QUERY, batch)
+                archive_commit.begin(self.files, QUERY, batch)
             for class_ in range(CLASSES):
                 rows = [m for m in self.messages(batch) if m[0] == class_]
                 for part in range(2):
                     if rows[part::2]:
-                        folder = f"{layout.staging(QUERY, batch)}/class={class_}/date=2026-11-21"
+                        folder = (
+                            f"{archive_layout.staging(QUERY, batch)}/class={class_}/date=2026-11-21"
+                        )
                         self.files.put(
                             f"{folder}/part-{part}-{self.runs}.parquet", list(rows[part::2])
                         )
-            tables.publish(self.files, QUERY, batch)
-            tables.end(self.files, QUERY, batch)
+            archive_commit.publish(self.files, QUERY, batch)
+            archive_commit.end(self.files, QUERY, batch)
             self.files._step()
             self.next_batch = batch + 1
 
     def compact(self) -> None:
         """A compaction, as the job does it."""
-        tables.recover(self.files)
+        archive_commit.recover(self.files)
         self.runs += 1
         run = str(self.runs)
-        latest = tables.latest_batches(self.files)
-        found = layout.merges(self.files.listed(""), latest=latest, target_bytes=1000)
+        latest = archive_commit.latest_batches(self.files)
+        found = archive_layout.merges(self.files.listed(""), latest=latest, target_bytes=1000)
         for number, merge in enumerate(found):
             rows = sorted(row for path in merge.files for row in self.files.data[path])
-            staged = f"{layout.compaction_staging(run)}/{merge.folder}/part-0.parquet"
+            staged = f"{archive_layout.compaction_staging(run)}/{merge.folder}/part-0.parquet"
             self.files.put(staged, list(rows))
-            moves = layout.compacted(merge.folder, run, number, [staged])
-            tables.swap(self.files, layout.swap(run, number), moves, merge.files)
-        self.files.remove(layout.compaction_staging(run))
+            moves = archive_layout.compacted(merge.folder, run, number, [staged])
+            archive_commit.swap(self.files, archive_layout.swap(run, number), moves, merge.files)
+        self.files.remove(archive_layout.compaction_staging(run))
 
     def expected(self) -> list[tuple[int, int]]:
         return sorted(m for batch in range(self.next_batch) for m in self.messages(batch))
@@ -110,7 +112,7 @@ def test_a_death_at_any_step_of_a_compaction_hides_nothing_and_is_made_good(copi
         finished, world.files.left = bool(world.files.left), None
         assert set(world.files.seen()) == set(before)
         if lives % 2:
-            tables.recover(world.files)
+            archive_commit.recover(world.files)
             assert world.files.seen() == before
         world.compact()
         assert world.files.seen() == before
@@ -118,7 +120,7 @@ def test_a_death_at_any_step_of_a_compaction_hides_nothing_and_is_made_good(copi
             break
     assert finished, "it never came to its end"
     assert len([path for path in world.files.data if "/compacted-" in path]) == CLASSES
-    assert not world.files.listed(layout.STAGING)
+    assert not world.files.listed(archive_layout.STAGING)
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -162,12 +164,12 @@ def test_a_checkpoint_that_is_older_than_the_archive_is_refused() -> None:
 def test_a_swap_whose_files_are_gone_removes_nothing() -> None:
     files = Folders()
     files.data["class=1/a.parquet"] = ((1, 1),)
-    note = layout.swap("x", 0)
-    files.data[note] = layout.dump(
+    note = archive_layout.swap("x", 0)
+    files.data[note] = archive_layout.dump(
         {"moves": [["gone", "class=1/b.parquet"]], "removed": ["class=1/a.parquet"]}
     )
     with pytest.raises(
         ArchiveError, match=r"gone becomes class=1/b\.parquet, and neither is there"
     ):
-        tables.recover(files)
+        archive_commit.recover(files)
     assert files.seen() == [(1, 1)]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from core.talk import Bus
 
-from simplebus.core.broker import Broker, Settings
-from simplebus.core.keeper import Keeper
-from simplebus.core.ledger import Ledger, Level, Lot
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.checkpoint import Keeper
+from simplebus.core.commit_log import Ledger, Level, Lot
 from simplebus.core.limits import KEPT_SECONDS
 from simplebus.storage.directory import take
 from simplebus.storage.journal import Journal

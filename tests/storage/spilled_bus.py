@@ -8,12 +8,12 @@ from typing import Any
 from core.talk import numbered
 from core.talk2 import FETCH, Got, Peer2, ack, asked, publish
 
-from simplebus.core.broker import Settings
-from simplebus.core.ledger import Level
+from simplebus.core.broker.broker import Settings
+from simplebus.core.commit_log import Level
 from simplebus.core.limits import Limits
+from simplebus.core.message_class.spill import Read
 from simplebus.core.settings import FullPolicy
-from simplebus.core.spilling import Read
-from simplebus.storage.readback import JournalReader
+from simplebus.storage.segment_reader import JournalReader
 from storage.kept_bus import KeptBus
 
 

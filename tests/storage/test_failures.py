@@ -12,10 +12,10 @@ from core.talk import connect, numbered
 from core.talk import publish as said
 from core.talk2 import FETCH, ack, asked, peer2, publish, subscribe
 
-from simplebus.core import ledger
+from simplebus.core import commit_log
+from simplebus.core.commit_log import Level
 from simplebus.core.errors import Reason
-from simplebus.core.ledger import Level
-from simplebus.storage.appending import AppendFile
+from simplebus.storage.append_file import AppendFile
 from storage.kept_bus import KeptBus
 from storage.test_journal import confirms, next_number, payloads
 
@@ -169,7 +169,7 @@ def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path
 def test_who_publishes_faster_than_the_disk_writes_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "LEDGER_BYTES_MAX", 1000)
+    monkeypatch.setattr(commit_log, "LEDGER_BYTES_MAX", 1000)
     bus = KeptBus(tmp_path, level=Level.MEMORY)
     plain = bus.peer(connect(1))
     told = peer2(bus, publish(1, 0, b"a"))

@@ -21,7 +21,7 @@ from core.talk2 import (
     unsubscribe,
 )
 
-from simplebus.core.ledger import Level
+from simplebus.core.commit_log import Level
 from simplebus.core.settings import Keep, Settings
 from storage.kept_bus import START, KeptBus
 

@@ -20,13 +20,13 @@ from core.talk2 import (
     unsubscribe,
 )
 
-from simplebus.core import keeper as keeper_module
-from simplebus.core.access import Permissions
+from simplebus.core import checkpoint as keeper_module
+from simplebus.core.commit_log import Level
 from simplebus.core.errors import Reason
-from simplebus.core.kept import decode
-from simplebus.core.ledger import Level
-from simplebus.core.passwords import quick_hash
-from simplebus.core.users import User, Users
+from simplebus.core.snapshot import decode
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import Permissions
+from simplebus.core.users.users import User, Users
 from storage.kept_bus import KeptBus
 
 KINDS = [{}, {"group": "g"}, {"group": "g", "by_key": True}]

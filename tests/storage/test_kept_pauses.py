@@ -11,7 +11,7 @@ from core.talk2 import Peer2, ack, enveloped, nack, peer2, publish, subscribe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.spans import Span, parted
+from simplebus.core.redelivery.ack_timer import Span, parted
 from storage.kept_bus import START, KeptBus
 
 KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]

@@ -8,9 +8,10 @@ import pytest
 from core.talk2 import ack, peer2, publish, subscribe
 from core.valued import Writer, drained, glance, late, payload
 
-from simplebus.core import envelope, last_values
-from simplebus.core.kept import decode
+from simplebus.core.message_class import last_values
+from simplebus.core.protocol import envelope_batch
 from simplebus.core.settings import ClassSettings, Keep, Settings
+from simplebus.core.snapshot import decode
 from storage.kept_bus import START, KeptBus
 
 
@@ -106,7 +107,7 @@ def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -
     cls = bus.broker.classes[1]
     assert cls.ring.floor > 0
     old = [each for each in late(bus).got() if payload(each.content, each.kind) == b"old"]
-    assert envelope.decode(old[0].content)[0].expires_ms == 80_000
+    assert envelope_batch.decode(old[0].content)[0].expires_ms == 80_000
     assert cls.ring.row(old[0].message_id).expires == pytest.approx(START + 90, abs=0.02)
     bus.close()
 

@@ -10,8 +10,8 @@ import pytest
 from core.talk import numbered
 from core.talk2 import ack, peer2, publish, subscribe
 
+from simplebus.core.commit_log import Level
 from simplebus.core.errors import Reason
-from simplebus.core.ledger import Level
 from simplebus.storage.inspection import Inspection
 from storage.kept_bus import KeptBus
 from storage.test_journal import payloads

@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.ledger import Entry
+from simplebus.core.commit_log import Entry
 from simplebus.storage import records
 from simplebus.storage.records import HEADER_BYTES, End, Kind, Record
 

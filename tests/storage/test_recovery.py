@@ -9,7 +9,7 @@ import pytest
 from core.talk import numbered
 from core.talk2 import ack, peer2, publish, subscribe
 
-from simplebus.core import restoring
+from simplebus.core import restore
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
@@ -245,7 +245,7 @@ def test_a_later_state_that_is_not_whole_leaves_the_one_before_it(tmp_path: Path
 def test_a_bus_with_far_too_little_memory_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restoring, "RESTORED_BYTES_BEYOND", 0)
+    monkeypatch.setattr(restore, "RESTORED_BYTES_BEYOND", 0)
     bus = KeptBus(tmp_path)
     peer2(bus, publish(1, 0, *numbered(400, size=4000)))
     bus.sync()

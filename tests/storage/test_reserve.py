@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.storage.appending import AppendFile
-from simplebus.storage.reserve import Reserve
+from simplebus.storage.append_file import AppendFile
+from simplebus.storage.disk_reserve import Reserve
 
 
 def test_it_is_taken_given_up_and_taken_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from core.talk2 import Peer2, hello, peer2, publish
 
-from simplebus.core.ledger import Level
+from simplebus.core.commit_log import Level
 from simplebus.core.limits import PUBLISHER_STEP
 from storage.kept_bus import KeptBus
 from storage.test_journal import payloads

@@ -21,11 +21,11 @@ from core.talk2 import (
     unsubscribe,
 )
 
-from simplebus.core import spilling
-from simplebus.core.broker import Broker, Settings
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.commit_log import Level
 from simplebus.core.errors import Reason
-from simplebus.core.explained import ClassQuestion, ClassSaid
-from simplebus.core.ledger import Level
+from simplebus.core.message_class import spill
+from simplebus.core.protocol.inquiry import ClassQuestion, ClassSaid
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep
 from storage.spilled_bus import SpilledBus, all_of, contents, fetched, fill, hear, later, small
 
@@ -200,7 +200,7 @@ def test_one_message_that_is_put_off_holds_up_nothing(tmp_path: Path) -> None:
 def test_what_is_acknowledged_is_not_held_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spilling, "SPILL_READ_BYTES", 4096)
+    monkeypatch.setattr(spill, "SPILL_READ_BYTES", 4096)
     bus = SpilledBus(tmp_path)
     live, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
     sender.say(publish(1, 0, b"first"))

@@ -17,12 +17,12 @@ from core.talk2 import (
     timed,
 )
 
-from simplebus.core import spilling
-from simplebus.core.broker import Settings
+from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
+from simplebus.core.message_class import spill
+from simplebus.core.message_class.spill import Read
 from simplebus.core.settings import FullPolicy
-from simplebus.core.spilling import Read
 from storage.kept_bus import KeptBus
 from storage.spilled_bus import SpilledBus, all_of, contents, fetched, fill, hear, later, small
 
@@ -180,7 +180,7 @@ def test_a_segment_that_is_gone_is_said(tmp_path: Path) -> None:
 def test_small_reads_bring_everything_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
-    monkeypatch.setattr(spilling, "SPILL_READ_BYTES", read_bytes)
+    monkeypatch.setattr(spill, "SPILL_READ_BYTES", read_bytes)
     bus = SpilledBus(tmp_path, segment_bytes=900)
     peer2(bus, subscribe(1, 5, durable="d")).leave()
     fill(bus, peer2(bus), 200)

@@ -20,8 +20,8 @@ from core.talk2 import (
     timed,
 )
 
-from simplebus.core.broker import Settings
-from simplebus.core.ledger import Level
+from simplebus.core.broker.broker import Settings
+from simplebus.core.commit_log import Level
 from simplebus.core.limits import Limits
 from storage.kept_bus import START
 from storage.spilled_bus import SpilledBus, small

@@ -15,8 +15,8 @@ from typing import Any
 
 import trio
 
-from simplebus.client.bus import Bus
-from simplebus.client.confirms import Waiter
+from simplebus.client.aio.bus import Bus
+from simplebus.client.pending_confirms import Waiter
 from simplebus.core.errors import Reason, RefusedError
 
 MESSAGES_MAX = 4096

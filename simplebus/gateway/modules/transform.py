@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import msgspec
 
+from simplebus.gateway.config import find
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, Module
-from simplebus.gateway.plan import find
 
 
 class TransformSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

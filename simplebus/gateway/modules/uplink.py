@@ -25,27 +25,77 @@ other clients (`SIMPLEBUS_TOKEN`, `SIMPLEBUS_TLS_CA`). For NATS there is `seed`,
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import trio
 
-from simplebus.bridge.between import between
-from simplebus.bridge.far import FarTerms
-from simplebus.bridge.lane import Lane
-from simplebus.bridge.nats_ends import to_nats
-from simplebus.bridge.running import run as run_lanes
+from simplebus.bridge.build import between, to_nats
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.runner import run as run_lanes
 from simplebus.bridge.settings import Copied, is_nats, lane_name, record_channel
-from simplebus.client.dial import Address
-from simplebus.client.link import SocketPlace
+from simplebus.bridge.target.bus import FarTerms
+from simplebus.client.addresses import Address
+from simplebus.client.aio.transport import SocketPlace
+from simplebus.core import dead_letters
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
+from simplebus.core.statistics import BrokerStatistics, ClassStatistics
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, Module
 from simplebus.gateway.modules.intake import Intake
-from simplebus.gateway.modules.uplink_kept import kept
 from simplebus.gateway.modules.uplink_settings import UplinkSettings, UplinkTable, parse
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
+
+_DURABLE = re.compile(r"bridge (\S+) there ")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A class of the bus in this process."""
+
+    class_: int | str
+    name: str
+    """What the uplink is called at the other end, for this class."""
+    waiting: int
+    """Messages that are still to be sent."""
+    others: dict[str, int]
+    """Other names, under which nobody sends; and how many messages wait for each."""
+
+
+def kept(found: BrokerStatistics, class_: int | str, name: str) -> list[Kept]:
+    """What there is to send: of this class, which comes first, and of others for which something
+    waits. `name` is for what has none yet."""
+    mine, rest = Kept(class_, name, 0, {}), []
+    for each in found.classes:
+        if each.class_id == class_ or (each.name and each.name == class_):
+            mine = _of(each, class_, name)
+        elif not dead_letters.are_kept_in(each.name):
+            before = _of(each, each.name or each.class_id, name)
+            if before.waiting or before.others:
+                rest.append(before)
+    return [mine, *rest]
+
+
+def _of(found: ClassStatistics, class_: int | str, name: str) -> Kept:
+    waiting = dict(_names(found, class_))
+    if not waiting:
+        return Kept(class_, name, found.ring.messages + found.spilled, {})
+    mine = name if name in waiting else next(iter(waiting))
+    count = waiting.pop(mine)
+    return Kept(class_, mine, count, {each: left for each, left in waiting.items() if left})
+
+
+def _names(found: ClassStatistics, class_: int | str) -> Iterator[tuple[str, int]]:
+    """Under which it was sent, and how many messages wait for each."""
+    for each in found.subscriptions:
+        match = _DURABLE.match(each.durable)
+        if match and each.durable == lane_name(match[1], class_, back=False):
+            yield match[1], each.in_flight + each.waiting
+
 
 GOODBYE_S = 5.0
 """How long an uplink that ends and keeps nothing goes on to send."""

@@ -18,18 +18,18 @@ from typing import Annotated, Any
 
 import msgspec
 
-from simplebus.bridge.nats_ends import NatsAccess
-from simplebus.bridge.nats_wire import addresses
-from simplebus.bridge.nats_words import is_reserved
+from simplebus.bridge.build import NatsAccess
+from simplebus.bridge.nats_connection import addresses
+from simplebus.bridge.reserved_headers import is_reserved
 from simplebus.bridge.settings import Copied, is_nats, record_channel
-from simplebus.client.access import VARIABLES, Access
-from simplebus.client.dial import Address
+from simplebus.client.addresses import Address
+from simplebus.client.core.arguments import whole
+from simplebus.client.credentials import VARIABLES, Access
 from simplebus.config.mistakes import unknown
 from simplebus.core import dead_letters
-from simplebus.core.arguments import whole
-from simplebus.core.channels import check_name
+from simplebus.core.channel.pattern import check_name
 from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
-from simplebus.gateway.plan import converted
+from simplebus.gateway.config import converted
 
 _WHO = ("user", "password", "token", "seed")
 _FILES = ("ca", "cert", "key")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from simplebus.core.frames import Bytes, Flags, Integers
+from simplebus.core.protocol.frames import Bytes, Flags, Integers
 
 
 @dataclass(slots=True)

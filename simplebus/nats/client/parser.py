@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from simplebus.core.errors import RemoteProtocolError
+from simplebus.nats.client.bulk_parser import Scan
 from simplebus.nats.client.events import Event, Messages
-from simplebus.nats.client.lines import Reader, Row
-from simplebus.nats.client.scan import Scan
-from simplebus.nats.digits import DIGITS_BEHIND
+from simplebus.nats.client.line_parser import Reader, Row
+from simplebus.nats.numbers import DIGITS_BEHIND
 
 PADDING = bytes(DIGITS_BEHIND)
 """Lies in front of what is searched, and behind it."""

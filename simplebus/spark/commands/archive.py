@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.config.options import option
+from simplebus.config.parse import option
 from simplebus.spark.commands.shared import (
     INTERRUPTED,
     SERVERS,
@@ -150,7 +150,7 @@ def command(
         options["channels"] = ",".join(channel)
     with spark_session("simplebus archive", master, settings) as spark:
         from simplebus.spark.jobs.archive import archive, messages
-        from simplebus.spark.jobs.following import follow
+        from simplebus.spark.jobs.progress import follow
 
         rows = messages(
             spark, servers=None if path else servers, path=path, subscribe=subscribe, **options

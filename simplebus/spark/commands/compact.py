@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.config.options import option, parse_size
+from simplebus.config.parse import option, parse_size
 from simplebus.spark.commands.shared import Master, Set, spark_session
 from simplebus.spark.jobs.session import LOCAL
 
@@ -82,7 +82,7 @@ def command(
     """Options in, one call out."""
     with spark_session("simplebus compact", master, settings) as spark:
         from simplebus.spark.jobs.compaction import compact
-        from simplebus.spark.jobs.following import work
+        from simplebus.spark.jobs.progress import work
 
         done = work(
             spark,

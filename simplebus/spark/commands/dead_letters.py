@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.config.options import option
+from simplebus.config.parse import option
 from simplebus.spark.commands.shared import SERVERS, Master, Servers, Set, spark_session
 from simplebus.spark.jobs.session import LOCAL
 
@@ -66,7 +66,7 @@ def command(
         )
     with spark_session("simplebus dead letters", master, settings) as spark:
         from simplebus.spark.jobs import dead_letters as job
-        from simplebus.spark.jobs.following import work
+        from simplebus.spark.jobs.progress import work
 
         if archive:
             frame = job.archived(spark, archive, subscribe)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.config.options import option
+from simplebus.config.parse import option
 from simplebus.spark.commands.shared import SERVERS, Channels, Master, Set, spark_session
 from simplebus.spark.jobs.session import LOCAL
 
@@ -110,7 +110,7 @@ def command(
 ) -> None:
     """Options in, one call out."""
     with spark_session("simplebus replay", master, settings) as spark:
-        from simplebus.spark.jobs.following import work
+        from simplebus.spark.jobs.progress import work
         from simplebus.spark.jobs.replay import replay
 
         done = work(

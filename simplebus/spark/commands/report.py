@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.complaints import fail
-from simplebus.config.options import option
+from simplebus.config.parse import option
+from simplebus.console.errors import fail
 from simplebus.spark.commands.shared import Master, Set, spark_session
 from simplebus.spark.jobs.session import LOCAL
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from simplebus.spark.jobs.summary import Spread, Summary
+    from simplebus.spark.jobs.report.summary import Spread, Summary
 
 HELP = (
     "Say what became of messages: rates, latencies, redeliveries, duplicates, losses.\n\n"
@@ -79,9 +79,9 @@ def command(
     """Options in, one call out."""
     _check_targets(chart, figures)
     with spark_session("simplebus report", master, settings) as spark:
-        from simplebus.spark.jobs.following import work
-        from simplebus.spark.jobs.report import read, read_run
-        from simplebus.spark.jobs.summary import summaries
+        from simplebus.spark.jobs.progress import work
+        from simplebus.spark.jobs.report.report import read, read_run
+        from simplebus.spark.jobs.report.summary import summaries
 
         runs = [run for path in paths if (run := read_run(spark, path))]
         found = read(spark, *paths, step_s=step).persist()
@@ -92,8 +92,8 @@ def command(
     run = runs[0] if len(runs) == 1 else None
     _print_tables(summaries(rows, _order(run)))
     if chart is not None:
-        from simplebus.spark.jobs.chart import draw
-        from simplebus.spark.jobs.panels import picture
+        from simplebus.spark.jobs.report.chart import draw
+        from simplebus.spark.jobs.report.panels import picture
 
         chart.write_bytes(draw(picture(rows, run, ", ".join(paths))))
 
@@ -184,14 +184,14 @@ def _is_said(name: str, found: Sequence[Summary]) -> bool:
 
 
 def _rate_cells(rate: Spread, rounds: int) -> list[str]:
-    from simplebus.spark.jobs.summary import short
+    from simplebus.spark.jobs.report.summary import short
 
     of = (rate.middle, rate.least, rate.most) if rounds > 1 else (rate.middle,)
     return [short(value) for value in of]
 
 
 def _count_cell(name: str, value: int | None) -> str:
-    from simplebus.spark.jobs.summary import short
+    from simplebus.spark.jobs.report.summary import short
 
     if value is None:
         return ""
@@ -200,6 +200,6 @@ def _count_cell(name: str, value: int | None) -> str:
 
 
 def _latency_cell(value: Spread | None) -> str:
-    from simplebus.spark.jobs.summary import short_time
+    from simplebus.spark.jobs.report.summary import short_time
 
     return "" if value is None else short_time(value.middle)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.complaints import fail, sentence
-from simplebus.config.options import option, parse_pattern
+from simplebus.config.parse import option, parse_pattern
+from simplebus.console.errors import fail, sentence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,7 +96,7 @@ def spark_session(
     # Spark would log what it raises, with everything that it knows about it.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     from simplebus.spark.java import JavaError
-    from simplebus.spark.jobs.following import reason
+    from simplebus.spark.jobs.progress import reason
     from simplebus.spark.jobs.session import session
 
     spark = None

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from simplebus.spark.jobs import delta
+from simplebus.spark.jobs.archive_commit import begin, end, publish, recover
+from simplebus.spark.jobs.archive_layout import CHECKPOINT, PARTITIONS, ArchiveError, staging
 from simplebus.spark.jobs.hadoop import HadoopFiles
-from simplebus.spark.jobs.layout import CHECKPOINT, PARTITIONS, ArchiveError, staging
-from simplebus.spark.jobs.tables import begin, end, publish, recover
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

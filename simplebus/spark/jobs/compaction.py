@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from simplebus.spark.jobs import delta
 from simplebus.spark.jobs.archive import DDL, FILE_DDL
-from simplebus.spark.jobs.hadoop import HadoopFiles
-from simplebus.spark.jobs.layout import (
+from simplebus.spark.jobs.archive_commit import latest_batches, noted, recover
+from simplebus.spark.jobs.archive_commit import swap as swap_files
+from simplebus.spark.jobs.archive_layout import (
     OWNER,
     STAGING,
     ArchiveError,
@@ -31,8 +32,7 @@ from simplebus.spark.jobs.layout import (
     merges,
     swap,
 )
-from simplebus.spark.jobs.tables import latest_batches, noted, recover
-from simplebus.spark.jobs.tables import swap as swap_files
+from simplebus.spark.jobs.hadoop import HadoopFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,8 +14,8 @@ from time import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from simplebus.spark.jobs.layout import NO_VALUE, PARTITIONS, ArchiveError, File, values
-from simplebus.spark.jobs.tables import Files
+from simplebus.spark.jobs.archive_commit import Files
+from simplebus.spark.jobs.archive_layout import NO_VALUE, PARTITIONS, ArchiveError, File, values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from simplebus.spark.jobs.layout import File
+from simplebus.spark.jobs.archive_layout import File
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

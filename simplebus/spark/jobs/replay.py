@@ -235,7 +235,7 @@ def by_lane(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 def by_channel(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch:
     """The rows whose channel one of the patterns matches."""
-    from simplebus.spark.columns import wanted
+    from simplebus.spark.arrow_columns import wanted
 
     return batch.filter(wanted(batch.column("channel"), patterns)) if patterns else batch
 

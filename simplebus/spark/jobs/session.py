@@ -20,8 +20,8 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simplebus.spark.home import quick_home
 from simplebus.spark.java import cache_folder, ensure_java
+from simplebus.spark.spark_home import quick_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,13 +11,13 @@ import pytest
 import trio
 import trio.testing
 
-from simplebus.client.bus import Bus
+from simplebus.client.aio.bus import Bus
 from simplebus.core.errors import LocalProtocolError, Reason, RefusedError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.gateway.modules import intake as module
 from simplebus.gateway.modules.intake import Intake
-from simplebus.memory import MemoryBus
+from simplebus.memory.bus import MemoryBus
 
 log = logging.getLogger("test")
 SMALL = Settings(

@@ -12,10 +12,10 @@ import trio.testing
 from gateway import parts
 from simplebus.config.mistakes import ConfigError
 from simplebus.gateway import ModuleMessage
+from simplebus.gateway.config import GatewayPlan, ModulePlan, find
 from simplebus.gateway.gateway import open_gateway
 from simplebus.gateway.modules import SHIPPED
 from simplebus.gateway.modules.transform import TransformSettings, changed
-from simplebus.gateway.plan import GatewayPlan, ModulePlan, find
 
 
 @pytest.mark.parametrize("name", SHIPPED)

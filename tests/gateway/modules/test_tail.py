@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import parts
+from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import open_gateway
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import BlockingModule
@@ -26,7 +27,6 @@ from simplebus.gateway.modules.tail import (
     Follower,
     Line,
 )
-from simplebus.gateway.plan import GatewayPlan, ModulePlan
 
 
 def said(follower: Follower) -> list[bytes]:

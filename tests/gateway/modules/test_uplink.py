@@ -15,14 +15,14 @@ from served import serving
 
 import simplebus
 from load.ports import HOST, free_port
-from simplebus.bridge.nats_wire import NatsWire
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.client.core.messages import Message
 from simplebus.config.mistakes import ConfigError
-from simplebus.core.client.messages import Message
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway import gateway as gateways
+from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway
-from simplebus.gateway.plan import GatewayPlan, ModulePlan
-from simplebus.server.serve import Serving
+from simplebus.server.run import Serving
 
 PATIENCE_S = 60
 open_gateway = partial(gateways.open_gateway, drain=PATIENCE_S)

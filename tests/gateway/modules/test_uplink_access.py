@@ -13,15 +13,15 @@ from engine.nats_servers import nats_server
 from served import serving
 
 import simplebus
-from simplebus.client.access import FILE_VARIABLE, VARIABLES, Access
+from simplebus.client.credentials import FILE_VARIABLE, VARIABLES, Access
 from simplebus.config.mistakes import ConfigError
-from simplebus.core.passwords import Passwords, quick_hash
-from simplebus.core.users import User, Users
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.users import User, Users
 from simplebus.gateway import ModuleMessage
+from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway, open_gateway
 from simplebus.gateway.modules.uplink_settings import parse
-from simplebus.gateway.plan import GatewayPlan, ModulePlan
-from simplebus.server.tls import TlsOptions
+from simplebus.server.tls.certificates import TlsOptions
 
 PATIENCE_S = 90
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
@@ -131,7 +131,7 @@ async def test_it_says_that_a_nats_server_is_not_trusted(
         to = nats.url.replace("nats://", "tls://")
         async with open_gateway(plan(to)) as gateway:
             for seconds in (0.5, 5.0, PATIENCE_S):
-                monkeypatch.setattr("simplebus.bridge.nats_wire.CONNECT_SECONDS", seconds)
+                monkeypatch.setattr("simplebus.bridge.nats_connection.CONNECT_SECONDS", seconds)
                 with trio.move_on_after(4 * seconds):
                     await said_of(gateway, "problem", "is not trusted (")
                     return

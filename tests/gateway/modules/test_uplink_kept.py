@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import simplebus
 from simplebus.bridge.settings import lane_name
-from simplebus.gateway.modules.uplink_kept import Kept, kept
+from simplebus.gateway.modules.uplink import Kept, kept
 
 LONG = "x" * 190
 """With it the name of a lane is cut."""

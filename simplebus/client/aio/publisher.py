@@ -1,0 +1,194 @@
+"""Publishing under trio and asyncio: what a program calls.
+
+Rule 1: when a call that publishes raises, nothing of it was published; only RefusedError and
+BusConnectionError say otherwise. One that is cancelled while it waits for its confirm has published
+all the same; one that is cancelled while it waits for room has not.
+Rule 2: no decisions here. What is published is made by `outbound`; the wire waits.
+Rule 3: what is published after `handle` reaches that handler: its subscription comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Unpack
+
+import anyio.lowlevel
+
+from simplebus.client.aio.connection import Wire
+from simplebus.client.core.client import ClientStatistics
+from simplebus.client.message_builder import (
+    DURABILITIES,
+    About,
+    BusFullError,
+    Durability,
+    Outbound,
+    Route,
+)
+from simplebus.client.message_types import Binding, Registry
+from simplebus.client.pending_confirms import group
+
+if TYPE_CHECKING:
+    from simplebus.client.aio.handlers import Handling
+
+
+class Publisher:
+    """The half of a bus that publishes."""
+
+    def __init__(self, wire: Wire, registry: Registry) -> None:
+        self.wire = wire
+        """For this package."""
+        self._core = wire.core
+        self._source = wire.core.publisher
+        self._writer = wire.writer
+        self._registry = registry
+        self._outbound = Outbound(wire.core, registry)
+        self._routes, self._envelope = self._outbound.routes, self._outbound.envelope
+        self._put = wire.core.publish
+        self._handled: list[Handling] = []
+
+    @property
+    def durability(self) -> Durability:
+        """Where a message is when it is confirmed, by the bus that was connected to last."""
+        return DURABILITIES[self._core.level]
+
+    async def publish(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        confirm: bool = True,
+        **about: Unpack[About],
+    ) -> None:
+        """Publish a message, and return when the bus has confirmed it.
+
+        Args: a value whose type is bound to a class, or bytes and the class's id or name; whether
+        to wait for the confirm: without, it only waits while the bus is slower than its publishers,
+        and `flush` waits for all confirms at once; what is to be said about it.
+        Raises RefusedError when the bus refuses it, LocalProtocolError for what the protocol cannot
+        carry, UnboundTypeError for a value that is bound to no class, ValueError and TypeError for
+        what is none, BusConnectionError when the bus is gone.
+        """
+        if class_id is None:
+            encode, id_ = self._routes.get(type(message)) or await self._route(type(message))
+            payload = encode(message)
+        else:
+            payload = message  # type: ignore[assignment]
+            id_ = class_id if type(class_id) is int else await self._named(class_id)
+        envelope = self._envelope(**about) if about else None
+        if confirm:
+            self.wire.check()
+            position = self._core.publish(payload, id_, envelope)
+            if refused := await self.wire.confirmed(position, position):
+                raise refused[0]
+            return
+        if self._source.handed_bytes >= self._writer.write_at:
+            await self._writer.make_room()
+        self._put(payload, id_, envelope)
+
+    def publish_nowait(
+        self, message: object, *, class_id: int | str | None = None, **about: Unpack[About]
+    ) -> int:
+        """Publish a message without waiting. Returns its position: how many were published before.
+
+        Raises BusFullError when it would have to wait, and what `publish` does.
+        """
+        if class_id is None:
+            encode, id_ = self._routes.get(type(message)) or self._route_now(type(message))
+            payload = encode(message)
+        else:
+            payload = message  # type: ignore[assignment]
+            id_ = class_id if type(class_id) is int else self._named_now(class_id)
+        envelope = self._envelope(**about) if about else None
+        if self._source.handed_bytes >= self._writer.write_at and not self._writer.has_room():
+            raise BusFullError("nothing was published: too much waits to be confirmed by the bus")
+        return self._put(payload, id_, envelope)
+
+    async def publish_many(
+        self,
+        messages: Iterable[object],
+        *,
+        class_id: int | str | None = None,
+        confirm: bool = True,
+        **about: Unpack[About],
+    ) -> None:
+        """Publish many messages at once, as `publish` does each.
+
+        Raises an ExceptionGroup of RefusedError for those that the bus refuses.
+        """
+        runs: list[tuple[int, list[Any]]] = []
+        if class_id is None:
+            for type_, run in groupby(messages, type):
+                encode, id_ = self._routes.get(type_) or await self._route(type_)
+                runs.append((id_, list(map(encode, run))))
+        else:
+            runs.append((await self._named(class_id), list(messages)))
+        envelope = self._envelope(**about) if about else None
+        await anyio.lowlevel.checkpoint()
+        if confirm:
+            self.wire.check()
+        else:
+            await self._writer.make_room()
+        first = self._core.published
+        self._core.publish_runs(runs, envelope)
+        self._writer.push()
+        if not confirm or self._core.published == first:
+            return
+        if refused := await self.wire.confirmed(first, self._core.published - 1):
+            raise group(refused)
+
+    async def flush(self) -> None:
+        """Wait until the bus has confirmed everything published so far, and acknowledgements so
+        far are written. Raises an ExceptionGroup of what was refused and not told yet."""
+        await self.wire.flush()
+        if refused := self.wire.confirms.take_unclaimed():
+            raise refused
+
+    def statistics(self) -> ClientStatistics:
+        """A snapshot of this client."""
+        return self._core.statistics()
+
+    # Classes -------------------------------------------------------------------------------------
+
+    async def class_of(self, what: Binding[Any] | int | str) -> int:
+        """The id of a class, which the bus is asked for if it has a name. For this package."""
+        known = self._outbound.known_id(what)
+        if known is None:
+            assert not isinstance(what, int)
+            await self.wire.ask(partial(self._outbound.ask, what))
+            known = self._outbound.learn(what)
+        return known
+
+    async def _named(self, class_id: int | str) -> int:
+        """The class id that belongs to what the user has given."""
+        known = self._outbound.known_id(class_id)
+        if known is None:
+            await self._handlers_open()
+            known = await self.class_of(class_id)
+        return known
+
+    async def _route(self, type_: type) -> Route:
+        """The way of a type's values, found for the first time."""
+        binding = self._registry.bindings[type_]
+        await self._handlers_open()
+        return self._outbound.route(binding, await self.class_of(binding))
+
+    async def _handlers_open(self) -> None:
+        while any(handling.is_opening for handling in self._handled):
+            await self.wire.changed.wait()
+
+    def _route_now(self, type_: type) -> Route:
+        binding = self._registry.bindings[type_]
+        return self._outbound.route(binding, self._named_now(binding))
+
+    def _named_now(self, what: Binding[Any] | int | str) -> int:
+        """The same without waiting; the bus is asked, for the next time."""
+        known = self._outbound.known_id(what)
+        if known is None:
+            self.wire.check()
+            known = self._outbound.hurry(what)
+            self._writer.push_soon()
+        if known is None:
+            raise BusFullError("nothing was published: the bus is yet to say the id of the class")
+        return known

@@ -1,0 +1,206 @@
+"""A subscription under trio or asyncio: one by one, in batches, as values or as messages.
+
+Rule 1: a loop says that a message is processed by coming round for the next one, and by being left
+with `break` or `return`. What its body was at when it raised comes again after the bus's pause;
+what it was at when it was cancelled is put back, and is the next. When it cannot be known how a
+loop was left, it counts as raised.
+Rule 2: who asks one by one, with `get`, `take` or `anext`, says by asking that what it was handed
+before is processed, and nothing of what a loop is at. So does leaving the subscription's block
+without an exception.
+Rule 3: a message is handed out behind the last point at which a task can be cancelled: cancelling
+loses nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from simplebus.client import leaving
+from simplebus.client.aio.iterators import BatchLoop, Looped, MessageLoop, ValueLoop
+from simplebus.client.aio.wakeup_event import Signal
+from simplebus.client.codecs import DecodeError
+from simplebus.client.core import arguments
+from simplebus.client.core.messages import Batch, Message
+from simplebus.client.core.open_requests import Request
+from simplebus.client.subscription_target import Entry, Target, nothing_came, undecodable
+from simplebus.core.errors import LocalProtocolError
+from simplebus.core.limits import MESSAGES_PER_TURN
+from simplebus.core.protocol.requests import SubscribeRequest
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from simplebus.client.aio.bus import Bus
+
+T = TypeVar("T")
+
+
+class BaseSubscription(Entry[T]):
+    """The messages of one class whose values are of one type.
+
+    A message is acknowledged when its loop comes round for the next one, or is left by `break` or
+    `return`. It is not when the body raises, wherever that is caught: then it comes again after a
+    pause. Nor when the body is cancelled: then it is the next message. A loop that runs in a
+    generator of yours, or over an iterator that you keep, does not see how its body was left:
+    unless it comes round, its last message comes again.
+
+    What `get`, `take` and `anext` have returned is acknowledged when any of them, or a loop, asks
+    for more, and when the block is left without an exception.
+    """
+
+    block = "async with"
+
+    def __init__(
+        self, bus: Bus, target: Target, request: SubscribeRequest, *, auto_ack: bool
+    ) -> None:
+        super().__init__(bus.wire.core, target, request, auto_ack=auto_ack)
+        self._bus = bus
+        self._wire = bus.wire
+        self._arrived = Signal()
+        self._since_turn = 0
+        """Messages handed out since other tasks had their turn."""
+
+    async def __aenter__(self) -> Self:
+        self.check_fresh()
+        self.open(await self._bus.class_of(self.target.what))
+        try:
+            await self._wire.answered(self.inbox.request)
+        except BaseException:
+            self.close(processed=False)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        request = self.close(processed=kind is None)
+        if kind is None:  # Whoever is told of it then finds nobody here.
+            await self._wire.heard(request)
+
+    def messages(self) -> Looped[Message[T]]:
+        """Iterate over messages: what came with a value, and the value."""
+        return Looped(lambda stands: MessageLoop(self, stands), self.get)
+
+    def batches(self) -> Looped[Batch]:
+        """Iterate over batches: many messages at the price of one."""
+        return Looped(lambda stands: BatchLoop(self, stands), self._get_batch)
+
+    async def get(self, timeout: float | None = None) -> Message[T]:
+        """The next message. Says that the one before is processed, unless a loop is at that.
+
+        Raises TimeoutError when none came in so many seconds. With `auto_ack=False` several tasks
+        may get messages of one subscription.
+        """
+        inbox = self.inbox
+        while True:
+            if inbox.loop is None:
+                for message in inbox.ready:
+                    return message
+            with anyio.move_on_after(arguments.patience("timeout", timeout)):
+                await self.refill()
+            if inbox.is_empty:
+                assert timeout is not None, "refill returned, and there was nothing"
+                raise nothing_came(self.target, timeout)
+            for message in inbox.ready:  # Another task has prepared some.
+                return message
+            self.prepare()
+
+    async def take(self, most: int, timeout: float | None = None) -> list[Message[T]]:
+        """The messages that are there, up to `most`; otherwise the first that come, or, after so
+        many seconds, none. Says that those before are processed."""
+        if most < 1:
+            raise ValueError(f"take needs a number of messages from 1 on, got {most}")
+        with anyio.move_on_after(arguments.patience("timeout", timeout)):
+            await self.refill()
+        return [] if self.inbox.is_empty else list(self.take_batch(most))
+
+    # For the loops and the bus -------------------------------------------------------------------
+
+    def open(self, class_id: int) -> None:
+        """Begin, without waiting until the bus knows."""
+        self._wire.check()
+        self._wire.opened(self.enter(class_id), self._arrived)
+
+    def close(self, *, processed: bool) -> Request:
+        """End. `processed` says what became of the last message. Returns what the bus is to
+        answer."""
+        request = self.leave(processed=processed)
+        self._wire.closed(self.inbox)
+        return request
+
+    async def refill(self, loop: object | None = None) -> None:
+        """Return once there is something to hand out, to a loop or to who asks one by one. What
+        that was handed before is processed."""
+        inbox, wire = self.inbox, self._wire
+        wire.check_thread()
+        inbox.ask(loop)
+        if not inbox.is_empty:
+            wire.check()
+            wire.writer.push_due_acks()
+            if self._since_turn >= MESSAGES_PER_TURN:
+                self._since_turn = 0
+                await anyio.lowlevel.checkpoint()
+            return
+        if inbox.is_awaited and self._auto_ack:
+            raise LocalProtocolError("another task already waits for this subscription's messages")
+        self._since_turn = 0
+        inbox.is_awaited = True
+        try:
+            wire.writer.push()  # Acknowledgements leave before we wait.
+            wire.changed.set()
+            while inbox.is_empty:
+                wire.check()
+                await self._arrived.wait()
+        finally:
+            inbox.is_awaited = False
+        inbox.ask(loop)  # Other tasks may have taken some meanwhile.
+
+    def prepare(self, *, values: bool = False) -> None:
+        """Have the messages of the next turn ready."""
+        self._since_turn += self.inbox.prepare(MESSAGES_PER_TURN, values=values)
+        self._wire.handed_out()
+
+    async def _get_batch(self) -> Batch:
+        await self.refill()
+        return self.take_batch()
+
+    def take_batch(self, most: int | None = None) -> Batch:
+        batch = self.inbox.take_batch(most)
+        assert batch is not None, "refill returned, and there was nothing"
+        self._since_turn += len(batch)
+        self._wire.handed_out()
+        return batch
+
+
+class Subscription(BaseSubscription[T]):
+    """The values of one type: `async with bus.subscribe(ShopCreated) as shops`, then iterate."""
+
+    def __aiter__(self) -> ValueLoop[T]:
+        return ValueLoop(self, leaving.statement())
+
+    async def __anext__(self) -> T:
+        """The next value. Says that the one before is processed. Raises DecodeError, whose
+        `message` will come again, for what is none."""
+        message = await self.get()
+        try:
+            return message.value
+        except DecodeError as error:
+            self.inbox.give_up()
+            raise undecodable(error, message) from None
+
+
+class RawSubscription(BaseSubscription[bytes]):
+    """The messages of one class: `async with bus.subscribe(1) as messages`, then iterate."""
+
+    def __aiter__(self) -> MessageLoop[bytes]:
+        return MessageLoop(self, leaving.statement())
+
+    async def __anext__(self) -> Message[bytes]:
+        """The next message. Says that the one before is processed."""
+        return await self.get()

@@ -1,0 +1,140 @@
+"""What callers under trio and asyncio wait for: confirms, answers, and that all is written.
+
+Rule 1: who waits, waits through the loss of a connection; it is told when there will be no other.
+Rule 2: a confirm, and an answer, wakes whom it is for and nobody else.
+Rule 3: a bus belongs to one thread. Others are told so before they touch anything, wherever a call
+may wait or has handed over a write's worth of messages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import anyio
+import anyio.lowlevel
+
+from simplebus.client.aio.wakeup_event import Signal
+from simplebus.client.aio.writer import Writer
+from simplebus.client.core.client import ClientCore
+from simplebus.client.core.open_requests import Request
+from simplebus.client.pending_confirms import Confirms
+from simplebus.core.errors import BusConnectionError, LocalProtocolError, RefusedError
+from simplebus.core.limits import CLOSE_SECONDS
+
+
+class Waits:
+    """The half of a wire that its callers see."""
+
+    def __init__(self, core: ClientCore) -> None:
+        self.core = core
+        self.changed = Signal()
+        """Set when bytes were written, a connection was made or lost, or a consumer ran out of
+        messages."""
+        self.confirms = Confirms()
+        self.writer = Writer(core, self.changed, check=self.check, lose=self.lose)
+        self.awaited: list[tuple[Request, Callable[[], None]]] = []
+        """What the bus has yet to answer, and what is done then."""
+        self.end: BusConnectionError | None = None
+        """Why there will be no other connection; None while there may be one."""
+        self._thread = threading.get_ident()
+        """Whose event loop the bus belongs to."""
+
+    def lose(self, error: Exception | None) -> None:
+        """The connection is gone."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise BusConnectionError when there is no connection and will be none, LocalProtocolError
+        in another thread than the bus's."""
+        self.check_thread()
+        if self.end is not None:
+            raise BusConnectionError(str(self.end)) from self.end.__cause__
+
+    def check_thread(self) -> None:
+        """Raise LocalProtocolError in another thread than the bus's."""
+        if threading.get_ident() != self._thread:
+            raise LocalProtocolError(
+                "this bus belongs to the event loop in which it was connected, and this is another "
+                "thread; from here call anyio.from_thread.run(bus.publish, …), or connect anew"
+            )
+
+    def answer(self) -> None:
+        """Tell who waits for what the bus has answered."""
+        before, self.awaited = self.awaited, []
+        for request, wake in before:
+            if request.done:
+                wake()
+            else:
+                self.awaited.append((request, wake))
+
+    async def confirmed(self, first: int, last: int) -> list[RefusedError]:
+        """Wait until the bus has confirmed these positions, or refused them."""
+        event = anyio.Event()
+        if self.confirms.is_awaited:  # Many publish at once: their messages leave together.
+            self.writer.push_soon()
+        else:
+            self.writer.push()
+        waiter = self.confirms.wait_for(first, last, event.set)
+        if self.end is not None:
+            event.set()
+        try:
+            await event.wait()
+        except BaseException:
+            self.confirms.leave(waiter)
+            raise
+        if not waiter.is_done:
+            self.check()
+        return waiter.refused
+
+    async def flush(self) -> None:
+        """Wait until the bus has confirmed everything published so far, and every
+        acknowledgement so far is written."""
+        self.check()
+        core, outgoing = self.core, self.core.outgoing
+        core.settle_processed()
+        while core.holds_verdicts:
+            self.check()
+            await self.changed.wait()
+        mark = outgoing.mark()
+        await anyio.lowlevel.checkpoint()
+        self.writer.push()
+        while not outgoing.has_written(mark):
+            self.check()
+            await self.changed.wait()
+        if core.confirmed < core.published:
+            await self.confirmed(core.published, core.published - 1)
+
+    async def answered(self, request: Request) -> Request:
+        """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
+        if not request.done:
+            self.check()  # Nobody will tell what was asked when all was over.
+            event = anyio.Event()
+            self.awaited.append((request, event.set))
+            self.writer.push()
+            await event.wait()
+        if request.error is not None:
+            raise request.error
+        return request
+
+    async def heard(self, request: Request) -> None:
+        """Wait until the bus has answered, with whatever: not for long, and not for a connection
+        that is to be made first."""
+        if self.writer.link is None:
+            return
+        with suppress(RefusedError, BusConnectionError), anyio.move_on_after(CLOSE_SECONDS):
+            await self.answered(request)
+
+    async def ask(self, question: Callable[[], Request]) -> Request:
+        """Ask the bus, again if the connection is lost before the answer."""
+        while True:
+            self.check()
+            if self.writer.link is None:
+                await self.changed.wait()
+                continue
+            try:
+                return await self.answered(question())
+            except BusConnectionError:
+                self.check()
+                await anyio.lowlevel.checkpoint()

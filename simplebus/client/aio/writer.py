@@ -1,0 +1,134 @@
+"""Writing what a client has for the bus: at once where it goes, by a task where it does not.
+
+Rule 1: whoever has something to write tries at once, without waiting; the task does what did not
+fit, and the small messages that were left to pile up until their publisher yields.
+Rule 2: publishers that wait for room stand in line: room for one wakes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+
+from simplebus.client.aio.transport import Link
+from simplebus.client.aio.wakeup_event import Signal
+from simplebus.client.core.client import ClientCore
+
+# A publisher goes on without a thought until so much waits to be written.
+WRITE_BYTES = 256 * 1024
+# Written in one turn before other tasks get theirs.
+_TURN_BYTES = 1024 * 1024
+
+
+class Writer:
+    """A wire's half that writes."""
+
+    def __init__(
+        self,
+        core: ClientCore,
+        changed: Signal,
+        *,
+        check: Callable[[], None],
+        lose: Callable[[Exception], None],
+    ) -> None:
+        self.write_at = 0
+        """When so many bytes were ever handed over, a publisher must call `make_room` first; 0
+        while the task sleeps, so that the next publisher wakes it."""
+        self.link: Link | None = None
+        """Where to write to; None while there is no connection on which the bus has answered."""
+        self._core = core
+        self._changed = changed
+        self._check = check
+        self._lose = lose
+        self._has_work = False
+        """Whether the task has something to do."""
+        self._is_stuck = False
+        """Whether the link took less than it was given."""
+        self._work = Signal()
+        self._line = anyio.Lock()
+        """Held by the one publisher that watches for room."""
+
+    async def run(self, link: Link) -> None:
+        """Write what others left, on this link."""
+        self._has_work, self._is_stuck = True, False
+        while True:
+            if not self._has_work:
+                await self._work.wait()
+                continue
+            if self._is_stuck:
+                try:
+                    await link.wait_sendable()
+                except OSError as error:
+                    self._lose(error)
+                self._is_stuck = False
+            self.push()
+            if not self._is_stuck:
+                self._has_work = False
+                self.write_at = 0
+            self._changed.set()
+
+    def push(self) -> None:
+        """Write what the link takes now; the task does the rest."""
+        link = self.link
+        if self._is_stuck or link is None:
+            return
+        outgoing = self._core.outgoing
+        enough = outgoing.sent_bytes + _TURN_BYTES
+        try:
+            while data := outgoing.peek():
+                taken = link.send(data)
+                outgoing.sent(taken)
+                if not taken or outgoing.sent_bytes > enough:
+                    self._is_stuck = True
+                    self.push_soon()
+                    return
+            if not link.flush():
+                self._is_stuck = True
+                self.push_soon()
+        except OSError as error:
+            self._lose(error)
+
+    def push_soon(self) -> None:
+        """Have the task write, once the caller yields."""
+        self._has_work = True
+        self._work.set()
+
+    def push_due_acks(self) -> None:
+        """Write if acknowledgements are many."""
+        if self._core.acks_are_due:
+            self.push()
+
+    def has_room(self) -> bool:
+        """Whether a publisher may queue one more message now. It is written soon."""
+        self._check()
+        if self._core.outgoing.queued_bytes >= WRITE_BYTES:
+            self.push()
+            if self._core.outgoing.queued_bytes >= WRITE_BYTES and not self._core.has_credit:
+                return False
+        self._let_publish()
+        return True
+
+    async def make_room(self) -> None:
+        """Return when a publisher may queue one more message."""
+        outgoing, check = self._core.outgoing, self._check
+        check()
+        if outgoing.queued_bytes >= WRITE_BYTES:
+            self.push()
+            await anyio.lowlevel.checkpoint()
+            check()
+            if outgoing.queued_bytes >= WRITE_BYTES:
+                async with self._line:
+                    while outgoing.queued_bytes >= WRITE_BYTES:
+                        await self._changed.wait()
+                        check()
+        self._let_publish()
+
+    def _let_publish(self) -> None:
+        """Publishers go on without a thought until there is enough for a write."""
+        core = self._core
+        self.write_at = core.publisher.handed_bytes + max(
+            1, WRITE_BYTES - core.outgoing.queued_bytes
+        )
+        self.push_soon()

@@ -1,0 +1,328 @@
+"""The client without an event loop: every call does its own reading and writing, in its thread.
+
+Rule 1: no thread, no loop, no timer: what is to be written leaves when the program calls something,
+and a lost connection is replaced then. A bus belongs to one thread at a time: another one's calls
+are refused meanwhile. And it belongs to the process that connected it.
+Rule 2: the verbs, their arguments and errors are those of `simplebus.Bus`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar, Unpack, overload
+
+from simplebus.client import addresses as client_addresses
+from simplebus.client import request_reply
+from simplebus.client.aio.connect import client_core
+from simplebus.client.blocking.connection import BlockingWire
+from simplebus.client.blocking.handlers import BlockingHandling
+from simplebus.client.blocking.publisher import BlockingPublisher
+from simplebus.client.blocking.subscription import BlockingRawSubscription, BlockingSubscription
+from simplebus.client.context_guard import blocking_block
+from simplebus.client.core import arguments
+from simplebus.client.core.messages import Message
+from simplebus.client.credentials import Access, access_of
+from simplebus.client.handler_errors import Failures, raise_any
+from simplebus.client.inspect import Fetching, answer, purged, question, span
+from simplebus.client.message_builder import About
+from simplebus.client.message_types import DEFAULT, Registry
+from simplebus.client.reconnect import Schedule
+from simplebus.client.request_reply import QUIET_ANSWERS, Handler, Replies, check_handler
+from simplebus.client.subscribe_options import Options, subscribe_request
+from simplebus.client.subscription_target import Target
+from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, FETCH_MESSAGES_MAX, Limits
+from simplebus.core.protocol.inquiry import BusSaid, ChannelSaid, ClassSaid, Explained, SessionSaid
+
+T = TypeVar("T")
+
+
+@blocking_block("with simplebus.connect_blocking(…) as bus")
+def connect_blocking(
+    address: str | Iterable[str],
+    *,
+    name: str | None = None,
+    instance: str | None = None,
+    timeout: float = 5.0,
+    registry: Registry = DEFAULT,
+    heartbeat: float = 0.0,
+    reconnect: float | None = 60.0,
+    frame_bytes: int = Limits().frame_bytes,
+    user: str | None = None,
+    password: str | None = None,
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    access: Access | None = None,
+) -> Iterator[BlockingBus]:
+    """Connect to a bus: `with simplebus.connect_blocking("simplebus://127.0.0.1:8888") as bus`.
+
+    Arguments, resource handling and errors are those of `simplebus.connect`; and `instance` says
+    which run of the program this is, made up if nothing does: who connects under the name and
+    instance of another connection replaces it. A program that
+    computes is silent, so it asks for no heartbeat by default. A server asks for one all the same,
+    every 30 s unless `simplebus serve --heartbeat` says otherwise; 0 is none. Who calls nothing for
+    three times as long is disconnected, and connects again in its next call. To stay, call
+    `bus.run(0)` as often as a heartbeat is asked for; or `message.working()` and `bus.flush()`,
+    which also keep a message that takes long from coming again.
+    """
+    addresses = client_addresses.addresses(address)
+    shown = access_of(access, user=user, password=password, token=token, tls=tls)
+    core = client_core(
+        name=name,
+        instance=instance,
+        heartbeat=heartbeat,
+        frame_bytes=frame_bytes,
+        auth=shown.auth,
+    )
+    schedule = Schedule(len(addresses), timeout=timeout, reconnect=reconnect, now=monotonic())
+    wire = BlockingWire(core, addresses, schedule, shown)
+    bus = BlockingBus(wire, registry)
+    seconds = CLOSE_SECONDS_FAILED
+    try:
+        wire.open()
+        yield bus
+        seconds = CLOSE_SECONDS
+    finally:
+        wire.close(seconds)
+    raise_any(bus.failures.all(), wire.confirms.take_unclaimed(), wire.unconfirmed())
+
+
+class BlockingBus(BlockingPublisher):
+    """A bus that a program is connected to; made by `connect_blocking`."""
+
+    def __init__(self, wire: BlockingWire, registry: Registry) -> None:
+        super().__init__(wire, registry)
+        self.failures = Failures()
+        """What handlers raised. For this package."""
+        self._handled: list[BlockingHandling] = []
+        self._replies: tuple[Replies, BlockingRawSubscription] | None = None
+        """None before the first request."""
+
+    # Subscribing ---------------------------------------------------------------------------------
+
+    @overload
+    def subscribe(
+        self,
+        what: type[T],
+        *channels: str,
+        auto_ack: bool = True,
+        idle_seconds: float | None = None,
+        **options: Unpack[Options],
+    ) -> BlockingSubscription[T]: ...
+
+    @overload
+    def subscribe(
+        self,
+        what: int | str,
+        *channels: str,
+        auto_ack: bool = True,
+        idle_seconds: float | None = None,
+        **options: Unpack[Options],
+    ) -> BlockingRawSubscription: ...
+
+    def subscribe(
+        self,
+        what: Any,
+        *channels: str,
+        auto_ack: bool = True,
+        idle_seconds: float | None = None,
+        **options: Unpack[Options],
+    ) -> BlockingSubscription[Any] | BlockingRawSubscription:
+        """Messages of a class: `with bus.subscribe(ShopCreated) as shops`, then iterate.
+
+        With `idle_seconds` a loop ends when nothing has come for so long. Otherwise as
+        `simplebus.Bus.subscribe`.
+        """
+        target = Target.of(what, self._registry)
+        request = subscribe_request(channels, **options)
+        kind = BlockingRawSubscription if target.decode is None else BlockingSubscription[Any]
+        return kind(self, target, request, auto_ack=auto_ack, idle_seconds=idle_seconds)
+
+    @overload
+    def handle(
+        self,
+        what: type[T],
+        handler: Callable[[T], object],
+        *channels: str,
+        **options: Unpack[Options],
+    ) -> None: ...
+
+    @overload
+    def handle(
+        self,
+        what: int | str,
+        handler: Callable[[Message[bytes]], object],
+        *channels: str,
+        **options: Unpack[Options],
+    ) -> None: ...
+
+    def handle(
+        self, what: Any, handler: Handler, *channels: str, **options: Unpack[Options]
+    ) -> None:
+        """Have `handler(value)`, or `handler(message)` for a class by id or name, called for all
+        that comes while the program is in `run` or `drain`. Otherwise as `simplebus.Bus.handle`."""
+        check_handler(handler, may_wait=False)
+        subscription = self.subscribe(what, *channels, auto_ack=False, **options)
+        subscription.__enter__()  # Until the bus is left.
+        self._handled.append(BlockingHandling(self, subscription, handler, self.failures))
+
+    def run(self, seconds: float | None = None) -> None:
+        """Call handlers for what comes, for so long, or for ever."""
+        deadline = monotonic() + arguments.limit("seconds", seconds)
+        while self.wire.wait_until(self._has_work, deadline):
+            self._work()
+
+    def drain(self) -> None:
+        """Have handlers process all that the bus could send them, as `simplebus.Bus.drain`."""
+        answers = 0
+        while answers < (QUIET_ANSWERS if self._handled else 1):
+            begun = self._begun
+            while self._has_work():
+                self._work()
+            self.flush()
+            self.wire.ask(self._core.sync)
+            answers = answers + 1 if begun == self._begun and not self._has_work() else 0
+
+    @property
+    def _begun(self) -> int:
+        """Messages that were handed to handlers."""
+        return sum(handling.begun for handling in self._handled)
+
+    def _has_work(self) -> bool:
+        return any(handling.has_work for handling in self._handled)
+
+    def _work(self) -> None:
+        """A message for each handler that has one."""
+        for handling in self._handled:
+            if handling.has_work:
+                handling.work()
+        if self._core.acks_are_due or not self._has_work():
+            self.wire.push()
+
+    # Asking --------------------------------------------------------------------------------------
+
+    @overload
+    def request(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        timeout: float = 5.0,
+        as_: type[T],
+        **about: Unpack[About],
+    ) -> T: ...
+
+    @overload
+    def request(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        timeout: float = 5.0,
+        as_: None = None,
+        **about: Unpack[About],
+    ) -> Message[bytes]: ...
+
+    def request(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        timeout: float = 5.0,
+        as_: Any = None,
+        **about: Unpack[About],
+    ) -> Any:
+        """Publish a message and return the first reply to it, as `simplebus.Bus.request`."""
+        decode = None if as_ is None else self._registry.bindings[as_].decode
+        deadline = monotonic() + arguments.limit("timeout", timeout)
+        asking, inbox = self._replies_open()
+        asked = asking.ask(about, timeout=timeout, wake=lambda: None)
+        try:
+            self.publish(message, class_id=class_id, **asked.about)
+            while asked.reply is None:
+                reply = inbox.take(1, deadline - monotonic())
+                if not reply:
+                    raise request_reply.unanswered(message, class_id, timeout)
+                asking.take(reply[0])
+        finally:
+            asking.forget(asked)
+        return request_reply.value(asked.reply, decode)
+
+    def reply(self, message: Message[Any], value: object) -> None:
+        """Answer a request. Raises LocalProtocolError for a message that asks for no reply, or for
+        one anywhere but where replies are."""
+        class_id, envelope = request_reply.reply_to(message)
+        request_reply.check_home(class_id, envelope, self.class_of(request_reply.CLASS))
+        self._publish(self._outbound.payload(value), class_id, envelope, confirm=True)
+
+    def _replies_open(self) -> tuple[Replies, BlockingRawSubscription]:
+        """The subscription that replies to this bus come to; made by the first request."""
+        if self._replies is None:
+            asking = Replies(self.class_of(request_reply.CLASS))
+            subscription = self.subscribe(asking.class_id, asking.channel, start="new")
+            subscription.__enter__()  # Until the bus is left.
+            self._replies = asking, subscription
+        return self._replies
+
+    @overload
+    def fetch(
+        self, what: type[T], first: int = 0, count: int = ..., *, time: datetime | None = None
+    ) -> list[Message[T]]: ...
+
+    @overload
+    def fetch(
+        self, what: int | str, first: int = 0, count: int = ..., *, time: datetime | None = None
+    ) -> list[Message[bytes]]: ...
+
+    def fetch(
+        self,
+        what: Any,
+        first: int = 0,
+        count: int = FETCH_MESSAGES_MAX,
+        *,
+        time: datetime | None = None,
+    ) -> list[Message[Any]]:
+        """Messages of a class that the bus still holds, as `simplebus.Bus.fetch`."""
+        target = Target.of(what, self._registry)
+        fetching = Fetching(self.class_of(target.what), target, first, count, time)
+        while not fetching.is_done:
+            fetching.take(self.wire.ask(partial(fetching.ask, self._core)))
+        return fetching.messages
+
+    @overload
+    def explain(self) -> BusSaid: ...
+
+    @overload
+    def explain(self, what: type | int | str) -> ClassSaid: ...
+
+    @overload
+    def explain(self, what: type | int | str | None = None, *, channel: str) -> ChannelSaid: ...
+
+    @overload
+    def explain(self, *, session: int) -> SessionSaid: ...
+
+    def explain(
+        self,
+        what: type | int | str | None = None,
+        *,
+        channel: str | None = None,
+        session: int | None = None,
+    ) -> Explained:
+        """What waits for what, as `simplebus.Bus.explain`."""
+        asked = question(what, channel, session, self._registry)
+        return answer(self.wire.ask(partial(self._core.inquire, asked)))
+
+    def keep_last_values(self, what: type | int | str) -> None:
+        """Have a class keep its last values, as `simplebus.Bus.keep_last_values`."""
+        target = Target.of(what, self._registry)
+        self.wire.ask(partial(self._core.keep_last_values, self.class_of(target.what)))
+
+    def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
+        """Have stored messages of a class be nobody's any more, as `simplebus.Bus.purge`."""
+        target = Target.of(what, self._registry)
+        return purged(
+            self.wire.ask(partial(self._core.purge, self.class_of(target.what), *span(first, last)))
+        )

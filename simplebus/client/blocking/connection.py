@@ -1,0 +1,402 @@
+"""The client core on a socket, and on another one when that is lost, without an event loop.
+
+Rule 1: no decisions here. What bytes mean and what is written next is the core's business, and when
+to try again the schedule's.
+Rule 2: whoever waits, for whatever, writes and reads meanwhile, so that neither side waits for the
+other; and has a lost connection replaced, within the time that it may wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from selectors import EVENT_READ, EVENT_WRITE
+from time import monotonic
+
+from simplebus.client import addresses as client_addresses
+from simplebus.client import fork_safety
+from simplebus.client.addresses import Address
+from simplebus.client.blocking.dial import Step, dialled, secured, until_ready, wait
+from simplebus.client.core.client import ClientCore
+from simplebus.client.core.open_requests import Request
+from simplebus.client.credentials import Access
+from simplebus.client.pending_confirms import Confirms
+from simplebus.client.reconnect import Attempt, Schedule, is_worth_retrying
+from simplebus.core.errors import (
+    BusConnectionError,
+    LocalProtocolError,
+    RefusedError,
+    RemoteProtocolError,
+)
+from simplebus.core.limits import READ_BYTES
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.net.tls import TlsSocket, has_unread, is_flushed, socket_of
+
+
+class OneThread:
+    """Held by a call while it lasts."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise LocalProtocolError(
+                "another thread is using this bus; a blocking bus belongs to one thread at a time: "
+                "connect once in each"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+log = logging.getLogger("simplebus.client")
+
+# The clock is looked at so often: a system does not wait for any number of seconds.
+_LOOK_SECONDS = 3600.0
+
+
+class BlockingWire:
+    """Used by one thread at a time. Whoever makes it calls `open`, and `close` at the end."""
+
+    def __init__(
+        self,
+        core: ClientCore,
+        addresses: Sequence[Address],
+        schedule: Schedule,
+        access: Access | None = None,
+    ) -> None:
+        """`access` says whom it trusts over TLS."""
+        self.core = core
+        self._access = access
+        self.confirms = Confirms()
+        self._addresses, self._schedule = addresses, schedule
+        self._address = addresses[0]
+        """Where the connection goes, or went."""
+        self._socket: socket.socket | TlsSocket | None = None
+        """None while there is no connection on which the bus has answered."""
+        self._coming: Generator[Step, None, None] | None = None
+        """The connection that is being made."""
+        self._selector = selectors.DefaultSelector()
+        self._buffer = ReceiveBuffer(READ_BYTES)
+        self._is_stuck = False
+        """Whether the socket took less than it was given."""
+        self._awaited = EVENT_READ
+        """What the selector looks for."""
+        self._loss: BusConnectionError | None = None
+        """What became of the last connection."""
+        self._end: BusConnectionError | None = None
+        """Why there will be no other connection; None while there may be one."""
+        self._is_last = False
+        """Whether this connection is to be the last: nothing is left to be done on another."""
+        self.one_thread = OneThread()
+        """Held by whoever uses the bus."""
+        self.core.hear_notices(lambda sentence: log.warning("the bus says: %s", sentence))
+        fork_safety.watch(self)
+
+    def check(self) -> None:
+        """Raise BusConnectionError when there is no connection and will be none."""
+        if self._end is not None:
+            raise BusConnectionError(str(self._end)) from self._end.__cause__
+
+    # Connections ---------------------------------------------------------------------------------
+
+    @property
+    def is_away(self) -> bool:
+        """Whether there is no connection now."""
+        return self._socket is None
+
+    def open(self) -> None:
+        """Make the first connection. Raises BusConnectionError."""
+        while self._socket is None:
+            self._connect(math.inf)
+
+    def _connect(self, deadline: float) -> None:
+        """Go a step further with the connection that is being made, and wait for the next one until
+        the deadline. Raises BusConnectionError when there will be none."""
+        if self._coming is None:
+            attempt = self._schedule.next(monotonic())
+            if attempt is None:
+                self._give_up()
+                return
+            self._coming = self._attempted(attempt)
+        step = next(self._coming, None)
+        if step is None:
+            self._coming = None
+        else:
+            wait(step, deadline)
+
+    def _attempted(self, attempt: Attempt) -> Generator[Step, None, None]:
+        """One attempt in steps. Raises BusConnectionError to give up."""
+        start = monotonic() + attempt.pause
+        while monotonic() < start:
+            yield None, 0, start
+        self._address = self._addresses[attempt.address]
+        until = monotonic() + attempt.seconds
+        try:
+            known = self.core.publisher.forgotten
+            sock = yield from dialled(self._address, until, attempt.seconds)
+            try:
+                wire = yield from secured(sock, self._address, self._access, until, attempt.seconds)
+                yield from self._greeted(wire, until, attempt.seconds)
+            except BaseException:
+                sock.close()
+                self.core.lost()
+                raise
+        except BusConnectionError as problem:
+            schedule = self._schedule
+            if not schedule.failed(attempt.address, problem):
+                self._give_up()
+            elif schedule.problem is problem and schedule.has_refusal:
+                log.warning("%s; that address is not tried again", problem)
+            return
+        client_addresses.tell_forgotten(self._address, self.core.publisher.forgotten - known)
+        self._socket = wire
+        self._selector.register(wire, EVENT_READ)
+        self._awaited = EVENT_READ
+        self._schedule.made(attempt.address, monotonic())
+
+    def _give_up(self) -> None:
+        """There will be no connection."""
+        schedule, loss = self._schedule, self._loss
+        seconds = schedule.timeout if loss is None else schedule.reconnect
+        problem = schedule.problem or client_addresses.unanswered(
+            self._address, seconds, connected=False
+        )
+        limit = None if schedule.has_refusal else seconds
+        self._over(problem if loss is None else client_addresses.given_up(loss, problem, limit))
+
+    def _greeted(
+        self, sock: socket.socket | TlsSocket, until: float, seconds: float
+    ) -> Generator[Step, None, None]:
+        """Have the bus answer the Connect, in steps. Raises BusConnectionError."""
+        asked = self.core.connected(monotonic())
+        try:
+            while not asked.done:
+                self._send(sock)
+                events = EVENT_READ | (EVENT_WRITE if self._is_stuck else 0)
+                if not has_unread(sock) and not (
+                    yield from until_ready(socket_of(sock), events, until)
+                ):
+                    raise client_addresses.unanswered(self._address, seconds, connected=True)
+                self._receive(sock)
+            if asked.error is not None:
+                raise client_addresses.lost(self._address, asked.error)
+        except BusConnectionError:
+            raise
+        except (OSError, RemoteProtocolError) as error:
+            raise client_addresses.lost(self._address, error) from error
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._selector.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
+        self.core.lost()
+
+    def _lose(self, error: Exception) -> None:
+        """The connection is gone: another one is made by who waits. Raises if there is none."""
+        loss = self._loss = client_addresses.lost(self._address, error)
+        self._hang_up()
+        self.confirms.update(self.core.confirmed, self.core.refusals())  # It came before the end.
+        if self._is_last or not self._schedule.reconnect or not is_worth_retrying(loss.__cause__):
+            self._over(client_addresses.left(self._address) if self._is_last else loss)
+        log.warning("%s; trying again", loss)
+        self._schedule.lost(monotonic())
+
+    def disown(self, end: BusConnectionError) -> None:
+        """This process is a child of the one that made the connection. What the selector looks for
+        is the parent's: it is closed here, and not changed."""
+        self.one_thread = OneThread()  # The thread that held it may not be here.
+        if self._end is None:
+            self._end = end
+            if self._socket is not None:
+                socket_of(self._socket).close()
+                self._socket = None
+            self._selector.close()
+
+    def _over(self, end: BusConnectionError) -> None:
+        """There will be no other connection. Raises that."""
+        self._end = end
+        self.core.fail_requests(end)
+        self.check()
+
+    # Bytes ---------------------------------------------------------------------------------------
+
+    def push(self) -> None:
+        """Write what the socket takes now."""
+        with self.one_thread:
+            if self._socket is not None:
+                try:
+                    self._send(self._socket)
+                except OSError as error:
+                    self._lose(error)
+
+    def exchange(self) -> None:
+        """Take once what is there, and write what the socket takes now."""
+        with self.one_thread:
+            if self._socket is not None:
+                try:
+                    self._receive(self._socket)
+                    self._send(self._socket)
+                except (OSError, RemoteProtocolError) as error:
+                    self._lose(error)
+
+    def _send(self, sock: socket.socket | TlsSocket) -> None:
+        outgoing = self.core.outgoing
+        try:
+            while data := outgoing.peek():
+                outgoing.sent(sock.send(data))
+            self._is_stuck = not is_flushed(sock)
+        except BlockingIOError:
+            self._is_stuck = True
+
+    def _receive(self, sock: socket.socket | TlsSocket) -> None:
+        """Take what is there, without waiting. Raises OSError and RemoteProtocolError."""
+        core = self.core
+        try:
+            count = sock.recv_into(self._buffer.space)
+        except BlockingIOError:
+            return
+        if not count:
+            raise client_addresses.lost(self._address, None)
+        core.receive(self._buffer, count, monotonic())
+        self.confirms.update(core.confirmed, core.refusals())
+
+    def _wait(self, sock: socket.socket | TlsSocket, until: float) -> int:
+        """Which events are there; 0 when it is time to look at the clock."""
+        if has_unread(sock):
+            return EVENT_READ
+        wanted = EVENT_READ | (EVENT_WRITE if self._is_stuck else 0)
+        if wanted != self._awaited:
+            self._selector.modify(sock, wanted)
+            self._awaited = wanted
+        patience = None if until == math.inf else min(max(0.0, until - monotonic()), _LOOK_SECONDS)
+        ready = self._selector.select(patience)
+        return ready[0][1] if ready else 0
+
+    # Waiting for the bus -------------------------------------------------------------------------
+
+    def wait_until(self, condition: Callable[[], bool], deadline: float = math.inf) -> bool:
+        """Write and read until the condition holds, or, then False, until the deadline.
+
+        After the deadline, too, what is there is taken once: who never waits gets on all the same.
+        """
+        with self.one_thread:
+            while True:
+                self.check()
+                self.push()
+                if condition():
+                    return True
+                is_last = monotonic() >= deadline
+                self._move(deadline)
+                if is_last:
+                    return condition()
+
+    def _move(self, deadline: float) -> None:
+        """Write and read once, or go on with a connection that is being made; wait for that until
+        the deadline at most."""
+        sock = self._socket
+        if sock is None:
+            self._connect(deadline)
+            return
+        try:
+            due = self.core.tick(monotonic())
+            self._send(sock)
+            if self._wait(sock, min(due, deadline)):
+                self._receive(sock)
+        except (OSError, RemoteProtocolError) as error:
+            self._lose(error)
+
+    def poll(self) -> None:
+        """Write and read what goes without waiting, and get on with a connection."""
+        self.wait_until(lambda: False, monotonic())
+
+    def write(self, deadline: float = math.inf) -> None:
+        """Write all that is queued."""
+        self.check()
+        self.push()
+        if self.core.outgoing.queued_bytes:
+            self.wait_until(lambda: not self.core.outgoing.queued_bytes, deadline)
+
+    def confirmed(self, first: int, last: int) -> list[RefusedError]:
+        """Wait until the bus has confirmed these positions, or refused them."""
+        waiter = self.confirms.wait_for(first, last, wake=lambda: None)
+        try:
+            self.wait_until(lambda: waiter.is_done)
+        except BaseException as error:
+            if not (waiter.is_done and isinstance(error, BusConnectionError)):
+                self.confirms.leave(waiter)
+                raise
+        return waiter.refused
+
+    def flush(self, deadline: float = math.inf) -> bool:
+        """Wait until everything published so far is confirmed, and every acknowledgement so far
+        is written; False at the deadline."""
+        core, outgoing = self.core, self.core.outgoing
+        core.settle_processed()
+        if not self.wait_until(lambda: not core.holds_verdicts, deadline):
+            return False
+        mark, published = outgoing.mark(), core.published
+        return self.wait_until(
+            lambda: core.confirmed >= published and outgoing.has_written(mark), deadline
+        )
+
+    def answered(self, request: Request) -> Request:
+        """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
+        self.wait_until(lambda: request.done)
+        if request.error is not None:
+            raise request.error
+        return request
+
+    def heard(self, request: Request, deadline: float) -> None:
+        """Write all that is queued, and wait until the bus has answered, with whatever: until the
+        deadline, and not for a connection that is to be made first."""
+        self.write(deadline)
+        if self._socket is not None:
+            self.wait_until(lambda: request.done or self._socket is None, deadline)
+
+    def ask(self, question: Callable[[], Request]) -> Request:
+        """Ask the bus, again if the connection is lost before the answer."""
+        while True:
+            self.wait_until(lambda: self._socket is not None)
+            try:
+                return self.answered(question())
+            except BusConnectionError:
+                self.check()
+
+    # The end -------------------------------------------------------------------------------------
+
+    def close(self, seconds: float) -> None:
+        """Have everything confirmed, say goodbye, and wait until the bus has heard it."""
+        deadline = monotonic() + seconds
+        try:
+            with suppress(BusConnectionError, OSError):
+                self.check()
+                if self.flush(deadline) and self._socket is not None:
+                    self._is_last = True
+                    self._socket.shutdown(socket.SHUT_WR)
+                    self.wait_until(lambda: False, deadline)
+        finally:
+            self._end = self._end or client_addresses.left(self._address)
+            if self._coming is not None:
+                self._coming.close()
+            if self._socket is not None:
+                self._hang_up()
+            self._selector.close()
+
+    def unconfirmed(self) -> BusConnectionError | None:
+        """After `close`: an error if the bus did not confirm everything."""
+        count = self.core.published - self.core.confirmed
+        return (
+            client_addresses.unconfirmed(count, self._end or client_addresses.left(self._address))
+            if count
+            else None
+        )

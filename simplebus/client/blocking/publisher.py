@@ -1,0 +1,159 @@
+"""Publishing without an event loop: what a program calls.
+
+Rule 1: when a call that publishes raises, nothing of it was published; only RefusedError and
+BusConnectionError say otherwise.
+Rule 2: what is published is written before the call returns: nobody else would do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import groupby
+from typing import Any, Unpack
+
+from simplebus.client.blocking.connection import BlockingWire
+from simplebus.client.core.client import ClientStatistics
+from simplebus.client.message_builder import (
+    DURABILITIES,
+    About,
+    BusFullError,
+    Durability,
+    Outbound,
+    Route,
+)
+from simplebus.client.message_types import Binding, Registry
+from simplebus.client.pending_confirms import group
+from simplebus.core.protocol.envelope_batch import Envelope
+
+
+class BlockingPublisher:
+    """The half of a bus that publishes."""
+
+    def __init__(self, wire: BlockingWire, registry: Registry) -> None:
+        self.wire = wire
+        """For this package."""
+        self._core = wire.core
+        self._outgoing = wire.core.outgoing
+        self._registry = registry
+        self._outbound = Outbound(wire.core, registry)
+        self._routes = self._outbound.routes
+
+    @property
+    def durability(self) -> Durability:
+        """Where a message is when it is confirmed, by the bus that was connected to last."""
+        return DURABILITIES[self._core.level]
+
+    def publish(
+        self,
+        message: object,
+        *,
+        class_id: int | str | None = None,
+        confirm: bool = True,
+        **about: Unpack[About],
+    ) -> None:
+        """Publish a message, and return when the bus has confirmed it.
+
+        Arguments and errors are those of `simplebus.Bus.publish`. Without confirm it returns when
+        the message is written.
+        """
+        payload, id_, envelope = self._ready(message, class_id, about)
+        self.wire.check()
+        self._publish(payload, id_, envelope, confirm=confirm)
+
+    def _publish(
+        self, payload: bytes, class_id: int, envelope: Envelope | None, *, confirm: bool
+    ) -> None:
+        with self.wire.one_thread:
+            position = self._core.publish(payload, class_id, envelope)
+            if not confirm:
+                self.wire.write()
+            elif refused := self.wire.confirmed(position, position):
+                raise refused[0]
+
+    def publish_nowait(
+        self, message: object, *, class_id: int | str | None = None, **about: Unpack[About]
+    ) -> int:
+        """Publish a message without waiting, but for the id of a class that is used for the first
+        time. Returns its position: how many were published before.
+
+        Raises BusFullError when it would have to wait, and what `publish` does.
+        """
+        payload, id_, envelope = self._ready(message, class_id, about)
+        self.wire.check()
+        with self.wire.one_thread:
+            is_full = self._outgoing.queued_bytes and not self._core.has_credit
+            if is_full or self.wire.is_away:
+                self.wire.poll()
+                if self._outgoing.queued_bytes and not self._core.has_credit:
+                    raise BusFullError("nothing was published: too much waits to be confirmed")
+            position = self._core.publish(payload, id_, envelope)
+            self.wire.push()
+            return position
+
+    def publish_many(
+        self,
+        messages: Iterable[object],
+        *,
+        class_id: int | str | None = None,
+        confirm: bool = True,
+        **about: Unpack[About],
+    ) -> None:
+        """Publish many messages at once, as `publish` does each.
+
+        Raises an ExceptionGroup of RefusedError for those that the bus refuses.
+        """
+        runs: list[tuple[int, list[Any]]] = []
+        if class_id is None:
+            for type_, run in groupby(messages, type):
+                encode, id_ = self._routes.get(type_) or self._route(type_)
+                runs.append((id_, list(map(encode, run))))
+        else:
+            runs.append((self.class_of(class_id), list(messages)))
+        envelope = self._outbound.envelope(**about) if about else None
+        self.wire.check()
+        with self.wire.one_thread:
+            first = self._core.published
+            self._core.publish_runs(runs, envelope)
+            if not confirm or self._core.published == first:
+                self.wire.write()
+            elif refused := self.wire.confirmed(first, self._core.published - 1):
+                raise group(refused)
+
+    def flush(self) -> None:
+        """Wait until the bus has confirmed everything published so far, and acknowledgements so
+        far are written. Raises an ExceptionGroup of what was refused and not told yet."""
+        self.wire.flush()
+        if refused := self.wire.confirms.take_unclaimed():
+            raise refused
+
+    def statistics(self) -> ClientStatistics:
+        """A snapshot of this client."""
+        return self._core.statistics()
+
+    # Classes -------------------------------------------------------------------------------------
+
+    def class_of(self, what: Binding[Any] | int | str) -> int:
+        """The id of a class, which the bus is asked for if it has a name. For this package."""
+        known = self._outbound.known_id(what)
+        if known is None:
+            assert not isinstance(what, int)
+            self.wire.ask(partial(self._outbound.ask, what))
+            known = self._outbound.learn(what)
+        return known
+
+    def _route(self, type_: type) -> Route:
+        """The way of a type's values, found for the first time."""
+        binding = self._registry.bindings[type_]
+        return self._outbound.route(binding, self.class_of(binding))
+
+    def _ready(
+        self, message: Any, class_id: int | str | None, about: About
+    ) -> tuple[bytes, int, Envelope | None]:
+        """What the core is given."""
+        if class_id is None:
+            encode, id_ = self._routes.get(type(message)) or self._route(type(message))
+            message = encode(message)
+        else:
+            id_ = class_id if type(class_id) is int else self.class_of(class_id)
+        return message, id_, self._outbound.envelope(**about) if about else None

@@ -1,0 +1,252 @@
+"""Dead letters for who looks after them: read, published again, purged.
+
+Rule 1: everything goes through `simplebus.Bus`; a program of its own could do the same.
+Rule 2: what a letter says was perhaps not said by the bus: it goes back to no class but the one
+whose letters these are.
+Rule 3: a letter is purged when the bus has confirmed its message, and not before. Who is stopped in
+between leaves a message that comes twice, never one that is lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Self
+
+from simplebus.client.aio.bus import Bus
+from simplebus.client.core.messages import Message
+from simplebus.core import dead_letters
+from simplebus.core.errors import LocalProtocolError, Reason, RefusedError
+from simplebus.core.limits import NAME_CHARACTERS_MAX
+from simplebus.core.protocol.inquiry import ClassSaid
+
+FROM = "requeued-from"
+"""The header of a message that was a dead letter: which one, such as dead.orders#17."""
+COUNT = "requeued-count"
+"""And how often it was published again."""
+
+_OWN = frozenset(
+    {
+        dead_letters.REASON,
+        dead_letters.CLASS,
+        dead_letters.SEQUENCE,
+        dead_letters.ATTEMPTS,
+        dead_letters.SUBSCRIPTION,
+        dead_letters.SESSION,
+        dead_letters.SINCE,
+        dead_letters.ACCEPTED,
+        dead_letters.ERROR,
+    }
+)
+"""Headers that are about its death."""
+
+_SHOWN_CHARACTERS = 80
+_FETCHED = 64
+"""So many letters are looked at together: so many may come twice."""
+_COUNTED = 10_000
+"""In a list, so many of a class are looked at for their reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter."""
+
+    sequence: int
+    """Its own, in the class of dead letters."""
+    reason: str
+    class_: str
+    """The class in which it died: its name, or its id."""
+    died_as: str
+    """Its sequence there."""
+    attempts: str
+    subscription: str
+    session: str
+    since: str
+    """When it died: seconds since 1970."""
+    error: str
+    """What its consumer said last; empty for nothing."""
+    channel: str
+    key: bytes
+    headers: tuple[tuple[str, str], ...]
+    """The publisher's."""
+    payload: bytes
+
+    @classmethod
+    def of(cls, message: Message[bytes]) -> Letter:
+        found = dict(message.headers)  # Of a header that comes twice the last one counts.
+        return cls(
+            sequence=message.sequence,
+            reason=found.get(dead_letters.REASON, ""),
+            class_=found.get(dead_letters.CLASS, ""),
+            died_as=found.get(dead_letters.SEQUENCE, ""),
+            attempts=found.get(dead_letters.ATTEMPTS, ""),
+            subscription=found.get(dead_letters.SUBSCRIPTION, ""),
+            session=found.get(dead_letters.SESSION, ""),
+            since=found.get(dead_letters.SINCE, ""),
+            error=found.get(dead_letters.ERROR, ""),
+            channel=message.channel,
+            key=message.key,
+            headers=tuple(pair for pair in message.headers if pair[0] not in _OWN),
+            payload=message.payload,
+        )
+
+    def again(self, dead: str) -> tuple[tuple[str, str], ...]:
+        """The headers of the message that it becomes again; `dead` is the class where it lies."""
+        found = dict(self.headers)
+        before = found.get(COUNT, "")
+        count = int(before) if before.isascii() and before.isdigit() and len(before) < 10 else 0
+        kept = tuple(pair for pair in self.headers if pair[0] not in (FROM, COUNT))
+        return (*kept, (FROM, f"{dead}#{self.sequence}"), (COUNT, str(count + 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which letters are meant: those that fit everything that is said."""
+
+    sequences: Container[int] | None = None
+    reason: str | None = None
+    subscription: str | None = None
+
+    def fits(self, letter: Letter) -> bool:
+        return (
+            (self.sequences is None or letter.sequence in self.sequences)
+            and (self.reason is None or letter.reason == self.reason)
+            and (self.subscription is None or letter.subscription == self.subscription)
+        )
+
+
+@dataclass(slots=True)
+class Pile:
+    """What lies in one class of dead letters."""
+
+    class_id: int
+    name: str
+    letters: int
+    oldest: str = ""
+    """When the oldest one died: seconds since 1970."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    looked_at: int = 0
+    """Of how many the reasons are counted."""
+    dropped: int = 0
+    """How many made room for later ones since the bus has run, and are gone."""
+
+
+async def find(bus: Bus, class_: int | str) -> ClassSaid | None:
+    """The class of a class's dead letters, by the name or id of either; None when there is none.
+    It is not made."""
+    if isinstance(class_, str) and dead_letters.are_kept_in(class_):
+        return await _explained(bus, class_)
+    found = await _explained(bus, class_)
+    if found is not None and found.dead_class is not None:
+        return await _explained(bus, found.dead_class)
+    return await _explained(bus, dead_letters.class_name(str(class_))[:NAME_CHARACTERS_MAX])
+
+
+async def _explained(bus: Bus, class_: int | str) -> ClassSaid | None:
+    try:
+        return await bus.explain(class_)
+    except RefusedError as error:
+        if error.code != Reason.UNKNOWN_CLASS:
+            raise
+        return None
+
+
+class Letters:
+    """Those that lie there now, some at a time. What dies meanwhile is not among them, so that who
+    publishes them again comes to an end."""
+
+    def __init__(self, bus: Bus, dead: ClassSaid, choice: Choice) -> None:
+        self._bus, self._dead, self._choice = bus, dead, choice
+        self._next = dead.floor
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Letter]:
+        dead = self._dead
+        while self._next < dead.head:
+            most = min(_FETCHED, dead.head - self._next)
+            fetched = await self._bus.fetch(dead.class_id, self._next, most)
+            there = [Letter.of(message) for message in fetched if message.sequence < dead.head]
+            if not there:
+                break
+            self._next = there[-1].sequence + 1
+            chosen = [letter for letter in there if self._choice.fits(letter)]
+            if chosen:
+                return chosen
+        raise StopAsyncIteration
+
+
+async def piles(bus: Bus) -> list[Pile]:
+    """All classes of dead letters in which there are some."""
+    found = []
+    for line in (await bus.explain()).classes:
+        if dead_letters.are_kept_in(line.name) and line.stored:
+            said = await _explained(bus, line.class_id)
+            if said is not None and said.stored > said.purged:
+                found.append(await pile(bus, said))
+    return found
+
+
+async def pile(bus: Bus, dead: ClassSaid) -> Pile:
+    """What lies in one."""
+    found = Pile(dead.class_id, dead.name, dead.stored - dead.purged)
+    found.dropped = dead.dropped.get(Reason.DROP_OLDEST, 0)
+    async for some in Letters(bus, dead, Choice()):
+        found.oldest = found.oldest or some[0].since
+        found.reasons.update(letter.reason for letter in some)
+        found.looked_at += len(some)
+        if found.looked_at >= _COUNTED:
+            break
+    return found
+
+
+async def requeue(
+    bus: Bus, dead: ClassSaid, some: list[Letter]
+) -> tuple[list[Letter], list[tuple[Letter, Exception]]]:
+    """Publish letters again to the class in which each died, and purge those that are confirmed.
+
+    Returns which were, and which were refused, and why: one that is does not hold up the others.
+    """
+    done: list[Letter] = []
+    refused: list[tuple[Letter, Exception]] = []
+    for letter in some:
+        try:
+            await bus.publish(
+                letter.payload,
+                class_id=await _home(bus, dead, letter.class_),
+                channel=letter.channel,
+                key=letter.key,
+                headers=letter.again(dead.name),
+            )
+            done.append(letter)
+        except (RefusedError, LocalProtocolError, ValueError) as error:
+            refused.append((letter, error))
+    await purge(bus, dead, done)
+    return done, refused
+
+
+async def purge(bus: Bus, dead: ClassSaid, some: list[Letter]) -> int:
+    """Have letters, ascending, be nobody's. Returns how many they were."""
+    count, at = 0, 0
+    while at < len(some):
+        first = last = some[at].sequence
+        while at < len(some) and some[at].sequence == last:
+            at, last = at + 1, last + 1
+        count += await bus.purge(dead.class_id, first, last)
+    return count
+
+
+async def _home(bus: Bus, dead: ClassSaid, class_: str) -> int | str:
+    """The class that a letter says it died in: a name, or the id of a class without one. It is one
+    whose letters lie here: others may have written it, who may publish here and not there."""
+    if not class_:
+        raise ValueError("it does not say in which class it died")
+    if dead_letters.class_name(class_) != dead.name:
+        shown = class_[:_SHOWN_CHARACTERS]
+        raise ValueError(f"it says that it died in class {shown!r}, whose letters are not here")
+    if not (class_.isascii() and class_.isdigit()):
+        return class_
+    named = await _explained(bus, class_)
+    return int(class_) if named is None else named.class_id

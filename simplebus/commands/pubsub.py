@@ -1,0 +1,202 @@
+"""`simplebus pub` and `simplebus sub`: lines in, messages out, and the other way round.
+
+Rule 1: a message is acknowledged after its line was handed to the system, never before.
+Rule 2: what is typed is sent at once; what is piped is sent in the pieces in which it comes.
+Rule 3: a count of published messages is printed when the bus has taken them, not before.
+Rule 4: standard output carries messages and nothing else; what is said about them goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import trio
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+import simplebus
+from simplebus.client.message_builder import About
+from simplebus.console.stdin_lines import standard_input
+
+_BATCH_BYTES = 256 * 1024
+_BATCHES_PER_SECOND = 100
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+# Control characters could move a terminal's cursor, or worse; a line shows them by name instead.
+_ESCAPES = {
+    code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09
+}
+
+# Publishing --------------------------------------------------------------------------------------
+
+
+def said(
+    *,
+    channel: str | None = None,
+    key: str | None = None,
+    headers: Sequence[tuple[str, str]] | None = None,
+    expires: float | None = None,
+) -> About:
+    """What is said about each message."""
+    found: About = {"headers": headers, "expires": expires}
+    if channel is not None:
+        found["channel"] = channel
+    if key is not None:
+        found["key"] = key.encode("utf-8", "surrogateescape")
+    return found
+
+
+async def publish_texts(url: str, class_id: int | str, about: About, texts: Sequence[str]) -> int:
+    """Publish each text as a message. Returns how many."""
+    async with simplebus.connect(url, reconnect=None) as bus:
+        await bus.publish_many(
+            [text.encode("utf-8", "surrogateescape") for text in texts],
+            class_id=class_id,
+            **about,
+        )
+        await bus.drain()
+    return len(texts)
+
+
+async def publish_input(url: str, class_id: int | str, about: About) -> int:
+    """Publish each line of standard input, without its line end. Returns how many."""
+    count = 0
+    async with simplebus.connect(url, reconnect=None) as bus:
+        typed = standard_input()
+        while lines := await typed.some():
+            await bus.publish_many(lines, class_id=class_id, confirm=False, **about)
+            count += len(lines)
+        await bus.drain()
+    return count
+
+
+async def publish_generated(
+    url: str, class_id: int | str, about: About, *, count: int, size: int, rate: float | None
+) -> int:
+    """Publish `count` numbered messages of `size` bytes, at most `rate` a second, with a
+    progress bar."""
+    most = max(1, _BATCH_BYTES // (size + 1))
+    if rate is not None:
+        most = min(most, max(1, int(rate / _BATCHES_PER_SECOND)))
+    async with simplebus.connect(url, reconnect=None) as bus:
+        with progress() as bar:
+            task = bar.add_task("publishing", total=count)
+            began = trio.current_time()
+            sent = 0
+            while sent < count:
+                until = min(sent + most, count)
+                await bus.publish_many(
+                    [generated(number, size) for number in range(sent, until)],
+                    class_id=class_id,
+                    confirm=False,
+                    **about,
+                )
+                sent = until
+                bar.update(task, completed=sent)
+                if rate is not None:
+                    await trio.sleep_until(began + sent / rate)
+            await bus.drain()
+    return count
+
+
+def generated(number: int, size: int) -> bytes:
+    """A payload of so many bytes that shows its number, as far as it has room."""
+    return (b"%010d " % number).ljust(size, b".")[:size]
+
+
+def progress() -> Progress:
+    """A progress bar on standard error; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+# Subscribing -------------------------------------------------------------------------------------
+
+
+async def print_messages(
+    url: str,
+    class_id: int | str,
+    channels: Sequence[str] = (),
+    *,
+    durable: str | None = None,
+    group: str | None = None,
+    by_key: bool = False,
+    start: Any = "waiting",
+    max_in_flight: int | None = None,
+    ack_seconds: float | None = None,
+    max_deliveries: int | None = None,
+    backoff: Sequence[float] | None = None,
+    count: int | None,
+    raw: bool,
+    ack: bool,
+) -> signal.Signals | None:
+    """Print messages of a class, a line each, until there were `count`. Returns the signal that
+    ended it before, if one did."""
+    left = count if count is not None else sys.maxsize
+    with trio.open_signal_receiver(*_SIGNALS) as signals:
+        ended_by: list[signal.Signals] = []
+        async with (
+            simplebus.connect(url, reconnect=None) as bus,
+            bus.subscribe(
+                class_id,
+                *channels,
+                auto_ack=False,
+                durable=durable,
+                group=group,
+                by_key=by_key,
+                start=start,
+                max_in_flight=max_in_flight,
+                ack_seconds=ack_seconds,
+                max_deliveries=max_deliveries,
+                backoff=backoff,
+            ) as messages,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(_until_signalled, signals, ended_by, nursery.cancel_scope)
+            async for batch in messages.batches():
+                batch = batch.part(0, min(left, len(batch)))
+                lines = b"".join([line(payload, raw=raw) for payload in batch.payloads])
+                await trio.to_thread.run_sync(_write, lines, abandon_on_cancel=True)
+                if ack:
+                    messages.ack_batch(batch)
+                left -= len(batch)
+                if not left:
+                    break
+            nursery.cancel_scope.cancel()
+    return ended_by[0] if ended_by else None
+
+
+async def _until_signalled(
+    signals: AsyncIterator[int], ended_by: list[signal.Signals], scope: trio.CancelScope
+) -> None:
+    async for number in signals:
+        ended_by.append(signal.Signals(number))
+        scope.cancel()
+
+
+def line(payload: bytes, *, raw: bool) -> bytes:
+    """A payload as one line: as text that no terminal minds, or as it is."""
+    if raw:
+        return payload + b"\n"
+    text = payload.decode("utf-8", "backslashreplace").translate(_ESCAPES)
+    return text.encode() + b"\n"
+
+
+def _write(data: bytes) -> None:
+    """To standard output, without a buffer whose content nobody would answer for."""
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]

@@ -1,0 +1,138 @@
+"""Who gets what is published on a channel, by which pattern; and who nearly does.
+
+Rule 1: which positions match is asked of the same tables that deliver; a pattern is only looked for
+among those of who matches, and of as many others as is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Protocol
+
+from simplebus.core.channel.near_miss import why_not
+from simplebus.core.channel.pattern import check_name, matches
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import (
+    EXPLAINED_CHARACTERS,
+    EXPLAINED_MATCHES,
+    EXPLAINED_MEMBERS,
+    EXPLAINED_POSITIONS,
+    EXPLAINED_SESSIONS,
+)
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.message_class.subject_bindings import Bound
+from simplebus.core.protocol.inquiry import ChannelClass, ChannelSaid, Listener, Match
+from simplebus.core.subscription.subscription import Subscription
+
+
+class Hearers(Protocol):
+    """Another door, whose clients hear channels too."""
+
+    def listeners(self, channel: str, most: int) -> tuple[list[Listener], int]:
+        """Who hears what is published there, up to so many, and how many were left out."""
+
+
+class _Looks:
+    """How much may still be looked at."""
+
+    def __init__(self) -> None:
+        self.left = EXPLAINED_MATCHES
+
+    def spend(self, count: int) -> bool:
+        """Whether so many patterns may be looked at."""
+        self.left -= count
+        return self.left >= 0
+
+
+def explain_channel(
+    channel: str,
+    classes: Iterable[MessageClass],
+    *,
+    bound: Bound,
+    now: float,
+    who: Callable[[Subscription], str],
+    hearers: Iterable[Hearers],
+) -> ChannelSaid:
+    """Raises RemoteProtocolError (bad_channel) for what is none."""
+    try:
+        check_name(channel)
+    except ValueError as error:
+        raise RemoteProtocolError(Reason.BAD_CHANNEL, str(error)) from None
+    looks = _Looks()
+    found = [
+        said
+        for cls in classes
+        if (said := _explain(channel, cls, bound.subjects(cls.class_id), who, looks)) is not None
+    ]
+    listeners: list[Listener] = []
+    left_out = 0
+    for door in hearers:
+        there, more = door.listeners(channel, EXPLAINED_POSITIONS - len(listeners))
+        listeners += there
+        left_out += more
+    return ChannelSaid(
+        channel=channel,
+        now=now,
+        classes=found[:EXPLAINED_SESSIONS],
+        classes_left_out=max(0, len(found) - EXPLAINED_SESSIONS),
+        listeners=listeners,
+        listeners_left_out=left_out,
+    )
+
+
+def _explain(
+    channel: str,
+    cls: MessageClass,
+    subjects: tuple[str, ...],
+    who: Callable[[Subscription], str],
+    looks: _Looks,
+) -> ChannelClass | None:
+    """What one class has to do with it; None for nothing."""
+    bound = [subject for subject in subjects if matches(subject, channel)]
+    stored = cls.channels.stored(channel)
+    wanting = set(cls.channels.wanting(channel))
+    found: list[Match] = []
+    near: list[Match] = []
+    left_out = 0
+    for position in cls.subscriptions:
+        patterns = position.wanted.patterns if position.wanted is not None else ()
+        if position.wanted is None or position.wanted in wanting:
+            if len(found) >= EXPLAINED_MEMBERS:
+                left_out += 1
+                continue
+            pattern = ""
+            if looks.spend(len(patterns)):
+                pattern = next((each for each in patterns if matches(each, channel)), "")
+            found.append(_match(position, who, pattern, ""))
+        elif len(near) < EXPLAINED_MEMBERS and looks.spend(len(patterns)):
+            for each in islice(patterns, EXPLAINED_MATCHES):
+                if reason := why_not(each, channel):
+                    near.append(_match(position, who, each, reason))
+                    break
+    if not (bound or stored or wanting or near):
+        return None  # Who gets everything says nothing about this channel.
+    return ChannelClass(
+        class_id=cls.class_id,
+        name=cls.name,
+        stored=stored,
+        subjects=bound[:EXPLAINED_MEMBERS],
+        matches=found,
+        near=near,
+        left_out=left_out,
+    )
+
+
+def _match(
+    position: Subscription, who: Callable[[Subscription], str], pattern: str, why: str
+) -> Match:
+    return Match(
+        class_id=position.class_id,
+        who=who(position),
+        session=position.outbox.session_id,
+        number=position.number,
+        durable=position.durable,
+        group=position.group,
+        pattern=pattern[:EXPLAINED_CHARACTERS],
+        why_not=why,
+    )

@@ -1,0 +1,73 @@
+"""Messages as they were kept, made ready for a ring.
+
+Rule 1: what was kept is whole; bytes that are not are an error that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simplebus.core.limits import RECEIVE_BYTES
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol import envelope_batch, frames
+from simplebus.core.protocol.frame_splitter import Scratch, split
+from simplebus.core.protocol.frames import FrameBatch
+from simplebus.core.ring.columns import Rows, Times
+
+if TYPE_CHECKING:
+    from simplebus.core.store.store import Store
+
+
+class Reviving:
+    """For the classes of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._scratch_bytes = RECEIVE_BYTES
+        self._scratch: Scratch | None = None
+
+    def split(self, buffer: bytearray, begin: int, end: int, count: int) -> list[FrameBatch]:
+        """The frames in buffer[begin:end], behind which SPARE_BYTES follow. Raises ValueError
+        unless that are `count`, and nothing else."""
+        if self._scratch is None or end - begin > self._scratch_bytes:
+            self._scratch_bytes = max(self._scratch_bytes, 1 << (end - begin).bit_length())
+            self._scratch = Scratch(self._scratch_bytes)
+        batches = []
+        while begin < end:
+            batch = split(buffer, begin, end, self._scratch)
+            if batch is None:
+                raise ValueError(f"{end - begin} bytes behind the last frame are none")
+            batches.append(batch)
+            begin += batch.data.size
+            count -= batch.count
+        if count:
+            raise ValueError(f"{abs(count)} frames are {'missing' if count > 0 else 'too many'}")
+        return batches
+
+    def runs(
+        self, cls: MessageClass, batch: FrameBatch, times: float | Times
+    ) -> Iterator[tuple[FrameBatch, Rows | None]]:
+        """The same in runs of one frame type, each to be appended before the next one is asked for,
+        and what is known of those with envelopes, which were accepted at these times. Raises
+        ValueError for frames that are no messages, and MemoryError without memory for their
+        channels."""
+        types = batch.data[batch.starts]
+        breaks = np.flatnonzero(types[1:] != types[:-1]) + 1
+        bounds = [0, *breaks.tolist(), batch.count]
+        for begin, end in pairwise(bounds):
+            run, rows = batch.slice(begin, end), None
+            if run.data[0] == frames.ENVELOPE:
+                read = envelope_batch.scan(run)
+                if read.count < run.count:
+                    raise ValueError("an envelope cannot be read")
+                at = times if isinstance(times, float) else times[begin:end]
+                rows = self._store.rows_of(cls, read, at)
+                if rows is None:
+                    raise MemoryError("there is no memory for channels")
+            elif run.data[0] != frames.MESSAGE:
+                raise ValueError(f"a frame of type {run.data[0]} is no message")
+            yield run, rows

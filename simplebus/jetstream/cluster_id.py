@@ -1,0 +1,99 @@
+"""Which bus it is that the doors of an engine are together: what their cluster itself says.
+
+Rule 1: all doors of one engine say the same, past all of them and past every restart; and no two
+clusters do, whatever their prefixes. The one that is there first says it, in the metadata of a
+stream of its own, and JetStream lets only one be first. Where that stream is lost, who runs makes
+it again as it was.
+Rule 2: without it there is no door: to be another bus for a while would have everybody send and
+copy anew what is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+import trio
+
+from simplebus.core.errors import BusConnectionError, BusError
+from simplebus.jetstream import api
+from simplebus.jetstream.names import CLUSTER
+from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.stream_update import grow
+from simplebus.nats.client import jetstream_codec
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.net.nats_connection import Link
+
+log = logging.getLogger("simplebus.engine")
+
+_PAUSE_SECONDS = 0.5
+_LOOK_SECONDS = 10.0
+"""So often a door that runs looks whether its cluster still says so."""
+
+
+class EngineError(BusError):
+    """Before this cluster no door can stand."""
+
+
+async def identity_of(link: Link, options: EngineOptions) -> str:
+    """Ask until it is known: `cluster.PREFIX.` and sixteen hexadecimal digits. Raises EngineError
+    where another's stream stands in its place."""
+    problem = ""
+    while True:
+        try:
+            kept = await _kept(link, options, secrets.token_hex(8), grows=True)
+            return f"{CLUSTER}{options.names.prefix}.{kept}"
+        except (BusConnectionError, JetStreamError) as error:
+            if str(error) != problem:
+                problem = str(error)
+                log.warning("the identity of the bus in the cluster: %s; asking on", error)
+        await trio.sleep(_PAUSE_SECONDS)
+
+
+async def keep_identity(link: Link, options: EngineOptions, identity: str) -> None:
+    """Have the cluster say this again where somebody has deleted what it said, and say it where it
+    says something else. Until cancelled."""
+    own, told = identity.rpartition(".")[2], ""
+    while True:
+        await trio.sleep(_LOOK_SECONDS)
+        if not link.core.is_ready:
+            continue
+        try:
+            found = await _kept(link, options, own)
+        except (BusError, JetStreamError) as error:
+            log.debug("the identity of the bus in the cluster: %s", error)
+            continue
+        if found not in (own, told):
+            told = found
+            log.error(
+                "this door is the bus %s, and doors that have come since are another one, for the "
+                "stream %s was deleted meanwhile: start this door again",
+                identity,
+                options.names.identity_stream,
+            )
+
+
+async def _kept(link: Link, options: EngineOptions, fresh: str, *, grows: bool = False) -> str:
+    """What the cluster says; it is `fresh` if it has said nothing. It `grows` if it was made for
+    less."""
+    name = options.names.identity_stream
+    try:
+        info = await link.ask(f"STREAM.INFO.{name}")
+        if grows:
+            await grow(link, info["config"], options)
+    except JetStreamError as error:
+        if error.code not in jetstream_codec.NOT_FOUND:
+            raise
+        body = api.identity_stream(options, fresh)
+        try:
+            info = await link.ask(f"STREAM.CREATE.{name}", body)
+        except JetStreamError as refused:
+            if refused.code != api.NAME_IN_USE:
+                raise
+            info = await link.ask(f"STREAM.INFO.{name}")  # Another door was first.
+    found = api.identity_of(info)
+    if not found:
+        raise EngineError(
+            f"the stream {name} is none of a simplebus engine's: give this engine another prefix"
+        )
+    return found

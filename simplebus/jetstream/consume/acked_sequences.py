@@ -1,0 +1,90 @@
+"""What a door remembers of the messages that a consumer sends it, by their sequences in the stream.
+
+Rule 1: what was acknowledged is known, should it come again: a server that was killed forgets what
+it was told a moment before, and a consumer that was deleted is made again from the floor on.
+Rule 2: of messages that came before, none is younger than the youngest. Where one is, the stream
+came back with less than it had, and its sequences are those of other messages: nothing is known.
+
+    acknowledged, as the consumer says   floor   acknowledged or not   highest   new
+    ─────────────────────────────────────────┼──────────────────────────────┼─────────►
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simplebus.core.protocol.frames import Flags, Integers
+from simplebus.core.redelivery.ack_timer import SequenceSet
+from simplebus.nats.client import jetstream_codec
+from simplebus.nats.client.jetstream_codec import Deliveries
+
+RANGES_MAX = 64 * 1024
+"""Of more ranges that were acknowledged, the first ones are forgotten: they may come again."""
+APART_SECONDS = 1.0
+"""Two servers' clocks differ by less, and no server loses what it has and is back within that."""
+
+
+class Remembered:
+    """Of one position's messages."""
+
+    def __init__(self) -> None:
+        self.highest = 0
+        """The last message of the stream that was taken; 0 for none."""
+        self.floor = 0
+        """Everything before it is acknowledged, as the consumer says; 0 where it has not."""
+        self._first = 0
+        """The first message of the stream that was taken; 0 for none."""
+        self._youngest = 0.0
+        """When the last message was stored that was taken: seconds since 1970."""
+        self._done = SequenceSet()
+        """What is acknowledged from the floor on."""
+
+    def take(self, told: Deliveries) -> None:
+        """These have come, one at least."""
+        row = int(told.sequences.argmax())
+        if told.sequences[row] >= self.highest:
+            self.highest = int(told.sequences[row])
+            self._youngest = max(self._youngest, jetstream_codec.stored_at(told.messages, row))
+        lowest = int(told.sequences.min())
+        self._first = min(self._first or lowest, lowest)
+
+    @property
+    def needed(self) -> int:
+        """From which message on another consumer is to begin: all before it is acknowledged, or
+        was never sent; 0 if that is not known."""
+        return self.floor or self._first
+
+    def is_behind(self, told: Deliveries) -> bool:
+        """Whether these show that the stream came back with less than it had."""
+        before = told.sequences <= self.highest
+        youngest = (self._youngest + APART_SECONDS) * 1e9
+        return bool(before.any()) and bool((told.times[before] > youngest).any())
+
+    def add(self, sequences: Integers) -> None:
+        """These, which ascend, are acknowledged."""
+        self._done.update(_ranges(sequences))
+        if self._done.ranges > RANGES_MAX:
+            self._done.remove(0, list(self._done)[RANGES_MAX // 2][0])
+
+    def raise_floor(self, floor: int) -> None:
+        """The consumer says that everything before this one is acknowledged."""
+        if floor > self.floor:
+            self.floor = floor
+            self._done.remove(0, floor)
+
+    def are_done(self, sequences: Integers) -> Flags:
+        """Which of these are known to be acknowledged: shape (n,)."""
+        found = sequences < self.floor
+        for row in np.flatnonzero((sequences >= self.floor) & (sequences <= self.highest)).tolist():
+            found[row] = self._done.overlaps(int(sequences[row]), int(sequences[row]) + 1)
+        return found
+
+
+def _ranges(numbers: Integers) -> list[tuple[int, int]]:
+    """Ascending numbers as ranges first..last-1."""
+    if not numbers.size:
+        return []
+    edges = np.flatnonzero(np.diff(numbers) != 1) + 1
+    firsts = numbers[np.concatenate([[0], edges])]
+    lasts = numbers[np.concatenate([edges - 1, [numbers.size - 1]])] + 1
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

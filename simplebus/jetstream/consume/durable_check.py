@@ -1,0 +1,112 @@
+"""What a cluster says of a durable or a group that is asked for at a door: whose it is, and how it
+is served.
+
+Rule 1: who may have it and who may change it is decided as of one that is here.
+Rule 2: how long it waits for an acknowledgement, how often it sends a message and after which
+pauses is said by who made it. As long as anybody has it, whoever comes is served so, at whichever
+door; when nobody does, who may change it says it anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from simplebus.core.authorization.session_permissions import seen_by
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import BACKOFF_MAX, DELIVERIES_MAX
+from simplebus.core.protocol.requests import Seconds
+from simplebus.core.session.session import Session
+from simplebus.core.subscription.subscription import Subscription
+from simplebus.jetstream import api
+from simplebus.jetstream.remote_class import RemoteClass
+
+if TYPE_CHECKING:
+    from simplebus.core.broker.broker import Broker
+
+
+class _Agreed(msgspec.Struct, frozen=True):
+    ack: Seconds
+    deliveries: Annotated[int, Meta(ge=0, le=DELIVERIES_MAX)] = 0
+    backoff: Annotated[list[Seconds], Meta(max_length=BACKOFF_MAX)] = []
+
+
+class Judge:
+    """Of one door's broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def check(self, cls: RemoteClass, position: Subscription, owner: str, *, moves: bool) -> bool:
+        """A durable or a group that was asked for here is this user's, as the cluster says; empty
+        for nobody's. Returns whether who asks may change it. Raises RemoteProtocolError
+        (unauthorized) where he may not have it, or not have it moved."""
+        answers = self._broker.answers
+        answers.shares.hand_over(position, owner)
+        patterns = tuple(position.wanted.patterns) if position.wanted else ()
+        askers = askers_of(self._broker, position)
+        for session in askers:
+            if moves:
+                answers.owners.check_change(session, cls, position)
+            else:
+                answers.owners.check(session, cls, position, seen_by(session, cls, patterns))
+        return all(answers.owners.may_change(each, cls, position) for each in askers)
+
+    def terms(self, position: Subscription) -> str:
+        """How a position is served, as a word of its consumer's metadata."""
+        seconds, terms = self._broker.settings.tick_seconds, position.terms
+        agreed = _Agreed(
+            ack=round(terms.ack_ticks * seconds, 6),
+            deliveries=terms.deliveries_max,
+            backoff=[round(ticks * seconds, 6) for ticks in terms.backoff_ticks],
+        )
+        return msgspec.json.encode(agreed).decode()
+
+    def agree(self, position: Subscription, terms: str) -> None:
+        """Serve a position as such a word says; as it is, if it is none."""
+        try:
+            agreed = msgspec.json.decode(terms, type=_Agreed)
+        except (msgspec.DecodeError, RecursionError):
+            return
+        position.terms = replace(
+            position.terms,
+            ack_ticks=self._ticks(agreed.ack),
+            deliveries_max=agreed.deliveries,
+            backoff_ticks=tuple(map(self._ticks, agreed.backoff)),
+        )
+
+    def _ticks(self, seconds: float) -> int:
+        return max(1, round(seconds / self._broker.settings.tick_seconds))
+
+
+def askers_of(broker: Broker, position: Subscription) -> list[Session]:
+    """Whose subscription it is, alone or with others."""
+    return [
+        session
+        for session in broker.sessions.values()
+        if any(
+            held is position or getattr(held, "group", None) is position
+            for held in session.subscriptions.values()
+        )
+    ]
+
+
+def let_answer(broker: Broker, sessions: list[Session]) -> None:
+    """What was not known when they were to be told may be known now."""
+    for session in sessions:
+        session.outbox.go_on()
+        broker.make_ready(session.outbox)
+
+
+def check_same(position: Subscription, patterns: tuple[str, ...], info: dict[str, Any]) -> None:
+    """Raise RemoteProtocolError (subscription_mismatch) for one that is there for others."""
+    there = api.channels_of(info)
+    if there != set(patterns):
+        raise RemoteProtocolError(
+            Reason.SUBSCRIPTION_MISMATCH,
+            f"{position.durable or position.group!r} exists for the channels {sorted(there)}, and "
+            f"was asked for with {list(patterns)}",
+        )

@@ -1,0 +1,89 @@
+"""Which consumer feeds which position, and where what it sends comes to.
+
+Rule 1: a position has one consumer at a time, and a subscription of the connection of its own for
+each: what comes of a former one is nobody's.
+Rule 2: who has a durable or a group says so to whoever asks, as long as the position is here. Of a
+durable without a group it is one door that holds what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from simplebus.core.subscription.subscription import Subscription
+from simplebus.jetstream.consume.feed import Feed
+from simplebus.jetstream.names import Names
+from simplebus.nats.client.client import ClientCore
+from simplebus.nats.client.events import Messages
+from simplebus.net.nats_connection import new_inbox
+
+
+class Listening:
+    """Of one door."""
+
+    def __init__(self, core: ClientCore, names: Names, door: str) -> None:
+        """`door` is what others know it by."""
+        self.say: Callable[[bytes], bytes] = lambda asked: b""
+        """What is said to another door that asks for more than whether this one is there."""
+        self._core = core
+        self._names = names
+        self._inbox = new_inbox()
+        self._feeds: dict[int, Feed] = {}
+        """By the number of the connection's subscription."""
+        self._sids: dict[Subscription, int] = {}
+        self.consumers: dict[Subscription, str] = {}
+        """Their names."""
+        self._alive_sids = {core.subscribe(names.door(door))}
+        """Whoever asks there is told that this door is here."""
+
+    def __contains__(self, position: Subscription) -> bool:
+        """Whether it has a consumer."""
+        return position in self._sids
+
+    def feed(self, sid: int) -> Feed | None:
+        """Whose is what comes with this number."""
+        return self._feeds.get(sid)
+
+    def of(self, class_id: int) -> Iterator[tuple[str, Feed]]:
+        """The consumers of a class, and what they feed."""
+        for feed in self._feeds.values():
+            if feed.cls.class_id == class_id:
+                yield self.consumers[feed.position], feed
+
+    def answer(self, sid: int, messages: Messages) -> bool:
+        """If this is somebody who asks whether this door is here, or what it has: he is told.
+        Returns whether it was."""
+        if sid not in self._alive_sids:
+            return False
+        for row in range(messages.count):
+            if reply := messages.reply(row):
+                said = self.say(bytes(messages.payload(row)))
+                self._core.publish(reply.decode("latin-1"), said)
+        return True
+
+    def inbox(self, position: Subscription) -> str:
+        """Where its consumer is to send messages."""
+        return f"{self._inbox}.{self._sids[position]}"
+
+    def begin(self, feed: Feed, name: str) -> None:
+        """From now on a feed has what the consumer of this name sends."""
+        core, position = self._core, feed.position
+        sid = core.subscribe(f"{self._inbox}.{core.next_sid}")
+        former = self._sids.pop(position, None)
+        if former is not None:
+            core.unsubscribe(former)
+            del self._feeds[former]
+        self._sids[position], self._feeds[sid] = sid, feed
+        self.consumers[position] = name
+        if (position.durable or position.group) and not feed.holder_sid:
+            feed.holder_sid = core.subscribe(self._names.holder(feed.cls.class_id, name))
+            self._alive_sids.add(feed.holder_sid)
+
+    def end(self, feed: Feed) -> str:
+        """It has nothing more. Returns the consumer's name."""
+        core, sid = self._core, self._sids.pop(feed.position)
+        core.unsubscribe(sid)
+        del self._feeds[sid]
+        self._alive_sids.discard(feed.holder_sid)
+        core.unsubscribe(feed.holder_sid)
+        return self.consumers.pop(feed.position)

@@ -1,0 +1,104 @@
+"""What a cluster takes decides what a door accepts.
+
+Rule 1: a frame that a door accepts is one that the cluster takes, with all that the door puts
+before it. A server that is sent more cuts the connection, and would do so each time it comes again.
+Rule 2: what is published to a class is for its stream alone: where another one takes it as well,
+there can be none.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import trio
+
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.settings import Settings
+from simplebus.jetstream.api import streams
+from simplebus.jetstream.cluster_id import EngineError, identity_of
+from simplebus.jetstream.failover import follow
+from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
+from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.stream_update import weakness
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.net.nats_connection import Link
+
+log = logging.getLogger("simplebus.engine")
+
+_FRAME_BYTES_LEAST = 1024
+"""Who cannot have such messages has no use for a door."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What a door is before this cluster."""
+
+    settings: Settings
+    """With frames that the cluster takes."""
+    identity: str
+    """Of the bus that all doors of this engine are."""
+
+
+async def fitted(settings: Settings, options: EngineOptions) -> Fitted:
+    """Look at the cluster. Waits until it answers. Raises EngineError where no door can stand."""
+    most, identity = await _looked_at(options)
+    left = most - HEADERS_BYTES_MAX
+    if left < _FRAME_BYTES_LEAST:
+        raise EngineError(
+            f"the NATS servers take messages of {most} bytes (max_payload); a door needs "
+            f"{HEADERS_BYTES_MAX + _FRAME_BYTES_LEAST} at least"
+        )
+    limits = settings.limits
+    if limits.frame_bytes <= left:
+        return Fitted(settings, identity)
+    log.info("frames have at most %d bytes here: the NATS servers take messages of %d", left, most)
+    return Fitted(replace(settings, limits=replace(limits, frame_bytes=left)), identity)
+
+
+async def _looked_at(options: EngineOptions) -> tuple[int, str]:
+    """How long a message may be, and which bus it is."""
+    link = Link(
+        list(options.servers),
+        lambda event: None,
+        name=f"simplebus {options.names.prefix}",
+        credentials=options.credentials,
+        tls=options.tls,
+    )
+    problem: EngineError | None = None
+    identity = ""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(link.run)
+        nursery.start_soon(follow, link, options)
+        await link.wait_ready()
+        try:
+            await _check_streams(link, options)
+            identity = await identity_of(link, options)
+        except EngineError as error:  # To be raised as it is, not in a group.
+            problem = error
+        nursery.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
+    return link.payload_bytes_max, identity
+
+
+async def _check_streams(link: Link, options: EngineOptions) -> None:
+    """Raise EngineError where another's stream takes what is published to classes, or a class's
+    keeps less than is confirmed. Where that is not to be known now, each class's is looked at when
+    it is used."""
+    try:
+        configs, _ = await streams(link)
+    except (BusConnectionError, JetStreamError) as error:
+        log.warning("the streams of the cluster: %s", error)
+        return
+    for config in configs:
+        name, subjects = str(config.get("name", "")), config.get("subjects") or ()
+        if options.names.class_of(name) is not None:
+            if problem := weakness(config, options):
+                raise EngineError(problem)
+        elif any(options.names.may_take(str(each)) for each in subjects):
+            raise EngineError(
+                f"the stream {name} takes what is published to classes, "
+                f"{options.names.subject(0)} for one: have it take other subjects, or give this "
+                "engine another prefix"
+            )

@@ -1,0 +1,244 @@
+"""What of a frame is stored in a stream, and the way back.
+
+Rule 1: a message's payload there is its frame's content, byte for byte. One with an envelope says
+so in a header, so a plain message of version 1 is its payload and nothing else.
+Rule 2: what others have put into a stream becomes a frame or is left out; it never becomes bytes
+that a frame cannot have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from simplebus.core.limits import (
+    DELIMITER_BYTES,
+    HEADER_BYTES,
+    MESSAGE_ID_MASK,
+    NAME_CHARACTERS_MAX,
+    SPARE_BYTES,
+)
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.frame_splitter import Scratch, split
+from simplebus.core.protocol.frames import (
+    DELIMITER,
+    HEADER,
+    Bytes,
+    Flags,
+    FrameBatch,
+    Integers,
+    unaligned,
+)
+from simplebus.nats.client import encode
+from simplebus.nats.client.encode import Column
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.jetstream_codec import MSG_ID
+
+TYPE = b"Simplebus-Type"
+ENVELOPE_HEADER = b"\r\n" + TYPE + b": 5"
+"""What the headers of a message with an envelope hold."""
+_FEW_PART = 8
+"""Where no more than this part of all messages have headers, these are looked at one by one."""
+_ID_DIGITS = 10
+_ESCAPED_BYTES_MAX = 12
+"""Of a character in a message id: three for each byte of it."""
+MILESTONE_MESSAGES = 32
+"""One message of a chain in so many has an id: ids cost a server nearly as much as all else that it
+does to store messages. What lies between the last one that is known to be stored and the next one
+may be stored, too."""
+HEADERS_BYTES_MAX = 128 + 2 * NAME_CHARACTERS_MAX * _ESCAPED_BYTES_MAX
+"""A message has no more of them: its id tells its publisher's name and program."""
+
+assert MESSAGE_ID_MASK < 10**_ID_DIGITS
+
+
+def batches(pieces: Sequence[bytes]) -> list[FrameBatch]:
+    """Whole frames as batches, in order; each of one type, and of one length where many are."""
+    raw = bytearray().join((*pieces, bytes(SPARE_BYTES)))
+    last, at = len(raw) - SPARE_BYTES, 0
+    scratch = Scratch(len(raw))
+    found: list[FrameBatch] = []
+    while at < last:
+        batch = split(raw, at, last, scratch)
+        assert batch is not None, "a ledger holds whole frames"
+        at += batch.data.size
+        types = batch.data[batch.starts]
+        edges = [0, *(np.flatnonzero(types[1:] != types[:-1]) + 1).tolist(), batch.count]
+        found += [batch.slice(a, b) for a, b in pairwise(edges)]
+    return found
+
+
+def publications(
+    subject: bytes, batch: FrameBatch, *, ids: tuple[bytes, Integers], replies: Sequence[Column]
+) -> memoryview:
+    """Frames of one type as messages for a stream. `ids` are what every message id begins with, and
+    numbers below 10**10; `replies` where PubAcks are to go (see `writing.alike`)."""
+    headers = _headers(batch, ids)
+    if batch.stride:
+        return encode.alike(subject, _payloads(batch), reply=replies, headers=headers)
+    count = batch.count
+    heads = bytes(encode.table(count, headers))
+    whom = bytes(encode.table(count, replies))
+    head_bytes, whom_bytes = len(heads) // count, len(whom) // count
+    raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
+    parts: list[bytes] = []
+    for row in range(count):
+        begin, end = bounds[row] + HEADER_BYTES, bounds[row + 1] - DELIMITER_BYTES
+        size = head_bytes + end - begin
+        reply = whom[row * whom_bytes : (row + 1) * whom_bytes]
+        parts.append(b"HPUB %b %b %d %d\r\n" % (subject, reply, head_bytes, size))
+        parts += (heads[row * head_bytes : (row + 1) * head_bytes], raw[begin:end], b"\r\n")
+    return memoryview(b"".join(parts))
+
+
+def milestones(count: int) -> Integers:
+    """Which of so many messages in a chain have ids: those by which it is known later how far it
+    has come."""
+    found = np.arange(MILESTONE_MESSAGES - 1, count, MILESTONE_MESSAGES)
+    return found if count % MILESTONE_MESSAGES == 0 else np.append(found, count - 1)
+
+
+def chain(
+    subject: bytes, batch: FrameBatch, *, ids: tuple[bytes, Integers], replies: Sequence[Column]
+) -> memoryview:
+    """Frames of one type as messages of a chain: `publications` of which only milestones have
+    ids."""
+    whole = batch.count // MILESTONE_MESSAGES * MILESTONE_MESSAGES if batch.stride else 0
+    parts: list[memoryview] = []
+    if whole:
+        front, (prefix, numbers) = batch.slice(0, whole), ids
+        at = milestones(whole)
+        plain = encode.alike(
+            subject,
+            _payloads(front),
+            reply=_rows(replies, slice(0, whole)),
+            headers=_headers(front, None),
+        )
+        known = encode.alike(
+            subject,
+            _payloads(front)[at],
+            reply=_rows(replies, at),
+            headers=_headers(front, (prefix, numbers[at])),
+        )
+        table = np.frombuffer(plain, np.uint8).reshape(at.size, -1)
+        table = table[:, : table.shape[1] // MILESTONE_MESSAGES * (MILESTONE_MESSAGES - 1)]
+        columns = [table, np.frombuffer(known, np.uint8).reshape(at.size, -1)]
+        parts.append(encode.table(at.size, columns))
+    if whole < batch.count:
+        parts += _chain_one_by_one(subject, batch, whole, ids, replies)
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+
+def _chain_one_by_one(
+    subject: bytes,
+    batch: FrameBatch,
+    first: int,
+    ids: tuple[bytes, Integers],
+    replies: Sequence[Column],
+) -> list[memoryview]:
+    """The same from a message on."""
+    raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
+    known = set(milestones(batch.count).tolist())
+    plain = bytes(encode.table(1, _headers(batch, None)))
+    whom = bytes(encode.table(batch.count, replies))
+    whom_bytes = len(whom) // batch.count
+    parts: list[bytes] = []
+    for row in range(first, batch.count):
+        headers = plain
+        if row in known:
+            id_ = ids[0], ids[1][row : row + 1]
+            headers = bytes(encode.table(1, _headers(batch, id_)))
+        payload = raw[bounds[row] + HEADER_BYTES : bounds[row + 1] - DELIMITER_BYTES]
+        reply = whom[row * whom_bytes : (row + 1) * whom_bytes]
+        parts.append(encode.pub(subject, payload, reply=reply, headers=headers))
+    return [memoryview(b"".join(parts))]
+
+
+def message_ids(prefix: bytes, numbers: Integers) -> list[Column]:
+    """Those of messages, made of what all begin with, and their numbers."""
+    return [prefix, encode.digits(numbers, _ID_DIGITS)]
+
+
+def _headers(batch: FrameBatch, ids: tuple[bytes, Integers] | None) -> list[Column]:
+    """Those of frames of one type, with or without message ids; empty for none."""
+    kind = ENVELOPE_HEADER if batch.data[0] == frames.ENVELOPE else b""
+    if ids is None:
+        return [encode.HEADERS[:-2] + kind + b"\r\n\r\n"] if kind else []
+    prefix, numbers = ids
+    return [
+        encode.HEADERS + MSG_ID + b": ",
+        *message_ids(prefix, numbers),
+        kind + b"\r\n\r\n",
+    ]
+
+
+def _payloads(batch: FrameBatch) -> Bytes:
+    """Of frames of one length: shape (n, size)."""
+    rows = batch.data.reshape(batch.count, batch.stride)
+    return rows[:, HEADER_BYTES:-DELIMITER_BYTES]
+
+
+def _rows(columns: Sequence[Column], at: Integers | slice) -> list[Column]:
+    """Of columns, these rows."""
+    return [column if isinstance(column, bytes) else column[at] for column in columns]
+
+
+def are_envelopes(messages: Messages) -> Flags:
+    """Which of them say that they have envelopes."""
+    found = np.zeros(messages.count, np.bool_)
+    raw = messages.raw
+    rows = np.flatnonzero(messages.bodies != messages.payloads)
+    if rows.size * _FEW_PART <= messages.count:
+        pairs = zip(messages.bodies[rows].tolist(), messages.payloads[rows].tolist(), strict=True)
+        found[rows] = [raw.find(ENVELOPE_HEADER, begin, end) >= 0 for begin, end in pairs]
+        return found
+    if raw.find(ENVELOPE_HEADER, int(messages.bodies[0]), int(messages.ends[-1])) < 0:
+        return found
+    size = len(ENVELOPE_HEADER) + 4
+    ends = messages.payloads
+    likely = np.flatnonzero(ends - messages.bodies >= size)
+    tail = np.frombuffer(ENVELOPE_HEADER + b"\r\n\r\n", np.uint8)
+    windows = np.lib.stride_tricks.sliding_window_view(messages.data, size)
+    found[likely] = (windows[ends[likely] - size] == tail).all(axis=1)
+    for row in likely[~found[likely]].tolist():  # Others may have put something behind it.
+        found[row] = raw.find(ENVELOPE_HEADER, int(messages.bodies[row]), int(ends[row])) >= 0
+    return found
+
+
+def _is_plain(messages: Messages) -> bool:
+    """Whether there is no delimiter in any of them."""
+    first, last = int(messages.payloads[0]), int(messages.ends[-1])
+    return messages.raw.find(DELIMITER, first, last) < 0
+
+
+def framed(class_id: int, messages: Messages, *, is_envelope: bool) -> tuple[FrameBatch, Flags]:
+    """Messages of a stream, all with envelopes or all without, as frames; and which of them can be
+    any: the others are left out."""
+    kind = frames.ENVELOPE if is_envelope else frames.MESSAGE
+    head = HEADER.pack(kind, class_id, 0, 0)
+    good = np.ones(messages.count, np.bool_)
+    begins = messages.payloads
+    lengths = messages.ends - begins
+    size = int(lengths[0])
+    if (lengths == size).all():
+        items = unaligned(messages.data, np.dtype(f"V{size or 1}"))
+        payloads = items[begins].view(np.uint8).reshape(-1, size or 1)[:, :size]
+        # To look for one byte costs less than for four, and it is seldom there.
+        if not (payloads == DELIMITER[0]).any() or _is_plain(messages):
+            data = encode.table(messages.count, [head, payloads, DELIMITER])
+            stride = HEADER_BYTES + size + DELIMITER_BYTES
+            bounds = np.arange(0, len(data) + 1, stride, dtype=np.int64)
+            return FrameBatch(np.frombuffer(data, np.uint8), bounds, stride), good
+    is_odd = not _is_plain(messages)
+    parts: list[bytes] = []
+    whole: list[int] = [0]
+    for row, payload in enumerate(messages.all_payloads()):
+        if is_odd and DELIMITER in payload:
+            good[row] = False
+            continue
+        parts += (head, payload, DELIMITER)
+        whole.append(whole[-1] + HEADER_BYTES + len(payload) + DELIMITER_BYTES)
+    data = memoryview(b"".join(parts))
+    return FrameBatch(np.frombuffer(data, np.uint8), np.array(whole, np.int64), 0), good

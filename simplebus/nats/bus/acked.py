@@ -1,0 +1,429 @@
+"""Acknowledged delivery to NATS clients: what they ask for, are sent, and say of it.
+
+Rule 1: there is one engine. A client that subscribes so is a guest of the broker; what its guest's
+outbox shows is written here as MSG and HMSG, and what comes back is told to the broker.
+Rule 2: bytes are pulled: what a client has not taken stays in the class.
+Rule 3: a message is acknowledged by the client that was sent it, and by nobody else; also when it
+has left a durable since, as it does to drain, until somebody takes the durable up. The same holds
+for what is never to come again.
+
+    SUB $SB.SUB.<class>[.<durable>[.<option>=<value>]…][.filter.<subject>] [group] sid
+    MSG <channel> sid $JS.ACK.<class>.<consumer>.<delivery>.<sequence>.<count>.<time>.<pending> size
+    PUB $JS.ACK.… size          nothing, +ACK, -NAK, -NAK {"delay": nanoseconds}, +WPI or +TERM
+
+A class is named by its id or its name, and made if it is not there; the durable is `-` for none.
+Options are start (earliest, new, last, last_values, waiting, a sequence, or @ and a time),
+in_flight, by_key, ack_seconds, backoff and max_deliveries. In all of these a dot, a blank, a % and
+so on are written as % and two hexadecimal digits. What is pending is counted to the end of the
+class.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import msgspec
+
+from simplebus.core.broker.broker import Broker
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.group.group import Member
+from simplebus.core.limits import (
+    CLASS_ID_MAX,
+    ERROR_BYTES_MAX,
+    HEADER_BYTES,
+    IN_FLIGHT_MAX,
+    NAME_CHARACTERS_MAX,
+)
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import SubscribeRequest
+from simplebus.core.redelivery.ack_window import nearest_sequence
+from simplebus.core.session.session import Session
+from simplebus.core.subscription.subscription import Subscription as Position
+from simplebus.nats.bus import subjects
+from simplebus.nats.bus.convert import class_subject, message_of
+from simplebus.nats.bus.subjects import ASKS, FILTER, token
+from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
+from simplebus.nats.protocol import encode
+from simplebus.nats.server.session import NatsSession
+from simplebus.nats.server.subscription import Subscription
+
+ACKS = b"$JS.ACK.>"
+"""What acknowledgements are published on."""
+
+_STARTS = ("earliest", "new", "last", "last_values", "waiting")
+_OPTIONS = {
+    "start": ("start", f"{', '.join(_STARTS)}, a sequence, or @ and seconds since 1970"),
+    "in_flight": ("max_in_flight", f"a whole number from 1 to {IN_FLIGHT_MAX}"),
+    "ack_seconds": ("ack_seconds", "a number above 0 and up to 86400"),
+    "max_deliveries": ("max_deliveries", "a whole number up to 65535, 0 for without end"),
+    "backoff": ("backoff", "1 to 64 numbers above 0 and up to 86400, with commas between them"),
+    "by_key": ("by_key", "true or false"),
+}
+"""What the broker calls them, and what may stand there."""
+# So many durables that a client has left are remembered.
+_LEFT_MAX = 64
+# Two of these, of any letters, fit into a line of any length that is likely.
+_TOKEN_CHARACTERS_MAX = 1000
+_DIGITS = re.compile(r"[0-9]{1,18}")
+_MOMENT = re.compile(r"@[0-9]{1,18}(\.[0-9]{1,18})?")
+
+
+# Asking ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asks for."""
+
+    class_: int | str
+    """By its id or its name."""
+    asked: SubscribeRequest
+    behind: tuple[str, ...]
+    """What stands behind the class, in the one spelling of `asking`."""
+
+
+def wish(subject: bytes, queue: bytes) -> Wish:
+    """What a subscription to this subject, in this queue group, asks for.
+
+    Raises RemoteProtocolError (bad_request) for what is not of the form above.
+    """
+    try:
+        tokens = subject[len(ASKS) :].decode().split(".")
+        group = queue.decode()
+    except UnicodeDecodeError as error:
+        raise _bad(f"it is not UTF-8: {error.reason}") from None
+    channels: list[str] = []
+    behind = tuple(subjects.rest(tokens[1:]))
+    if FILTER in tokens[2:]:
+        at = tokens.index(FILTER, 2)
+        if at + 1 == len(tokens):
+            raise _bad("a subject is expected behind filter")
+        channels = [".".join(tokens[at + 1 :])]
+        tokens = tokens[:at]
+        if channels[0].rpartition(".")[2] == "#":
+            raise _bad(f"the filter {channels[0]!r} ends with #, expected > for one or more tokens")
+    for each in tokens:
+        if each in ("*", ">"):
+            raise _bad(f"{each} stands for no class and no option; only a filter may hold it")
+    class_, durable, *options = map(_unquoted, [*tokens, "-"] if len(tokens) == 1 else tokens)
+    asked: dict[str, object] = {"channels": channels, "max_in_flight": ACKED_IN_FLIGHT_MESSAGES}
+    given: dict[str, str] = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if name not in _OPTIONS or not equals:
+            raise _bad(f"the option {option!r} is none of {', '.join(_OPTIONS)}, = and a value")
+        if name in given:
+            raise _bad(f"the option {name} is there twice: {given[name]!r} and {value!r}")
+        given[name] = value
+        asked[_OPTIONS[name][0]] = value.split(",") if name == "backoff" else value
+    start = given.get("start", "waiting")
+    if _DIGITS.fullmatch(start):
+        asked["start"] = {"sequence": start}
+    elif _MOMENT.fullmatch(start):
+        asked["start"] = {"time": start[1:]}
+    elif start not in _STARTS:
+        raise _bad(f"start is {_OPTIONS['start'][1]}, got {start!r}")
+    if durable != "-":
+        asked["durable"] = _name("durable", durable)
+    if group:
+        asked["group"] = _name("group", group)
+    try:
+        request = msgspec.convert(asked, SubscribeRequest, strict=False)
+    except msgspec.ValidationError as error:
+        where = str(error).rpartition("`$.")[2].rstrip("`").partition(".")[0]
+        where = where.partition("[")[0]
+        for option, value in given.items():
+            name, expected = _OPTIONS[option]
+            if name == where:
+                raise _bad(f"{option} is {expected}, got {value!r}") from None
+        raise _bad(str(error)) from None
+    return Wish(_class(class_), request, behind)
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise _bad(f"{text[:80]!r} is not UTF-8: {error.reason}") from None
+
+
+def _class(text: str) -> int | str:
+    if text.isascii() and text.isdigit():
+        if len(text) > 5 or int(text) > CLASS_ID_MAX:
+            raise _bad(f"a class id is from 0 to {CLASS_ID_MAX}, got {text[:20]}")
+        return int(text)
+    return _name("class", text)
+
+
+def _name(what: str, text: str) -> str:
+    """The name of a class, a durable or a group, as it is."""
+    if not 0 < len(text) <= NAME_CHARACTERS_MAX:
+        raise _bad(f"a {what} has a name of 1 to {NAME_CHARACTERS_MAX} characters, got {len(text)}")
+    if not text.isprintable():
+        raise _bad(f"a {what} has a name that can be printed, got {text!r}")
+    return text
+
+
+def _bad(sentence: str) -> RemoteProtocolError:
+    return RemoteProtocolError(Reason.BAD_REQUEST, sentence)
+
+
+def _short_token(text: str, other: str) -> str:
+    """The same, or this one for a name that would make a line too long."""
+    found = token(text)
+    return found if 0 < len(found) <= _TOKEN_CHARACTERS_MAX else other
+
+
+# What is sent ------------------------------------------------------------------------------------
+
+
+class AckedSubscription(Subscription):
+    """One of a client's, to a class."""
+
+    __slots__ = ("class_id", "name", "number")
+
+    def __init__(
+        self,
+        session: NatsSession,
+        subject: bytes,
+        queue: bytes,
+        sid: bytes,
+        *,
+        number: int,
+        cls: MessageClass,
+        asked: SubscribeRequest,
+    ) -> None:
+        super().__init__(session, subject, queue, sid)
+        self.number = number
+        """What the broker knows it by."""
+        self.class_id = cls.class_id
+        self.name = (
+            _short_token(cls.name, str(cls.class_id)),
+            _short_token(asked.durable or asked.group or "", f"_{number}"),
+        )
+        """Stream and consumer, as clients call a class and a position in it. No two positions of
+        one client have the same."""
+
+    def count_one(self) -> None:
+        """It is sent one message more, perhaps the last one that it asked for."""
+        self._count(1)
+
+
+class Deliveries:
+    """What one client's acked subscriptions are sent; whatever else goes to it goes first."""
+
+    def __init__(self, session: NatsSession, guest: Session, broker: Broker) -> None:
+        self.session = session
+        self.guest = guest
+        self.by_number: dict[int, AckedSubscription] = {}
+        self._by_name: dict[tuple[str, str], dict[AckedSubscription, None]] = {}
+        self._left: dict[tuple[str, str], Position] = {}
+        """Durables and groups that it has left, and may still have messages of."""
+        self._broker = broker
+        self._announced: tuple[int, int] = (0, 0)
+        """Whose the messages are that come next, by number, and which attempt it is."""
+        self._next_number = 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return self.guest.outbox.idle
+
+    def add(self, subscription: AckedSubscription) -> None:
+        """One more."""
+        position, (stream, consumer) = self._position(subscription), subscription.name
+        while self._is_taken(subscription.name, position):
+            consumer = f"{consumer}_{subscription.number}"
+            subscription.name = (stream, consumer)
+        self.by_number[subscription.number] = subscription
+        self._by_name.setdefault(subscription.name, {})[subscription] = None
+
+    def remove(self, subscription: AckedSubscription) -> bool:
+        """One less. Returns whether it was there."""
+        if self.by_number.pop(subscription.number, None) is None:
+            return False
+        position = self._position(subscription)
+        if position.durable:
+            while len(self._left) >= _LEFT_MAX:
+                del self._left[next(iter(self._left))]
+            self._left[subscription.name] = position
+        namesakes = self._by_name[subscription.name]
+        del namesakes[subscription]
+        if not namesakes:
+            del self._by_name[subscription.name]
+        return True
+
+    def _is_taken(self, name: tuple[str, str], position: Position) -> bool:
+        """Whether this means another position."""
+        left = self._left.get(name, position)
+        return any(
+            self._position(each) is not position for each in self._by_name.get(name, ())
+        ) or (left is not position and left in self._broker.classes[left.class_id].subscriptions)
+
+    def _position(self, subscription: AckedSubscription) -> Position:
+        held = self.guest.subscriptions[subscription.number]
+        return held.group if isinstance(held, Member) else held
+
+    def left(self, about: Receipt) -> Position | None:
+        """What a message with this receipt was sent to, if it has left that since, nobody has taken
+        it up, and it was sent that message."""
+        position = self._left.get((about.stream, about.consumer))
+        if position is None or position.is_served:
+            return None
+        known = self._broker.classes[position.class_id].subscriptions
+        if position not in known or about.sequence >= position.window.cursor:
+            return None
+        return position
+
+    def named(self, about: Receipt) -> list[AckedSubscription]:
+        """Those that a message with this receipt may have been sent to."""
+        return list(self._by_name.get((about.stream, about.consumer), ()))
+
+    def number(self) -> int:
+        """One that no subscription has."""
+        while self._next_number in self.by_number:
+            self._next_number = self._next_number % 0xFFFF + 1
+        number, self._next_number = self._next_number, self._next_number % 0xFFFF + 1
+        return number
+
+    def take(self, tick: int) -> bytes:
+        """The next messages, written; they count as sent. Empty when there are none, or none were
+        found yet."""
+        outbox = self.guest.outbox
+        written: list[bytes] = []
+        while not written:
+            self._hold_back()
+            piece = outbox.peek(tick)
+            if not piece:
+                break
+            data = bytes(piece)
+            outbox.sent(len(data), tick)
+            self._write(data, written)
+        return b"".join(written)
+
+    def _hold_back(self) -> None:
+        """Who has said after how many messages it ends is to be sent no more: what nobody gets does
+        not count as sent. In a group others have what one has no use for."""
+        for subscription in self.by_number.values():
+            if subscription.most:
+                held = self.guest.subscriptions[subscription.number]
+                if not isinstance(held, Member):
+                    held.allow(subscription.most - subscription.delivered)
+
+    def _write(self, data: bytes, written: list[bytes]) -> None:
+        """What is sent for these frames, which are as version 2 knows them."""
+        at = 0
+        while at < len(data):
+            end = data.index(frames.DELIMITER, at + HEADER_BYTES) + len(frames.DELIMITER)
+            kind, _, message_id, last_field = frames.HEADER.unpack_from(data, at)
+            if kind == frames.DELIVER:
+                self._announced = (last_field, message_id)
+            elif kind in (frames.MESSAGE, frames.ENVELOPE):
+                subscription = self.by_number.get(self._announced[0])
+                if subscription is not None:
+                    written.append(self._message(subscription, data[at:end], message_id))
+                    subscription.count_one()
+            at = end
+
+    def _message(self, to: AckedSubscription, frame: bytes, message_id: int) -> bytes:
+        cls = self._broker.classes[to.class_id]
+        window = self.guest.subscriptions[to.number].window
+        sequence = nearest_sequence(message_id, window.floor)
+        attempt = self._announced[1]
+        sent_to = sequence + 1 if attempt == 1 else window.cursor
+        acks_to = (
+            f"$JS.ACK.{'.'.join(to.name)}.{attempt or 1}.{sequence}.{to.delivered + 1}"
+            f".{int(cls.times.at(sequence) * 1e9)}.{max(0, cls.ring.head - sent_to)}"
+        )
+        subject = class_subject(cls.class_id, cls.name)
+        message = message_of(frame, subject, acks_to.encode())
+        if self.session.replies is not None:
+            self.session.replies.heard(message.reply)
+        return encode.one(message, to.sid, headers=self.session.takes_headers)
+
+
+# What comes back ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a client says of a message."""
+
+    kind: str
+    """`ack`, `nack`, `working` or `terminate`."""
+    delay: float | None = 0.0
+    """Of a nack: seconds until it is to come again; None when nothing is said of that."""
+    error: str = ""
+    """Of one that is not to come again: what went wrong."""
+
+
+_PLAIN = {
+    b"": Verdict("ack"),
+    b"+ACK": Verdict("ack"),
+    b"+NXT": Verdict("ack"),
+    b"-NAK": Verdict("nack", None),
+    b"+WPI": Verdict("working"),
+    b"+TERM": Verdict("terminate"),
+}
+_DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,9})?(?:ns|us|µs|ms|s|m|h))+")
+_PART = re.compile(r"([0-9.]+)([a-zµ]+)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DELAY_SECONDS_MAX = 1e9
+_DELAY_CHARACTERS_MAX = 1000
+
+
+def verdict(payload: bytes) -> Verdict | None:
+    """What an acknowledgement says; None for what says nothing. A delay that makes no sense is
+    none, as it is for the reference server."""
+    found = _PLAIN.get(payload)
+    if found is not None:
+        return found
+    if payload.startswith(b"-NAK"):
+        return Verdict("nack", _delay(payload[4:].strip()))
+    if payload.startswith(b"+TERM"):
+        reason = payload[5:].strip()[:ERROR_BYTES_MAX]
+        return Verdict("terminate", error=reason.decode(errors="replace")[:ERROR_BYTES_MAX])
+    if payload.startswith(b"+NXT"):  # With what is wanted next.
+        return _PLAIN[b"+NXT"]
+    return None
+
+
+def _delay(text: bytes) -> float:
+    seconds = 0.0
+    if len(text) > _DELAY_CHARACTERS_MAX:
+        return seconds
+    try:
+        if text.startswith(b"{"):
+            asked = json.loads(text)
+            delay = asked.get("delay", 0) if isinstance(asked, dict) else 0
+            if isinstance(delay, int) and abs(delay) < 10**20:
+                seconds = delay / 1e9
+        else:
+            words = text.decode()
+            if _DURATION.fullmatch(words):
+                seconds = sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(words))
+    except (ValueError, RecursionError):
+        pass
+    return min(max(0.0, seconds), _DELAY_SECONDS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Which message an acknowledgement is about."""
+
+    stream: str
+    consumer: str
+    sequence: int
+    attempt: int
+
+
+def receipt(subject: bytes) -> Receipt | None:
+    """What a subject that acknowledgements are published on says; None for nothing."""
+    tokens = subject.decode("utf-8", "replace").split(".")
+    if len(tokens) != 9 or not all(map(_DIGITS.fullmatch, tokens[4:6])):
+        return None
+    return Receipt(tokens[2], tokens[3], int(tokens[5]), int(tokens[4]))

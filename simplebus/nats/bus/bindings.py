@@ -1,0 +1,102 @@
+"""What is published on bound subjects goes into classes.
+
+Rule 1: a class that subjects are bound to is one sink, whichever of them match: it takes a message
+once.
+Rule 2: what cannot be kept is counted by reason, and its publisher told. Where a class is full, its
+policy decides; a publisher that is to wait is not read from meanwhile.
+Rule 3: only what clients of this door publish is stored: what comes out of a class goes into none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from simplebus.core.message_class.subject_bindings import RESERVED, Bound
+from simplebus.nats.bus.convert import Packer, Parcel
+from simplebus.nats.protocol.events import Mix, Positions, Pub, Run
+from simplebus.nats.server.routes import Routes
+from simplebus.nats.server.session import NatsSession
+
+_RESERVED = tuple(start.encode() for start in RESERVED)
+
+Store = Callable[[NatsSession, int, Parcel], bool]
+"""Called with a client and what it has published that is for the class with this id. Returns
+whether any of it is kept."""
+
+
+class Binding:
+    """One class's sink."""
+
+    def __init__(self, class_id: int, names: list[bytes], store: Store, packer: Packer) -> None:
+        """`names` are the subjects by their numbers."""
+        self.class_id = class_id
+        self.subjects: dict[bytes, None] = {}
+        """Those that are bound."""
+        self._names = names
+        self._store = store
+        self._packer = packer
+
+    @property
+    def is_ordered(self) -> bool:
+        """A class keeps the order of a publisher's messages."""
+        return True
+
+    def one(self, message: Pub, origin: NatsSession | None) -> bool:
+        if origin is None or message.subject.startswith(_RESERVED):
+            return False
+        return self._store(origin, self.class_id, self._packer.one(message))
+
+    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
+        if origin is None:
+            return
+        if isinstance(messages, Run):
+            if messages.head.subject.startswith(_RESERVED):
+                return
+        elif any(subject.startswith((b"*", b">")) for subject in self.subjects):
+            rows = self._without_reserved(messages, rows)
+            if not rows.size:
+                return
+        parcel = self._packer.many(messages, rows, self._names)
+        self._store(origin, self.class_id, parcel)
+
+    def _without_reserved(self, messages: Mix, rows: Positions | None) -> Positions:
+        numbers = messages.subjects if rows is None else messages.subjects[rows]
+        reserved = [n for n in set(numbers.tolist()) if self._names[n].startswith(_RESERVED)]
+        kept = np.flatnonzero(~np.isin(numbers, reserved))
+        return kept if rows is None else rows[kept]
+
+
+class Bindings:
+    """Of one front."""
+
+    def __init__(self, routes: Routes, bound: Bound, *, store: Store, frame_bytes_max: int) -> None:
+        self._routes = routes
+        self._store = store
+        self._frame_bytes_max = frame_bytes_max
+        self._of: dict[int, Binding] = {}
+        """By class id."""
+        self.changes = 0
+        """How often something was bound, or is no longer."""
+        bound.watch(self._change)
+
+    def __len__(self) -> int:
+        """Pairs of a class and a subject."""
+        return sum(len(binding.subjects) for binding in self._of.values())
+
+    def _change(self, class_id: int, subject: str, is_bound: bool) -> None:
+        binding = self._of.get(class_id)
+        if binding is None:
+            packer = Packer(class_id, frame_bytes_max=self._frame_bytes_max)
+            binding = Binding(class_id, self._routes.table.names, self._store, packer)
+            self._of[class_id] = binding
+        name = subject.encode()
+        self.changes += 1
+        if is_bound:
+            binding.subjects[name] = None
+            self._routes.add(name, binding)
+        else:
+            del binding.subjects[name]
+            self._routes.remove(name, binding)
+        self._routes.has_twins = any(len(each.subjects) > 1 for each in self._of.values())

@@ -1,0 +1,318 @@
+"""What clients of the binary protocol publish, as NATS subscriptions see it.
+
+Rule 1: a message is seen when it is stored, once, on its channel; one without a channel, and every
+dead letter, on `class.<name>`, or `class.<id>` where the class has no name that is a channel.
+Rule 2: one that opens later is seen then, if it is still stored; one that has expired, never.
+Rule 3: what a user publishes is seen on a channel on which it may publish at this door, too.
+Rule 4: where nobody has subscribed to anything nothing is looked at, and where nobody has to what a
+message is on, no message is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, MESSAGE_ID_MASK, SEND_BYTES
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope import CHANNEL, STUFFED
+from simplebus.core.protocol.frames import DELIMITER, ranges_of, strided
+from simplebus.core.ring.columns import Rows
+from simplebus.core.session.session import Session
+from simplebus.core.store.store import Store
+from simplebus.core.subscription import selection
+from simplebus.core.subscription.delayed_wakeups import Alarms
+from simplebus.core.subscription.position import NEVER
+from simplebus.core.subscription.selection import Ranges
+from simplebus.nats.bus.convert import class_subject, message_of
+from simplebus.nats.protocol.events import Mix, Pub, Run
+from simplebus.nats.server.class_permissions import BoundClasses
+from simplebus.nats.server.routes import Routes
+
+_MESSAGE_ID: np.dtype[np.uint32] = np.dtype(">u4")
+_MESSAGE_ID_AT = 3
+
+_NO, _YES, _UNKNOWN = range(3)
+Verdicts = npt.NDArray[np.uint8]
+_NONE: Verdicts = np.zeros(0, np.uint8)
+
+# So many messages that were put off are seen in one turn.
+_TURN_MAX = 4096
+# With so few entries it is not looked which of them are out of date.
+_LATER_MIN = 1024
+# Fewer messages than these are sent one by one.
+_BATCH_MIN = 8
+
+Deliver = Callable[[Pub | Run | Mix], None]
+"""Sends messages to whoever has subscribed to their subjects; a mix knows these itself."""
+
+
+class Tap:
+    """On one store."""
+
+    def __init__(
+        self,
+        store: Store,
+        alarms: Alarms,
+        routes: Routes,
+        *,
+        wanted: Callable[[bytes], bool],
+        deliver: Deliver,
+        bound: BoundClasses | None = None,
+    ) -> None:
+        """`bound` is told which class is being shown."""
+        self._bound = bound or BoundClasses()
+        self.looked = 0
+        """Nothing: what it does at once is bounded. See `Waiter`."""
+        self._store = store
+        self._clock = store.clock
+        self._alarms = alarms
+        self._routes = routes
+        self._verdicts: dict[MessageClass, tuple[tuple[int, int, str], Verdicts]] = {}
+        """Of each class, by channel number, whether anybody wants it; and for how long that is
+        true."""
+        self._wanted = wanted
+        """Says whether anybody has subscribed to what matches a subject."""
+        self._deliver = deliver
+        """Sends messages to whoever has."""
+        self._later: list[tuple[float, int, MessageClass, int, int]] = []
+        """When messages open, in which order they came, and which ones: a heap."""
+        self._later_max = _LATER_MIN
+        self._order = count()
+
+    def see(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
+        """Messages first..last-1 of a class have just been stored; who has published them, None for
+        the bus itself."""
+        if session is not None and session.is_inside:
+            return  # What NATS clients publish, NATS subscriptions have seen.
+        ring = cls.ring
+        if session is None or first >= ring.special_until:
+            if self._verdicts_of(cls, 0)[0] == _YES:
+                self._send(cls, [(first, last)], is_dead=session is None)
+            return
+        rows = ring.rows(first, last)
+        here = self._wanted_of(cls, rows)
+        if session.grants is not None:
+            here &= self._allowed(session, cls, rows)
+        if rows.is_timed:
+            self.note(session, cls, first, last)
+            here &= self._is_open(rows)
+        self._send_those(cls, first, here)
+
+    def _allowed(self, session: Session, cls: MessageClass, rows: Rows) -> frames.Flags:
+        """Which of these messages a session would be allowed to publish at this door."""
+        numbers, inverse = np.unique(np.atleast_1d(np.asarray(rows.channels)), return_inverse=True)
+        names = [cls.channels.name(number).encode() for number in numbers.tolist()]
+        may: frames.Flags = np.array(
+            [not name or self._bound.may_speak(session.user, name) for name in names]
+        )[inverse]
+        return may if may.size == rows.count else np.repeat(may, rows.count)
+
+    def _is_open(self, rows: Rows) -> frames.Flags:
+        """Which of these messages may be delivered now."""
+        here: frames.Flags = np.ones(rows.count, np.bool_)
+        if rows.expires is not None:
+            here &= rows.expires > self._clock.now
+        if rows.opens is not None:
+            here &= rows.opens <= self._clock.now
+        return here
+
+    def _wanted_of(self, cls: MessageClass, rows: Rows) -> frames.Flags:
+        """Which of these messages anybody wants."""
+        numbers = np.atleast_1d(np.asarray(rows.channels))
+        verdicts = self._verdicts_of(cls, int(numbers.max()))
+        found = verdicts[numbers]
+        unknown = found == _UNKNOWN
+        if unknown.any():
+            for number in np.unique(numbers[unknown]).tolist():
+                is_wanted = self._wanted(cls.channels.name(number).encode())
+                verdicts[number] = _YES if is_wanted else _NO
+            found = verdicts[numbers]
+        wanted: frames.Flags = found == _YES
+        return wanted if numbers.size == rows.count else np.repeat(wanted, rows.count)
+
+    def _verdicts_of(self, cls: MessageClass, number: int) -> Verdicts:
+        """What is known of a class's channels, up to this number at least."""
+        known = (self._routes.generation, cls.channels.generation, cls.name)
+        valid_for, verdicts = self._verdicts.get(cls, (None, _NONE))
+        if valid_for != known or number >= verdicts.size:
+            size = number + 1 if valid_for != known else max(number + 1, 2 * verdicts.size)
+            verdicts = np.full(size, _UNKNOWN, np.uint8)
+            is_wanted = self._wanted(class_subject(cls.class_id, cls.name))
+            verdicts[0] = _YES if is_wanted else _NO
+            self._verdicts[cls] = (known, verdicts)
+        return verdicts
+
+    # Now -----------------------------------------------------------------------------------------
+
+    def _send_those(self, cls: MessageClass, first: int, here: frames.Flags) -> None:
+        """Send those of the messages from `first` on that are flagged."""
+        if here.any():
+            self._send(cls, [(first + begin, first + end) for begin, end in ranges_of(here)])
+
+    def _send(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool = False) -> None:
+        """Send these messages to whoever wants them."""
+        self._bound.shown = cls
+        try:
+            self._send_shown(cls, ranges, is_dead=is_dead)
+        finally:
+            self._bound.shown = None
+
+    def _send_shown(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool) -> None:
+        subject = class_subject(cls.class_id, cls.name)
+        gathered = _Gathered(self._deliver)
+        for first, last in ranges:
+            while first < last:
+                piece, after = cls.ring.piece(first, last, SEND_BYTES)
+                run = None
+                if after - first >= _BATCH_MIN and not is_dead:
+                    run = _run_of(piece, first, after, subject)
+                if run is None:
+                    self._gather(bytes(piece), subject, gathered, is_dead=is_dead)
+                else:
+                    gathered.flush()
+                    self._deliver(run)
+                first = after
+        gathered.flush()
+
+    def _gather(self, data: bytes, subject: bytes, gathered: _Gathered, *, is_dead: bool) -> None:
+        """Messages as they are stored, one after the other."""
+        at = 0
+        while at < len(data):
+            begin = at + HEADER_BYTES
+            end = data.index(DELIMITER, begin)
+            if data[at] == frames.MESSAGE:
+                gathered.add(subject, data[begin:end])
+            elif data[begin] == CHANNEL and not is_dead and data.find(STUFFED, begin, end) < 0:
+                payload = begin + 3 + (data[begin + 1] << 8) + data[begin + 2]
+                gathered.add(data[begin + 3 : payload], data[payload:end])
+            else:
+                gathered.flush()
+                message = message_of(data[at : end + DELIMITER_BYTES], subject)
+                if is_dead:
+                    message.subject = subject
+                self._deliver(message)
+            at = end + DELIMITER_BYTES
+
+    # Later ---------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> float:
+        """When `wake_due` is to be called next."""
+        return self._later[0][0] if self._later else NEVER
+
+    def note(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
+        """The same as `see`, where nobody is there to see anything now: who is when they open sees
+        those of the messages that open later."""
+        rows = cls.ring.rows(first, last)
+        if rows.opens is None:
+            return
+        later: frames.Flags = rows.opens > self._clock.now
+        if session is not None and session.grants is not None:
+            later &= self._allowed(session, cls, rows)
+        for begin, end in ranges_of(later):
+            for opens, a, b in selection.opens(cls.ring, first + begin, first + end):
+                if len(self._later) >= self._later_max:
+                    self._forget_gone()
+                heapq.heappush(self._later, (opens, next(self._order), cls, a, b))
+                self._alarms.put_off(opens, self)
+
+    def _forget_gone(self) -> None:
+        """Keep no more entries than, about, there are messages that they are about."""
+        self._later = [entry for entry in self._later if entry[4] > entry[2].ring.floor]
+        heapq.heapify(self._later)
+        self._later_max = max(_LATER_MIN, 2 * len(self._later))
+
+    def wake_due(self) -> bool:
+        """Send what has opened by now."""
+        spare = _TURN_MAX
+        while spare > 0 and self.due <= self._clock.now:
+            opens, order, cls, first, last = heapq.heappop(self._later)
+            first = max(first, cls.ring.floor)
+            end = min(last, first + spare)
+            if end < last:
+                heapq.heappush(self._later, (opens, order, cls, end, last))
+            if first < end:
+                rows = cls.ring.rows(first, end)
+                self._send_those(cls, first, self._wanted_of(cls, rows) & self._is_open(rows))
+            spare -= max(1, end - first)
+        return False
+
+
+class _Gathered:
+    """Messages that have nothing but a subject, to be sent together."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._parts: list[bytes] = []
+        """Of each message its subject, its payload."""
+        self._bytes = 0
+
+    def add(self, subject: bytes, payload: bytes) -> None:
+        self._parts += (subject, payload)
+        self._bytes += len(payload)
+        if self._bytes >= SEND_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send them."""
+        parts, self._parts, self._bytes = self._parts, [], 0
+        subjects, payloads = parts[::2], parts[1::2]
+        if len(subjects) >= _BATCH_MIN:
+            self._deliver(_mix_of(subjects, payloads))
+            return
+        for subject, payload in zip(subjects, payloads, strict=True):
+            size = b"%d" % len(payload)
+            self._deliver(Pub(subject, b"", size, b"", 0, memoryview(payload)))
+
+
+def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> Mix:
+    """Messages in one event."""
+    numbers: dict[bytes, int] = {}
+    parts: list[bytes] = []
+    each: list[int] = []
+    for subject, payload in zip(subjects, payloads, strict=True):
+        each.append(numbers.setdefault(subject, len(numbers)))
+        parts += (b"PUB %b %d\r\n" % (subject, len(payload)), payload, b"\r\n")
+    lengths = np.array([len(part) for part in parts], np.int64).reshape(-1, 3)
+    bounds = np.zeros(len(each) + 1, np.int64)
+    np.cumsum(lengths.sum(axis=1), out=bounds[1:])
+    ends = bounds[:-1] + 4 + np.array([len(subject) for subject in subjects], np.int64)
+    return Mix(
+        np.frombuffer(b"".join(parts), np.uint8),
+        bounds,
+        ends,
+        bounds[:-1] + lengths[:, 0],
+        np.array(each, np.int32),
+        tuple(numbers),
+    )
+
+
+def _run_of(piece: memoryview, first: int, last: int, subject: bytes) -> Run | None:
+    """Messages first..last-1, as they are stored, on this subject; None if they are not all plain
+    and of one length."""
+    count = last - first
+    if len(piece) % count:
+        return None
+    stride = len(piece) // count
+    data = np.frombuffer(piece, np.uint8)
+    ids = strided(data, _MESSAGE_ID, _MESSAGE_ID_AT, stride, count)
+    if (ids != np.arange(first, last) & MESSAGE_ID_MASK).any():  # Not where they would be.
+        return None
+    rows = data.reshape(count, stride)
+    if (rows[:, 0] != frames.MESSAGE).any():
+        return None
+    payload = rows[:, HEADER_BYTES:-DELIMITER_BYTES]
+    size = payload.shape[1]
+    line = b"PUB %b %d\r\n" % (subject, size)
+    out = np.empty((count, len(line) + size + 2), np.uint8)
+    out[:, : len(line)] = np.frombuffer(line, np.uint8)
+    out[:, len(line) : -2] = payload
+    out[:, -2:] = np.frombuffer(b"\r\n", np.uint8)
+    head = Pub(subject, b"", b"%d" % size, b"", 0, payload[0].copy().data)
+    return Run(head, out, len(line))

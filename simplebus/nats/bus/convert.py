@@ -1,0 +1,351 @@
+r"""NATS messages as envelopes of a class, and the other way.
+
+Rule 1: what a NATS publisher has said comes out again at a NATS subscriber, byte for byte but for
+blanks around header values; a client of the binary protocol sees it as channel, headers, payload.
+Rule 2: what cannot be an envelope is an error that says why; it is never left out in silence.
+
+    NATS                            envelope
+    subject orders.eu               channel orders.eu
+    reply _INBOX.x.1                header Nats-Reply-To: _INBOX.x.1, the first one
+    NATS/1.0                        nothing
+    NATS/1.0 503 No Responders      header Nats-Status: 503 No Responders
+    Name: value                     header Name: value
+    a block that is none of this    header Nats-Header-Block: the whole block, a character a byte
+
+A block is kept whole when it does not end with an empty line, a line has no colon or a name that
+is none, something is not UTF-8, nothing stands in it, or it holds one of these three names itself.
+What a client of the binary protocol puts into a header that NATS cannot carry (a colon, a blank, a
+letter beyond ASCII in a name; a line break or a NUL in a value) goes out as % and two hexadecimal
+digits for each byte. Where an answer is to go stays a header if it is no subject, or a very long
+one. Times and keys are not seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simplebus.core.channel.pattern import check_name
+from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
+from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope import CHANNEL, STUFFED, channel_of
+from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
+from simplebus.core.protocol.frames import DELIMITER, HEADER, FrameBatch
+from simplebus.nats import subjects
+from simplebus.nats.limits import PACKED_ALONE_BYTES, PACKED_BYTES
+from simplebus.nats.protocol.events import Mix, Positions, Pub, Run, singles
+
+Headers = tuple[tuple[str, str], ...]
+
+REPLY = "Nats-Reply-To"
+"""Where an answer is to go: who publishes on this channel answers."""
+STATUS = "Nats-Status"
+"""What stands behind `NATS/1.0`."""
+BLOCK = "Nats-Header-Block"
+"""A whole block of headers that is odd."""
+_OURS = frozenset({REPLY, STATUS, BLOCK})
+
+_VERSION = b"NATS/1.0"
+_LINE = re.compile(rb"([!-9;-~]+):[ \t]*([^\r\n\0]*)")
+_STATUS_LINE = re.compile(rb"NATS/1\.0(?: ([^ \r\n\0][^\r\n\0]*))?")
+_NO_NAME = re.compile(r"[^!-9;-~]")
+_NO_VALUE = re.compile(r"[\r\n\0]")
+_NO_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
+_OPEN = DELIMITER[:-1]
+# A longer reply subject would have to be answered in a line that is longer than is accepted: what
+# a binary client has put there stays among the headers.
+_REPLY_BYTES_MAX = 2048
+
+# So many subjects are remembered, with what envelopes begin with that have nothing but a channel,
+# if that is short.
+_PREFIXES_MAX = 4096
+_PREFIX_BYTES_MAX = 256
+_prefixes: dict[bytes, bytes] = {}
+
+# Few messages are put together one after the other: arrays have a price of their own.
+_PLAIN_MAX = 8
+
+
+# Headers -----------------------------------------------------------------------------------------
+
+
+def headers_of(block: bytes) -> Headers:
+    """The headers of a message with this block of them, which may be odd, or empty."""
+    if not block:
+        return ()
+    return _read(block) or ((BLOCK, block.decode("latin-1")),)
+
+
+def _read(block: bytes) -> Headers | None:
+    """None for what is odd."""
+    lines = block.split(b"\r\n")
+    status = _STATUS_LINE.fullmatch(lines[0])
+    if status is None or len(lines) < 3 or lines[-2:] != [b"", b""]:
+        return None
+    pairs = [(STATUS.encode(), status[1])] if status[1] else []
+    for line in lines[1:-2]:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            return None
+        pairs.append((match[1], match[2].rstrip(b" \t")))
+    try:
+        read = tuple((name.decode(), value.decode()) for name, value in pairs)
+    except UnicodeDecodeError:
+        return None
+    if any(name in _OURS for name, _ in read[bool(status[1]) :]):
+        return None
+    return read
+
+
+def block_of(headers: Headers) -> bytes:
+    """The block of headers of a message that has these; empty for none."""
+    if not headers:
+        return b""
+    first, value = headers[0]
+    if first == BLOCK and len(headers) == 1:
+        try:
+            return value.encode("latin-1")
+        except UnicodeEncodeError:  # Not from here: it is a header like any other.
+            pass
+    lines = [_VERSION.decode()]
+    if first == STATUS and value:
+        lines[0] += " " + _NO_VALUE.sub(_escaped, value)
+        headers = headers[1:]
+    for name, value in headers:
+        lines.append(f"{_NO_NAME.sub(_escaped, name) or '%'}: {_NO_VALUE.sub(_escaped, value)}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode())
+
+
+# Into a class ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Refused:
+    """Messages of one subject that cannot be kept."""
+
+    reason: Reason
+    sentence: str
+    subject: bytes
+    count: int
+
+
+@dataclass(slots=True)
+class Parcel:
+    """Messages as a class takes them."""
+
+    batch: FrameBatch | None
+    """None when there is none."""
+    refused: list[Refused] = field(default_factory=list)
+    weight: int = 0
+    """The work that it was, as bytes of output."""
+
+
+class Packer:
+    """Packs messages for one class."""
+
+    def __init__(self, class_id: int, *, frame_bytes_max: int) -> None:
+        self._head = HEADER.pack(frames.ENVELOPE, class_id, 0, 0)
+        self._most = frame_bytes_max
+
+    def one(self, message: Pub) -> Parcel:
+        """A single message."""
+        try:
+            frame = self._frame(message)
+        except RemoteProtocolError as error:
+            refused = Refused(error.reason, error.sentence, message.subject, 1)
+            return Parcel(None, [refused])
+        return Parcel(FrameBatch.of_one(memoryview(frame)))
+
+    def many(self, messages: Run | Mix, rows: Positions | None, names: list[bytes]) -> Parcel:
+        """Those of the messages that are in these rows; None for all. `names` are the subjects by
+        their numbers."""
+        if isinstance(messages, Mix):
+            return self._mix(messages, rows, names)
+        if rows is not None:
+            messages = Run(messages.head, messages.rows[rows], messages.body_at)
+        return self._run(messages)
+
+    def _run(self, messages: Run) -> Parcel:
+        rows, head, begin = messages.rows, messages.head, messages.body_at
+        end = begin + head.header_bytes
+        block = rows[:, begin:end]
+        if messages.count <= _PLAIN_MAX or (block != block[0]).any():
+            return self._each(singles(messages, []))
+        try:
+            prefix = self._head + encode(_envelope(head), b"")
+            self._check_length(len(prefix) + rows.shape[1] - 2 - end + DELIMITER_BYTES)
+        except (RemoteProtocolError, LocalProtocolError) as error:
+            return Parcel(None, [_refused(error, head.subject, messages.count)])
+        payload = rows[:, end:-2]
+        stride = len(prefix) + payload.shape[1] + DELIMITER_BYTES
+        out = np.empty((messages.count, stride), np.uint8)
+        out[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
+        out[:, len(prefix) : -DELIMITER_BYTES] = payload
+        out[:, -DELIMITER_BYTES:] = np.frombuffer(DELIMITER, np.uint8)
+        whole = out.tobytes()
+        if whole.count(_OPEN) != messages.count:  # Something is to be stuffed.
+            return self._each(singles(messages, []))
+        bounds = np.arange(0, len(whole) + 1, stride, dtype=np.int64)
+        return Parcel(FrameBatch(np.frombuffer(whole, np.uint8), bounds, stride))
+
+    def _mix(self, messages: Mix, rows: Positions | None, names: list[bytes]) -> Parcel:
+        each = range(messages.count) if rows is None else rows.tolist()
+        numbers, bodies = messages.subjects.tolist(), messages.bodies.tolist()
+        ends, data = (messages.bounds[1:] - 2).tolist(), messages.data.data
+        parts: list[bytes | memoryview] = []
+        lengths: list[int] = []
+        for at in each:
+            try:
+                prefix = _prefix(names[numbers[at]])
+            except RemoteProtocolError:
+                break
+            payload = data[bodies[at] : ends[at]]
+            length = HEADER_BYTES + len(prefix) + len(payload) + DELIMITER_BYTES
+            if length > self._most:
+                break
+            parts += (self._head, prefix, payload, DELIMITER)
+            lengths.append(length)
+        else:
+            whole = b"".join(parts)
+            if whole.count(_OPEN) == len(lengths):
+                batch = _batch(whole, lengths) if lengths else None
+                return Parcel(batch, weight=PACKED_BYTES * len(lengths))
+        chosen = list(singles(messages, names))
+        return self._each([chosen[at] for at in each])
+
+    def _each(self, messages: Iterable[Pub]) -> Parcel:
+        """The same, one after the other."""
+        whole: list[bytes] = []
+        refused: dict[tuple[Reason, bytes], Refused] = {}
+        for message in messages:
+            try:
+                whole.append(self._frame(message))
+            except RemoteProtocolError as error:
+                about = Refused(error.reason, error.sentence, message.subject, 0)
+                about = refused.setdefault((about.reason, about.subject), about)
+                about.count += 1
+        batch = _batch(b"".join(whole), [len(frame) for frame in whole]) if whole else None
+        count = len(whole) + sum(each.count for each in refused.values())
+        return Parcel(batch, list(refused.values()), PACKED_ALONE_BYTES * count)
+
+    def _frame(self, message: Pub) -> bytes:
+        """One as a frame. Raises RemoteProtocolError: bad_channel, bad_envelope, frame_too_long."""
+        if not message.header_bytes and not message.reply:
+            prefix = _prefix(message.subject)
+            frame = b"".join((self._head, prefix, message.body, DELIMITER))
+            self._check_length(len(frame))
+            if frame.count(_OPEN) == 1:
+                return frame
+        try:
+            content = encode(_envelope(message), bytes(message.body[message.header_bytes :]))
+        except LocalProtocolError as error:
+            raise RemoteProtocolError(Reason.BAD_ENVELOPE, str(error)) from None
+        self._check_length(HEADER_BYTES + len(content) + DELIMITER_BYTES)
+        return b"".join((self._head, content, DELIMITER))
+
+    def _check_length(self, length: int) -> None:
+        if length > self._most:
+            raise RemoteProtocolError(
+                Reason.FRAME_TOO_LONG,
+                f"it is {length} bytes as a frame; at most {self._most} are accepted",
+            )
+
+
+def _channel(subject: bytes) -> str:
+    """A subject as a channel. Raises RemoteProtocolError (bad_channel)."""
+    try:
+        return check_name(subject.decode())
+    except UnicodeDecodeError as error:
+        sentence = f"it is not UTF-8: {error.reason} at byte {error.start}"
+    except ValueError as error:
+        sentence = str(error)
+    raise RemoteProtocolError(Reason.BAD_CHANNEL, f"no class can keep it: {sentence}")
+
+
+def _prefix(subject: bytes) -> bytes:
+    """What an envelope begins with that has nothing but this channel. Raises RemoteProtocolError
+    (bad_channel)."""
+    prefix = _prefixes.get(subject)
+    if prefix is None:
+        prefix = encode(Envelope(_channel(subject)), b"")
+        if len(_prefixes) >= _PREFIXES_MAX:
+            _prefixes.clear()
+        if len(prefix) <= _PREFIX_BYTES_MAX:
+            _prefixes[subject] = prefix
+    return prefix
+
+
+def _envelope(message: Pub) -> Envelope:
+    """Everything but the payload. Raises RemoteProtocolError (bad_channel, bad_envelope)."""
+    headers = headers_of(bytes(message.body[: message.header_bytes]))
+    if message.reply:
+        try:
+            headers = ((REPLY, message.reply.decode()), *headers)
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(
+                Reason.BAD_ENVELOPE,
+                f"the reply subject {message.reply!r} is not UTF-8: {error.reason} at byte "
+                f"{error.start} of it",
+            ) from None
+    return Envelope(_channel(message.subject), headers=headers)
+
+
+def _refused(error: RemoteProtocolError | LocalProtocolError, subject: bytes, n: int) -> Refused:
+    if isinstance(error, RemoteProtocolError):
+        return Refused(error.reason, error.sentence, subject, n)
+    return Refused(Reason.BAD_ENVELOPE, str(error), subject, n)
+
+
+def _batch(whole: bytes, lengths: list[int]) -> FrameBatch:
+    bounds = np.cumsum([0, *lengths], dtype=np.int64)
+    stride = lengths[0] if len(set(lengths)) == 1 else 0
+    return FrameBatch(np.frombuffer(whole, np.uint8), bounds, stride)
+
+
+# Out of a class ----------------------------------------------------------------------------------
+
+
+def message_of(frame: bytes, class_subject: bytes, acks_to: bytes = b"") -> Pub:
+    """A stored frame as a message; one without a channel has the class's subject.
+
+    With a subject for its acknowledgements that is the reply, and where an answer is to go is left
+    among the headers.
+    """
+    content = frame[HEADER_BYTES:-DELIMITER_BYTES]
+    if frame[0] != frames.ENVELOPE:
+        return Pub(class_subject, acks_to, b"%d" % len(content), b"", 0, memoryview(content))
+    if content[0] == CHANNEL and STUFFED not in content:  # Nothing but a channel.
+        at = 3 + (content[1] << 8) + content[2]
+        size = b"%d" % (len(content) - at)
+        return Pub(content[3:at], acks_to, size, b"", 0, memoryview(content)[at:])
+    envelope, payload = decode(content)
+    subject = envelope.channel.encode() or class_subject
+    headers, reply = envelope.headers, acks_to
+    if not acks_to and headers and headers[0][0] == REPLY:
+        reply = headers[0][1].encode()
+        is_subject = 0 < len(reply) <= _REPLY_BYTES_MAX and not _NO_SUBJECT.search(reply)
+        if is_subject and not subjects.is_reserved(reply):
+            headers = headers[1:]
+        else:
+            reply = b""
+    block = block_of(headers)
+    body = block + payload
+    size = b"%d" % len(body)
+    header_size = b"%d" % len(block) if block else b""
+    return Pub(subject, reply, size, header_size, len(block), memoryview(body))
+
+
+def class_subject(class_id: int, name: str) -> bytes:
+    """The subject on which a class's messages without a channel are seen."""
+    try:
+        return channel_of(f"class.{name}".encode()).encode() if name else b"class.%d" % class_id
+    except RemoteProtocolError:  # A name that is no channel.
+        return b"class.%d" % class_id

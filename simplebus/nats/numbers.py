@@ -1,0 +1,99 @@
+"""Decimal numbers in text, many at a time.
+
+Rule 1: what is no number of 1 to 19 digits that an int64 holds is said to be none; nothing is
+raised, and nothing outside the given bytes and DIGITS_BEHIND before them is looked at.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simplebus.core.protocol.frames import Bytes, Flags, Integers, Words, unaligned
+
+DIGITS_BEHIND = 24
+"""Bytes that have to lie in front of every number, whatever they are."""
+DIGITS_MAX = 19
+
+_WORD: np.dtype[np.uint64] = np.dtype("<u8")
+_SIZE = _WORD.itemsize
+_EIGHT, _SIXTEEN, _THIRTY_TWO = np.uint64(8), np.uint64(16), np.uint64(32)
+_TEN, _HUNDRED, _MYRIAD = np.uint64(10), np.uint64(100), np.uint64(10_000)
+_PAIRS, _QUADS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+_ZEROS = np.uint64(0x3030303030303030)
+_HIGH_HALVES = np.uint64(0xF0F0F0F0F0F0F0F0)
+_SIXES = np.uint64(0x0606060606060606)
+# By how many digits a word ends with: these bytes.
+_LAST: Words = np.array([0] + [(1 << 64) - (1 << 8 * (_SIZE - n)) for n in range(1, 9)], np.uint64)
+_MAX = np.uint64((1 << 63) - 1)
+
+
+def value(digits: Words) -> Integers:
+    """The numbers that up to eight digits in a word make, the first in the lowest byte; the digits
+    as values, and in front of them zeros. Changes its argument."""
+    above = digits >> _EIGHT
+    digits *= _TEN
+    digits += above
+    digits &= _PAIRS
+    above = digits >> _SIXTEEN
+    digits *= _HUNDRED
+    digits += above
+    digits &= _QUADS
+    above = digits >> _THIRTY_TWO
+    digits *= _MYRIAD
+    digits += above
+    digits &= np.uint64(0xFFFFFFFF)
+    return digits.view(np.int64)
+
+
+def _last_eight(words: Words, lengths: Integers, ends: Integers) -> tuple[Words, Flags]:
+    """The numbers that the last eight digits make, or as many as there are, of those that end
+    there; and which are digits."""
+    digits = words[ends - _SIZE]
+    digits ^= _ZEROS
+    digits &= _LAST.take(np.minimum(lengths, _SIZE))
+    # Of a digit's value, and of that and six, the upper half is empty.
+    odd = (digits | (digits + _SIXES)) & _HIGH_HALVES
+    return value(digits).view(np.uint64), odd == 0
+
+
+def numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
+    """The numbers that stand in data[begins[i]:ends[i]], and which of them are any.
+
+    DIGITS_BEHIND bytes lie in front of each that is not empty. What stands for one that is none is
+    0.
+    """
+    lengths = ends - begins
+    good: Flags = (lengths >= 1) & (lengths <= DIGITS_MAX)
+    if not good.all():
+        lengths = np.where(good, lengths, 0)
+        ends = np.where(good, ends, DIGITS_BEHIND)
+    words = unaligned(data, _WORD)
+    total, sound = _last_eight(words, lengths, ends)
+    good &= sound
+    for at in range(_SIZE, int(lengths.max(initial=0)), _SIZE):
+        longer = np.flatnonzero(lengths > at)
+        above, sound = _last_eight(words, lengths[longer] - at, ends[longer] - at)
+        good[longer] &= sound
+        # What exceeds a word is seen below: 19 digits do not.
+        total[longer] += above * np.uint64(10**at)
+    good &= total <= _MAX
+    return np.where(good, total, 0).view(np.int64), good
+
+
+def numbers_alike(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
+    """The same as `numbers`, sooner where most of them are as the first one is."""
+    lengths = ends - begins
+    size = int(lengths[0]) if lengths.size else 0
+    if not 1 <= size <= _SIZE:
+        return numbers(data, begins, ends)
+    last = unaligned(data, _WORD)[ends - _SIZE] & _LAST[size]
+    others = np.flatnonzero((last != last[0]) | (lengths != size))
+    if others.size * 2 > lengths.size:
+        return numbers(data, begins, ends)
+    first = data[begins[0] : ends[0]].tobytes()
+    is_good = first.isdigit()
+    found = np.full(lengths.size, int(first) if is_good else 0, np.int64)
+    good = np.full(lengths.size, is_good)
+    if others.size:
+        found[others], good[others] = numbers_alike(data, begins[others], ends[others])
+    return found, good

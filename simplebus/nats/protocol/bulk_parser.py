@@ -1,0 +1,252 @@
+r"""Finding the messages of many subjects and sizes in a read, by arrays.
+
+Rule 1: a line is a candidate wherever it stands, be it in a payload; a message is one only where
+another one before it ends: what is said there, not how it looks, decides.
+Rule 2: every byte and every candidate is looked at once for a read, whatever stands between the
+messages; a message with candidates in its payload costs a bounded step.
+Rule 3: what is not plainly `PUB subject size CR LF`, with one blank between words, is left to those
+who read one line at a time.
+
+    bytes      PUB a 3 ␍␊ x␊x ␍␊ PUB b 0 ␍␊ ␍␊
+    feeds               ↑   ↑    ↑          ↑   ↑      every LF
+    starts     ↑                 ↑                     behind CR LF, and `PUB ` is there
+    lines               ↑                   ↑          the LF that follows each
+    ends                         ↑              ↑      by the size in the line
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+
+from simplebus.core.protocol.frames import Bytes, Flags, Integers, Words, unaligned
+from simplebus.nats.limits import (
+    MIX_MESSAGES_LEAST,
+    MIX_MESSAGES_MAX,
+    SUBJECT_BYTES_FAST,
+    NatsLimits,
+)
+from simplebus.nats.numbers import value as digits_value
+from simplebus.nats.protocol.events import Mix
+from simplebus.nats.server.subject_table import Numbers, SubjectTable, are_words
+
+_VERB = b"PUB "
+_CR_LF = b"\r\n"
+_WORD: np.dtype[np.uint64] = np.dtype("<u8")
+_SIZE = _WORD.itemsize
+# What a block's flags take stays in a processor's second cache.
+_BLOCK_WORDS = 32 * 1024
+_LINE_FEED = np.uint8(0x0A)
+
+_HEAD = np.uint64(int.from_bytes(_CR_LF + _VERB, "little"))
+_HEAD_BITS = np.uint64((1 << 8 * len(_CR_LF + _VERB)) - 1)
+
+
+def _every(byte: int) -> np.uint64:
+    return np.uint64(byte * 0x0101010101010101)
+
+
+_ZEROS, _LOW_BITS, _NINES_UP, _TOPS = _every(0x30), _every(0x7F), _every(0x76), _every(0x80)
+_EIGHT, _TOP_BYTE, _EXPONENT = np.uint64(8), np.uint64(56), np.uint64(52)
+_SEVEN_TOPS = np.uint64(int(_TOPS) >> 8)
+_BIAS = 1023
+# By where the blank before the size stands in a line's last eight bytes, the LF not among them:
+# which of these are digits, when all have been moved up by one byte.
+_DIGITS: Words = np.array([(1 << 64) - (1 << 16 + 8 * n) for n in range(6)] + [0, 0], np.uint64)
+_BLANKS: Words = np.array([0x20 << 8 * n for n in range(6)] + [0, 0], np.uint64)
+_BLANK_BITS: Words = np.array([0xFF << 8 * n for n in range(6)] + [0, 0], np.uint64)
+_BLANK_MAX = 5
+
+
+def line_feeds(raw: bytearray, first: int, last: int) -> Integers:
+    """Where in raw[first:last] a LF is: positions in raw, ascending. Up to eight bytes behind
+    `last` are looked at."""
+    begin = first - first % _SIZE
+    count = -(-(last - begin) // _SIZE)
+    data = np.frombuffer(raw, np.uint8, count * _SIZE, begin)
+    hits = np.empty(-(-count // _SIZE) * _SIZE, np.bool_)
+    hits[count:] = False
+    flags = np.empty(min(count, _BLOCK_WORDS) * _SIZE, np.bool_)
+    for at in range(0, count, _BLOCK_WORDS):
+        block = min(_BLOCK_WORDS, count - at)
+        here = flags[: block * _SIZE]
+        np.equal(data[at * _SIZE : (at + block) * _SIZE], _LINE_FEED, out=here)
+        np.not_equal(here.view(_WORD), 0, out=hits[at : at + block])
+    groups = hits.view(_WORD)
+    found = np.flatnonzero(groups != 0)
+    within = np.flatnonzero(groups.take(found).view(np.bool_))
+    words = found.take(within >> 3)
+    words <<= 3
+    words += within & 7
+    # From words that hold one, and perhaps another, to bytes.
+    bytes_of = data.view(_WORD).take(words).view(np.uint8)
+    within = np.flatnonzero(bytes_of == _LINE_FEED)
+    feeds = words.take(within >> 3)
+    feeds <<= 3
+    feeds += within & 7
+    feeds += begin
+    return feeds[feeds.searchsorted(first) : feeds.searchsorted(last)]
+
+
+class Scan:
+    """The candidates in raw[first:last], where a message or another command begins at `first`.
+
+    Valid until raw changes. It has 16 bytes behind `last`, whatever they are.
+    """
+
+    def __init__(
+        self, raw: bytearray, first: int, last: int, limits: NatsLimits, table: SubjectTable
+    ) -> None:
+        self._raw = raw
+        self._last = last
+        self._table = table
+        self._data: Bytes = np.frombuffer(raw, np.uint8)
+        self._words = unaligned(self._data, _WORD)
+        self._find_starts(first)
+        self._read_lines(limits)
+        self._find_numbers()
+        self._link()
+
+    def _find_starts(self, first: int) -> None:
+        """Where candidates begin, and where the LF of each is."""
+        feeds = line_feeds(self._raw, first, self._last)
+        heads = self._words[feeds - 1]
+        heads &= _HEAD_BITS
+        lines = np.flatnonzero(heads == _HEAD)
+        lines += 1
+        if self._raw.startswith(_VERB, first):
+            lines = np.concatenate([[0], lines])
+        if lines.size and lines[-1] == feeds.size:
+            lines = lines[:-1]
+        self.starts: Integers = feeds.take(lines - 1)
+        self.starts += 1
+        if lines.size and lines[0] == 0:
+            self.starts[0] = first
+        self._lines: Integers = feeds.take(lines)
+
+    def _read_lines(self, limits: NatsLimits) -> None:
+        """What the candidates say: subjects, sizes, and whether they are plain."""
+        words = self._words[self._lines - _SIZE]
+        digits = words ^ _ZEROS
+        # The top bit of each byte that is no digit, the last one's aside, which is to be CR.
+        marks = digits & _LOW_BITS
+        marks += _NINES_UP
+        marks |= digits
+        marks &= _SEVEN_TOPS
+        # Which of them is the last: no more bits than a float can hold.
+        blanks = (marks.astype(np.float64).view(np.uint64) >> _EXPONENT).view(np.int64)
+        blanks -= _BIAS
+        blanks >>= 3
+        plain: Flags = (blanks >= 0) & (blanks <= _BLANK_MAX)
+        plain &= (words >> _TOP_BYTE) == _CR_LF[0]
+        blanks = np.minimum(blanks.view(np.uint64), 7).view(np.int64)
+        plain &= (words & _BLANK_BITS.take(blanks)) == _BLANKS.take(blanks)
+        digits <<= _EIGHT
+        digits &= _DIGITS.take(blanks)
+        sizes = digits_value(digits)
+        plain &= sizes <= limits.max_payload
+        lengths = self._lines - self.starts
+        lengths += blanks
+        lengths -= _SIZE + len(_VERB)
+        # A subject, a blank and six digits are no longer than a line may be.
+        longest = min(SUBJECT_BYTES_FAST, limits.max_control_line - 7)
+        plain &= (lengths >= 1) & (lengths <= longest)
+        self.ends: Integers = self._lines + sizes
+        self.ends += 1 + len(_CR_LF)
+        plain &= self.ends <= self._last
+        self._plain = plain
+        self._lengths: Integers = np.where(plain, lengths, 1)
+
+    def _find_numbers(self) -> None:
+        """The numbers of the subjects that are known. Others are seen to have no blank in them."""
+        subjects = self.starts + len(_VERB)
+        self._numbers: Numbers = self._table.find(self._words, subjects, self._lengths)
+        self._generation = self._table.generation
+        unknown = np.flatnonzero(self._plain & (self._numbers < 0))
+        if unknown.size:
+            good = are_words(self._words, subjects[unknown], self._lengths[unknown])
+            self._plain[unknown] = good
+
+    def _link(self) -> None:
+        """Which candidates end where the next one begins; and where others lead."""
+        linked = np.zeros(self.starts.size, np.bool_)
+        np.equal(self.ends[:-1], self.starts[1:], out=linked[:-1])
+        linked &= self._plain
+        breaks = np.flatnonzero(~linked)
+        ends = self.ends[breaks]
+        jumps = self.starts.searchsorted(ends)
+        good = jumps < self.starts.size
+        good[good] = self.starts[jumps[good]] == ends[good]
+        good &= self._plain[breaks]
+        self._breaks: list[int] = breaks.tolist()
+        self._jumps: list[int] = np.where(good, jumps, -1).tolist()
+
+    def stretch(self, at: int) -> Mix | None:
+        """The messages in a row from `at` on, where a command begins, up to MIX_MESSAGES_MAX; None
+        if they are too few."""
+        row = int(self.starts.searchsorted(at))
+        if row == self.starts.size or self.starts[row] != at:
+            return None
+        pieces: list[tuple[int, int]] = []
+        count = 0
+        step = bisect_left(self._breaks, row)
+        while True:
+            stop = self._breaks[step]
+            following = self._jumps[step]
+            if following >= 0 or self._is_whole(stop):
+                stop += 1
+            stop = min(stop, row + MIX_MESSAGES_MAX - count)
+            if stop > row:
+                pieces.append((row, stop))
+                count += stop - row
+            if following < 0 or count == MIX_MESSAGES_MAX:
+                break
+            row = following
+            step = bisect_left(self._breaks, row, step + 1)
+        if count < MIX_MESSAGES_LEAST:
+            return None
+        return self._mix(pieces, at, int(self.ends[pieces[-1][1] - 1]))
+
+    def _is_whole(self, row: int) -> bool:
+        """Whether a candidate that another one follows nowhere is plain, and ends as it has to."""
+        end = int(self.ends[row])
+        return bool(self._plain[row]) and self._raw.startswith(_CR_LF, end - len(_CR_LF))
+
+    def _mix(self, pieces: list[tuple[int, int]], at: int, end: int) -> Mix:
+        """The messages in these rows."""
+        rows: slice | Integers
+        if len(pieces) == 1:
+            rows = slice(*pieces[0])
+        else:
+            rows = np.concatenate([np.arange(*piece) for piece in pieces])
+        starts = self.starts[rows]
+        bounds = np.empty(starts.size + 1, np.int64)
+        np.subtract(starts, at, out=bounds[:-1])
+        bounds[-1] = end - at
+        subject_ends = bounds[:-1] + self._lengths[rows]
+        subject_ends += len(_VERB)
+        bodies = self._lines[rows] - (at - 1)
+        return Mix(self._data[at:end], bounds, subject_ends, bodies, self._numbers_of(rows))
+
+    def _numbers_of(self, rows: slice | Integers) -> Numbers:
+        """Of all these rows, which are plain; those that had no number get one."""
+        numbers = self._numbers[rows]
+        unknown = np.flatnonzero(numbers < 0)
+        self._table.make_room(unknown.size)
+        if self._table.generation != self._generation:
+            self._generation = self._table.generation
+            self._numbers = self._table.find(self._words, self.starts + len(_VERB), self._lengths)
+            numbers = self._numbers[rows]
+            unknown = np.flatnonzero(numbers < 0)
+        if unknown.size:
+            those = np.arange(self.starts.size)[rows][unknown]
+            starts, lengths = self.starts[those] + len(_VERB), self._lengths[those]
+            raw = self._raw
+            subjects = [
+                bytes(raw[begin:end])
+                for begin, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+            ]
+            found = self._table.numbers(subjects, self._words, starts, lengths)
+            numbers[unknown] = self._numbers[those] = found
+        return numbers

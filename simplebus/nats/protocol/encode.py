@@ -1,0 +1,183 @@
+"""The lines in which messages are sent to a subscription: MSG and HMSG (NATS protocol).
+
+Rule 1: what is written never shares memory with the receive buffer.
+Rule 2: a batch is written as its messages would be, one by one; per message nothing is done in the
+interpreter where they are many.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from simplebus.core.protocol.frames import unaligned
+from simplebus.nats.limits import MIX_MESSAGES_LEAST
+from simplebus.nats.protocol.events import Mix, Octets, Positions, Pub, Run
+
+_CR_LF = b"\r\n"
+_VERB = b"MSG "
+_VERB_WORD = np.uint32(int.from_bytes(_VERB, "little"))
+# Bytes of which one may not occur in a batch, and then marks places in it: first those that no text
+# has.
+_MARKERS = [bytes([n]) for n in (0xFF, 0xFE, 0xC0, 0xC1, *range(0xF5, 0xFE), *range(0xF5))]
+
+# Where every byte occurs in a batch, each byte of messages up to this long is moved by itself;
+# longer ones are cut in pieces.
+_SHORT_BYTES = 384
+# Messages are few that are less than this part of a batch.
+_FEW = 16
+
+Part: TypeAlias = tuple[bytes, Positions | None]
+"""A sid, and the rows that are for it; None for all."""
+
+
+def one(message: Pub, sid: bytes, *, headers: bool) -> bytes:
+    """A message for a subscription with this sid, whose client takes `headers`, or does not."""
+    if not (message.reply or message.header_size):  # The same, sooner.
+        words = (_VERB, message.subject, b" ", sid, b" ", message.size, _CR_LF)
+        return b"".join((*words, message.body, _CR_LF))
+    line, skipped = _line(message, sid, headers=headers)
+    return b"".join([line, message.body[skipped:], _CR_LF])
+
+
+def nobody(message: Pub) -> Pub:
+    """What a requester is told where nobody is there to answer."""
+    status = b"NATS/1.0 503\r\nNats-Subject: " + message.subject + b"\r\n\r\n"
+    size = b"%d" % len(status)
+    return Pub(message.reply, b"", size, size, len(status), memoryview(status))
+
+
+def _line(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, int]:
+    """What stands in front of a message, and how much of its body is left out."""
+    words, skipped = [message.subject, sid], 0
+    if message.reply:
+        words.append(message.reply)
+    verb = _VERB
+    if message.header_bytes and headers:
+        verb = b"HMSG "
+        words += [message.header_size, message.size]
+    elif message.header_bytes:
+        skipped = message.header_bytes
+        words.append(b"%d" % (len(message.body) - skipped))
+    else:
+        words.append(message.size)
+    return verb + b" ".join(words) + _CR_LF, skipped
+
+
+def run(messages: Run, sid: bytes, rows: Positions | None, *, headers: bool) -> memoryview:
+    """The same for those of the messages that are in these rows; None for all."""
+    if rows is not None:
+        messages = Run(messages.head, messages.rows[rows], messages.body_at)
+    return _whole_run(messages, [sid], headers=headers)
+
+
+def mix(messages: Mix, sid: bytes, rows: Positions | None) -> bytes | bytearray | memoryview:
+    """The same, also for a client without headers: there are none."""
+    if rows is not None and len(rows) < MIX_MESSAGES_LEAST:
+        return _cut(messages, rows, [b" " + sid] * len(rows))
+    text, begins, words = _taken(messages, rows)
+    data = np.frombuffer(text, np.uint8)
+    unaligned(data, _VERB_WORD.dtype)[begins] = _VERB_WORD
+    for marker in _MARKERS:
+        if text.find(marker) < 0:
+            data[words] = marker[0]
+            return text.replace(marker, b" " + sid + b" ")
+    if len(text) > _SHORT_BYTES * len(words):
+        whole, ends = bytes(text), words.tolist()
+        pieces = [
+            whole[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)
+        ]
+        return (b" " + sid).join(pieces)
+    return _around(data, words, np.frombuffer(b" " + sid, np.uint8))
+
+
+def _around(data: Octets, places: Positions, word: Octets) -> memoryview:
+    """All of the data, with the word at each of these places."""
+    written = np.empty(data.size + places.size * word.size, np.uint8)
+    seams = places + np.arange(places.size) * word.size
+    is_data = np.ones(written.size, np.bool_)
+    for at, byte in enumerate(word):
+        is_data[seams + at] = False
+        written[seams + at] = byte
+    written[is_data] = data
+    return written.data
+
+
+def several(messages: Run | Mix, parts: list[Part], *, headers: bool) -> bytes | memoryview:
+    """What several subscriptions of one client are sent, message by message."""
+    if isinstance(messages, Run) and all(rows is None for _, rows in parts):
+        return _whole_run(messages, [sid for sid, _ in parts], headers=headers)
+    chosen = [np.arange(messages.count) if rows is None else rows for _, rows in parts]
+    rows = np.concatenate(chosen)
+    numbers = np.repeat(np.arange(len(parts)), [len(those) for those in chosen])
+    order = np.argsort(rows, kind="stable")
+    rows, numbers = rows[order], numbers[order]
+    if isinstance(messages, Run):
+        lines = [_line(messages.head, sid, headers=headers) for sid, _ in parts]
+        begin, data = messages.body_at + lines[0][1], _sliced(messages.rows, rows, messages.count)
+        size = messages.rows.shape[1]
+        return b"".join(
+            [
+                piece
+                for at, number in zip((rows * size).tolist(), numbers.tolist(), strict=True)
+                for piece in (lines[number][0], data[at + begin : at + size])
+            ]
+        )
+    sids = [b" " + sid for sid, _ in parts]
+    return _cut(messages, rows, [sids[number] for number in numbers.tolist()])
+
+
+def _cut(messages: Mix, rows: Positions, words: list[bytes]) -> bytes:
+    """The messages in these rows, each with a word of its own behind its subject."""
+    data, size = _sliced(messages.data, rows, messages.count), len(_VERB)
+    begins = messages.bounds[rows].tolist()
+    lines = messages.subject_ends[rows].tolist()
+    ends = messages.bounds[rows + 1].tolist()
+    return b"".join(
+        [
+            piece
+            for begin, line, end, word in zip(begins, lines, ends, words, strict=True)
+            for piece in (_VERB, data[begin + size : line], word, data[line:end])
+        ]
+    )
+
+
+def _sliced(data: Octets, rows: Positions, count: int) -> bytes | memoryview:
+    """What to take the messages in these rows from, of so many. Slices of bytes are cheap, and
+    nothing for the garbage collector to look at: a copy pays, unless they are few."""
+    return data.tobytes() if len(rows) * _FEW >= count else data.reshape(-1).data
+
+
+def _whole_run(messages: Run, sids: list[bytes], *, headers: bool) -> memoryview:
+    """Each message for each of the sids."""
+    lines = [_line(messages.head, sid, headers=headers) for sid in sids]
+    bodies = messages.rows[:, messages.body_at + lines[0][1] :]
+    size = bodies.shape[1]
+    width = sum(len(line) for line, _ in lines) + len(lines) * size
+    written = np.empty((len(bodies), width), np.uint8)
+    at = 0
+    for line, _ in lines:
+        written[:, at : at + len(line)] = np.frombuffer(line, np.uint8)
+        at += len(line)
+        written[:, at : at + size] = bodies
+        at += size
+    return written.reshape(-1).data
+
+
+def _taken(messages: Mix, rows: Positions | None) -> tuple[bytearray, Positions, Positions]:
+    """A copy of these messages; where in it each begins, and where its subject ends."""
+    bounds, words = messages.bounds, messages.subject_ends
+    if rows is None:
+        return bytearray(messages.data.data), bounds[:-1], words
+    begins, ends = bounds[rows], bounds[rows + 1]
+    lengths = ends - begins
+    moved = np.cumsum(lengths)
+    moved -= lengths
+    # Messages that lie one behind the other are copied together.
+    gaps = np.flatnonzero(rows[1:] != rows[:-1] + 1)
+    first = [int(begins[0]), *begins[gaps + 1].tolist()]
+    last = [*ends[gaps].tolist(), int(ends[-1])]
+    data = messages.data.data
+    text = bytearray().join([data[begin:end] for begin, end in zip(first, last, strict=True)])
+    return text, moved, words[rows] - begins + moved

@@ -1,0 +1,240 @@
+r"""One command at a time, as the reference server's automaton reads its bytes (NATS protocol).
+
+Rule 1: a line ends with LF. Of what is behind its verb and blanks, the last byte is dropped if any
+but the first one is CR: with CR LF that is the CR.
+Rule 2: a command is judged as soon as its bytes are there: an unknown verb before its line ends, a
+size before its payload comes. What is wrong raises NatsError.
+
+    PUB a.b 5 ␍␊ hello ␍␊
+    ↑   ↑     ↑  ↑     ↑
+    at  words    body  end        if it is not there yet, `need` says what is missing
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from simplebus.core.errors import Reason
+from simplebus.nats.errors import NatsError
+from simplebus.nats.limits import SIZE_DIGITS_MAX, NatsLimits
+from simplebus.nats.protocol.events import Connect, Event, Ping, Pong, Pub, Sub, Unsub
+
+# What nearly every PUB and HPUB looks like.
+_PUB = re.compile(
+    rb"[Pp][Uu][Bb][ \t]++([^ \t\r\n]++)[ \t]++(?:([^ \t\r\n]++)[ \t]++)?+([0-9]{1,9}+)\r?\n"
+)
+_HPUB = re.compile(
+    rb"[Hh][Pp][Uu][Bb][ \t]++([^ \t\r\n]++)[ \t]++(?:([^ \t\r\n]++)[ \t]++)?"
+    rb"([0-9]{1,9}+)[ \t]++([0-9]{1,9}+)\r?\n"
+)
+_VERB = re.compile(rb"(?i:(PUB|HPUB|SUB|UNSUB|-ERR)[ \t]++|(CONNECT|INFO)[ \t]*+|(PING|PONG|\+OK))")
+_REST, _NOTHING = 2, 3  # Groups of it: what is behind such a verb.
+_VERBS = (b"PUB ", b"HPUB ", b"SUB ", b"UNSUB ", b"-ERR ", b"CONNECT", b"INFO", b"PING", b"PONG")
+_BEGINNINGS = frozenset(verb[:n] for verb in (*_VERBS, b"+OK") for n in range(len(verb)))
+_SIZE = re.compile(rb"[0-9]{1,%d}" % SIZE_DIGITS_MAX)
+_PUB_WORDS = re.compile(rb"[^ \t]+")
+_SUB_WORDS = re.compile(rb"[^ \t\r\n]+")
+_CR, _LF = b"\r\n"
+_SHOWN_BYTES = 60
+_CLOSED = "Protocol Violation"
+
+
+def _shown(line: bytes | bytearray) -> str:
+    more = f"… ({len(line)} bytes)" if len(line) > _SHOWN_BYTES else ""
+    return f"{bytes(line[:_SHOWN_BYTES])!r}{more}"
+
+
+def _unknown(sentence: str) -> NatsError:
+    return NatsError(
+        Reason.UNKNOWN_TYPE, sentence, says="Unknown Protocol Operation", closed=_CLOSED
+    )
+
+
+def _bad(sentence: str) -> NatsError:
+    """Of what the reference server closes a connection for without a word."""
+    return NatsError(Reason.BAD_REQUEST, sentence, closed=_CLOSED)
+
+
+class Reader:
+    """Of one client: what `read` found, beside what it returns."""
+
+    __slots__ = ("_limits", "event", "headers", "need", "shortened")
+
+    def __init__(self, limits: NatsLimits) -> None:
+        self._limits = limits
+        self.headers = False
+        """Whether HPUB is accepted."""
+        self.event: Event | None = None
+        """What the command says; None for one that says nothing."""
+        self.need = 0
+        """With fewer bytes than this, from its first one, a command cannot be read further; 0 when
+        that is not known."""
+        self.shortened = b""
+        """What may be kept instead of a command that is not whole; empty for nothing else."""
+
+    def take(self) -> Event | None:
+        """What the command that was read says. It is not kept: it may hold much memory."""
+        event, self.event = self.event, None
+        return event
+
+    def read(self, raw: bytearray, at: int, last: int, searched: int = 0) -> int:
+        """Where the command at raw[at:last], which is not empty, ends; -1 if it is not whole.
+
+        Its first `searched` bytes hold no LF behind the verb. Raises NatsError.
+        """
+        self.need, self.shortened = 0, b""
+        if not searched:
+            if raw[at] not in b"Hh":
+                match = _PUB.match(raw, at, last)
+                if match is not None:
+                    body = match.end()
+                    if body - at <= self._limits.max_control_line:
+                        subject, reply, size = match.groups(b"")
+                        message = Pub(subject, reply, size, b"", 0, _NO_BODY)
+                        return self._message(raw, at, body, last, message)
+            elif self.headers:
+                match = _HPUB.match(raw, at, last)
+                if match is not None and match.end() - at <= self._limits.max_control_line:
+                    subject, reply, header_size, size = match.groups(b"")
+                    header_bytes = int(header_size)
+                    if header_bytes <= int(size):
+                        message = Pub(subject, reply, size, header_size, header_bytes, _NO_BODY)
+                        return self._message(raw, at, match.end(), last, message)
+        return self._read(raw, at, last, searched)
+
+    def _read(self, raw: bytearray, at: int, last: int, searched: int) -> int:
+        verb = _VERB.match(raw, at, last)
+        if verb is None:
+            if bytes(raw[at : min(last, at + 8)]).upper() not in _BEGINNINGS:
+                raise _unknown(f"{_shown(raw[at:last])} came, expected a NATS protocol verb")
+            return -1
+        words = verb.end()
+        if verb.lastindex == _NOTHING:
+            end = raw.find(b"\n", words, last) + 1
+            name = verb[_NOTHING].upper()
+            self.event = Ping() if name == b"PING" else Pong() if name == b"PONG" else None
+            self.shortened = verb[_NOTHING]
+            return end or -1
+        if words == last:
+            name = verb[verb.lastindex or 0]
+            self.shortened = name if verb.lastindex == _REST else name + b" "
+            return -1
+        feed = raw.find(b"\n", max(words + 1, at + searched), last)
+        most = self._limits.max_control_line
+        if feed < 0:
+            if last - words > most and last - words - (raw.find(b"\r", words + 1, last) > 0) > most:
+                raise self._too_long(raw[at:last], last - words)
+            return -1
+        line = bytes(raw[words:feed])
+        if line.find(b"\r", 1) > 0:
+            line = line[:-1]
+        if len(line) > most:
+            raise self._too_long(line, len(line))
+        return self._command(verb[verb.lastindex or 0].upper(), line, raw, at, feed + 1, last)
+
+    def _command(
+        self, verb: bytes, line: bytes, raw: bytearray, at: int, after: int, last: int
+    ) -> int:
+        """What this verb with this line behind it says. `after` is where the line ends."""
+        match verb:
+            case b"PUB" | b"HPUB":
+                message = self._pub(line) if verb == b"PUB" else self._hpub(line)
+                return self._message(raw, at, after, last, message)
+            case b"SUB":
+                words = _SUB_WORDS.findall(line)
+                if len(words) not in (2, 3):
+                    raise _bad(f"SUB {_shown(line)} came, expected: subject [queue] sid")
+                self.event = Sub(words[0], words[1] if len(words) == 3 else b"", words[-1])
+            case b"UNSUB":
+                words = _SUB_WORDS.findall(line)
+                if len(words) not in (1, 2):
+                    raise _bad(f"UNSUB {_shown(line)} came, expected: sid [max]")
+                is_size = len(words) == 2 and _SIZE.fullmatch(words[1])
+                self.event = Unsub(words[0], int(words[1]) if is_size else 0)
+            case b"CONNECT":
+                self.event = Connect(line)
+            case b"INFO":
+                self.event = None
+                _check_info(line)
+            case _:
+                raise NatsError(
+                    Reason.BAD_REQUEST,
+                    f"the client reported an error: {_shown(line)}",
+                    closed="Parse Error",
+                )
+        return after
+
+    def _pub(self, line: bytes) -> Pub:
+        words = _PUB_WORDS.findall(line)
+        if len(words) not in (2, 3):
+            raise _bad(f"PUB {_shown(line)} came, expected: subject [reply] size")
+        if not _SIZE.fullmatch(words[-1]):
+            raise _bad(f"PUB {_shown(line)} came, expected a size of 1 to 9 digits at its end")
+        return Pub(words[0], words[1] if len(words) == 3 else b"", words[-1], b"", 0, _NO_BODY)
+
+    def _hpub(self, line: bytes) -> Pub:
+        if not self.headers:
+            raise _bad("HPUB came from a client that did not announce headers in CONNECT")
+        words = _PUB_WORDS.findall(line)
+        if len(words) not in (3, 4):
+            raise _bad(f"HPUB {_shown(line)} came, expected: subject [reply] header-size size")
+        if not (_SIZE.fullmatch(words[-2]) and _SIZE.fullmatch(words[-1])):
+            raise _bad(f"HPUB {_shown(line)} came, expected two sizes of 1 to 9 digits at its end")
+        header_bytes = int(words[-2])
+        if header_bytes > int(words[-1]):
+            raise _bad(f"HPUB {_shown(line)} came: its headers are longer than all of it")
+        reply = words[1] if len(words) == 4 else b""
+        return Pub(words[0], reply, words[-1], words[-2], header_bytes, _NO_BODY)
+
+    def _message(self, raw: bytearray, at: int, body: int, last: int, message: Pub) -> int:
+        """A message whose body begins at raw[body]."""
+        size = int(message.size)
+        if size > self._limits.max_payload:
+            raise NatsError(
+                Reason.FRAME_TOO_LONG,
+                f"a message on {_shown(message.subject)} is {size} bytes long; "
+                f"at most {self._limits.max_payload} are accepted",
+                says="Maximum Payload Violation",
+                closed="Maximum Message Payload Exceeded",
+            )
+        end = body + size
+        if end + 1 < last:
+            if raw[end] == _CR and raw[end + 1] == _LF:
+                message.body = memoryview(raw)[body:end]
+                self.event = message
+                return end + 2
+        elif end == last - 1:
+            if raw[end] == _CR:
+                self.need = end + 2 - at
+                return -1
+        else:
+            self.need = end + 1 - at
+            return -1
+        raise _unknown(
+            f"a message on {_shown(message.subject)} was announced with {size} bytes; behind them "
+            f"came {bytes(raw[end : min(end + 2, last)])!r}, expected CR LF"
+        )
+
+    def _too_long(self, line: bytes | bytearray, size: int) -> NatsError:
+        return NatsError(
+            Reason.FRAME_TOO_LONG,
+            f"a line has {size} bytes behind its verb: {_shown(line)}; "
+            f"at most {self._limits.max_control_line} are accepted",
+            says="maximum control line exceeded",
+            closed="Maximum Control Line Exceeded",
+        )
+
+
+_NO_BODY = memoryview(b"")
+
+
+def _check_info(line: bytes) -> None:
+    """A client's INFO says nothing, but it has to be JSON: an object or null."""
+    try:
+        value = msgspec.json.decode(line.decode("utf-8", "replace"))
+    except (msgspec.DecodeError, RecursionError):
+        value = False
+    if not (value is None or isinstance(value, dict)):
+        raise _bad(f"INFO {_shown(line)} came, expected a JSON object")

@@ -1,0 +1,196 @@
+"""From a NATS client's bytes to events.
+
+Rule 1: any chunking of the same bytes says the same.
+Rule 2: the only error that escapes is NatsError, after the events before the offence.
+Rule 3: how bytes are searched depends on how they look, what they say never does: a property test
+holds the plain way, runs and arrays to one oracle.
+Rule 4: only what is not whole is kept, and nothing of it is searched again and again: a short tail
+is copied in front of the next read, a long one grows until what it needs is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import numpy as np
+
+from simplebus.core.limits import HEADROOM_BYTES
+from simplebus.core.protocol.frames import Bytes, strided
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.nats.limits import (
+    MIX_BYTES_MIN,
+    MIX_MESSAGE_BYTES_MAX,
+    MIX_MESSAGES_MIN,
+    PLAIN_MESSAGES,
+    RUN_BLOCK_MESSAGES,
+    RUN_BLOCK_MESSAGES_MAX,
+    RUN_MESSAGES_MIN,
+    NatsLimits,
+)
+from simplebus.nats.protocol.bulk_parser import Scan
+from simplebus.nats.protocol.events import Event, Mix, Pub, Run
+from simplebus.nats.protocol.line_parser import Reader
+from simplebus.nats.server.subject_table import SubjectTable
+
+_CR_LF = b"\r\n"
+_CR_LF_WORD = np.uint16(int.from_bytes(_CR_LF, "little"))
+_WORD: np.dtype[np.uint64] = np.dtype("<u8")
+_HALF: np.dtype[np.uint16] = np.dtype("<u2")
+_SIZE = _WORD.itemsize  # A PUB line, `PUB a 1` and LF, has eight bytes at least.
+
+
+class Parser:
+    """Of one client."""
+
+    __slots__ = ("_limits", "_reader", "_searched", "_table", "_tail")
+
+    def __init__(self, limits: NatsLimits, table: SubjectTable) -> None:
+        self._limits = limits
+        self._table = table
+        self._reader = Reader(limits)
+        self._tail = bytearray()
+        self._searched = 0
+        """How many bytes of the tail hold no LF behind the verb."""
+
+    @property
+    def headers(self) -> bool:
+        """Whether the client may send headers: HPUB."""
+        return self._reader.headers
+
+    @headers.setter
+    def headers(self, value: bool) -> None:
+        self._reader.headers = value
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of what is not whole yet."""
+        return len(self._tail)
+
+    def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[Event]:
+        """Yield what `count` fresh bytes in the buffer complete.
+
+        Apply each event before asking for the next one. What an event holds of the buffer is valid
+        until the buffer is filled again. Exhaust the iterator, or drop the connection. Raises
+        NatsError after the events before the offence.
+        """
+        first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
+        if self._tail:
+            need = self._reader.need
+            if len(self._tail) + count < need:
+                self._tail += buffer.view[first:last]
+                return
+            if len(self._tail) <= HEADROOM_BYTES:
+                begin = first - len(self._tail)
+                buffer.raw[begin:first] = self._tail
+                self._tail.clear()
+                first = begin
+            else:
+                first = self._grow(buffer, first, last)
+                if self._tail:
+                    return
+                if (event := self._reader.take()) is not None:
+                    yield event
+                    event = None
+                if first == last:
+                    return
+        reader = self._reader
+        end = reader.read(buffer.raw, first, last)
+        if end == last:
+            if (event := reader.take()) is not None:
+                yield event
+            return
+        at = yield from self._whole(buffer.raw, first, end, last)
+        if at < last:
+            self._searched = 0
+            self._tail += reader.shortened or buffer.view[at:last]
+
+    def _grow(self, buffer: ReceiveBuffer, first: int, last: int) -> int:
+        """Grow the long tail from buffer[first:last] until its command is whole, or there is no
+        more. In the first case there is no tail then. Returns where the next command begins."""
+        tail, reader = self._tail, self._reader
+        while first < last:
+            needed = reader.need - len(tail) if reader.need else last
+            stop = min(last, first + needed)
+            tail += buffer.view[first:stop]
+            first = stop
+            end = reader.read(tail, 0, len(tail), self._searched)
+            if end >= 0:
+                self._tail = bytearray()  # The event has the other one.
+                return first - (len(tail) - end)
+            self._searched = 0 if reader.need else len(tail)
+        return first
+
+    def _whole(self, raw: bytearray, at: int, end: int, last: int) -> Generator[Event, None, int]:
+        """Yield what whole commands in raw[at:last] say. The first one, which was just read, ends
+        at `end`; -1 if it is not whole. Returns where they end."""
+        reader = self._reader
+        scan: Scan | None = None
+        alone = misses = 0  # So many more messages are taken one by one; and after the next miss.
+        while end >= 0:
+            event = reader.take()
+            if type(event) is Pub:
+                if alone:
+                    alone -= 1
+                else:
+                    likely = (last - at) // (end - at)
+                    many: Run | Mix | None = None
+                    if likely >= RUN_MESSAGES_MIN:
+                        many = _run(raw, at, end, likely, event)
+                    if many is None and (scan is not None or _may_mix(end - at, last - at)):
+                        if scan is None:
+                            scan = Scan(raw, at, last, self._limits, self._table)
+                        many = scan.stretch(at)
+                        if many is None:
+                            alone, misses = misses, min(2 * misses + 1, PLAIN_MESSAGES)
+                    if many is not None:
+                        event, misses = many, 0
+                        end = at + (many.rows.size if isinstance(many, Run) else many.data.size)
+            at = end
+            if event is not None:
+                yield event
+            if at == last:
+                break
+            end = reader.read(raw, at, last)
+        return at
+
+
+def _may_mix(size: int, left: int) -> bool:
+    """Whether arrays are worth while where a message of this size is followed by others, in so many
+    bytes together."""
+    return size <= MIX_MESSAGE_BYTES_MAX and (
+        left >= MIX_MESSAGES_MIN * size or left >= MIX_BYTES_MIN
+    )
+
+
+def _run(raw: bytearray, at: int, end: int, likely: int, head: Pub) -> Run | None:
+    """Messages with the same line as the one in raw[at:end], from there on: up to `likely`."""
+    stride = end - at
+    body_at = stride - len(head.body) - len(_CR_LF)
+    line = raw[at : at + body_at]
+    if not (
+        raw.startswith(line, end) and raw.startswith(line, at + (RUN_MESSAGES_MIN - 1) * stride)
+    ):
+        return None
+    data = np.frombuffer(raw, np.uint8, likely * stride, at)
+    count, block = 0, RUN_BLOCK_MESSAGES
+    while count < likely:
+        looked = min(block, likely - count)
+        same = _count_same(data[count * stride :], line, stride, looked)
+        count += same
+        if same < looked:
+            break
+        block = min(4 * block, RUN_BLOCK_MESSAGES_MAX)
+    if count < RUN_MESSAGES_MIN:
+        return None
+    return Run(head, data[: count * stride].reshape(count, stride), body_at)
+
+
+def _count_same(data: Bytes, line: bytearray, stride: int, count: int) -> int:
+    """How many of `count` messages, from the first one on, begin with the line and end with CR LF,
+    if each is as long as the stride."""
+    good = strided(data, _HALF, stride - _HALF.itemsize, stride, count) == _CR_LF_WORD
+    offsets = [*range(0, len(line) - _SIZE, _SIZE), len(line) - _SIZE]
+    for offset in offsets:
+        word = np.uint64(int.from_bytes(line[offset : offset + _SIZE], "little"))
+        good &= strided(data, _WORD, offset, stride, count) == word
+    return count if good.all() else int(good.argmin())

@@ -1,0 +1,282 @@
+"""One NATS client: what it said of itself, what it subscribed to, what waits for it.
+
+Rule 1: a session knows its own client only. What its words mean for others is the front's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
+from simplebus.core.protocol.requests import Auth
+from simplebus.core.session.rate_limits import place_of
+from simplebus.core.users.permissions import Grants as Rights
+from simplebus.core.users.rate_limit import Meter, read_bytes
+from simplebus.nats.limits import (
+    EVENTS_PER_READ,
+    OUTPUT_PER_READ_BYTES,
+    READ_BYTES_FIRST,
+    READ_BYTES_MIN,
+)
+from simplebus.nats.protocol import encode
+from simplebus.nats.protocol.events import Mix, Positions, Run
+from simplebus.nats.protocol.handshake import Info, Options
+from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.server.outbox import Outbox
+from simplebus.nats.server.permissions import Grants, Replies
+from simplebus.nats.server.subscription import Subscription
+
+if TYPE_CHECKING:
+    from simplebus.nats.bus.acked import Deliveries
+    from simplebus.nats.server.slow_consumers import Hold
+    from simplebus.nats.server.users import User
+
+Gathered: TypeAlias = list[tuple[bytes, Positions | None]]
+"""What a client is to be sent of one batch: under which sid, and which messages."""
+Written: TypeAlias = dict[tuple[bytes, bool], memoryview]
+"""What was written of one batch, all of it: by sid, and whether with headers."""
+
+
+def _nobody() -> None:
+    return None
+
+
+class NatsSession:
+    """Protocol state of one connection, from accept to close."""
+
+    def __init__(
+        self,
+        info: Info,
+        parser: Parser,
+        *,
+        peer: str,
+        pending_mark: int,
+        ready: Callable[[NatsSession], None],
+        gathers: Callable[[NatsSession], None],
+        end: Callable[[Subscription], None],
+        overflow: Callable[[NatsSession], None],
+    ) -> None:
+        self.client_id = info.client_id
+        self.peer = peer
+        """Who it is, for logs."""
+        self.address = info.client_ip
+        """Where it comes from."""
+        self.parser = parser
+        self.outbox = Outbox()
+        self.options = Options()
+        self.info = info
+        """What it was told of the server."""
+        self.certified = ""
+        """Name of the user whose certificate it showed."""
+        self.user: User | None = None
+        """Who it is; None where nobody is asked, or a token was."""
+        self.refusal: RemoteProtocolError | None = None
+        """Why it is not to be let in, whoever it says to be."""
+        self.is_judged = False
+        """Whether it has said who it is, and that is looked at: it waits for us."""
+        self.hear_again: Callable[[Auth], None] = lambda words: None
+        """Called when it says to be somebody else. Raises RemoteProtocolError."""
+        self.certificate_names: tuple[str, ...] = ()
+        """What that calls its holder."""
+        self.rights: Rights | None = None
+        """What it may do with classes; None for everything."""
+        self.grants: Grants | None = None
+        """What it may do; None for everything."""
+        self.replies: Replies | None = None
+        """Where it may answer; None if that is nothing special."""
+        self.meters: tuple[Meter, ...] = ()
+        """How fast it may publish; none for as fast as it can. See `adopt`."""
+        self.paused_until = 0.0
+        """Until when it is not read from because it has published too fast, by the bus's clock."""
+        self.is_connected = False
+        """Whether it is known who it is: it has said CONNECT, or need not."""
+        self.has_said_connect = False
+        """Whether another CONNECT is one too many: subscriptions end with it."""
+        self.is_greeted = False
+        """Whether it was sent its first PONG."""
+        self.is_informed = False
+        """Whether it was sent the first PONG behind its CONNECT, and the INFO that may follow."""
+        self.heard_at = 0.0
+        """When it said anything the last time."""
+        self.is_probed = False
+        """Whether it was sent its first PING."""
+        self.pings = 0
+        """PINGs that it did not answer."""
+        self.subscriptions: dict[bytes, Subscription] = {}
+        """By sid."""
+        self.interest_bytes = 0
+        """What they take of memory."""
+        self.hold: Hold | None = None
+        """Clients that it has filled with its last words, and that are to catch up."""
+        self.has_held = False
+        """Whether there were any, ever."""
+        self.fed: Callable[[], NatsSession | None] = _nobody
+        """Who was sent something by it and was not behind, the last time that this was looked at,
+        if it is still there."""
+        self.fed_at = 0.0
+        """When that was."""
+        self.taken_bytes = -1
+        """What it had taken at the last beat; -1 if nothing waited for it then."""
+        self.taking_since = 0.0
+        """When it took something, or had nothing to take, the last time: as of the last beat.
+        Means nothing while nothing waits for it."""
+        self.vain_at = -1
+        """What it had taken when somebody waited for it in vain; -1 for never."""
+        self.vain_since = 0.0
+        """When that was, the first time with so much taken."""
+        self.chance_until = 0.0
+        """How long publishers wait for it though others would wait, too; 0 if it is not known yet:
+        it was not about to be given up since it was behind."""
+        self.closed = False
+        self.is_cut = False
+        """Whether it is about to be closed: it is sent nothing more."""
+        self.deliveries: Deliveries | None = None
+        """What it is sent with acknowledgements, and what else it has to do with classes, if it
+        does."""
+        self.in_messages = self.in_bytes = 0
+        """What it has published: messages, and their headers and payloads."""
+        self.said_messages = self.said_bytes = 0
+        """What of it are acknowledgements."""
+        self.out_messages = 0
+        """Messages that it was sent, or that wait for it."""
+        self.end = end
+        """Called with a subscription that has been sent all that it asked for."""
+        self._ready = ready
+        """Called when something waits to be sent."""
+        self._overflow = overflow
+        """Called when more waits for it than the mark."""
+        self._pending_mark = pending_mark
+        self._gathers = gathers
+        """Called when something is gathered for it, where nothing was."""
+        self._gathered_bytes = 0
+        self._gathered: Gathered = []
+        self._counted_messages = self._counted_bytes = 0
+        self._read_bytes_most = RECEIVE_BYTES
+        self._read_bytes = READ_BYTES_FIRST
+
+    @property
+    def account(self) -> str:
+        """Who answers for what it takes: its user, or else its place."""
+        return (self.user.name if self.user is not None else "") or place_of(self.address)
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether reading is to pause: what it has published waits for room in a class."""
+        return self.deliveries is not None and self.deliveries.guest.must_wait
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that wait for it, or are about to."""
+        return self.outbox.pending_bytes + self._gathered_bytes
+
+    @property
+    def weight(self) -> int:
+        """Bytes kept for it: what waits to be taken, and what it has begun to say."""
+        return self.outbox.pending_bytes + self.parser.tail_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """How much to read from this client at once."""
+        most = TRICKLE_BYTES if self.must_wait else self._read_bytes_most
+        return min(self._read_bytes, most)
+
+    @property
+    def may_make_room(self) -> bool:
+        """Whether its acknowledgements may make room for its own messages."""
+        return True
+
+    @property
+    def hears_farewell(self) -> bool:
+        """Whether it is sent what waits for it before it is closed."""
+        return True
+
+    def adopt(self, its: tuple[Meter, ...]) -> None:
+        """From now on what it publishes is measured by these."""
+        self.take_published()
+        self.meters, self.paused_until = its, 0.0
+        self._read_bytes_most = read_bytes(its) if its else RECEIVE_BYTES
+
+    def take_published(self) -> tuple[int, int]:
+        """Messages that it has published since the last time, and their bytes."""
+        messages = self.in_messages - self.said_messages - self._counted_messages
+        size = self.in_bytes - self.said_bytes - self._counted_bytes
+        self._counted_messages += messages
+        self._counted_bytes += size
+        return messages, size
+
+    def took(self, count: int, *, made: int, events: int) -> None:
+        """A read brought so many bytes, that said so many things, and made so many bytes for
+        others. Bulk is read in ever larger pieces, as long as not too much has to be done, and
+        no read alone fills a client that keeps up."""
+        most = min(OUTPUT_PER_READ_BYTES, self._pending_mark)
+        work = max(made / most, events / EVENTS_PER_READ)
+        if work > 1:
+            self._read_bytes = max(READ_BYTES_MIN, int(count / work))
+        elif count >= self._read_bytes and work <= 0.5:
+            self._read_bytes = min(2 * self._read_bytes, RECEIVE_BYTES)
+
+    def slow_down(self) -> None:
+        """Others do not take what is made of what it says: less at a time is better."""
+        self._read_bytes = max(READ_BYTES_MIN, self._read_bytes // 4)
+
+    @property
+    def takes_headers(self) -> bool:
+        """Whether it is sent headers."""
+        return self.options.headers
+
+    def send(self, piece: bytes | bytearray | memoryview) -> None:
+        """Queue bytes for it."""
+        if self.is_cut:
+            return
+        self.outbox.put(piece)
+        self._ready(self)
+        if self.outbox.pending_bytes > self._pending_mark:
+            self._overflow(self)
+
+    def gather(self, sid: bytes, rows: Positions | None, size: int) -> None:
+        """These messages of the batch that is looked at are for it, under this sid: about so many
+        bytes."""
+        if not self._gathered:
+            self._gathers(self)
+        self._gathered_bytes += size
+        self._gathered.append((sid, rows))
+        self._ready(self)
+        if self.outbox.pending_bytes + self._gathered_bytes > self._pending_mark:
+            self._overflow(self)
+
+    def forget_all(self) -> None:
+        """Nothing of what waits for it is to be sent."""
+        self.forget_gathered()
+        self.outbox.clear()
+
+    def forget_gathered(self) -> None:
+        """Nothing of the batch that is looked at is to be sent."""
+        self._gathered.clear()
+        self._gathered_bytes = 0
+
+    def write(self, messages: Run | Mix, written: Written) -> int:
+        """Queue what was gathered of a batch. `written` is what others were sent of it. Returns how
+        many bytes that are."""
+        if not self._gathered:
+            return 0
+        gathered, self._gathered = self._gathered, []
+        self._gathered_bytes = 0
+        headers = self.takes_headers
+        if len(gathered) > 1:
+            piece = memoryview(encode.several(messages, gathered, headers=headers))
+        else:
+            sid, rows = gathered[0]
+            key = (sid, headers)
+            if rows is None and key in written:
+                piece = written[key]
+            else:
+                if isinstance(messages, Run):
+                    piece = memoryview(encode.run(messages, sid, rows, headers=headers))
+                else:
+                    piece = memoryview(encode.mix(messages, sid, rows))
+                if rows is None:
+                    written[key] = piece
+        self.outbox.put(piece)
+        return len(piece)

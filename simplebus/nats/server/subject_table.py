@@ -1,0 +1,188 @@
+"""Subjects as numbers, those of many messages at once.
+
+Rule 1: equality of bytes decides, never of hashes.
+Rule 2: there are at most SUBJECTS_MAX; when there would be more, all are forgotten.
+Rule 3: a subject that arrays do not find has its number nevertheless: the dict has them all.
+
+    slots    [ 0  2  0  1 … ]     where a subject's hash may lead, its number + 1; 0 for none
+    hashes   [ –  h  h … ]        by number + 1, as all that follow
+    columns  [ –  "orders.e" … ]  its bytes, eight at a time
+             [ –  "u" …        ]
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from simplebus.core.protocol.frames import Flags, Words
+from simplebus.nats.limits import SUBJECT_BYTES_FAST, SUBJECTS_MAX
+
+Numbers = npt.NDArray[np.int32]
+Positions = npt.NDArray[np.int64]
+Parts: TypeAlias = list[tuple[Positions | None, Words]]
+"""Subjects, eight bytes at a time: whose they are, None for everybody's, and the bytes."""
+
+_SIZE = 8
+_SLOT_BITS = 18
+_SLOTS = 1 << _SLOT_BITS
+# A subject lies where its hash leads by one of these shifts, if it found one of them free.
+_SHIFTS = (64 - _SLOT_BITS, 64 - 2 * _SLOT_BITS, 64 - 3 * _SLOT_BITS)
+_FACTOR = 0x9E3779B97F4A7C15
+_FOLD = 32
+_ONES, _TOPS, _BLANKS, _TABS = (np.uint64(n * 0x0101010101010101) for n in (1, 0x80, 0x20, 0x09))
+
+# By how many bytes of a word belong to a subject: those bits.
+_KEEP: Words = np.array([(1 << 8 * n) - 1 for n in range(_SIZE + 1)], np.uint64)
+
+assert _SLOTS >= 4 * SUBJECTS_MAX
+
+
+class SubjectTable:
+    """Of one front: shared by all sessions."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        """By number."""
+        self.generation = 0
+        """Grows when all are forgotten."""
+        self._numbers: dict[bytes, int] = {}
+        self._slots: Numbers = np.zeros(_SLOTS, np.int32)
+        self._hashes: Words = np.zeros(SUBJECTS_MAX + 1, np.uint64)
+        self._lengths: Positions = np.zeros(SUBJECTS_MAX + 1, np.int64)
+        self._columns = [np.zeros(SUBJECTS_MAX + 1, np.uint64)]
+
+    def make_room(self, count: int) -> None:
+        """See to it that so many more, at most SUBJECTS_MAX, can come without forgetting any."""
+        if len(self.names) + count <= SUBJECTS_MAX:
+            return
+        self.names.clear()
+        self._numbers.clear()
+        self._slots.fill(0)
+        self.generation += 1
+
+    def find(self, words: Words, starts: Positions, lengths: Positions) -> Numbers:
+        """The numbers of many subjects; -1 for one that is not known, or not found by arrays.
+
+        `words` are the eight bytes at every byte of a buffer; starts and lengths, shape (n,), are
+        in bytes, and lengths from 1 to SUBJECT_BYTES_FAST.
+        """
+        parts = _parts(words, starts, lengths)
+        hashes = _hashes(parts, lengths)
+        found = self._slots.take(_slots(hashes, _SHIFTS[0]))
+        rest = np.flatnonzero(self._hashes.take(found) != hashes)
+        for shift in _SHIFTS[1:]:
+            if not rest.size:
+                break
+            those = hashes[rest]
+            other = self._slots.take(_slots(those, shift))
+            found[rest] = other
+            rest = rest[self._hashes.take(other) != those]
+        equal = self._lengths.take(found) == lengths
+        for column, (rows, part) in zip(self._columns, parts, strict=False):
+            if rows is None:
+                equal &= column.take(found) == part
+            else:
+                equal[rows] &= column.take(found[rows]) == part
+        found *= equal
+        found -= 1
+        return found
+
+    def numbers(
+        self, subjects: list[bytes], words: Words, starts: Positions, lengths: Positions
+    ) -> list[int]:
+        """The numbers of subjects that `find`, which was asked about the same, did not find. There
+        is room for them."""
+        numbers, known = self._numbers, len(self.names)
+        found: list[int] = []
+        rows: list[int] = []  # Where those that are new come first.
+        for row, subject in enumerate(subjects):
+            number = numbers.get(subject)
+            if number is None:
+                number = numbers[subject] = len(self.names)
+                self.names.append(subject)
+            if number >= known + len(rows):
+                rows.append(row)
+            found.append(number)
+        if rows:
+            fresh = np.array(rows)
+            self._place(known, _parts(words, starts[fresh], lengths[fresh]), lengths[fresh])
+        return found
+
+    def _place(self, number: int, parts: Parts, lengths: Positions) -> None:
+        """Have arrays find these subjects, which have numbers from this one on."""
+        indexes = np.arange(number + 1, number + 1 + lengths.size, dtype=np.int32)
+        hashes = _hashes(parts, lengths)
+        self._hashes[indexes] = hashes
+        self._lengths[indexes] = lengths
+        for column, (rows, part) in enumerate(parts):
+            if column == len(self._columns):
+                self._columns.append(np.zeros(SUBJECTS_MAX + 1, np.uint64))
+            self._columns[column][indexes if rows is None else indexes[rows]] = part
+        for shift in _SHIFTS:
+            slots = _slots(hashes, shift)
+            free = np.flatnonzero(self._slots.take(slots) == 0)
+            self._slots[slots[free]] = indexes[free]
+            left = self._slots.take(slots) != indexes  # Of two in one slot, one is left.
+            indexes, hashes = indexes[left], hashes[left]
+
+
+def are_words(words: Words, starts: Positions, lengths: Positions) -> Flags:
+    """Which of many subjects have neither a blank nor a tab in them. See `SubjectTable.find`."""
+    good = np.ones(starts.size, np.bool_)
+    for rows, part in _parts(words, starts, lengths):
+        for every in (_BLANKS, _TABS):
+            other = part ^ every
+            here = (((other - _ONES) & ~other) & _TOPS) == 0
+            if rows is None:
+                good &= here
+            else:
+                good[rows] &= here
+    return good
+
+
+def _slots(hashes: Words, shift: int) -> Positions:
+    """Where hashes lead by this shift."""
+    slots = hashes >> np.uint64(shift)
+    slots &= np.uint64(_SLOTS - 1)
+    return slots.view(np.int64)
+
+
+def _parts(words: Words, starts: Positions, lengths: Positions) -> Parts:
+    """Of subjects that lie at these places."""
+    first = words[starts]
+    first &= _KEEP.take(lengths, mode="clip")
+    parts: Parts = [(None, first)]
+    rows: Positions | None = None
+    for at in range(_SIZE, SUBJECT_BYTES_FAST, _SIZE):
+        longer = np.flatnonzero((lengths if rows is None else lengths[rows]) > at)
+        if not longer.size:
+            break
+        if rows is not None:
+            longer = rows[longer]
+        rows = None if longer.size == lengths.size else longer
+        those_starts, those_lengths = starts, lengths
+        if rows is not None:
+            those_starts, those_lengths = starts[rows], lengths[rows]
+        part = words[those_starts + at]
+        part &= _KEEP.take(those_lengths - at, mode="clip")
+        parts.append((rows, part))
+    return parts
+
+
+def _hashes(parts: Parts, lengths: Positions) -> Words:
+    """Of each subject."""
+    factor, fold = np.uint64(_FACTOR), np.uint64(_FOLD)
+    hashes = lengths.view(np.uint64) * factor
+    for rows, part in parts:
+        those = part ^ (hashes if rows is None else hashes[rows])
+        those *= factor
+        those ^= those >> fold
+        if rows is None:
+            hashes = those
+        else:
+            hashes[rows] = those
+    hashes *= factor
+    return hashes

@@ -1,0 +1,384 @@
+"""Promises about a message on its way to a subscription: order, acknowledgement, redelivery."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from simplebus.client.message_builder import BusFullError
+from simplebus.core.errors import RefusedError
+from simplebus.core.limits import Limits
+from simplebus.core.settings import Settings
+from simplebus.testing.suite import (
+    CLOCKLESS,
+    NUMBERED,
+    PATIENCE_SECONDS,
+    QUIET_SECONDS,
+    Suite,
+    all_payloads,
+    nothing_comes,
+    payloads,
+    promise,
+)
+
+LATE = [b"late %d" % number for number in range(10)]
+
+
+class Delivering(Suite):
+    """What becomes of a message that is stored."""
+
+    # Order ---------------------------------------------------------------------------------------
+
+    @promise
+    async def test_messages_come_in_the_order_in_which_the_bus_accepted_them(self) -> None:
+        many = [b"%d" % number for number in range(3000)]
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+            await bus.publish_many(many[:2000], class_id=1)
+            for payload in many[2000:]:
+                await bus.publish(payload, class_id=1, confirm=False)
+            got = [await messages.get(PATIENCE_SECONDS) for _ in many]
+            assert [message.payload for message in got] == many
+            assert [message.sequence for message in got] == list(range(3000))
+            assert {(message.attempt, message.redelivered) for message in got} == {(1, False)}
+
+    @promise
+    async def test_messages_wait_for_the_first_subscription(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            async with bus.subscribe(1) as messages:
+                assert await payloads(messages, 10) == NUMBERED
+
+    @promise
+    async def test_a_later_subscription_gets_what_is_new(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1) as first:
+            await bus.publish_many(NUMBERED, class_id=1)
+            async with bus.subscribe(1) as second:
+                await bus.publish_many(LATE, class_id=1)
+                assert await payloads(second, 10) == LATE
+            assert await payloads(first, 20) == NUMBERED + LATE
+
+    @promise
+    async def test_classes_are_apart(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1) as ones, bus.subscribe(2) as twos:
+            await bus.publish(b"one", class_id=1)
+            await bus.publish(b"two", class_id=2)
+            assert await payloads(ones, 1) == [b"one"]
+            assert await payloads(twos, 1) == [b"two"]
+            assert await nothing_comes(ones)
+
+    # Acknowledgement -----------------------------------------------------------------------------
+
+    @promise
+    async def test_asking_for_the_next_message_acknowledges_the_one_before(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=1) as messages:
+            await bus.publish_many(NUMBERED, class_id=1)
+            assert await payloads(messages, 10) == NUMBERED
+
+    @promise
+    async def test_leaving_a_subscription_acknowledges_the_last_message(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            async with bus.subscribe(1) as messages:
+                assert await payloads(messages, 3) == NUMBERED[:3]
+            async with bus.subscribe(1) as rest:
+                assert await payloads(rest, 7) == NUMBERED[3:]
+
+    @promise
+    async def test_an_exception_that_leaves_the_block_gives_the_message_back(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            with pytest.raises(KeyError, match="the consumer fails"):  # noqa: PT012
+                async with bus.subscribe(1) as messages:
+                    await payloads(messages, 2)
+                    raise KeyError("the consumer fails")
+            async with bus.subscribe(1) as rest:
+                assert await payloads(rest, 1) == [NUMBERED[2]]
+                assert await nothing_comes(rest)
+                host.tick()
+                again = await rest.get(PATIENCE_SECONDS)
+                assert (again.payload, again.redelivered) == (NUMBERED[1], True)
+
+    @promise
+    async def test_a_loop_acknowledges_what_it_comes_round_for(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            got = []
+            async with bus.subscribe(1) as messages:
+                async for message in messages:
+                    got.append(message.payload)
+                    if len(got) == 5:
+                        break
+            async with bus.subscribe(1) as messages:
+                async for message in messages:
+                    got.append(message.payload)
+                    if len(got) == 10:
+                        break
+            assert got == NUMBERED
+
+    @promise
+    async def test_messages_can_be_acknowledged_by_hand_in_any_order(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            async with bus.subscribe(1, auto_ack=False) as messages:
+                got = [await messages.get(PATIENCE_SECONDS) for _ in range(10)]
+                for message in (got[7], got[1], got[2]):
+                    messages.ack(message)
+                got[9].ack()
+                await bus.drain()
+            async with bus.subscribe(1) as rest:
+                kept = [NUMBERED[number] for number in (0, 3, 4, 5, 6, 8)]
+                assert await payloads(rest, 6) == kept
+
+    @promise
+    async def test_a_batch_is_many_messages_at_once(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED * 100, class_id=1)
+            got: list[bytes] = []
+            async with bus.subscribe(1) as messages:
+                async for batch in messages.batches():
+                    got += batch.payloads
+                    if len(got) == 1000:
+                        break
+            assert got == NUMBERED * 100
+            async with bus.subscribe(1) as rest:
+                assert await nothing_comes(rest)
+
+    @promise
+    async def test_a_batch_can_be_acknowledged_by_hand(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            async with bus.subscribe(1, auto_ack=False) as messages:
+                got = 0
+                async for batch in messages.batches():
+                    messages.ack_batch(batch)
+                    got += len(batch)
+                    if got == 10:
+                        break
+                await bus.drain()
+            async with bus.subscribe(1) as rest:
+                assert await nothing_comes(rest)
+
+    @promise
+    async def test_so_many_are_taken_as_were_asked_for(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+            assert await messages.take(3, 0.01) == []
+            await bus.publish_many(NUMBERED, class_id=1)
+            first = await messages.take(4, PATIENCE_SECONDS)
+            assert [message.payload for message in first] == NUMBERED[: len(first)]
+            assert 1 <= len(first) <= 4
+            left = NUMBERED[len(first) :]
+            assert await all_payloads(messages, len(left)) == left
+
+    @promise
+    async def test_asking_in_vain_takes_as_long_as_was_said(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+            with pytest.raises(TimeoutError, match=r"no message of class 1 came within 0\.01 s"):
+                await messages.get(0.01)
+
+    # Redelivery ----------------------------------------------------------------------------------
+
+    @promise
+    async def test_what_is_not_acknowledged_comes_again_marked_and_after_growing_pauses(
+        self,
+    ) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as bus,
+            bus.subscribe(1, auto_ack=False) as messages,
+        ):
+            await bus.publish(b"once", class_id=1)
+            for attempt, beats in (1, 0), (2, 1), (3, 2), (4, 4):
+                if beats > 1:
+                    host.tick(beats - 1)
+                    assert await nothing_comes(messages)
+                host.tick(min(beats, 1))
+                message = await messages.get(PATIENCE_SECONDS)
+                assert (message.payload, message.attempt) == (b"once", attempt)
+                assert message.redelivered == (attempt > 1)
+                await bus.drain()
+            message.ack()
+            await bus.drain()
+            host.tick(20)
+            assert await nothing_comes(messages)
+
+    @promise
+    async def test_a_nacked_message_comes_again_after_the_pause(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as bus,
+            bus.subscribe(1, auto_ack=False) as messages,
+        ):
+            await bus.publish(b"once", class_id=1)
+            (await messages.get(PATIENCE_SECONDS)).nack()
+            await bus.drain()
+            assert await nothing_comes(messages)
+            host.tick()
+            assert (await messages.get(PATIENCE_SECONDS)).attempt == 2
+
+    @promise
+    async def test_a_nacked_message_comes_again_when_it_is_wanted(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, auto_ack=False) as messages:
+            await bus.publish_many(NUMBERED[:2], class_id=1)
+            first, second = [await messages.get(PATIENCE_SECONDS) for _ in range(2)]
+            begin = anyio.current_time()
+            second.nack(delay=0.3)
+            first.nack(delay=0)
+            got = [await messages.get(PATIENCE_SECONDS)]
+            got += await messages.take(1, QUIET_SECONDS)
+            # Who was held up all the while has heard both, in whichever order.
+            if anyio.current_time() - begin < 0.3:
+                assert [message.payload for message in got] == NUMBERED[:1]
+            await self.pass_seconds(0.3)
+            got += [await messages.get(PATIENCE_SECONDS) for _ in range(2 - len(got))]
+            assert {(m.payload, m.attempt) for m in got} == {(NUMBERED[0], 2), (NUMBERED[1], 2)}
+
+    @promise
+    async def test_who_is_still_working_gets_more_time(self) -> None:
+        settings = replace(CLOCKLESS, ack_timeout=2)
+        async with (
+            self.host(settings) as host,
+            host.connect() as bus,
+            bus.subscribe(1, auto_ack=False) as messages,
+        ):
+            await bus.publish(b"hard", class_id=1)
+            message = await messages.get(PATIENCE_SECONDS)
+            host.tick()
+            message.working()
+            await bus.drain()
+            host.tick()
+            assert await nothing_comes(messages)
+            host.tick()
+            assert (await messages.get(PATIENCE_SECONDS)).attempt == 2
+
+    @promise
+    async def test_a_message_is_given_up_after_so_many_deliveries(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            async with bus.subscribe(1, auto_ack=False, max_deliveries=2) as messages:
+                await bus.publish_many(NUMBERED[:2], class_id=1)
+                (await messages.get(PATIENCE_SECONDS)).nack(delay=0)
+                (await messages.get(PATIENCE_SECONDS)).ack()
+                (await messages.get(PATIENCE_SECONDS)).nack(delay=0)
+                await bus.drain()
+                host.tick(20)
+                assert await nothing_comes(messages)
+            async with bus.subscribe(1) as rest:
+                assert await nothing_comes(rest)
+
+    @promise
+    async def test_what_is_given_up_lies_in_the_dead_letters_of_its_class(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            async with bus.subscribe(
+                "orders", auto_ack=False, max_deliveries=2, durable="billing"
+            ) as messages:
+                await bus.publish(b"good", class_id="orders")
+                await bus.publish(
+                    b"bad", class_id="orders", channel="eu", key=b"k", headers={"trace": "7"}
+                )
+                (await messages.get(PATIENCE_SECONDS)).ack()
+                for _ in range(2):
+                    (await messages.get(PATIENCE_SECONDS)).nack(delay=0)
+                async with bus.subscribe("dead.orders", auto_ack=False) as dead:
+                    letter = await dead.get(PATIENCE_SECONDS)
+                    assert await nothing_comes(dead)
+                    assert [m.payload for m in await bus.fetch("dead.orders")] == [b"bad"]
+                    letter.ack()
+            assert (letter.payload, letter.channel, letter.key) == (b"bad", "eu", b"k")
+            headers = dict(letter.headers)
+            assert float(headers.pop("dead-since")) >= float(headers.pop("dead-accepted")) > 0
+            assert headers.pop("dead-session").isdigit()
+            assert headers == {
+                "trace": "7",
+                "dead-reason": "max_deliveries",
+                "dead-class": "orders",
+                "dead-sequence": "1",
+                "dead-attempts": "2",
+                "dead-subscription": "billing",
+            }
+
+    @promise
+    async def test_a_failed_message_does_not_hold_up_those_behind_it(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as bus,
+            bus.subscribe(1) as messages,
+        ):
+            await bus.publish_many(NUMBERED, class_id=1)
+            (await messages.get(PATIENCE_SECONDS)).nack()
+            assert await payloads(messages, 9) == NUMBERED[1:]
+            await bus.drain()
+            host.tick()
+            assert (await messages.get(PATIENCE_SECONDS)).payload == NUMBERED[0]
+
+    # Bounds --------------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_client_with_tight_limits_cannot_hold_up_itself(self) -> None:
+        limits = Limits(
+            class_messages=50, class_bytes=4 * 65_536, frame_bytes=4096, credit_bytes=2048
+        )
+        many = [b"%06d" % number + bytes(500) for number in range(1000)]
+        async with self.open_bus(Settings(limits=limits)) as bus, bus.subscribe(1) as messages:
+            got: list[bytes] = []
+            for payload in many:
+                while True:
+                    try:
+                        bus.publish_nowait(payload, class_id=1)
+                        break
+                    except BusFullError:
+                        some = await messages.take(1000, PATIENCE_SECONDS)
+                        got += [message.payload for message in some]
+            while len(got) < len(many):
+                some = await messages.take(1000, PATIENCE_SECONDS)
+                assert some, f"stuck after {len(got)} messages"
+                got += [message.payload for message in some]
+            assert got == many
+
+    @promise
+    async def test_no_more_is_in_flight_than_was_asked_for(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=3, auto_ack=False) as few:
+            await bus.publish_many(NUMBERED, class_id=1)
+            got = [await few.get(PATIENCE_SECONDS) for _ in range(3)]
+            assert await nothing_comes(few)
+            got[0].ack()
+            got[2].ack()
+            assert await payloads(few, 2) == NUMBERED[3:5]
+            assert await nothing_comes(few)
+
+    @promise
+    async def test_a_slow_subscription_holds_up_no_other(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=1) as slow:
+            async with bus.subscribe(1) as fast:
+                await bus.publish_many(NUMBERED, class_id=1)
+                assert await payloads(fast, 10) == NUMBERED
+            assert await payloads(slow, 10) == NUMBERED
+
+    @promise
+    async def test_a_slow_subscription_may_lose_the_oldest(self) -> None:
+        options = {"max_in_flight": 1, "max_pending": 3, "slow": "drop_oldest"}
+        async with self.open_bus() as bus, bus.subscribe(1, **options) as slow:
+            for payload in NUMBERED:
+                await bus.publish(payload, class_id=1)
+            got = await all_payloads(slow, 3)
+            assert got == [NUMBERED[0], *NUMBERED[-2:]]  # The first one was in flight.
+
+    @promise
+    async def test_a_slow_subscription_may_lose_the_newest(self) -> None:
+        options = {"max_in_flight": 1, "max_pending": 3, "slow": "drop_newest"}
+        async with self.open_bus() as bus, bus.subscribe(1, **options) as slow:
+            for payload in NUMBERED:
+                await bus.publish(payload, class_id=1)
+            assert await all_payloads(slow, 3) == NUMBERED[:3]
+
+    @promise
+    async def test_a_slow_subscription_may_be_ended(self) -> None:
+        options = {"max_in_flight": 1, "max_pending": 3, "slow": "disconnect"}
+        async with self.open_bus() as bus:
+            with pytest.raises(RefusedError, match="slow_consumer"):  # noqa: PT012
+                async with bus.subscribe(1, **options) as slow:
+                    for payload in NUMBERED:
+                        await bus.publish(payload, class_id=1)
+                    while True:
+                        await slow.get(PATIENCE_SECONDS)
+            await bus.publish(b"the connection goes on", class_id=2)

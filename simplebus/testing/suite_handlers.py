@@ -1,0 +1,259 @@
+"""Promises about handlers, requests and losses of the connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from simplebus.client.core.messages import Message
+from simplebus.core.errors import BusConnectionError
+from simplebus.testing.suite import (
+    CLOCKLESS,
+    NUMBERED,
+    PATIENCE_SECONDS,
+    Suite,
+    nothing_comes,
+    payloads,
+    promise,
+)
+
+
+class Handling(Suite):
+    """Functions that are called for what comes, and what they answer."""
+
+    @promise
+    async def test_a_handler_is_called_with_everything_in_order(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            got: list[bytes] = []
+            again: list[bytes] = []
+            bus.handle(1, lambda message: got.append(message.payload))
+            bus.handle(1, lambda message: again.append(message.payload))
+            await bus.publish_many(NUMBERED, class_id=1)
+            await host.until(bus, lambda: len(got) == len(again) == 10)
+            assert got == again == NUMBERED
+            await bus.drain()
+            host.tick(3)
+            await bus.drain()
+            assert len(got) == 10
+
+    @promise
+    async def test_a_handler_that_raises_gets_its_message_again_and_ends_nothing(self) -> None:
+        calls: list[tuple[bytes, int]] = []
+
+        def handler(message: Message[bytes]) -> None:
+            calls.append((message.payload, message.attempt))
+            if calls[-1] == (b"bad", 1):
+                raise ValueError("not today")
+
+        async with self.host(CLOCKLESS) as host:
+            with pytest.raises(ExceptionGroup) as told:  # noqa: PT012 - leaving raises.
+                async with host.connect() as bus:
+                    bus.handle(1, handler)
+                    await bus.publish(b"bad", class_id=1)
+                    await bus.publish(b"good", class_id=1)
+                    await host.until(bus, lambda: len(calls) == 2)
+                    assert calls == [(b"bad", 1), (b"good", 1)]
+                    await bus.drain()
+                    host.tick()
+                    await host.until(bus, lambda: len(calls) == 3)
+                    assert calls[2] == (b"bad", 2)
+            assert [str(error) for error in told.value.exceptions] == ["not today"]
+
+    @promise
+    async def test_draining_waits_for_handlers(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            got: list[bytes] = []
+            bus.handle(1, lambda message: got.append(message.payload))
+            await bus.publish_many(NUMBERED, class_id=1)
+            await host.until(bus, lambda: len(got) > 0)
+            await bus.drain()
+            assert got == NUMBERED
+
+    @promise
+    async def test_what_was_drained_is_kept_for_nobody(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            got: list[bytes] = []
+            await bus.publish_many(NUMBERED, class_id=1)
+            bus.handle(1, lambda message: got.append(message.payload))
+            await bus.drain()
+            async with bus.subscribe(1, start="earliest") as rest:
+                assert await nothing_comes(rest)
+            assert got == NUMBERED
+
+    @promise
+    async def test_draining_waits_for_what_comes_of_handling(self) -> None:
+        """Every message has the next one published, and the bus sends one at a time."""
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            got: list[bytes] = []
+
+            def handler(message: Message[bytes]) -> None:
+                got.append(message.payload)
+                if len(got) < 50:
+                    bus.publish_nowait(b"%d" % len(got), class_id=len(got) % 2)
+
+            for class_id in (0, 1):
+                bus.handle(class_id, handler, max_in_flight=1)
+            await bus.publish(b"0", class_id=0)
+            await bus.drain()
+            assert got == [b"%d" % number for number in range(50)]
+
+    @promise
+    async def test_draining_waits_for_all_that_the_bus_holds_for_a_handler(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            got: list[bytes] = []
+            await bus.publish_many(NUMBERED, class_id=1)
+            bus.handle(1, lambda message: got.append(message.payload), max_in_flight=3)
+            await bus.drain()
+            assert got == NUMBERED
+
+    # Requests ------------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_request_is_answered_with_what_its_handler_returns(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as server, host.connect() as client:
+            server.handle("echo", lambda message: message.payload.upper())
+            with host.serving(server):
+                for word in (b"a", b"<\r\n>", b""):
+                    reply = await client.request(word, class_id="echo", timeout=PATIENCE_SECONDS)
+                    assert reply.payload == word.upper()
+
+    @promise
+    async def test_a_request_can_be_answered_by_hand(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as server, host.connect() as client:
+
+            def handler(message: Message[bytes]) -> None:
+                assert message.is_request
+                asked.append(message)
+
+            asked: list[Message[bytes]] = []
+            server.handle(7, handler)
+            await client.publish(b"no request", class_id=8)
+            with (
+                host.serving(server),
+                pytest.raises(TimeoutError, match=r"within 0\.1 s"),
+            ):
+                await client.request(b"?", class_id=7, timeout=0.1)
+
+    # Losses --------------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_lost_connection_is_replaced_and_nothing_is_lost_or_doubled(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            async with bus.subscribe(1) as messages:
+                for number in range(3):
+                    await bus.publish(b"%d before" % number, class_id=1)
+                    bus.publish_nowait(b"%d between" % number, class_id=1)
+                    host.hang_up()
+                    await bus.publish(b"%d after" % number, class_id=1)
+                whens = (b"before", b"between", b"after")
+                expected = [b"%d %s" % (n, when) for n in range(3) for when in whens]
+                stored = [message.payload for message in await bus.fetch(1)]
+                assert stored == expected
+                got = await payloads(messages, 9)
+                assert list(dict.fromkeys(got)) == expected
+            assert bus.statistics().reconnections >= 1
+
+    @promise
+    async def test_a_subscription_goes_on_on_another_connection(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as bus,
+            bus.subscribe(1, "a.*", durable="d") as named,
+            bus.subscribe(1) as plain,
+        ):
+            seen: dict[Any, set[bytes]] = {named: set(), plain: set()}
+            for payload in NUMBERED[:3]:
+                await bus.publish(payload, class_id=1, channel="a.b")
+                for messages, before in seen.items():
+                    while (message := await messages.get(PATIENCE_SECONDS)).payload in before:
+                        assert message.redelivered
+                    assert message.payload == payload
+                    before.add(payload)
+                host.hang_up()
+
+    @promise
+    async def test_a_name_belongs_to_one_program(self) -> None:
+        async with self.host(CLOCKLESS) as host:
+            async with host.connect(name="till 1") as bus:
+                with pytest.raises(BusConnectionError, match="name_in_use"):
+                    async with host.connect(name="till 1"):
+                        pass
+                await bus.publish(b"the first one goes on", class_id=1)
+            async with host.connect(name="till 1"):
+                pass
+
+
+class Tasks(Suite):
+    """What only clients with tasks have: async handlers, and cancellation."""
+
+    @promise
+    async def test_an_async_handler_is_awaited(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            together = most = 0
+            done: list[bytes] = []
+
+            async def handler(message: Message[bytes]) -> None:
+                nonlocal together, most
+                together += 1
+                most = max(most, together)
+                await anyio.sleep(0.01)
+                together -= 1
+                done.append(message.payload)
+
+            bus.handle(1, handler, concurrency=3)
+            await bus.publish_many(NUMBERED, class_id=1)
+            await host.until(bus, lambda: len(done) == 10)
+            assert sorted(done) == NUMBERED
+            assert most == 3
+
+    @promise
+    async def test_cancelling_a_consumer_loses_nothing(self) -> None:
+        many = [b"%d" % number for number in range(300)]
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+
+            async def publish() -> None:
+                for payload in many:
+                    await bus.publish(payload, class_id=1, confirm=False)
+                    await anyio.lowlevel.checkpoint()
+
+            got: list[bytes] = []
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(publish)
+                patience = 0.0
+                while len(got) < len(many):
+                    with anyio.move_on_after(patience):
+                        while True:
+                            got.append((await messages.get()).payload)
+                    patience = (patience + 0.0003) % 0.003
+            assert got == many
+
+    @promise
+    async def test_what_a_cancelled_body_was_at_is_the_next_message(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+            await bus.publish_many(NUMBERED, class_id=1)
+            with anyio.CancelScope() as scope:
+                async for message in messages:
+                    if message.payload == NUMBERED[4]:
+                        scope.cancel()
+                        await anyio.lowlevel.checkpoint()
+            assert await payloads(messages, 6) == NUMBERED[4:]
+
+    @promise
+    async def test_a_client_that_publishes_and_consumes_at_once_gets_along(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+            sizes = [number * 37 % 5000 for number in range(2000)]
+
+            async def publish() -> None:
+                for size in sizes:
+                    await bus.publish(bytes(size), class_id=1, confirm=False)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(publish)
+                got = 0
+                async for message in messages:
+                    assert len(message.payload) == sizes[got]
+                    got += 1
+                    if got == len(sizes):
+                        break

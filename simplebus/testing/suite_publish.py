@@ -1,0 +1,282 @@
+"""Promises about publishing: confirms, refusals, payloads, types, channels, time."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, replace
+
+import anyio
+import pytest
+
+from simplebus.client.codecs import DecodeError
+from simplebus.client.message_types import Registry
+from simplebus.core.errors import RefusedError
+from simplebus.core.limits import Limits
+from simplebus.core.settings import FullPolicy
+from simplebus.testing.suite import (
+    CLOCKLESS,
+    NUMBERED,
+    PATIENCE_SECONDS,
+    QUIET_SECONDS,
+    Suite,
+    all_payloads,
+    nothing_comes,
+    payloads,
+    promise,
+)
+
+FULL = replace(CLOCKLESS, limits=Limits(class_messages=3), full_policy=FullPolicy.DROP_NEWEST)
+
+registry = Registry()
+
+
+@registry.message(class_id=101)
+@dataclass
+class Opened:
+    """A message type."""
+
+    shop: str
+    shelves: int = 0
+
+
+@dataclass
+class Reopened(Opened):
+    """Another one, though it is also an `Opened`."""
+
+
+registry.bind(Reopened, name="reopened")
+
+
+class Publishing(Suite):
+    """What becomes of what a program publishes."""
+
+    # Confirms ------------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_confirmed_message_is_with_the_bus(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as one, host.connect() as other:
+            await one.publish(b"stored", class_id=1)
+            assert [message.payload for message in await other.fetch(1)] == [b"stored"]
+            one.publish_nowait(b"as well", class_id=1)
+            await one.flush()
+            stored = [message.payload for message in await other.fetch(1)]
+            assert stored == [b"stored", b"as well"]
+
+    @promise
+    async def test_leaving_confirms_what_was_published_before(self) -> None:
+        async with self.host(CLOCKLESS) as host:
+            async with host.connect() as bus:
+                for payload in NUMBERED:
+                    await bus.publish(payload, class_id=1, confirm=False)
+            async with host.connect() as bus, bus.subscribe(1) as messages:
+                assert await payloads(messages, 10) == NUMBERED
+
+    @promise
+    async def test_positions_count_messages(self) -> None:
+        async with self.open_bus() as bus:
+            assert [bus.publish_nowait(b"", class_id=1 + n % 2) for n in range(5)] == list(range(5))
+            await bus.flush()
+            assert bus.statistics().confirmed == 5
+
+    @promise
+    async def test_a_refused_message_is_not_published_and_its_publisher_told(self) -> None:
+        async with self.open_bus(FULL) as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            with pytest.raises(RefusedError, match="drop_newest"):
+                await bus.publish(b"too much", class_id=1)
+            await bus.publish(b"elsewhere", class_id=2)
+            async with bus.subscribe(1) as messages:
+                assert await all_payloads(messages, 3) == NUMBERED[:3]
+
+    @promise
+    async def test_what_is_refused_of_many_is_told_at_once(self) -> None:
+        async with self.open_bus(FULL) as bus:
+            with pytest.raises(ExceptionGroup) as told:
+                await bus.publish_many(NUMBERED, class_id=1)
+            assert {str(error).split(":")[0] for error in told.value.exceptions} == {"drop_newest"}
+            await bus.publish(b"too much", class_id=1, confirm=False)
+            with pytest.raises(ExceptionGroup) as told:
+                await bus.flush()
+            assert [str(error).split(":")[0] for error in told.value.exceptions] == ["drop_newest"]
+
+    # Payloads ------------------------------------------------------------------------------------
+
+    @promise
+    async def test_any_bytes_arrive_as_they_were(self) -> None:
+        pieces = (b"<", b"\r\n", b">", b"\0", b"a")
+        mixtures = [b"".join(c) for n in range(6) for c in itertools.product(pieces, repeat=n)]
+        async with self.open_bus() as bus, bus.subscribe(0x3C0D) as messages:
+            await bus.publish_many(mixtures, class_id=0x3C0D)
+            assert await payloads(messages, len(mixtures)) == mixtures
+            await bus.publish_many(mixtures, class_id=0x3C0D, channel="a.b", key=b"<\r\n>\0")
+            for mixture in mixtures:
+                message = await messages.get(PATIENCE_SECONDS)
+                assert (message.payload, message.key) == (mixture, b"<\r\n>\0")
+
+    @promise
+    async def test_payloads_may_be_empty_and_long(self) -> None:
+        sizes = [0, 1, 0, 900_000, 0, 65_536, 0]
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+            for size in sizes:
+                await bus.publish(bytes(size), class_id=1, confirm=False)
+            assert [len(payload) for payload in await payloads(messages, 7)] == sizes
+
+    @promise
+    async def test_what_is_said_about_a_message_comes_with_it(self) -> None:
+        headers = (("a", "1"), ("a", "2"), ("empty", ""), ("ü", "<\r\n>"))
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+            await bus.publish(b"x", class_id=1, channel="a.b", key=b"\0k", headers=headers)
+            message = await messages.get(PATIENCE_SECONDS)
+            assert (message.channel, message.key) == ("a.b", b"\0k")
+            assert message.headers == headers
+            assert (message.class_id, message.message_id) == (1, 0)
+
+    # Types ---------------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_value_arrives_as_a_value_of_its_type(self) -> None:
+        values = [Opened("Ada's", 3), Opened("Bob's")]
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect(registry=registry) as bus,
+            bus.subscribe(Opened) as opened,
+            bus.subscribe(Reopened) as reopened,
+        ):
+            await bus.publish_many([*values, Reopened("Eve's")])
+            got = []
+            async for value in opened:
+                got.append(value)
+                if len(got) == 2:
+                    break
+            assert got == values
+            message = await reopened.get(PATIENCE_SECONDS)
+            assert message.value == Reopened("Eve's")
+            assert type(message.value) is Reopened
+            assert await nothing_comes(opened)
+
+    @promise
+    async def test_what_is_no_value_of_its_type_is_told_and_does_not_end_the_subscription(
+        self,
+    ) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect(registry=registry) as bus,
+            bus.subscribe(Opened) as opened,
+        ):
+            await bus.publish(b"no JSON", class_id=101)
+            await bus.publish(Opened("Ada's"))
+            with pytest.raises(DecodeError) as told:
+                async for _ in opened:
+                    pass
+            assert vars(told.value)["message"].payload == b"no JSON"
+            async for value in opened:
+                assert value == Opened("Ada's")
+                break
+
+    @promise
+    async def test_a_class_may_have_a_name(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            other.subscribe("orders") as orders,
+        ):
+            await one.publish(b"by name", class_id="orders")
+            message = await orders.get(PATIENCE_SECONDS)
+            assert message.payload == b"by name"
+            await one.publish(b"by id", class_id=message.class_id)
+            assert await payloads(orders, 1) == [b"by id"]
+
+    # Channels ------------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_subscription_gets_the_channels_that_it_asked_for(self) -> None:
+        channels = ["", "one", "two", "one.two", "one.two.three", "two.two", "One.two", "öne.two"]
+        wanted = {
+            (): channels,
+            ("#",): channels,
+            ("one",): ["one"],
+            ("*",): ["one", "two"],
+            ("*.two",): ["one.two", "two.two", "One.two", "öne.two"],
+            ("one.*",): ["one.two"],
+            ("one.#",): ["one", "one.two", "one.two.three"],
+            ("one.two.#",): ["one.two", "one.two.three"],
+            ("*.*.*",): ["one.two.three"],
+            ("one.*.three",): ["one.two.three"],
+            ("öne.*",): ["öne.two"],
+            ("one", "two", "*"): ["one", "two"],
+            ("four.#",): [],
+        }
+        async with self.open_bus() as bus:
+            for patterns, expected in wanted.items():
+                async with bus.subscribe(1, *patterns, start="new") as messages:
+                    for channel in channels:
+                        await bus.publish(b"", class_id=1, channel=channel)
+                    await bus.publish(b"last", class_id=1, channel=(expected or ["four"])[0])
+                    got = []
+                    while (message := await messages.get(PATIENCE_SECONDS)).payload != b"last":
+                        got.append(message.channel)
+                    assert got == expected, patterns
+
+    @promise
+    async def test_channels_of_many_messages_are_told_apart(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, "even.*") as evens:
+            for number in range(200):
+                kind = "odd" if number % 2 else "even"
+                bus.publish_nowait(b"%d" % number, class_id=1, channel=f"{kind}.n{number % 7}")
+            await bus.flush()
+            assert await payloads(evens, 100) == [b"%d" % number for number in range(0, 200, 2)]
+
+    @promise
+    async def test_what_is_no_channel_is_refused_at_once(self) -> None:
+        async with self.open_bus() as bus:
+            for name in (".", "a.", "a..b", "a.*", "#"):
+                with pytest.raises(ValueError, match=re.escape(repr(name))):
+                    await bus.publish(b"", class_id=1, channel=name)
+            assert bus.statistics().published == 0
+
+    # Time ----------------------------------------------------------------------------------------
+
+    @promise
+    async def test_an_expired_message_is_not_delivered(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish(b"for nobody", class_id=1, expires=0)
+            await bus.publish(b"for a moment", class_id=1, expires=0.1)
+            await bus.publish(b"for an hour", class_id=1, expires=3600)
+            await bus.publish(b"for ever", class_id=1)
+            await self.pass_seconds(0.15)
+            async with bus.subscribe(1) as messages:
+                assert await all_payloads(messages, 2) == [b"for an hour", b"for ever"]
+
+    @promise
+    async def test_a_message_in_time_is_delivered(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+            await bus.publish(b"for a while", class_id=1, expires=PATIENCE_SECONDS)
+            assert await payloads(messages, 1) == [b"for a while"]
+
+    @promise
+    async def test_a_delayed_message_comes_when_its_time_has_come(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+            begin = anyio.current_time()
+            await bus.publish(b"later", class_id=1, delay=0.3)
+            await bus.publish(b"now", class_id=1)
+            got = [await messages.get(PATIENCE_SECONDS)]
+            got += await messages.take(1, QUIET_SECONDS)
+            # Who was held up all the while has heard both, in whichever order.
+            if anyio.current_time() - begin < 0.3:
+                assert [message.payload for message in got] == [b"now"]
+            await self.pass_seconds(0.3)
+            got += [await messages.get(PATIENCE_SECONDS) for _ in range(2 - len(got))]
+            assert {(m.payload, m.attempt) for m in got} == {(b"now", 1), (b"later", 1)}
+
+    @promise
+    async def test_of_delayed_messages_the_one_that_is_due_first_comes_first(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1) as messages:
+            begin = anyio.current_time()
+            await bus.publish(b"second", class_id=1, delay=0.1)
+            await bus.publish(b"first", class_id=1, delay=0.02)
+            took = anyio.current_time() - begin
+            got = await payloads(messages, 2)
+            assert sorted(got) == [b"first", b"second"]
+            assert got[0] == b"first" or took > 0.08  # Held up so long, it was not due first.

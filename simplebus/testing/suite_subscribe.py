@@ -1,0 +1,319 @@
+"""Promises about subscriptions: several of them, groups, durables, positions, looks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from simplebus.core.errors import LocalProtocolError, RefusedError
+from simplebus.testing.suite import (
+    CLOCKLESS,
+    NUMBERED,
+    PATIENCE_SECONDS,
+    Suite,
+    all_payloads,
+    nothing_comes,
+    payloads,
+    promise,
+)
+
+_KEYS = [b"key %02d" % number for number in range(24)]
+
+
+class Subscribing(Suite):
+    """Who gets what, from where on."""
+
+    @promise
+    async def test_every_subscription_gets_every_message(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            one.subscribe(1) as a,
+            one.subscribe(1) as b,
+            other.subscribe(1) as c,
+        ):
+            await one.publish_many(NUMBERED, class_id=1)
+            for messages in (a, b, c):
+                assert await payloads(messages, 10) == NUMBERED
+
+    @promise
+    async def test_a_subscription_that_is_left_gets_nothing_more(self) -> None:
+        async with self.open_bus() as bus:
+            async with bus.subscribe(1) as left:
+                await bus.publish(b"before", class_id=1)
+                assert await payloads(left, 1) == [b"before"]
+            await bus.publish(b"after", class_id=1)
+            with pytest.raises(LocalProtocolError, match="left"):
+                await left.get(0.01)
+
+    @promise
+    async def test_what_is_wanted_is_found_behind_very_much_that_is_not(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=1, auto_ack=False):
+            await bus.publish_many([b""] * 70_000, class_id=1, channel="many")
+            await bus.publish(b"found", class_id=1, channel="one")
+            async with (
+                bus.subscribe(1, "one", start="earliest") as alone,
+                bus.subscribe(1, "one", start="earliest", group="workers") as member,
+            ):
+                assert await payloads(alone, 1) == [b"found"]
+                assert await payloads(member, 1) == [b"found"]
+
+    # Groups --------------------------------------------------------------------------------------
+
+    @promise
+    async def test_each_message_goes_to_one_of_a_group(self) -> None:
+        many = [b"%03d" % number for number in range(600)]
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            one.subscribe(1, group="workers", max_in_flight=20) as a,
+            other.subscribe(1, group="workers", max_in_flight=20) as b,
+            other.subscribe(1) as everything,
+        ):
+            await one.publish_many(many, class_id=1)
+            got: list[list[bytes]] = [[], []]
+            while sum(map(len, got)) < len(many):
+                for mine, messages in zip(got, (a, b), strict=True):
+                    some = await messages.take(5, 0.05)
+                    mine += [message.payload for message in some]
+            assert sorted(got[0] + got[1]) == many
+            assert all(got)
+            assert await payloads(everything, len(many)) == many
+
+    @promise
+    async def test_what_a_member_leaves_goes_to_the_others(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            other.subscribe(1, group="workers", auto_ack=False) as stays,
+        ):
+            async with one.subscribe(1, group="workers", auto_ack=False) as leaves:
+                await one.publish_many(NUMBERED, class_id=1)
+                held = await leaves.take(10, 0.1)
+                await one.drain()
+            got = [await stays.get(PATIENCE_SECONDS) for _ in range(10)]
+            assert sorted(message.payload for message in got) == NUMBERED
+            marked = {message.payload for message in got if message.redelivered}
+            assert {message.payload for message in held} <= marked
+
+    # Groups by key -------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_key_goes_to_one_member_one_message_after_the_other(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            one.subscribe(1, group="workers", by_key=True, auto_ack=False) as a,
+            other.subscribe(1, group="workers", by_key=True, auto_ack=False) as b,
+        ):
+            for number in range(4):
+                for key in _KEYS:
+                    await one.publish(b"%d" % number, class_id=1, key=key, confirm=False)
+            await one.flush()
+            members: dict[bytes, int] = {}
+            for number in range(4):
+                got = await _take_from((a, b), len(_KEYS))
+                assert sorted(message.key for _, message in got) == _KEYS
+                for who, message in got:
+                    assert message.payload == b"%d" % number
+                    assert members.setdefault(message.key, who) == who
+                    message.ack()
+            assert set(members.values()) == {0, 1}
+            assert await nothing_comes(a)
+            assert await nothing_comes(b)
+
+    @promise
+    async def test_what_comes_again_is_before_what_is_behind_it_of_its_key(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as one,
+            host.connect() as other,
+            other.subscribe(1, group="workers", by_key=True, auto_ack=False) as stays,
+        ):
+            async with one.subscribe(1, group="workers", by_key=True, auto_ack=False) as leaves:
+                for number in range(2):
+                    for key in _KEYS:
+                        await one.publish(b"%d" % number, class_id=1, key=key, confirm=False)
+                await one.flush()
+                got = await _take_from((leaves, stays), len(_KEYS))
+                left = [message.key for who, message in got if who == 0]
+                held = [message for who, message in got if who == 1]
+                held[0].nack(delay=0)
+                [again] = await stays.take(len(_KEYS), PATIENCE_SECONDS)
+                await one.drain()
+            back = [again] + [await stays.get(PATIENCE_SECONDS) for _ in left]
+            assert sorted(message.key for message in back) == sorted([*left, held[0].key])
+            assert all(message.redelivered and message.payload == b"0" for message in back)
+            for message in [*back, *held[1:]]:
+                message.ack()
+            following = [await stays.get(PATIENCE_SECONDS) for _ in _KEYS]
+            assert sorted((m.key, m.payload) for m in following) == [(k, b"1") for k in _KEYS]
+
+    # Durables ------------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_durable_goes_on_where_it_was_left(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as publisher:
+            async with host.connect() as bus, bus.subscribe(1, durable="ledger") as ledger:
+                await publisher.publish_many(NUMBERED[:5], class_id=1)
+                assert await payloads(ledger, 3) == NUMBERED[:3]
+            await publisher.publish_many(NUMBERED[5:], class_id=1)
+            async with host.connect() as bus, bus.subscribe(1, durable="ledger") as ledger:
+                assert await payloads(ledger, 7) == NUMBERED[3:]
+            async with host.connect() as bus, bus.subscribe(1, durable="ledger") as ledger:
+                assert await nothing_comes(ledger)
+
+    @promise
+    async def test_a_durable_has_one_holder(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as one, host.connect() as other:
+            async with one.subscribe(1, durable="ledger"):
+                with pytest.raises(RefusedError, match="durable_in_use"):
+                    async with other.subscribe(1, durable="ledger"):
+                        pass
+            await one.drain()
+            async with other.subscribe(1, durable="ledger"):
+                pass
+
+    @promise
+    async def test_a_durable_can_be_forgotten(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, auto_ack=False) as holder:
+            await bus.publish_many(NUMBERED[:2], class_id=1)
+            async with bus.subscribe(1, durable="ledger", start="earliest") as ledger:
+                assert await payloads(ledger, 1) == NUMBERED[:1]
+                ledger.forget()
+            async with bus.subscribe(1, durable="ledger", start="earliest") as ledger:
+                assert await payloads(ledger, 2) == NUMBERED[:2]
+            assert await payloads(holder, 2) == NUMBERED[:2]
+
+    # Positions -----------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_subscription_begins_where_it_was_asked_to(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, auto_ack=False):
+            await bus.publish_many(NUMBERED, class_id=1)
+            long_ago = datetime.now(UTC) - timedelta(days=1)
+            for start, expected in (
+                ("earliest", NUMBERED),
+                ("last", NUMBERED[9:]),
+                ("last_values", NUMBERED[9:]),
+                ("new", []),
+                ("waiting", []),
+                (4, NUMBERED[4:]),
+                (long_ago, NUMBERED),
+            ):
+                async with bus.subscribe(1, start=start) as messages:
+                    assert await all_payloads(messages, len(expected)) == expected, start
+
+    @promise
+    async def test_who_comes_late_may_begin_with_the_last_value_of_each_channel(self) -> None:
+        async with (
+            self.host(CLOCKLESS) as host,
+            host.connect() as bus,
+            bus.subscribe(1) as messages,
+        ):
+            await bus.keep_last_values(1)
+            for number, payload in enumerate(NUMBERED):
+                await bus.publish(payload, class_id=1, channel=f"{'ab'[number % 2]}.{number % 3}")
+            await bus.publish(b"", class_id=1, channel="a.2")  # Takes the value away.
+            assert await payloads(messages, 11) == [*NUMBERED, b""]
+            await bus.drain()
+            async with bus.subscribe(1, "a.*", start="last_values") as late:
+                assert await payloads(late, 2) == [NUMBERED[4], NUMBERED[6]]
+                await bus.publish(b"new", class_id=1, channel="a.2")
+                assert await payloads(late, 1) == [b"new"]
+            async with bus.subscribe(1, start="last_values") as late:
+                expected = [NUMBERED[number] for number in (4, 5, 6, 7, 9)]
+                assert await payloads(late, 6) == [*expected, b"new"]
+                assert await nothing_comes(late)
+            async with bus.subscribe(1, start="last_values", max_in_flight=1) as late:
+                assert await payloads(late, 1) == expected[:1]
+                host.hang_up()
+                got: set[bytes] = set()
+                while b"new" not in got:
+                    got.update(await payloads(late, 1))
+                assert got >= {*expected[1:], b"new"}
+
+    # Looks ---------------------------------------------------------------------------------------
+
+    @promise
+    async def test_a_look_at_what_the_bus_holds_changes_nobodys_position(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            for first, count, expected in (
+                (0, 100, NUMBERED),
+                (0, 3, NUMBERED[:3]),
+                (7, 100, NUMBERED[7:]),
+                (10, 1, []),
+                (0, 0, []),
+            ):
+                found = await bus.fetch(1, first, count)
+                assert [message.payload for message in found] == expected
+                assert [message.sequence for message in found] == list(
+                    range(first, first + len(expected))
+                )
+            for days, expected in ((-1, NUMBERED), (1, [])):
+                when = datetime.now(UTC) + timedelta(days=days)
+                found = await bus.fetch(1, 5, 100, time=when)
+                assert [message.payload for message in found] == expected
+            async with bus.subscribe(1) as messages:
+                assert await payloads(messages, 10) == NUMBERED
+
+    @promise
+    async def test_who_asks_is_told_what_waits_for_what(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect(name="till") as bus:
+            await bus.publish_many(NUMBERED, class_id="orders", channel="orders.eu")
+            waiting = await bus.explain("orders")
+            assert (waiting.name, waiting.stored, waiting.backlog) == ("orders", 10, 10)
+            async with bus.subscribe("orders", "orders.*", max_in_flight=2, auto_ack=False) as got:
+                await payloads(got, 2)
+                [position] = (await bus.explain("orders")).positions
+                assert (position.in_flight, position.in_flight_max, position.unsent) == (2, 2, 8)
+                assert (position.waits, position.name) == ("acks", "till")
+                assert "2 of 2 in flight" in position.waits_for
+                [there] = (await bus.explain(channel="orders.eu")).classes
+                assert [match.pattern for match in there.matches] == ["orders.*"]
+                session = await bus.explain(session=position.session)
+                assert (session.name, len(session.positions)) == ("till", 1)
+                assert [line.name for line in (await bus.explain()).classes] == ["orders"]
+            with pytest.raises(RefusedError, match="unknown_class"):
+                await bus.explain("invoices")
+            with pytest.raises(RefusedError, match="unknown_session"):
+                await bus.explain(session=99)
+            assert [line.name for line in (await bus.explain()).classes] == ["orders"]
+
+    @promise
+    async def test_what_is_purged_comes_to_nobody(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            assert await bus.purge(1, 2, 4) == 2
+            assert await bus.purge(1, 3, 5) == 1
+            rest = NUMBERED[:2] + NUMBERED[5:]
+            assert [message.payload for message in await bus.fetch(1)] == rest
+            async with bus.subscribe(1, auto_ack=False) as messages:
+                assert await payloads(messages, 7) == rest
+                assert await bus.purge(1) == 7
+                assert await bus.fetch(1) == []
+
+    @promise
+    async def test_what_was_looked_at_is_nobodys_to_acknowledge(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish(b"", class_id=1)
+            [message] = await bus.fetch(1)
+            with pytest.raises(LocalProtocolError):
+                message.ack()
+
+
+async def _take_from(subscriptions: tuple[Any, ...], count: int) -> list[tuple[int, Any]]:
+    """So many messages, from whichever gets them, and which that was."""
+    got: list[tuple[int, Any]] = []
+    while len(got) < count:
+        for who, subscription in enumerate(subscriptions):
+            some = await subscription.take(count, 0.01)
+            got += [(who, message) for message in some]
+    return got
