@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "simplebus"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 CORE = sorted(
-    path for part in ("core", "nats", "monitor") for path in (PACKAGE / part).rglob("*.py")
+    path
+    for part in ("core", "nats", "monitor", "client/core")
+    for path in (PACKAGE / part).rglob("*.py")
 )
 
 BANNED_IN_CORE = {
@@ -39,13 +41,13 @@ LAYERS = {
     "core": {"core"},
     "nats": {"core", "nats"},
     "storage": {"core", "storage"},
-    "engine": {"core", "engine", "nats"},
+    "net": {"core", "nats", "net"},
+    "jetstream": {"core", "jetstream", "nats", "net"},
     "monitor": {"core", "monitor", "nats"},
-    "server": {"core", "engine", "monitor", "nats", "server", "storage", "tls"},
-    "client": {"core", "client", "tls", "toml"},
-    "gateway": {"bridge", "client", "config", "core", "gateway", "memory", "monitor", "toml"},
+    "server": {"console", "core", "jetstream", "monitor", "nats", "net", "server", "storage"},
+    "client": {"client", "core", "net"},
+    "gateway": {"bridge", "client", "config", "core", "gateway", "memory", "monitor", "net"},
 }
-LINES_MAX = 600
 TOP_LEVEL = {"pyproject.toml", "simplebus", "protocol", "tests", "load", "README.md", "rps.png"}
 
 READ = pytest.mark.xdist_group("sources")
@@ -111,13 +113,6 @@ def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
         assert inner <= LAYERS[layer], f"{path.relative_to(ROOT)} imports {inner - LAYERS[layer]}"
 
 
-@READ
-def test_the_bus_knows_nothing_of_the_client() -> None:
-    for path in sorted((PACKAGE / "core").glob("*.py")):
-        theirs = {name for name in facts(path).imports if name.startswith("simplebus.client.core")}
-        assert not theirs, f"{path.name} imports {theirs}"
-
-
 def test_every_public_name_is_loaded_from_where_it_is() -> None:
     import simplebus
 
@@ -129,7 +124,7 @@ def test_every_public_name_is_loaded_from_where_it_is() -> None:
 
 def test_a_server_does_not_load_the_client() -> None:
     code = (
-        "import sys, simplebus.cli, simplebus.server.serve; "
+        "import sys, simplebus.cli, simplebus.server.run; "
         "sys.exit(any(m.startswith(('simplebus.client', 'anyio')) for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
@@ -142,18 +137,17 @@ def test_importing_simplebus_does_not_bring_the_server() -> None:
 
 def test_importing_simplebus_does_not_bring_spark() -> None:
     code = (
-        "import sys, simplebus, simplebus.spark.options, simplebus.spark.planner; "
+        "import sys, simplebus, simplebus.spark.options, simplebus.spark.read.planner; "
         "sys.exit(bool({'pyspark', 'pyarrow', 'pandas'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 @READ
-def test_each_file_opens_with_its_law_and_stays_small() -> None:
+def test_each_file_says_what_it_is() -> None:
     for path in SOURCES:
         text, where = path.read_text(), path.relative_to(ROOT)
         assert facts(path).law, f"{where} does not say what it is"
-        assert text.count("\n") <= LINES_MAX, f"{where} has more lines"
         if path.name not in ("__init__.py", "__main__.py"):
             assert "from __future__ import annotations" in text, f"{where} reads annotations"
 

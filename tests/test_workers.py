@@ -12,7 +12,7 @@ from simplebus.console.workers import WorkerError, Workers, open_workers, senten
 
 ECHO = """
 import trio
-from simplebus.lines import standard_input
+from simplebus.console.stdin_lines import standard_input
 
 async def main():
     async for word in standard_input():

@@ -476,7 +476,7 @@ def test_a_codec_shows_its_type() -> None:
 def test_neither_pydantic_nor_protobuf_is_imported_by_ours() -> None:
     code = (
         "import sys\n"
-        "import simplebus.client.codecs, simplebus.client.registry\n"
+        "import simplebus.client.codecs, simplebus.client.message_types\n"
         "print(*sorted({'pydantic', 'google.protobuf'} & set(sys.modules)))"
     )
     done = subprocess.run(

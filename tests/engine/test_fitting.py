@@ -229,7 +229,7 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
             await link.ask(f"STREAM.DELETE.{name}")
             while (await fitted(Settings(), cluster)).identity != before:  # Another was first.
                 await link.ask(f"STREAM.DELETE.{name}")
-            body = cluster_id.consumers.identity_stream(cluster, "another")
+            body = cluster_id.api.identity_stream(cluster, "another")
             while f"the stream {name} was deleted meanwhile" not in caplog.text:
                 try:
                     await link.ask(f"STREAM.DELETE.{name}")

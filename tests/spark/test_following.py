@@ -12,7 +12,7 @@ Traceback (most recent call last):
     process()
   File "bus.py", line 2, in read
     raise DataLossError(told)
-simplebus.spark.planner.DataLossError: messages 20 to 54 of class 1 at h:1 are lost: gone
+simplebus.spark.read.planner.DataLossError: messages 20 to 54 of class 1 at h:1 are lost: gone
  SQLSTATE: 38000
 """
 CHAINED = """Traceback (most recent call last):

@@ -30,7 +30,8 @@ def test_executors_import_the_package_that_the_driver_has(tmp_path: Path) -> Non
     place = tmp_path / "simplebus.zip"
     write_package(place)
     code = (
-        f"import sys; sys.path.insert(0, {str(place)!r}); import pkgutil, simplebus.spark.planner; "
+        f"import sys; sys.path.insert(0, {str(place)!r}); import pkgutil; "
+        "import simplebus.spark.read.planner; "
         "assert simplebus.__file__.startswith(sys.path[0]), simplebus.__file__; "
         "assert 'pyspark_simplebus' in {m.name for m in pkgutil.iter_modules(sys.path[:1])}"
     )
