@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from places import place
+
+from tests.support.cache_folder import place
 
 TESTS = Path(__file__).resolve().parent
 IN_CI = bool(os.environ.get("CI"))

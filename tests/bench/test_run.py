@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from programs import run, server
+
+from tests.support.programs import run, server
 
 
 @pytest.mark.long

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .nats_lanes import one_bus, one_nats
+from tests.bridge.nats_copiers import one_bus, one_nats
 
 __all__ = ["one_bus", "one_nats"]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import trio
-from engine.nats_servers import NatsServer
 
 import simplebus
 from simplebus.bridge.copier import Lane
@@ -18,9 +17,16 @@ from simplebus.bridge.settings import Bridge, Copied
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.nats.client import encode
 from simplebus.testing.server import BusServer, bus_server
-
-from .buses import numbered, payloads
-from .nats_lanes import PATIENCE_SECONDS, copying, stored, stream, until, wired
+from tests.bridge.memory_buses import numbered, payloads
+from tests.bridge.nats_copiers import (
+    PATIENCE_SECONDS,
+    copying,
+    stored,
+    stream,
+    until,
+    wired,
+)
+from tests.jetstream.nats_servers import NatsServer
 
 NAMES = iter(range(1000))
 

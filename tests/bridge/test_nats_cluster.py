@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import trio
-from engine.nats_servers import NatsServer, cluster
 
 import simplebus
 from simplebus.bridge.nats_connection import NatsWire, nats_wired
@@ -17,10 +16,10 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.testing.server import bus_server
-
-from .buses import numbered
-from .nats_lanes import until, wired
-from .test_processes import Killed
+from tests.bridge.memory_buses import numbered
+from tests.bridge.nats_copiers import until, wired
+from tests.bridge.test_processes import Killed
+from tests.jetstream.nats_servers import NatsServer, cluster
 
 PATIENCE_SECONDS = 600.0
 ENOUGH = 100

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 import trio
-from engine.nats_servers import NatsServer
 
 import simplebus
 from simplebus.bridge.build import _SERVERS_MAX, _one_place
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.testing.server import BusServer
-
-from .buses import numbered
-from .nats_lanes import bridged, wired
+from tests.bridge.memory_buses import numbered
+from tests.bridge.nats_copiers import bridged, wired
+from tests.jetstream.nats_servers import NatsServer
 
 PATIENCE_SECONDS = 120.0
 

@@ -10,7 +10,6 @@ from subprocess import DEVNULL
 
 import pytest
 import trio
-from programs import ROOT, program, started
 from typer.testing import CliRunner
 
 import simplebus
@@ -25,6 +24,7 @@ from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.server.run import ServeOptions, serve
 from simplebus.testing.server import bus_server
+from tests.support.programs import ROOT, program, started
 
 COUNT = 2000
 PATIENCE_SECONDS = 120.0

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator
 import anyio
 import pytest
 
-from client.bus_server import PATIENCE_SECONDS, BusServer, bus_server
 from simplebus.core.settings import Settings
+from tests.client.bus_server import PATIENCE_SECONDS, BusServer, bus_server
 
 Main = Callable[[], Awaitable[None]]
 Run = Callable[[Main], None]

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 import simplebus
-from client.bus_server import BusServer
-from client.conftest import Run
 from simplebus import DecodeError, MemoryBus
+from tests.client.bus_server import BusServer
+from tests.client.conftest import Run
 
 registry = simplebus.Registry()
 

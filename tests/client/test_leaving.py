@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 import simplebus
-from client.bus_server import BusServer
-from client.conftest import Run
 from simplebus import Message, RawSubscription
 from simplebus.client.aio.bus import Bus
 from simplebus.client.blocking.subscription import BlockingRawSubscription
 from simplebus.core.settings import Settings
+from tests.client.bus_server import BusServer
+from tests.client.conftest import Run
 
 NUMBERED = [b"0", b"1", b"2", b"3"]
 registry = simplebus.Registry()

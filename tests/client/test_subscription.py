@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 import simplebus
-from client.bus_server import BusServer, loops_give, until
-from client.conftest import Run
-from client.false_bus import false_bus, refuse
 from simplebus import DecodeError, LocalProtocolError, RefusedError
 from simplebus.client.aio.bus import Bus
 from simplebus.client.aio.subscription import BaseSubscription
 from simplebus.core.protocol import frames
+from tests.client.bus_server import BusServer, loops_give, until
+from tests.client.conftest import Run
+from tests.client.faulty_bus import false_bus, refuse
 
 NUMBERED = [b"message %d" % number for number in range(100)]
 registry = simplebus.Registry()

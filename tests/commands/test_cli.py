@@ -13,12 +13,18 @@ from pathlib import Path
 import pytest
 import trio
 import typer
-from programs import ROOT, environment, program, run, server
 from typer.testing import CliRunner
 
 import simplebus
 from simplebus import cli
 from simplebus.core.errors import BusConnectionError
+from tests.support.programs import (
+    ROOT,
+    environment,
+    program,
+    run,
+    server,
+)
 
 COMMANDS = typer.main.get_group(cli.app).commands
 

@@ -6,12 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
-from core.talk2 import ack, enveloped, on_channel, peer2, publish, subscribe
-from storage.kept_bus import KeptBus
 from typer.testing import CliRunner, Result
 
 from simplebus.commands.journal import app
 from simplebus.storage.errors import JournalError
+from tests.behaviour.wire_peer_v2 import (
+    ack,
+    enveloped,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.storage.journaled_broker import KeptBus
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from programs import run, server
 from rich.console import Console
 
 import simplebus
 from simplebus.commands.top import Facts, figure, fitted, plain, sparkline
+from tests.support.programs import run, server
 
 HOSTILE = "evil\x1b[31m[bold]name"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from programs import program
 from typer.testing import CliRunner
 
 from simplebus.cli import app
@@ -22,6 +21,7 @@ from simplebus.core.users.passwords import quick_hash
 from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
 from simplebus.server.preauth.address_limits import Addresses, Buckets, is_loopback
 from simplebus.server.preauth.auth_worker import is_password
+from tests.support.programs import program
 
 SERVE = typer.main.get_group(app).commands["serve"]
 

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
-from core.talk import Bus, numbered
-from core.talk import ack as ack1
-from core.talk import connect as connect1
-from core.talk import publish as publish1
-from core.talk import subscribe as subscribe1
-from core.talk2 import (
+from simplebus.core import dead_letters
+from simplebus.core.errors import Reason
+from simplebus.core.limits import DEAD_LETTERS_MAX, Limits
+from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
+from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer import ack as ack1
+from tests.behaviour.wire_peer import connect as connect1
+from tests.behaviour.wire_peer import publish as publish1
+from tests.behaviour.wire_peer import subscribe as subscribe1
+from tests.behaviour.wire_peer_v2 import (
     ENVELOPE,
     FETCH,
     Peer2,
@@ -28,10 +32,6 @@ from core.talk2 import (
     subscribe,
     timed,
 )
-from simplebus.core import dead_letters
-from simplebus.core.errors import Reason
-from simplebus.core.limits import DEAD_LETTERS_MAX, Limits
-from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
 
 DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
 """The id of the class in which those of class 1 lie."""

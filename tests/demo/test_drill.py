@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import program
 
 from simplebus.demo import drill
 from simplebus.demo.display import PlainDisplay
+from tests.support.programs import program
 
 
 def children(pid: int) -> list[int]:

@@ -20,13 +20,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from needs import needed
-from oracles import DELIMITER, build_frame, group_ids, parse_ack, parse_connect, parse_frame
-from oracles import split_frames as split
-from programs import PATIENCE_SECONDS, Program, server
-from strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
 from load.ports import free_port
+from tests.support.oracles import (
+    DELIMITER,
+    build_frame,
+    group_ids,
+    parse_ack,
+    parse_connect,
+    parse_frame,
+)
+from tests.support.oracles import split_frames as split
+from tests.support.programs import PATIENCE_SECONDS, Program, server
+from tests.support.requirements import needed
+from tests.support.strategies import (
+    ACK,
+    CONNECT,
+    HEARTBEAT,
+    MESSAGE,
+    SUBSCRIBE,
+)
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "protocol" / "dotnet"

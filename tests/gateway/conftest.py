@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.listening import guarded_bus
 from simplebus.gateway import ModuleBus
+from tests.gateway.recording_modules import guarded_bus
 
 
 @pytest.fixture

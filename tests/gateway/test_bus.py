@@ -10,7 +10,6 @@ from functools import partial
 
 import pytest
 
-from gateway.listening import SOON, Held, Listener, assert_no_threads_left, in_thread, said
 from simplebus.gateway import (
     Full,
     ModuleBus,
@@ -18,6 +17,14 @@ from simplebus.gateway import (
     ModuleBusFullError,
     ModuleMessage,
     Result,
+)
+from tests.gateway.recording_modules import (
+    SOON,
+    Held,
+    Listener,
+    assert_no_threads_left,
+    in_thread,
+    said,
 )
 
 BOTH = "begins", "ends"

@@ -10,8 +10,14 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from gateway.listening import Held, Listener, assert_no_threads_left, in_thread, said
 from simplebus.gateway import ModuleBus, ModuleBusError, ModuleBusFullError, ModuleMessage
+from tests.gateway.recording_modules import (
+    Held,
+    Listener,
+    assert_no_threads_left,
+    in_thread,
+    said,
+)
 
 
 class Task:

@@ -8,7 +8,8 @@ import sys
 from textwrap import dedent
 
 import pytest
-from programs import PATIENCE_SECONDS, ROOT, environment
+
+from tests.support.programs import PATIENCE_SECONDS, ROOT, environment
 
 PROGRAM = """
     import signal

@@ -12,25 +12,25 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from gateway import parts
-from gateway.listening import assert_no_threads_left, said
 from simplebus.config.mistakes import ConfigError
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway.config import GatewayPlan, ModulePlan, parse
 from simplebus.gateway.gateway import Gateway, open_gateway
 from simplebus.gateway.module import Module
 from simplebus.gateway.supervisor import State
+from tests.gateway import sample_modules
+from tests.gateway.recording_modules import assert_no_threads_left, said
 
-HERE = "gateway.parts"
+HERE = "tests.gateway.sample_modules"
 KINDS = pytest.mark.parametrize("kind", ["Recorder", "BlockingRecorder"])
 
 
 @pytest.fixture(autouse=True)
 def happened() -> Iterator[list[tuple[str, ...]]]:
-    parts.HAPPENED.clear()
-    parts.Recorder.failed = 0
-    parts.BlockingRecorder.threads.clear()
-    yield parts.HAPPENED
+    sample_modules.HAPPENED.clear()
+    sample_modules.Recorder.failed = 0
+    sample_modules.BlockingRecorder.threads.clear()
+    yield sample_modules.HAPPENED
     assert_no_threads_left()
 
 
@@ -39,11 +39,11 @@ def module(name: str, kind: str = "Recorder", **settings: object) -> ModulePlan:
 
 
 def heard(name: str) -> list[str]:
-    return [what[2] for what in parts.HAPPENED if what[:2] == (name, "receive")]
+    return [what[2] for what in sample_modules.HAPPENED if what[:2] == (name, "receive")]
 
 
 def steps(*names: str) -> list[tuple[str, ...]]:
-    return [what for what in parts.HAPPENED if what[1] in names]
+    return [what for what in sample_modules.HAPPENED if what[1] in names]
 
 
 async def quiet(gateway: Gateway) -> None:
@@ -77,7 +77,9 @@ async def test_one_that_does_not_get_ready_is_told_and_waited_for_until_it_is_to
         nursery.start_soon(gateway.apply, GatewayPlan((one, stuck, other)))
         await trio.sleep(60)
         assert caplog.text.count("module 'stuck' is not started in 10 s: it is waited for") == 1
-        assert [what for what in parts.HAPPENED if what[0] == "other"] == [("other", "create")]
+        assert [what for what in sample_modules.HAPPENED if what[0] == "other"] == [
+            ("other", "create")
+        ]
         nursery.start_soon(gateway.add, module("late"))
         await trio.sleep(1)  # It comes behind all that.
         if how == "apply":
@@ -110,15 +112,15 @@ async def test_modules_hear_whom_they_are_linked_to(kind: str) -> None:
         assert heard("one") == ["HELLO"]
         assert gateway.statistics().links == (("*", "shout"), ("*", "all"), ("all", "none"))
     if kind == "BlockingRecorder":
-        assert len(parts.BlockingRecorder.threads) == 3
+        assert len(sample_modules.BlockingRecorder.threads) == 3
 
 
 async def test_what_is_said_at_the_start_waits_for_those_who_start_later() -> None:
-    class Early(parts.Recorder):
+    class Early(sample_modules.Recorder):
         async def start(self) -> None:
             await self.bus.publish(b"early")
 
-    early = ModulePlan("early", "", parts.Settings(), factory=Early)
+    early = ModulePlan("early", "", sample_modules.Settings(), factory=Early)
     plan = GatewayPlan((early, module("late")), (("early", "late"),))
     async with open_gateway(plan) as gateway:
         await quiet(gateway)
@@ -143,7 +145,7 @@ async def test_one_with_a_thread_is_made_again_too(
 
 
 @KINDS
-@pytest.mark.parametrize("how", parts.RAISED)
+@pytest.mark.parametrize("how", sample_modules.RAISED)
 @pytest.mark.parametrize("where", ["create", "start", "2", "run"])
 async def test_one_that_raises_what_ends_programs_has_failed_and_nothing_else_ends(
     kind: str, where: str, how: str, monkeypatch: pytest.MonkeyPatch
@@ -151,7 +153,9 @@ async def test_one_that_raises_what_ends_programs_has_failed_and_nothing_else_en
     if (kind, where) == ("BlockingRecorder", "run"):
         kind = "BlockingRunner"
     monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
-    why = "it called sys.exit(3)" if how == "exits" else f"it raised {parts.RAISED[how]()!r}"
+    why = (
+        "it called sys.exit(3)" if how == "exits" else f"it raised {sample_modules.RAISED[how]()!r}"
+    )
     await fail_twice(kind, where, why=f"RuntimeError: {why}", how=how)
 
 
@@ -172,7 +176,7 @@ async def test_ctrl_c_that_nobody_has_pressed_is_its_own_failure(
     def made() -> BaseException:
         return BaseExceptionGroup("of a nursery", [KeyboardInterrupt()])
 
-    monkeypatch.setitem(parts.RAISED, "in a task", made)
+    monkeypatch.setitem(sample_modules.RAISED, "in a task", made)
     monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
     with trio.open_signal_receiver(signal.SIGINT):  # As `simplebus gateway` hears it.
         await fail_twice(
@@ -191,7 +195,7 @@ async def test_a_cancellation_that_it_has_kept_is_its_own_failure(
         except trio.Cancelled as error:
             kept = error
             raise
-    monkeypatch.setitem(parts.RAISED, "kept", lambda: kept)
+    monkeypatch.setitem(sample_modules.RAISED, "kept", lambda: kept)
     monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
     await fail_twice("Recorder", "2", why="RuntimeError: it raised Cancelled(", how="kept")
 
@@ -247,16 +251,16 @@ async def test_quiet_is_also_waited_for_when_a_module_has_just_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
-    parts.Stuck.go.clear()
-    parts.Stuck.entered.clear()
+    sample_modules.Stuck.go.clear()
+    sample_modules.Stuck.entered.clear()
     plan = GatewayPlan((module("a", "StuckLater", fails="start"),), (("*", "a"),))
     async with open_gateway(plan) as gateway:
         await gateway.publish(said("1"))
-        await trio.to_thread.run_sync(parts.Stuck.entered.wait)
+        await trio.to_thread.run_sync(sample_modules.Stuck.entered.wait)
         with trio.move_on_after(0) as scope:
             await quiet(gateway)
         assert scope.cancelled_caught, "it is in its callback"
-        parts.Stuck.go.set()
+        sample_modules.Stuck.go.set()
         await quiet(gateway)
         assert gateway.statistics().modules[0].failures == 1
 
@@ -267,7 +271,7 @@ async def test_pauses_grow_and_begin_again_after_a_long_while(
     times: list[float] = []
     enough = trio.Event()
 
-    class Failing(parts.Recorder):
+    class Failing(sample_modules.Recorder):
         async def run(self) -> None:
             times.append(trio.current_time())
             if len(times) == 9:
@@ -276,7 +280,7 @@ async def test_pauses_grow_and_begin_again_after_a_long_while(
                 enough.set()
             raise ValueError("on purpose")
 
-    plan = GatewayPlan((ModulePlan("a", "", parts.Settings(), factory=Failing),))
+    plan = GatewayPlan((ModulePlan("a", "", sample_modules.Settings(), factory=Failing),))
     async with open_gateway(plan) as gateway:
         await enough.wait()
         assert gateway.statistics().modules[0].failures >= 9
@@ -322,12 +326,12 @@ async def test_an_entry_point_that_gives_no_module_is_told(
 
 
 async def test_run_waits_for_room_at_its_own_module() -> None:
-    class Talker(parts.Recorder):
+    class Talker(sample_modules.Recorder):
         async def run(self) -> None:
             for number in range(100):
                 await self.bus.publish(b"%d" % number)
 
-    talker = ModulePlan("a", "", parts.Settings(), places=2, factory=Talker)
+    talker = ModulePlan("a", "", sample_modules.Settings(), places=2, factory=Talker)
     async with open_gateway(GatewayPlan((talker,), (("a", "a"),))) as gateway:
         while len(heard("a")) < 100:
             await trio.lowlevel.checkpoint()
@@ -336,7 +340,7 @@ async def test_run_waits_for_room_at_its_own_module() -> None:
 
 
 async def test_health_is_plain_values_with_rates(autojump_clock: trio.testing.MockClock) -> None:
-    class Talker(parts.Recorder):
+    class Talker(sample_modules.Recorder):
         async def run(self) -> None:
             while True:
                 await trio.sleep(0.5)
@@ -345,14 +349,14 @@ async def test_health_is_plain_values_with_rates(autojump_clock: trio.testing.Mo
         def health(self) -> dict[str, object]:
             return {"mood": "fine", "level": 3, "odd": [1]}
 
-    class Mute(parts.Recorder):
+    class Mute(sample_modules.Recorder):
         def health(self) -> dict[str, object]:
             raise ValueError("on purpose")
 
     plan = GatewayPlan(
         (
-            ModulePlan("talker", "x", parts.Settings(), factory=Talker),
-            ModulePlan("mute", "x", parts.Settings(), factory=Mute),
+            ModulePlan("talker", "x", sample_modules.Settings(), factory=Talker),
+            ModulePlan("mute", "x", sample_modules.Settings(), factory=Mute),
             module("fails", fails="start", times=99),
         ),
         (("talker", "mute"),),
@@ -408,7 +412,7 @@ async def test_a_module_is_replaced_and_hears_what_waited() -> None:
         await gateway.replace(module("a", "BlockingRecorder"))
         await gateway.publish(said("two"))
         await quiet(gateway)
-        assert [what[1] for what in parts.HAPPENED if what[1] != "modules"] == [
+        assert [what[1] for what in sample_modules.HAPPENED if what[1] != "modules"] == [
             "create", "start", "run", "receive", "destroy", "create", "start", "receive",
         ]  # fmt: skip
         assert heard("a") == ["one", "two"]
@@ -471,7 +475,7 @@ async def test_a_plan_is_applied_and_what_is_as_before_goes_on() -> None:
         (("*", "stays"), ("comes", "stays"), ("*", "changes")),
     )
     async with open_gateway(before) as gateway:
-        parts.HAPPENED.clear()
+        sample_modules.HAPPENED.clear()
         await gateway.apply(after)
         await quiet(gateway)
         assert gateway.names == ("comes", "shrinks", "stays", "changes")
@@ -484,10 +488,10 @@ async def test_a_plan_is_applied_and_what_is_as_before_goes_on() -> None:
             ("shrinks", "create"),
             ("shrinks", "destroy"),
         ]
-        parts.HAPPENED.clear()
+        sample_modules.HAPPENED.clear()
         await gateway.apply(after)
         await quiet(gateway)
-        assert parts.HAPPENED == []
+        assert sample_modules.HAPPENED == []
 
 
 # The end -----------------------------------------------------------------------------------------
@@ -506,8 +510,8 @@ async def test_what_a_failed_module_had_is_heard_out_too(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     for place in "1", "3":  # With messages in its hands; and with some that come while it lies.
-        parts.HAPPENED.clear()
-        parts.Recorder.failed = 0
+        sample_modules.HAPPENED.clear()
+        sample_modules.Recorder.failed = 0
         plan = GatewayPlan((module("a", fails=place),), (("*", "a"),))
         async with open_gateway(plan) as gateway:
             for number in "123":
@@ -522,19 +526,19 @@ async def test_what_a_failed_module_had_is_heard_out_too(
 async def test_one_that_does_not_end_is_given_up(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parts.Stuck.go.clear()
-    parts.Stuck.entered.clear()
+    sample_modules.Stuck.go.clear()
+    sample_modules.Stuck.entered.clear()
     plan = GatewayPlan((module("a", "Stuck"), module("b")), (("*", "a"),))
     async with open_gateway(plan, drain=1, grace=2) as gateway:
         for _ in range(3):
             await gateway.publish(ModuleMessage(b"x"))
         with trio.fail_after(60):
-            while not parts.Stuck.entered.is_set():
+            while not sample_modules.Stuck.entered.is_set():
                 await trio.lowlevel.checkpoint()
     assert "not all was heard out in 1 s" in caplog.text
     assert "'a' does not end: given up after 2 s" in caplog.text
     assert gateway.statistics().lost == 2
-    parts.Stuck.go.set()
+    sample_modules.Stuck.go.set()
 
 
 async def test_an_error_in_the_block_ends_the_modules_too() -> None:

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from certificates import Authority
-from programs import PATIENCE_SECONDS, program, server
 from typer.testing import CliRunner
 
 import simplebus
 from load.ports import free_port
 from simplebus import cli
+from tests.support.certificates import Authority
+from tests.support.programs import PATIENCE_SECONDS, program, server
 
 WRITER = '''
 """Writes what it hears into a database."""

@@ -68,7 +68,7 @@ def test_the_page_names_tests_and_calls_that_are_there() -> None:
     here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     for name in re.findall(r"\*(test_\w+)\*", PAGE):
         assert f"def {name}(" in here, name
-    (calls,) = re.findall(r"`simplebus\.gateway\.plain`: (.*?)\. The last", PAGE, re.DOTALL)
+    (calls,) = re.findall(r"`simplebus\.gateway\.result_codes`: (.*?)\. The last", PAGE, re.DOTALL)
     for name in re.findall(r"`(\w+)`", calls):
         assert callable(getattr(result_codes, name)), name
     assert re.findall(r"^\| `([A-Z]+)` \|", PAGE, re.MULTILINE) == [each.name for each in Result]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway import test_srs_bus, test_srs_modules, test_srs_worker
-from gateway.srs import ITEMS
+from tests.gateway import test_srs_bus, test_srs_modules, test_srs_worker
+from tests.gateway.requirements import ITEMS
 
 
 def test_each_of_the_65_items_is_a_test() -> None:

@@ -12,7 +12,8 @@ import weakref
 
 import pytest
 
-from gateway.listening import (
+from simplebus.gateway import ModuleBus, ModuleMessage, Result, result_codes
+from tests.gateway.recording_modules import (
     SOON,
     Held,
     Listener,
@@ -20,7 +21,6 @@ from gateway.listening import (
     in_thread,
     said,
 )
-from simplebus.gateway import ModuleBus, ModuleMessage, Result, result_codes
 
 # Create
 

@@ -11,7 +11,8 @@ import weakref
 
 import pytest
 
-from gateway.listening import (
+from simplebus.gateway import ModuleBus, ModuleBusFullError, Result, result_codes
+from tests.gateway.recording_modules import (
     SOON,
     Held,
     Listener,
@@ -19,7 +20,6 @@ from gateway.listening import (
     in_thread,
     said,
 )
-from simplebus.gateway import ModuleBus, ModuleBusFullError, Result, result_codes
 
 
 def modules(bus: ModuleBus) -> list[object]:

@@ -11,7 +11,9 @@ from collections import deque
 
 import pytest
 
-from gateway.listening import (
+from simplebus.gateway import ModuleBus, ModuleMessage
+from simplebus.gateway.mailbox import Mailbox
+from tests.gateway.recording_modules import (
     SOON,
     Held,
     Listener,
@@ -19,8 +21,6 @@ from gateway.listening import (
     in_thread,
     said,
 )
-from simplebus.gateway import ModuleBus, ModuleMessage
-from simplebus.gateway.mailbox import Mailbox
 
 
 def test_13_026_a_worker_calls_its_own_module(bus: ModuleBus) -> None:

@@ -14,11 +14,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from memory.conftest import Run
 from simplebus import Bus, BusConnectionError, Message, RefusedError, Registry, UnboundTypeError
 from simplebus.core.errors import Reason
 from simplebus.core.settings import Settings
 from simplebus.memory.bus import MemoryBus
+from tests.memory.conftest import Run
 
 registry = Registry()
 

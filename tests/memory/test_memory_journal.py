@@ -12,11 +12,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from memory.conftest import Run
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.memory.bus import MemoryBus
 from simplebus.storage.errors import JournalError
+from tests.memory.conftest import Run
 
 
 async def fill(memory: MemoryBus, count: int = 3) -> None:

@@ -10,11 +10,11 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from browser import Browser, browser
-from programs import Program, server
 from prometheus_client.parser import text_string_to_metric_families
 
 import simplebus
+from tests.support.browser import Browser, browser
+from tests.support.programs import Program, server
 
 pytestmark = pytest.mark.xdist_group("browser")
 

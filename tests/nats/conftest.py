@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from nats_running import Door, door
+
+from tests.nats.running_server import Door, door
 
 BOUND = (
     "orders.>=orders",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from certificates import Authority, Pair
+
+from tests.support.certificates import Authority, Pair
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,13 @@ import socket
 
 import pytest
 import trio
-from served import (
+
+from simplebus.core.broker.broker import Settings
+from simplebus.core.errors import Reason
+from simplebus.core.limits import FRAME_BYTES_MIN, Limits
+from simplebus.core.protocol import frames
+from simplebus.server.run import Serving
+from tests.support.running_server import (
     Peer,
     ack,
     class_statistics,
@@ -18,12 +24,6 @@ from served import (
     subscribe,
     until,
 )
-
-from simplebus.core.broker.broker import Settings
-from simplebus.core.errors import Reason
-from simplebus.core.limits import FRAME_BYTES_MIN, Limits
-from simplebus.core.protocol import frames
-from simplebus.server.run import Serving
 
 OFFENCES = {
     "garbage": (b"\x00\xff" * 3000 + frames.DELIMITER, Reason.UNKNOWN_TYPE),

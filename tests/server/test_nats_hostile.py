@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from nats_peer import greeted, nats
-from served import connect, message, serving, until
 
 from simplebus.core.errors import Reason
 from simplebus.nats.limits import NatsLimits
@@ -22,6 +20,13 @@ from simplebus.nats.server.slow_consumers import Hold, Publisher
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.nats_listener import NatsDoor
 from simplebus.server.run import Serving
+from tests.support.nats_peer import greeted, nats
+from tests.support.running_server import (
+    connect,
+    message,
+    serving,
+    until,
+)
 
 MIB = 1 << 20
 

@@ -9,8 +9,6 @@ import nats as nats_py
 import pytest
 import trio
 from argon2 import PasswordHasher
-from nats_peer import NatsPeer, nats
-from served import Peer, connect, message, serving, subscribe, until
 
 import simplebus
 from simplebus.core.errors import Reason
@@ -25,6 +23,15 @@ from simplebus.nats.server.users import User as NatsUser
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.preauth import auth_worker
 from simplebus.server.run import Serving
+from tests.support.nats_peer import NatsPeer, nats
+from tests.support.running_server import (
+    Peer,
+    connect,
+    message,
+    serving,
+    subscribe,
+    until,
+)
 
 HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from math import inf
 
 import msgspec
-from core import talk
-from core.talk2 import (
+
+from simplebus.core.protocol.envelope_batch import Envelope
+from tests.behaviour import wire_peer
+from tests.behaviour.wire_peer_v2 import (
     CONNECT,
     DELIVER,
     ENVELOPE,
@@ -35,13 +37,16 @@ from core.talk2 import (
     unsubscribe,
     working,
 )
-from oracles import parse_frame, split_frames
-
-from simplebus.core.protocol.envelope_batch import Envelope
-from simulation import letters
-from simulation.history import channel_of, expires_of, opens_of, token_of
-from simulation.network import End, Line
-from simulation.world import World
+from tests.simulation import messages
+from tests.simulation.history import (
+    channel_of,
+    expires_of,
+    opens_of,
+    token_of,
+)
+from tests.simulation.network import End, Line
+from tests.simulation.world import World
+from tests.support.oracles import parse_frame, split_frames
 
 Dial = Callable[[End, str], "Line | None"]
 Processed = dict[tuple[int, str], set[bytes]]
@@ -207,22 +212,22 @@ class Plain(Client):
     def greet(self) -> None:
         self._heard = b""
         self._held.clear()
-        self.say(talk.connect(*self.class_ids))
+        self.say(wire_peer.connect(*self.class_ids))
         if self.reads:
-            self.say(*(talk.subscribe(class_id) for class_id in self.class_ids))
+            self.say(*(wire_peer.subscribe(class_id) for class_id in self.class_ids))
 
     def act(self) -> None:
         chance = self.world.random
         if self.published < self.count:
             for _ in range(chance.randint(1, 4)):
-                data = letters.payload(self.name, self.published)
+                data = messages.payload(self.name, self.published)
                 self.published += 1
-                self.say(talk.publish(chance.choice(self.class_ids), data))
+                self.say(wire_peer.publish(chance.choice(self.class_ids), data))
         chance.shuffle(self._held)
         many = len(self._held) if self.world.calm else chance.randint(0, len(self._held))
         for class_id, number in self._held[:many]:
             if not self.world.chance(0.1):
-                self.say(talk.ack(class_id, number, number + 1))
+                self.say(wire_peer.ack(class_id, number, number + 1))
         del self._held[:many]
 
     def take(self, data: bytes) -> None:
@@ -307,19 +312,19 @@ class Raw(Client):
         self.made += 1
         what = chance.choice(["", "", "c", "c", "ct", "cty", "t", "ty", "ck", "cl", "b"])
         if what == "b":  # An envelope that is none.
-            message = (class_id, ENVELOPE, b"\xff" + letters.payload(self.name, which))
+            message = (class_id, ENVELOPE, b"\xff" + messages.payload(self.name, which))
         elif what:
             bits = what.encode()
             about = Envelope(
                 channel=channel_of(bits).decode(),
-                key=letters.key_of(bits),
+                key=messages.key_of(bits),
                 expires_ms=_milliseconds(expires_of(bits)),
                 not_before_ms=_milliseconds(opens_of(bits)),
             )
-            data = letters.payload(self.name, which, what, size=chance.choice([0, 0, 300]))
-            message = (class_id, ENVELOPE, letters.enveloped(data, about))
+            data = messages.payload(self.name, which, what, size=chance.choice([0, 0, 300]))
+            message = (class_id, ENVELOPE, messages.enveloped(data, about))
         else:
-            message = (class_id, MESSAGE, letters.payload(self.name, which))
+            message = (class_id, MESSAGE, messages.payload(self.name, which))
         self.waiting.append(message)
         self._send(self.first + len(self.waiting) - 1, *message)
 

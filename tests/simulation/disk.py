@@ -22,7 +22,7 @@ from unittest import mock
 from simplebus.storage import journal, recovery
 from simplebus.storage.append_file import AppendFile
 from simplebus.storage.file_names import DROPPED
-from simulation.world import World
+from tests.simulation.world import World
 
 _PAGE_BYTES = 512  # A sector: less than a page of the system's, more places to tear.
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from oracles import parse_frame
-
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
 from simplebus.core.subscription.subscription import Subscription
+from tests.support.oracles import parse_frame
 
 _TOKEN = re.compile(rb"\{([a-z0-9]+)\.(\d+)\.([a-z]*)\}")
 """Stands in every payload: whose it is, which one, and what may become of it."""

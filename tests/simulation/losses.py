@@ -14,9 +14,14 @@ from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import Reason
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.settings import FullPolicy
-from simulation.history import Place, Talk, is_timed, token_of
-from simulation.outliving import Outliving
-from simulation.world import World
+from tests.simulation.history import (
+    Place,
+    Talk,
+    is_timed,
+    token_of,
+)
+from tests.simulation.restarts import Outliving
+from tests.simulation.world import World
 
 
 class Losses(Outliving):

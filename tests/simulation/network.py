@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from simulation.world import World
+from tests.simulation.world import World
 
 CAPACITY = 3000
 """Bytes that are under way in one direction: then who sends waits."""

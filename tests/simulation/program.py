@@ -6,8 +6,6 @@ late, fails, forgets, and comes back.
 
 from __future__ import annotations
 
-from core.consumers import take
-
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.messages import Message
@@ -15,10 +13,16 @@ from simplebus.core.errors import RefusedError, RemoteProtocolError
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import SubscribeRequest
-from simulation import letters
-from simulation.clients import Client, Dial, Processed, Wish
-from simulation.history import token_of
-from simulation.world import World
+from tests.client.core.consumers import take
+from tests.simulation import messages
+from tests.simulation.clients import (
+    Client,
+    Dial,
+    Processed,
+    Wish,
+)
+from tests.simulation.history import token_of
+from tests.simulation.world import World
 
 _BUFFER = ReceiveBuffer(1 << 13)
 
@@ -85,7 +89,7 @@ class Program(Client):
             for _ in range(chance.randint(1, 6)):
                 what = chance.choice(["", "c"])
                 about = Envelope(channel="a.b") if what else None
-                data = letters.payload(self.name, self.made, what)
+                data = messages.payload(self.name, self.made, what)
                 self.core.publish(data, chance.choice(self.class_ids), about)
                 self.made += 1
         if self.inbox.error is not None or self.inbox.request.error is not None:

@@ -13,7 +13,13 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
-from core.talk2 import (
+
+from simplebus.core.broker.broker import Broker
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.session.session import Session
+from simplebus.core.settings import FullPolicy
+from tests.behaviour.wire_peer_v2 import (
     ACK,
     CONFIRM,
     CONNECT,
@@ -27,14 +33,8 @@ from core.talk2 import (
     UNSUBSCRIBE,
     WORKING,
 )
-from oracles import parse_ack, parse_frame, split_frames
-
-from simplebus.core.broker.broker import Broker
-from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.session.session import Session
-from simplebus.core.settings import FullPolicy
-from simulation.history import (
+from tests.simulation.delivery_oracle import Turns
+from tests.simulation.history import (
     Place,
     Sent,
     Talk,
@@ -42,8 +42,8 @@ from simulation.history import (
     is_timed,
     token_of,
 )
-from simulation.letters import dead_letter
-from simulation.turns import Turns
+from tests.simulation.messages import dead_letter
+from tests.support.oracles import parse_ack, parse_frame, split_frames
 
 
 class Promises(Turns):

@@ -28,11 +28,11 @@ from simplebus.server.journal.pump import Keeping, load
 from simplebus.storage.directory import Directory, take
 from simplebus.storage.errors import JournalError
 from simplebus.storage.journal import Journal
-from simulation.disk import Crash, Disk
-from simulation.network import End, Line
-from simulation.promises import Promises
-from simulation.stepped import SteppedReader, SteppedWriter, Token
-from simulation.world import World
+from tests.simulation.disk import Crash, Disk
+from tests.simulation.network import End, Line
+from tests.simulation.promises import Promises
+from tests.simulation.stepped_threads import SteppedReader, SteppedWriter, Token
+from tests.simulation.world import World
 
 EPOCH = 1_700_000_000.0
 _BUFFER = ReceiveBuffer(1 << 13)

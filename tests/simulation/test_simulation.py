@@ -15,7 +15,7 @@ import random
 
 import pytest
 
-from simulation.life import live
+from tests.simulation.run import live
 
 IN_CI = bool(os.environ.get("CI"))
 CHUNK = 8

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import place as kept
 
 from simplebus.testing.server import BusServer, bus_server
+from tests.support.cache_folder import place as kept
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     from simplebus.spark.java import ensure_java
     from simplebus.spark.spark_home import quick_home
-    from spark.quick import JAVA_OPTIONS
+    from tests.spark.fast_start import JAVA_OPTIONS
 
     ensure_java()
     place = tmp_path_factory.mktemp("spark")
@@ -46,13 +46,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
-        "spark.python.daemon.module": "spark.forks",
+        "spark.python.daemon.module": "tests.spark.forks",
     }
     builder = SparkSession.builder.master("local[2]").appName("simplebus tests")
     for name, value in settings.items():
         builder = builder.config(name, value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session

@@ -27,16 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client.false_bus import Proxy, proxy
 from deltalake import DeltaTable
-from programs import ROOT, environment
 
 import simplebus
 from simplebus.core.settings import Settings
 from simplebus.testing.server import BusServer, bus_server, until
-from spark.driver import Place, queries
-from spark.holding import hold, is_held, package
-from spark.processes import (
+from tests.client.faulty_bus import Proxy, proxy
+from tests.spark.driver_program import Place, queries
+from tests.spark.paused_queries import hold, is_held, package
+from tests.spark.processes import (
     ancestors,
     command,
     end_session,
@@ -44,6 +43,7 @@ from spark.processes import (
     listening,
     of_session,
 )
+from tests.support.programs import ROOT, environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -132,15 +132,21 @@ class Driver:
 def driving(place: Place) -> Iterator[Driver]:
     """The driver, of which nothing is left behind."""
     log = place.folder / "driver.log"
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     with (
         log.open("wb") as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "spark.driver", place.bus, place.slow, str(place.folder)],
+            [
+                sys.executable,
+                "-m",
+                "tests.spark.driver_program",
+                place.bus,
+                place.slow,
+                str(place.folder),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=environment(PYTHONPATH=paths),
+            env=environment(PYTHONPATH=str(ROOT)),
             cwd=place.folder,
             start_new_session=True,
         ) as process,

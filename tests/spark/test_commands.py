@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from programs import environment
 from typer.testing import CliRunner
 
 from simplebus import cli
 from simplebus.spark.commands import MODULES, shared
+from tests.support.programs import environment
 
 NEEDED = {
     "archive": ("--subscribe", "1", "--to", "there"),

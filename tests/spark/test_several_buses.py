@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from client.false_bus import Proxy, deaf_listener, proxy
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
@@ -18,7 +17,8 @@ from simplebus.spark.read.offsets import OffsetError
 from simplebus.spark.read.planner import Range
 from simplebus.spark.read.tasks import Task, read_task
 from simplebus.testing.server import BusServer, bus_server
-from spark.queries import Query, once
+from tests.client.faulty_bus import Proxy, deaf_listener, proxy
+from tests.spark.simulated_query import Query, once
 
 
 @pytest.fixture

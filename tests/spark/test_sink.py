@@ -14,7 +14,7 @@ from simplebus.spark import keepalive
 from simplebus.spark.options import SinkOptions
 from simplebus.spark.sink import Written, write_task
 from simplebus.testing.server import BusServer
-from spark.beats import beaten_bus
+from tests.spark.heartbeat_bus import beaten_bus
 
 ROWS = [b"%d" % n for n in range(1000)]
 

@@ -11,7 +11,7 @@ import simplebus
 from simplebus.core.settings import Keep, Settings
 from simplebus.spark import lag
 from simplebus.testing.server import BusServer, bus_server, until
-from spark import taking
+from tests.spark import competing_consumer
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -24,7 +24,7 @@ def publish(server: BusServer, first: int, last: int, class_id: int | str = 1) -
 def take(server: BusServer, count: int) -> None:
     """Somebody who is no query is done with what there is."""
     with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
-        taking.take(messages, count)
+        competing_consumer.take(messages, count)
 
 
 def kept_from(server: BusServer) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.kept_bus import end_all
+from tests.storage.journaled_broker import end_all
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core.key_model import keyed
-from core.talk import numbered
-from core.talk2 import (
+
+from simplebus.core.commit_log import Level
+from simplebus.core.settings import Keep, Settings
+from tests.behaviour.wire_peer import numbered
+from tests.behaviour.wire_peer_v2 import (
     Peer2,
     Said,
     ack,
@@ -20,10 +22,8 @@ from core.talk2 import (
     timed,
     unsubscribe,
 )
-
-from simplebus.core.commit_log import Level
-from simplebus.core.settings import Keep, Settings
-from storage.kept_bus import START, KeptBus
+from tests.models.key_order_model import keyed
+from tests.storage.journaled_broker import START, KeptBus
 
 FOLDERS = ("00001", "00002")
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.talk import numbered
-from core.talk2 import ack, peer2, publish, subscribe
 
 from simplebus.core import restore
 from simplebus.core.errors import Reason
@@ -17,8 +15,15 @@ from simplebus.storage import records
 from simplebus.storage.errors import JournalError
 from simplebus.storage.inspection import Inspection
 from simplebus.storage.records import HEADER_BYTES, Record
-from storage.kept_bus import KeptBus
-from storage.test_journal import next_number, payloads
+from tests.behaviour.wire_peer import numbered
+from tests.behaviour.wire_peer_v2 import (
+    ack,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.storage.journaled_broker import KeptBus
+from tests.storage.test_journal import next_number, payloads
 
 LOTS, EACH = 6, 3
 

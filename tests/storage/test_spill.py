@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core.talk import numbered
-from core.talk import subscribe as subscribe1
-from core.talk2 import (
+
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.commit_log import Level
+from simplebus.core.errors import Reason
+from simplebus.core.message_class import spill
+from simplebus.core.protocol.inquiry import ClassQuestion, ClassSaid
+from simplebus.core.settings import ClassSettings, FullPolicy, Keep
+from tests.behaviour.wire_peer import numbered
+from tests.behaviour.wire_peer import subscribe as subscribe1
+from tests.behaviour.wire_peer_v2 import (
     FETCH,
     Got,
     ack,
@@ -20,14 +27,16 @@ from core.talk2 import (
     subscribe,
     unsubscribe,
 )
-
-from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.commit_log import Level
-from simplebus.core.errors import Reason
-from simplebus.core.message_class import spill
-from simplebus.core.protocol.inquiry import ClassQuestion, ClassSaid
-from simplebus.core.settings import ClassSettings, FullPolicy, Keep
-from storage.spilled_bus import SpilledBus, all_of, contents, fetched, fill, hear, later, small
+from tests.storage.spilling_broker import (
+    SpilledBus,
+    all_of,
+    contents,
+    fetched,
+    fill,
+    hear,
+    later,
+    small,
+)
 
 
 def test_it_needs_a_journal() -> None:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core.talk import numbered
-from core.talk2 import (
+
+from simplebus.core.broker.broker import Settings
+from simplebus.core.errors import Reason
+from simplebus.core.limits import Limits
+from simplebus.core.message_class import spill
+from simplebus.core.message_class.spill import Read
+from simplebus.core.settings import FullPolicy
+from tests.behaviour.wire_peer import numbered
+from tests.behaviour.wire_peer_v2 import (
     Peer2,
     ack,
     asked,
@@ -16,15 +23,17 @@ from core.talk2 import (
     subscribe,
     timed,
 )
-
-from simplebus.core.broker.broker import Settings
-from simplebus.core.errors import Reason
-from simplebus.core.limits import Limits
-from simplebus.core.message_class import spill
-from simplebus.core.message_class.spill import Read
-from simplebus.core.settings import FullPolicy
-from storage.kept_bus import KeptBus
-from storage.spilled_bus import SpilledBus, all_of, contents, fetched, fill, hear, later, small
+from tests.storage.journaled_broker import KeptBus
+from tests.storage.spilling_broker import (
+    SpilledBus,
+    all_of,
+    contents,
+    fetched,
+    fill,
+    hear,
+    later,
+    small,
+)
 
 
 def again(bus: SpilledBus, path: Path, **more: object) -> SpilledBus:

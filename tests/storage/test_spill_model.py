@@ -7,8 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from core.talk import Bus
-from core.talk2 import (
+
+from simplebus.core.broker.broker import Settings
+from simplebus.core.commit_log import Level
+from simplebus.core.limits import Limits
+from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer_v2 import (
     Peer2,
     ack,
     enveloped,
@@ -19,12 +23,8 @@ from core.talk2 import (
     subscribe,
     timed,
 )
-
-from simplebus.core.broker.broker import Settings
-from simplebus.core.commit_log import Level
-from simplebus.core.limits import Limits
-from storage.kept_bus import START
-from storage.spilled_bus import SpilledBus, small
+from tests.storage.journaled_broker import START
+from tests.storage.spilling_broker import SpilledBus, small
 
 Heard = list[tuple[int, int, bytes]]
 LOOKS_MAX = 1000

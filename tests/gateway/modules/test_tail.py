@@ -13,7 +13,6 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import parts
 from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import open_gateway
 from simplebus.gateway.messages import ModuleMessage
@@ -27,6 +26,7 @@ from simplebus.gateway.modules.tail import (
     Follower,
     Line,
 )
+from tests.gateway import sample_modules
 
 
 def said(follower: Follower) -> list[bytes]:
@@ -301,18 +301,18 @@ async def test_the_module_says_lines_and_remembers_its_place(path: Path, tmp_pat
     }
     plan = GatewayPlan(
         (
-            ModulePlan.of("all", "gateway.parts:Recorder"),
+            ModulePlan.of("all", "tests.gateway.sample_modules:Recorder"),
             ModulePlan.of("file", "tail", settings),
         ),
         (("file", "all"),),
     )
-    parts.HAPPENED.clear()
+    sample_modules.HAPPENED.clear()
     for text, count in ((b"two\n", 2), (b"three\n", 3)):
         async with open_gateway(plan):
             add(path, text)
-            while sum(what[1] == "receive" for what in parts.HAPPENED) < count:  # noqa: ASYNC110
+            while sum(what[1] == "receive" for what in sample_modules.HAPPENED) < count:  # noqa: ASYNC110
                 await trio.sleep(0.001)
-    heard = [what[2] for what in parts.HAPPENED if what[1] == "receive"]
+    heard = [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"]
     assert heard == ["one", "two", "three"]
     assert os.listdir(tmp_path).count("place") == 1
 
@@ -348,9 +348,12 @@ async def test_on_a_full_disk_nothing_is_read_that_may_be_said_again(
         "poll_seconds": 0.001,
     }
     add(path, b"one\n")
-    modules = ModulePlan.of("all", "gateway.parts:Recorder"), ModulePlan.of("t", "tail", settings)
+    modules = (
+        ModulePlan.of("all", "tests.gateway.sample_modules:Recorder"),
+        ModulePlan.of("t", "tail", settings),
+    )
     plan = GatewayPlan(modules, (("t", "all"),))
-    parts.HAPPENED.clear()
+    sample_modules.HAPPENED.clear()
 
     async def until(condition: Callable[[], bool]) -> None:
         with trio.fail_after(60):
@@ -358,7 +361,7 @@ async def test_on_a_full_disk_nothing_is_read_that_may_be_said_again(
                 await trio.sleep(0.001)
 
     def heard() -> list[str]:
-        return [what[2] for what in parts.HAPPENED if what[1] == "receive"]
+        return [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"]
 
     async with open_gateway(plan):
         await until(lambda: tries > 3)

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import trio
-from bridge.nats_lanes import wired
-from engine.nats_servers import nats_server
-from served import serving
 
 import simplebus
 from load.ports import HOST, free_port
@@ -23,6 +20,9 @@ from simplebus.gateway import gateway as gateways
 from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway
 from simplebus.server.run import Serving
+from tests.bridge.nats_copiers import wired
+from tests.jetstream.nats_servers import nats_server
+from tests.support.running_server import serving
 
 PATIENCE_S = 60
 open_gateway = partial(gateways.open_gateway, drain=PATIENCE_S)

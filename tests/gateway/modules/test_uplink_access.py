@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 import trio
-from bridge.nats_lanes import wired
-from certificates import Authority
-from engine.nats_servers import nats_server
-from served import serving
 
 import simplebus
 from simplebus.client.credentials import FILE_VARIABLE, VARIABLES, Access
@@ -22,6 +18,10 @@ from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway, open_gateway
 from simplebus.gateway.modules.uplink_settings import parse
 from simplebus.server.tls.certificates import TlsOptions
+from tests.bridge.nats_copiers import wired
+from tests.jetstream.nats_servers import nats_server
+from tests.support.certificates import Authority
+from tests.support.running_server import serving
 
 PATIENCE_S = 90
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"

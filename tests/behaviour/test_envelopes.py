@@ -1,0 +1,483 @@
+"""Messages with channels and times: for whom, when, and in which form."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from simplebus.core.broker.broker import FullPolicy, Settings
+from simplebus.core.errors import Reason
+from simplebus.core.limits import PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES, RING_IDLE_TICKS, Limits
+from tests.behaviour import wire_peer
+from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer_v2 import (
+    ENVELOPE,
+    MESSAGE,
+    ack,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    timed,
+    unsubscribe,
+)
+
+INFINITE = float("inf")
+
+
+def at(bus: Bus, now: float) -> None:
+    """The clock shows this, and a driver does what is due."""
+    bus.broker.clock.now = now
+    if bus.broker.due <= now:
+        bus.broker.wake_due()
+
+
+def test_a_channel_decides_who_gets_a_message() -> None:
+    bus = Bus()
+    bindings = {1: ["a.*"], 2: ["#"], 3: ["b", "a.x"], 4: [], 5: ["c"], 6: [">"]}
+    peer = peer2(bus, *[subscribe(1, n, channels=b) for n, b in bindings.items()])
+    writer = peer2(bus, enveloped(1, 0, *[on_channel(n, b"") for n in ("a.x", "b", "a.y")]))
+    writer.say(publish(1, 3, b"plain"))
+    heard: dict[int, list[int]] = {n: [] for n in bindings}
+    for message in peer.got():
+        heard[message.number].append(message.message_id)
+    all_of_them = [0, 1, 2, 3]
+    assert heard == {1: [0, 2], 2: all_of_them, 3: [0, 1], 4: all_of_them, 5: [], 6: [0, 1, 2]}
+
+
+def test_what_is_not_for_a_subscription_is_not_held_back_by_it() -> None:
+    bus = Bus(class_messages=10)
+    reader = peer2(bus, subscribe(1, 5, channels=["a"]))
+    writer = peer2(bus)
+    number = 0
+    for _ in range(8):  # Room is made as the reader takes, without a word from it.
+        writer.say(enveloped(1, number, *[on_channel("b", b"x")] * 7))
+        number += 7
+        assert reader.ids() == []
+        bus.broker.take_ready()
+        assert not writer.session.parked
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_one_ack_may_span_what_was_for_others() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5, channels=["a"]))
+    peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(99)]))
+    assert reader.ids() == list(range(0, 99, 2))
+    reader.say(ack(5, 0, 99))
+    assert bus.statistics(1).ring.messages == 0
+    assert bus.broker.refused == {}
+
+
+@pytest.mark.parametrize("count", [1, 3, 4 * PLAIN_FRAMES_MAX])
+def test_a_message_is_not_delivered_after_it_expired(count: int) -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    in_time, late = (peer2(bus, subscribe(1, 5)) for _ in range(2))
+    peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1500)] * count, timed(b"y")))
+    at(bus, 51.4)
+    assert in_time.ids() == list(range(count + 1))
+    at(bus, 51.5)
+    assert late.ids() == [count]
+    bus.tick(6)
+    assert in_time.ids() == [count]
+    assert [s.undelivered for s in bus.statistics(1).subscriptions] == [{Reason.EXPIRED: count}] * 2
+    for reader in (in_time, late):
+        reader.say(ack(5, count, count + 1))
+    bus.broker.take_ready()
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_a_message_that_expires_at_once_goes_to_nobody_and_is_no_error() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5))
+    peer2(bus, enveloped(1, 0, timed(b"x", expires_ms=0)))
+    assert reader.ids() == []
+
+
+def test_what_waits_for_nobody_expires_too() -> None:
+    bus = Bus(class_messages=5)
+    at(bus, 50.0)
+    writer = peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5, timed(b"y")))
+    assert writer.session.parked
+    at(bus, 51.0)
+    bus.tick()
+    assert not writer.session.parked
+    assert bus.statistics(1).dropped == {Reason.EXPIRED: 5}
+    assert peer2(bus, subscribe(1, 5)).ids() == [5]
+
+
+def test_what_waits_beside_others_expires_too() -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5))
+    new = peer2(bus, subscribe(1, 5, start="new"))
+    at(bus, 51.0)
+    bus.tick()
+    assert bus.statistics(1).ring.messages == 0
+    assert new.ids() == []
+
+
+@pytest.mark.parametrize("durable", [None, "d"])
+def test_whatever_waits_for_nobody_goes_at_the_first_beat_after_it_expired(
+    durable: str | None,
+) -> None:
+    bus = Bus(class_messages=20_000)
+    at(bus, 50.0)
+    if durable:
+        peer2(bus, subscribe(1, 5, durable=durable)).leave()
+    writer = peer2(bus, enveloped(1, 0, *[timed(b"", expires_ms=1000)] * 20_000))
+    writer.say(publish(1, 20_000, *[b""] * 20_000))
+    assert writer.session.parked
+    at(bus, 51.0)
+    bus.tick()
+    assert not writer.session.parked
+    assert bus.statistics(1).dropped == {Reason.EXPIRED: 20_000}
+
+
+@pytest.mark.parametrize("options", [{}, {"group": "g"}])
+def test_what_expires_before_a_reader_takes_it_makes_room(options: dict[str, object]) -> None:
+    bus = Bus(class_messages=10)
+    at(bus, 50.0)
+    reader = peer2(bus, subscribe(1, 5, max_in_flight=2, **options))
+    writer = peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 10, timed(b"y")))
+    assert reader.ids() == [0, 1]
+    reader.say(ack(5, 0, 1), nack(5, 1, 2, 0))  # One is to come again, and one has room to come.
+    at(bus, 51.0)
+    bus.tick(bus.broker.settings.ack_timeout)  # Then a member has to give back what it left.
+    assert not writer.session.parked
+    assert bus.statistics(1).ring.messages == 1
+    assert bus.statistics(1).dropped == {Reason.EXPIRED: 9}
+    heard = reader.ids()
+    bus.tick()
+    assert heard + reader.ids() == [10]
+
+
+def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    reader = peer2(bus, subscribe(1, 5, max_in_flight=1))
+    peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 3))
+    assert reader.ids() == [0]
+    at(bus, 51.0)
+    bus.tick()
+    [position] = bus.statistics(1).subscriptions
+    assert (position.in_flight, position.undelivered) == (1, {Reason.EXPIRED: 2})
+    reader.say(ack(5, 0, 1))
+    [position] = bus.statistics(1).subscriptions
+    assert (position.acknowledged, position.undelivered) == (1, {Reason.EXPIRED: 2})
+    assert bus.statistics(1).ring.messages == 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"max_in_flight": 5}, {"durable": "d"}, {"group": "g"}, {"group": "g", "by_key": True}],
+    ids=str,
+)
+def test_what_expires_before_it_comes_again_is_not_acknowledged(kind: dict[str, object]) -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    reader = peer2(bus, subscribe(1, 5, **kind))
+    peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5))
+    assert reader.ids() == [0, 1, 2, 3, 4]
+    reader.say(ack(5, 1, 3), nack(5, 3, 4, 2000), nack(5, 0, 1), nack(5, 4, 5, 500))
+    at(bus, 50.6)
+    bus.broker.wake_due()
+    assert reader.ids() == [4]
+    reader.say(ack(5, 4, 5))
+    at(bus, 53.0)
+    bus.tick(bus.broker.settings.ack_timeout)
+    bus.broker.wake_due()
+    assert reader.ids() == []
+    statistics = bus.statistics(1)
+    assert (statistics.in_flight, statistics.ring.messages) == (0, 0)
+    assert statistics.dropped == {Reason.EXPIRED: 2}
+    assert statistics.acknowledged == 3
+
+
+def test_what_has_expired_makes_no_subscription_too_slow() -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    reader = peer2(bus, subscribe(1, 5, max_in_flight=1, max_pending=5, slow="disconnect"))
+    contents = [timed(b"x", expires_ms=1000 if n % 2 else None) for n in range(5)]
+    writer = peer2(bus, enveloped(1, 0, *contents))
+    assert reader.ids() == [0]
+    at(bus, 51.0)
+    writer.say(publish(1, 5, b"y", b"y"))  # Five pending, and two that have expired.
+    bus.broker.take_ready()
+    assert reader.errors() == []
+    writer.say(publish(1, 7, b"z"))
+    bus.tick()
+    bus.broker.take_ready()
+    assert reader.errors() == ["slow_consumer"]
+
+
+@pytest.mark.parametrize("count", [1, 4 * PLAIN_FRAMES_MAX])
+def test_a_message_is_not_delivered_before_its_time(count: int) -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    reader = peer2(bus, subscribe(1, 5))
+    peer2(
+        bus, enveloped(1, 0, timed(b"a"), *[timed(b"b", not_before_ms=2000)] * count, timed(b"c"))
+    )
+    assert reader.ids() == [0, count + 1]
+    reader.say(ack(5, 0, count + 2))  # As a client does that knows nothing of those between them.
+    assert bus.broker.due == 52.0
+    at(bus, 51.9)
+    assert reader.ids() == []
+    at(bus, 52.0)
+    assert [(m.message_id, m.attempt) for m in reader.got()] == [(n + 1, 1) for n in range(count)]
+    reader.say(ack(5, 0, count + 2))
+    assert bus.statistics(1).ring.messages == 0
+    assert bus.broker.due == INFINITE
+
+
+def test_what_nobody_was_there_for_is_not_delivered_before_its_time_either() -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=2000), timed(b"b")))
+    former = peer2(bus, subscribe(1, 5))
+    assert former.ids() == [1]
+    former.leave()
+    assert len(bus.broker.alarms) == 0
+    reader = peer2(bus, subscribe(1, 5))
+    assert reader.ids() == [1]
+    at(bus, 52.0)
+    assert reader.ids() == [0]
+
+
+@pytest.mark.parametrize("count", [1, PLAIN_FRAMES_MAX])
+def test_a_clock_that_is_set_back_does_not_delay_what_came_with_delayed_ones(count: int) -> None:
+    bus = Bus()
+    at(bus, 100.0)
+    delayed = [timed(b"b", not_before_ms=1000)] * count
+    peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=0), *delayed, timed(b"c")))
+    at(bus, 90.0)
+    assert peer2(bus, subscribe(1, 5, start="earliest")).ids() == [0, count + 1]
+
+
+def test_subscriptions_that_come_and_go_leave_no_alarm() -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    far = (1 << 64) - 1
+    writer = peer2(bus, enveloped(1, 0, timed(b"x", not_before_ms=far)))
+    for _ in range(20):
+        writer.say(subscribe(1, 5, start="earliest"))
+        writer.take(1 << 20)
+        assert bus.broker.due < INFINITE
+        writer.say(unsubscribe(5))
+        assert len(bus.broker.alarms) == 0
+    at(bus, 51.0)
+    bus.broker.wake_due()
+
+
+def test_times_outlive_a_ring_that_grows_wraps_and_shrinks() -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    late = peer2(bus, subscribe(1, 5))
+    writer = peer2(bus)
+    number = 0
+    for _ in range(40):
+        contents = [timed(b"x" * 500, expires_ms=60_000), timed(b"y" * 500), on_channel("c", b"z")]
+        writer.say(enveloped(1, number, *contents), publish(1, number + 3, b"p"))
+        number += 4
+        bus.tick(RING_IDLE_TICKS // 3)
+        if number % 3 == 0:
+            heard = late.ids()
+            late.say(ack(5, heard[0], heard[-1] + 1))
+    at(bus, 111.0)
+    assert not any(i % 4 == 0 for i in late.ids())
+
+
+# Two versions ------------------------------------------------------------------------------------
+
+
+def test_version_1_gets_payloads_in_the_order_of_all_messages() -> None:
+    bus = Bus()
+    old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
+    new = peer2(bus, subscribe(1, 5))
+    writer = peer2(bus)
+    number, expected = 0, []
+    for turn in range(1, 6):
+        payloads = numbered(turn, start=number)
+        writer.say(publish(1, number, *payloads))
+        number += turn
+        expected += payloads
+        writer.say(
+            enveloped(1, number, *[on_channel("a", p) for p in numbered(turn, start=number)])
+        )
+        expected += numbered(turn, start=number)
+        number += turn
+    bus.peer(wire_peer.publish(1, b"old"))
+    heard = old.hear()
+    assert [m.payload for m in heard] == [*expected, b"old"]
+    assert [m.message_id for m in heard] == list(range(31))
+    assert [m.kind for m in new.got()[:4]] == [MESSAGE, ENVELOPE, MESSAGE, MESSAGE]
+    old.say(wire_peer.ack(1, 0, 31))
+    new.say(ack(5, 0, 31))
+    assert bus.statistics(1).ring.messages == 0
+
+
+@pytest.mark.parametrize("others", [0, 3, 200])
+def test_a_payload_that_version_1_cannot_carry_is_counted_and_holds_up_nothing(others: int) -> None:
+    bus = Bus(class_messages=2 * others + 1)
+    old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
+    bad = b"\0with <\r\n\0> in it"
+    contents = [b"\0a"] * others + [bad] + [b"\0b"] * others
+    writer = peer2(bus, enveloped(1, 0, *contents))
+    heard = old.hear()
+    assert [m.payload for m in heard] == [b"a"] * others + [b"b"] * others
+    assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 1}
+    if heard:
+        old.say(wire_peer.ack(1, 0, others), wire_peer.ack(1, others + 1, 2 * others + 1))
+    bus.broker.take_ready()
+    assert bus.statistics(1).ring.messages == 0
+    writer.say(enveloped(1, 2 * others + 1, bad, b"\0next"))
+    heard = old.hear()
+    bus.broker.take_ready()
+    assert [m.payload for m in heard + old.hear()] == [b"next"]
+
+
+def test_many_that_cannot_be_carried_do_not_stop_what_is_sent_again() -> None:
+    bus = Bus()
+    writer = peer2(bus, enveloped(1, 0, *[b"\0<\r\n\0>"] * 30, b"\0good"))
+    former = peer2(bus, subscribe(1, 5))
+    assert len(former.ids()) == 31
+    former.leave()
+    old = bus.peer(wire_peer.subscribe(1))
+    assert [m.payload for m in old.hear()] == [b"good"]
+    assert not writer.session.parked
+
+
+def test_version_1_ignores_what_is_not_open_yet_in_its_acks() -> None:
+    bus = Bus()
+    at(bus, 50.0)
+    old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
+    peer2(bus, enveloped(1, 0, timed(b"a"), timed(b"b", not_before_ms=1000), timed(b"c")))
+    assert [m.payload for m in old.hear()] == [b"a", b"c"]
+    old.say(wire_peer.ack(1, 0, 3))
+    at(bus, 51.0)
+    assert [m.payload for m in old.hear()] == [b"b"]
+    old.say(wire_peer.ack(1, 1, 2))
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_a_class_that_drops_the_oldest_drops_what_is_put_off_too() -> None:
+    limits = Limits(class_messages=4)
+    bus = Bus(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
+    at(bus, 50.0)
+    reader = peer2(bus, subscribe(1, 5, max_in_flight=3), subscribe(1, 6, group="g"))
+    writer = peer2(bus, enveloped(1, 0, *[timed(b"x", not_before_ms=1000)] * 4))
+    assert reader.ids() == []
+    writer.say(publish(1, 4, b"a", b"b", b"c", b"d"))
+    assert sorted(reader.ids()) == [4, 4, 5, 5, 6, 6, 7]
+    at(bus, 52.0)
+    assert reader.ids() == []
+    reader.say(ack(5, 4, 8), ack(6, 4, 8))
+    assert reader.ids() == [7]
+    reader.say(ack(5, 7, 8))
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_a_single_plain_message_in_a_class_with_channels_has_none() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5, channels=["a"]), subscribe(1, 6, channels=["#"]))
+    writer = peer2(bus, enveloped(1, 0, on_channel("a", b"")))
+    for number in range(1, 600):  # The rows of those before are used again.
+        writer.say(publish(1, number, b"x"))
+        heard = sorted(m.number for m in reader.got())
+        assert heard == ([6] if number > 1 else [5, 6, 6])
+        reader.say(ack(5, 0, number + 1), ack(6, 0, number + 1))
+
+
+# Memory for channels ------------------------------------------------------------------------------
+
+SHORT = 1 << 20
+"""All the memory there is."""
+
+
+def short(policy: FullPolicy = FullPolicy.BLOCK) -> Bus:
+    limits = Limits(class_bytes=SHORT, total_bytes=SHORT, frame_bytes=1 << 16)
+    return Bus(Settings(limits=limits, full_policy=policy))
+
+
+def own_channels(first: int, count: int, class_id: int = 1) -> bytes:
+    """Messages each of which has a channel of its own."""
+    names = [f"n{number}" for number in range(first, first + count)]
+    return enveloped(class_id, first, *[on_channel(name, b"") for name in names])
+
+
+@pytest.mark.parametrize("step", [1, 7, PLAIN_FRAMES_MAX * 8])
+def test_without_memory_for_channels_messages_wait_until_others_are_acknowledged(step: int) -> None:
+    bus = short()
+    bus.trusting = step < PLAIN_FRAMES_MAX
+    reader = peer2(bus, subscribe(1, 5, channels=["#"]))
+    writer = peer2(bus)
+    total, heard = 9000, 0
+    for first in range(0, total, step):
+        writer.say(own_channels(first, min(step, total - first)))
+    assert writer.session.parked
+    while ids := reader.ids():
+        assert ids == list(range(heard, heard + len(ids)))
+        assert heard > 0 or len(ids) > 1000
+        heard += len(ids)
+        reader.say(ack(5, ids[0], heard))
+        bus.broker.take_ready()
+        bus.check()
+    assert heard == total
+    assert writer.told()[-1].message_id == total
+
+
+@pytest.mark.parametrize("policy", [FullPolicy.DROP_NEWEST, FullPolicy.DROP_OLDEST])
+def test_without_memory_for_channels_the_policy_decides(policy: FullPolicy) -> None:
+    bus = short(policy)
+    writer = peer2(bus)
+    for first in range(0, 9000, 300):
+        writer.say(own_channels(first, 300))
+    ring = bus.broker.classes[1].ring
+    dropped = bus.statistics(1).dropped
+    assert set(dropped) == {Reason(policy.value)}
+    assert sum(dropped.values()) + len(ring) == 9000
+    assert len(ring) > 1000
+    assert writer.told()[-1].message_id == 9000
+
+
+def test_channels_that_nothing_stored_carries_do_not_keep_other_classes_waiting() -> None:
+    bus = short()
+    reader = peer2(bus, subscribe(1, 5), classes=(1, 2))
+    writer = peer2(bus, own_channels(0, 2500), classes=(1, 2))
+    assert len(reader.ids()) == 2500
+    reader.say(ack(5, 0, 2500))
+    bus.broker.take_ready()
+    assert len(bus.broker.classes[1].channels) > 2000
+    writer.say(own_channels(2500, 2500, class_id=2))
+    assert writer.session.parked
+    bus.tick(RING_IDLE_TICKS * 2)
+    bus.broker.take_ready()
+    assert not writer.session.parked
+    assert len(bus.broker.classes[1].channels) == 0
+    assert bus.statistics(2).published == 2500
+
+
+@pytest.mark.parametrize("kind", ["uncarriable", "put off"])
+def test_what_is_dealt_with_one_by_one_gives_the_others_their_turn(kind: str) -> None:
+    bus = Bus()
+    bus.trusting = True
+    count = 3 * REDELIVERY_MESSAGES
+    if kind == "uncarriable":
+        peer2(bus, enveloped(1, 0, *[b"\0<\r\n\0>"] * count))
+        reader = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
+    else:
+        waits = [timed(b"", not_before_ms=3_600_000 + n) for n in range(count)]
+        reader = peer2(bus, enveloped(1, 0, *waits), subscribe(1, 5))
+    outbox, reached = reader.session.outbox, [0]
+    while not outbox.idle:
+        if piece := outbox.peek(0):
+            outbox.sent(len(piece), 0)
+        [position] = bus.statistics(1).subscriptions
+        reached.append(position.cursor)
+    assert reached[-1] == count
+    assert max(b - a for a, b in pairwise(reached)) <= REDELIVERY_MESSAGES

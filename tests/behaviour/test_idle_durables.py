@@ -1,0 +1,182 @@
+"""Durables that are kept only so long while nobody is connected to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.errors import Reason
+from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    ack,
+    enveloped,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    unsubscribe,
+)
+
+
+def go_on(bus: Bus, seconds: float) -> None:
+    """Time passes, and a beat comes."""
+    bus.broker.clock.now += seconds
+    bus.tick()
+
+
+def durables(bus: Bus) -> list[str]:
+    return [s.durable for s in bus.statistics(1).subscriptions]
+
+
+def holder(bus: Bus, **options: object) -> Peer2:
+    """Somebody who has been sent six messages and acknowledged two of them."""
+    peer = peer2(bus, subscribe(1, 5, durable="d", **options), publish(1, 0, *numbered(6)))
+    peer.got()
+    peer.say(ack(5, 0, 2))
+    return peer
+
+
+def test_a_durable_is_forgotten_when_nobody_was_connected_to_it_for_so_long() -> None:
+    bus = Bus()
+    holder(bus, idle_seconds=10).leave()
+    go_on(bus, 9.9)
+    assert durables(bus) == ["d"]
+    go_on(bus, 0.1)
+    assert durables(bus) == []
+    statistics = bus.statistics(1)
+    assert statistics.dropped == {Reason.IDLE_DURABLE: 4}
+    assert (statistics.acknowledged, statistics.ring.messages) == (2, 0)
+    again = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"new"))
+    messages, told = again.listen()
+    assert told[0].content == {"cursor": 6, "floor": 6, "resumed": False}
+    assert [(m.message_id, m.attempt) for m in messages] == [(6, 1)]
+
+
+def test_without_idle_seconds_a_durable_is_kept_for_ever() -> None:
+    bus = Bus()
+    holder(bus).leave()
+    go_on(bus, 1e9)
+    assert durables(bus) == ["d"]
+    assert bus.statistics(1).dropped == {}
+
+
+def test_time_counts_only_while_nobody_is_connected() -> None:
+    bus = Bus()
+    peer = holder(bus, idle_seconds=10)
+    go_on(bus, 100)
+    peer.leave()
+    go_on(bus, 6)
+    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    go_on(bus, 6)
+    assert durables(bus) == ["d"]
+    go_on(bus, 4)
+    assert durables(bus) == []
+
+
+def test_unsubscribing_leaves_it_alone_as_well() -> None:
+    bus = Bus()
+    peer = holder(bus, idle_seconds=10)
+    peer.say(unsubscribe(5))
+    go_on(bus, 10)
+    assert durables(bus) == []
+    peer.say(subscribe(1, 5, durable="d", idle_seconds=10), unsubscribe(5, forget=True))
+    assert not bus.broker.answers._idle
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"), [([10, 30], 30), ([30, 10], 10), ([10, None], 10), ([None, 10], 10)]
+)
+def test_the_last_who_says_how_long_decides(said: list[int | None], kept: int) -> None:
+    bus = Bus()
+    for seconds in said:
+        peer2(bus, subscribe(1, 5, durable="d", idle_seconds=seconds)).leave()
+    go_on(bus, kept - 1)
+    assert durables(bus) == ["d"]
+    go_on(bus, 1)
+    assert durables(bus) == []
+
+
+@pytest.mark.parametrize(("more", "kept"), [({}, 10), ({"idle_seconds": 30}, 30)])
+def test_a_durable_that_is_moved_is_kept_as_long(more: dict[str, object], kept: int) -> None:
+    bus = Bus()
+    holder(bus, idle_seconds=10).leave()
+    at = {"sequence": 3}
+    peer2(bus, subscribe(1, 5, durable="d", start=at, seek=True, **more)).leave()
+    go_on(bus, kept - 1)
+    assert durables(bus) == ["d"]
+    go_on(bus, 1)
+    assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
+
+
+def test_a_durable_group_is_alone_when_its_last_member_is_gone() -> None:
+    bus = Bus()
+    group = {"durable": "d", "group": "g"}
+    one = peer2(bus, subscribe(1, 5, idle_seconds=10, **group), publish(1, 0, *numbered(4)))
+    other = peer2(bus, subscribe(1, 5, idle_seconds=20, **group))
+    one.got()
+    one.leave()
+    go_on(bus, 100)
+    assert durables(bus) == ["d"]
+    other.leave()
+    go_on(bus, 19)
+    assert durables(bus) == ["d"]
+    go_on(bus, 1)
+    assert durables(bus) == []
+    assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 4}
+
+
+def test_what_others_need_stays() -> None:
+    bus = Bus()
+    peer2(bus, subscribe(1, 1, durable="other")).leave()
+    holder(bus, idle_seconds=10).leave()
+    go_on(bus, 10)
+    assert durables(bus) == ["other"]
+    assert peer2(bus, subscribe(1, 1, durable="other")).ids() == list(range(6))
+
+
+def test_what_waits_for_a_first_subscription_goes_on_waiting() -> None:
+    bus = Bus()
+    writer = peer2(bus, publish(1, 0, b"a", b"b"))
+    reader = peer2(bus, subscribe(1, 1, durable="d", start="earliest", idle_seconds=10))
+    writer.say(publish(1, 2, b"c"))
+    assert reader.ids() == [0, 1, 2]
+    reader.leave()
+    go_on(bus, 10)
+    assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
+    writer.say(publish(1, 3, b"d"))
+    assert peer2(bus, subscribe(1, 1)).ids() == [0, 1, 3]
+
+
+def test_only_what_was_for_it_is_counted() -> None:
+    bus = Bus()
+    wish = {"durable": "d", "channels": ["a"], "idle_seconds": 10}
+    peer2(bus, subscribe(1, 5, **wish)).leave()
+    contents = [on_channel("ab"[n % 2], b"") for n in range(5)]
+    peer2(bus, enveloped(1, 0, *contents))
+    go_on(bus, 10)
+    assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
+    assert bus.statistics(1).ring.messages == 0
+    assert durables(bus) == []
+
+
+def test_who_waits_for_room_finds_what_it_has_left() -> None:
+    bus = Bus(class_messages=4)
+    peer2(bus, subscribe(1, 5, durable="d", idle_seconds=10)).leave()
+    writer = peer2(bus, publish(1, 0, *numbered(6)))
+    assert writer.session.parked
+    go_on(bus, 10)
+    assert not writer.session.parked
+    assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 4}
+    assert peer2(bus, subscribe(1, 1)).ids() == [4, 5]
+
+
+def test_it_is_for_durables_and_at_most_a_year() -> None:
+    bus = Bus()
+    asker = peer2(bus, subscribe(1, 5, idle_seconds=10), subscribe(1, 6, group="g", idle_seconds=1))
+    assert asker.errors() == ["bad_request", "bad_request"]
+    for seconds in (0, -1, 365 * 86_400 + 1, "10", True):
+        asker.say(subscribe(1, 5, durable="d", idle_seconds=seconds))
+        assert asker.errors() == ["bad_request"]
+    assert durables(bus) == []
+    asker.say(subscribe(1, 5, durable="d", idle_seconds=365 * 86_400))
+    assert asker.errors() == []

@@ -1,0 +1,418 @@
+"""Groups by key: which member gets a key, what waits for what, and what does not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from simplebus.core.errors import Reason
+from simplebus.core.group.group import Member
+from simplebus.core.group.key_ordered_group import KeyGroup
+from simplebus.core.group.key_ordered_member import KeyMember
+from simplebus.core.limits import IN_FLIGHT_BYTES, LANES_MESSAGES_MAX, Limits
+from simplebus.core.message_class.purge import purge
+from simplebus.core.settings import FullPolicy, Settings
+from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    ack,
+    enveloped,
+    nack,
+    peer2,
+    publish,
+    subscribe,
+    timed,
+    unsubscribe,
+    working,
+)
+from tests.models.key_order_model import World, keyed
+
+
+def group_of(bus: Bus, count: int, **options: object) -> list[Peer2]:
+    """That many members, each of a session of its own, as subscription 5."""
+    members = [peer2(bus, subscribe(1, 5, group="g", by_key=True, **options)) for _ in range(count)]
+    for member in members:
+        member.told()
+    return members
+
+
+def publish_keys(bus: Bus, *keys: bytes) -> None:
+    """One message of each of these keys, in this order."""
+    peer2(bus, enveloped(1, 0, *map(keyed, keys)))
+
+
+def held(members: list[Peer2]) -> dict[int, Peer2]:
+    """Who hears which message now."""
+    return {id_: member for member in members for id_ in member.ids()}
+
+
+def all_of(members: list[Peer2]) -> list[list[tuple[int, int]]]:
+    """What they hear and acknowledge, until there is nothing more: attempts and ids, in rounds."""
+    rounds = []
+    while heard := {m: m.got() for m in members if not m.session.closed}:
+        if not any(heard.values()):
+            return rounds
+        rounds.append(sorted((g.attempt, g.message_id) for got in heard.values() for g in got))
+        for member, got in heard.items():
+            for one in got:
+                member.say(ack(5, one.message_id, one.message_id + 1))
+    return rounds
+
+
+def test_a_key_goes_to_one_member_one_message_after_the_other() -> None:
+    bus = Bus()
+    members = group_of(bus, 3)
+    publish_keys(bus, *[b"key %d" % (number % 7) for number in range(70)])
+    who = defaultdict(set)
+    for first in range(0, 70, 7):
+        heard = held(members)
+        assert sorted(heard) == list(range(first, first + 7))
+        for id_, member in heard.items():
+            who[id_ % 7].add(member)
+            member.say(ack(5, id_, id_ + 1))
+    assert all(len(some) == 1 for some in who.values())
+    assert len({member for some in who.values() for member in some}) > 1
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_what_has_no_key_goes_to_anybody_and_waits_for_nothing() -> None:
+    bus = Bus()
+    members = group_of(bus, 3)
+    peer2(bus, publish(1, 0, *numbered(30)), enveloped(1, 30, *[timed(b"")] * 30))
+    heard = [member.ids() for member in members]
+    assert [len(ids) for ids in heard] == [20, 20, 20]
+    assert sorted(id_ for ids in heard for id_ in ids) == list(range(60))
+
+
+@pytest.mark.parametrize("delay_ms", [None, 3000])
+def test_what_is_put_off_holds_its_own_key_back_and_no_other(delay_ms: int | None) -> None:
+    bus = Bus()
+    (only,) = group_of(bus, 1)
+    publish_keys(bus, b"a", b"a", b"b", b"b")
+    assert only.ids() == [0, 2]
+    only.say(nack(5, 0, 1, delay_ms), ack(5, 2, 3))
+    assert only.ids() == [3]
+    bus.broker.clock.now += 4
+    bus.tick(6)
+    bus.broker.wake_due()
+    assert sorted((m.message_id, m.attempt) for m in only.got()) == [(0, 2), (3, 2)]
+    only.say(ack(5, 0, 1))
+    assert [(m.message_id, m.attempt) for m in only.got()] == [(1, 1)]
+
+
+def test_what_is_overdue_comes_again_before_what_is_behind_it() -> None:
+    bus = Bus()
+    members = group_of(bus, 2)
+    publish_keys(bus, b"a", b"a")
+    ((_, owner),) = held(members).items()
+    bus.tick(5)
+    owner.say(working(5, 0, 1))
+    bus.tick(5)
+    assert not held(members)
+    bus.tick(1)
+    assert all_of(members) == [[(2, 0)], [(1, 1)]]
+
+
+@pytest.mark.parametrize("how", ["leave", "unsubscribe"])
+def test_the_keys_of_a_member_that_goes_are_others_and_begin_where_it_was(how: str) -> None:
+    bus = Bus()
+    members = group_of(bus, 4)
+    keys = [b"key %d" % number for number in range(40)]
+    publish_keys(bus, *keys, *keys)
+    before = held(members)
+    gone, others = members[1], [members[0], *members[2:]]
+    theirs = [id_ for id_, member in before.items() if member is gone]
+    assert theirs
+    gone.leave() if how == "leave" else gone.say(unsubscribe(5))
+    again = held(others)
+    assert sorted(again) == theirs  # Nobody was sent what follows them, nor of another key.
+    for id_, member in [*again.items(), *((i, m) for i, m in before.items() if m is not gone)]:
+        member.say(ack(5, id_, id_ + 1))
+    after = held(others)
+    assert sorted(after) == list(range(40, 80))
+    for id_ in range(40):
+        assert after[id_ + 40] is (again[id_] if id_ in theirs else before[id_])
+
+
+def test_a_key_that_moves_to_a_new_member_waits_until_what_is_out_is_settled() -> None:
+    bus = Bus()
+    members = group_of(bus, 1)
+    keys = [b"key %d" % number for number in range(40)]
+    publish_keys(bus, *keys, *keys)
+    assert len(held(members)) == 40
+    members += group_of(bus, 1)
+    assert not held(members)
+    members[0].say(ack(5, 0, 40))
+    after = held(members)
+    assert sorted(after) == list(range(40, 80))
+    assert set(after.values()) == set(members)
+
+
+def test_the_same_names_have_the_same_keys_whoever_came_first() -> None:
+    whose = []
+    for names in (["x", "y", "z"], ["z", "q", "x", "y"]):
+        bus = Bus()
+        members = {
+            name: peer2(bus, subscribe(1, 5, group="g", by_key=True), name=name) for name in names
+        }
+        if "q" in members:
+            members.pop("q").leave()
+        publish_keys(bus, *[b"key %d" % number for number in range(40)])
+        whose.append({id_: name for name, member in members.items() for id_ in member.ids()})
+    assert whose[0] == whose[1]
+    assert len(whose[0]) == 40
+
+
+def test_a_member_without_room_holds_up_its_own_keys_only() -> None:
+    bus = Bus()
+    members = group_of(bus, 2, max_in_flight=1)
+    publish_keys(bus, *[b"key %d" % number for number in range(40)])
+    first = held(members)
+    assert len(first) == 2
+    (one, member), (stuck, _) = first.items()
+    got = 1
+    while True:
+        member.say(ack(5, one, one + 1))
+        ids = member.ids()
+        if not ids:
+            break
+        (one,) = ids
+        got += 1
+    for id_, other in first.items():
+        if other is not member:
+            assert stuck == id_ or one == id_
+    assert 5 < got < 35
+    assert bus.statistics(1).subscriptions[0].waiting == 40 - got - 1
+    assert bus.statistics(1).in_flight == 1
+
+
+def test_the_keys_of_a_member_that_takes_nothing_are_others_until_it_does() -> None:
+    bus = Bus()
+    stuck, other = group_of(bus, 2)
+    keys = [b"key %d" % number for number in range(40)]
+    publish_keys(bus, *keys)
+    mine = other.ids()
+    other.say(ack(5, 0, 40))
+    bus.tick(7)
+    assert len(mine) + len(theirs := other.ids()) == 40
+    other.say(ack(5, 0, 40))
+    assert stuck.ids() == []
+    bus.broker.wake_due()
+    publish_keys(bus, *keys)
+    assert stuck.ids() == [id_ + 40 for id_ in theirs]
+
+
+def test_after_the_last_delivery_the_next_one_of_the_key_comes() -> None:
+    bus = Bus()
+    (only,) = group_of(bus, 1, max_deliveries=2)
+    publish_keys(bus, b"a", b"a")
+    assert only.ids() == [0]
+    only.say(nack(5, 0, 1, 0))
+    assert only.ids() == [0]
+    only.say(nack(5, 0, 1, 0))
+    bus.broker.wake_due()
+    assert only.ids() == [1]
+    assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
+
+
+def test_what_expires_makes_way_for_its_key() -> None:
+    bus = Bus()
+    bus.broker.clock.now = 50.0
+    (only,) = group_of(bus, 1, max_in_flight=2)
+    contents = [keyed(b"a", expires_ms=None if n % 3 else 1000) for n in range(6)]
+    peer2(bus, enveloped(1, 0, keyed(b"b"), *contents))
+    bus.broker.clock.now = 51.0  # What it was handed is too late when it takes it.
+    assert only.ids() == [0]
+    bus.broker.wake_due()
+    assert only.ids() == [2]
+    only.say(ack(5, 2, 3))
+    assert only.ids() == [3]
+    only.say(ack(5, 3, 4))
+    assert only.ids() == []
+    bus.broker.wake_due()
+    assert only.ids() == [5]
+    only.say(ack(5, 5, 6))
+    assert only.ids() == [6]
+    assert bus.statistics(1).dropped == {Reason.EXPIRED: 2}
+
+
+def test_what_expires_behind_another_one_of_its_key_makes_room() -> None:
+    bus = Bus()
+    bus.broker.clock.now = 50.0
+    (only,) = group_of(bus, 1)
+    peer2(bus, enveloped(1, 0, keyed(b"a"), *[keyed(b"a", expires_ms=1000)] * 50))
+    assert only.ids() == [0]
+    bus.broker.clock.now = 51.0
+    bus.tick()
+    assert bus.statistics(1).dropped == {Reason.EXPIRED: 50}
+    assert bus.statistics(1).subscriptions[0].waiting == 0
+
+
+def test_what_opens_later_holds_nothing_back_until_then() -> None:
+    bus = Bus()
+    bus.broker.clock.now = 50.0
+    (only,) = group_of(bus, 1)
+    peer2(bus, enveloped(1, 0, keyed(b"a", not_before_ms=1000), *[keyed(b"a")] * 3))
+    assert only.ids() == [1]
+    only.say(ack(5, 1, 2))
+    assert only.ids() == [2]
+    bus.broker.clock.now = 51.0
+    bus.broker.wake_due()
+    assert only.ids() == []
+    only.say(ack(5, 2, 3))
+    assert only.ids() == [0]
+    only.say(ack(5, 0, 1))
+    assert only.ids() == [3]
+
+
+def test_one_hot_key_does_not_stop_the_others() -> None:
+    bus = Bus()
+    bus.trusting = True
+    (only,) = group_of(bus, 1)
+    publish_keys(bus, *[b"hot"] * 5000, b"cold")
+    bus.broker.wake_due()
+    assert only.ids() == [0, 5000]
+
+
+def test_a_group_looks_only_so_far_ahead() -> None:
+    bus = Bus()
+    bus.trusting = True
+    (only,) = group_of(bus, 1)
+    count = LANES_MESSAGES_MAX + 2000
+    publish_keys(bus, *[b"hot"] * count, b"cold")
+    for _ in range(40):
+        bus.broker.wake_due()
+    (position,) = bus.broker.classes[1].groups
+    assert position.window.cursor == LANES_MESSAGES_MAX + 1
+    assert only.ids() == [0]
+    bus.broker.check()
+    only.say(ack(5, 0, 1))
+    assert only.ids() == [1]
+    assert position.window.cursor == LANES_MESSAGES_MAX + 2
+
+
+def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight() -> None:
+    bus = Bus()
+    bus.trusting = True
+    (only,) = group_of(bus, 1)
+    payload = bytes(900_000)
+    for number in range(24):
+        peer2(bus, enveloped(1, 0, keyed(b"%d" % number, payload)))
+    bus.broker.check()
+    (position,) = bus.broker.classes[1].groups
+    (member,) = position.members
+    assert IN_FLIGHT_BYTES <= member.held_bytes < IN_FLIGHT_BYTES + 1_000_000
+    assert [m.message_id for m in only.got()] == list(range(member.held))
+    only.say(ack(5, 0, 24))
+    assert only.ids()[-1] == 23
+
+
+@pytest.mark.parametrize("slow", ["drop_oldest", "drop_newest"])
+def test_what_waits_in_a_lane_is_dropped_as_what_waits_elsewhere(slow: str) -> None:
+    bus = Bus()
+    (only,) = group_of(bus, 1, slow=slow, max_pending=4)
+    for _ in range(200):
+        publish_keys(bus, b"a")
+    assert only.ids() == [0]
+    kept = []
+    for _ in range(3):
+        only.say(ack(5, 0, 1 << 20))
+        kept += only.ids()
+    assert kept == ([197, 198, 199] if slow == "drop_oldest" else [1, 2, 3])
+    assert bus.statistics(1).dropped == {Reason.SLOW_CONSUMER: 196}
+
+
+def test_a_group_is_by_key_or_it_is_not() -> None:
+    bus = Bus()
+    group_of(bus, 1)
+    plain = peer2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="h"))
+    assert plain.errors() == ["subscription_mismatch"]
+    plain.say(subscribe(1, 7, group="h", by_key=True), subscribe(1, 8, by_key=True))
+    assert plain.errors() == ["subscription_mismatch", "bad_request"]
+    plain.say(subscribe(1, 9, group="g", by_key="yes"))
+    assert plain.errors() == ["bad_request"]
+
+
+def test_who_is_not_there_any_more_settles_only_what_it_was_sent() -> None:
+    bus = Bus()
+    (only,) = group_of(bus, 1, durable="d")
+    publish_keys(bus, b"a", b"a", b"b", b"b")
+    assert only.ids() == [0, 2]
+    only.leave()
+    (position,) = bus.broker.classes[1].groups
+    assert isinstance(position, KeyGroup)
+    position.ack(0, 2)
+    position.terminate(2, 4)
+    bus.check()
+    assert position.window.unacked(0, 4) == [(1, 2), (3, 4)]
+    next_one = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
+    assert all_of([next_one]) == [[(1, 1), (1, 3)]]
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_what_comes_back_is_first_in_its_lane_though_a_part_of_it_is_purged() -> None:
+    bus = Bus()
+    only = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
+    publish_keys(bus, b"a", b"b", b"b")
+    assert only.ids() == [0, 1]
+    cls = bus.broker.classes[1]
+    only.leave()
+    purge(cls, 0, 1, None)
+    bus.broker.store.release(cls)
+    bus.check()
+    next_one = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
+    assert all_of([next_one]) == [[(2, 1)], [(1, 2)]]
+
+
+def test_what_is_purged_makes_way_for_its_key() -> None:
+    bus = Bus()
+    (only,) = group_of(bus, 1)
+    publish_keys(bus, b"a", b"a", b"a")
+    assert only.ids() == [0]
+    cls = bus.broker.classes[1]
+    purge(cls, 0, 2, None)
+    bus.broker.store.release(cls)
+    bus.broker.wake_due()
+    assert only.ids() == [2]
+
+
+def test_what_the_class_drops_makes_way_for_its_key() -> None:
+    bus = Bus(Settings(limits=Limits(class_messages=4), full_policy=FullPolicy.DROP_OLDEST))
+    (only,) = group_of(bus, 1)
+    publish_keys(bus, *[b"a"] * 4)
+    assert only.ids() == [0]
+    publish_keys(bus, b"a", b"a")
+    assert only.ids() == [2]
+    only.say(ack(5, 0, 3))
+    assert only.ids() == [3]
+
+
+def test_after_a_restart_what_was_sent_comes_before_what_has_opened_since() -> None:
+    world = World()
+    world.publish((b"a", "", None, 1000), (b"a", "", None, None))
+    world.listen(world.members[0])
+    world.pass_time(1.5)
+    world.restart()  # The model says what may be sent.
+    assert [message.sent for message in world.messages] == [0, 2]
+    world.finish()
+
+
+def test_who_goes_gives_up_its_own_keys_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = Bus()
+    many = [subscribe(1, number, group="g", by_key=True) for number in range(1, 21)]
+    sessions = [peer2(bus, *many) for _ in range(4)]
+    (group,) = bus.broker.classes[1].groups
+    taken: list[Member] = []
+    take = KeyGroup._take_ready
+
+    def noted(self: KeyGroup, member: KeyMember) -> None:
+        taken.append(member)
+        take(self, member)
+
+    monkeypatch.setattr(KeyGroup, "_take_ready", noted)
+    gone = list(group.members)[:20]
+    bus.broker.close(sessions[0].session)
+    assert taken == gone
+    assert len(group.members) == 60
+    bus.broker.check()

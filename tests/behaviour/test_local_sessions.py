@@ -1,0 +1,243 @@
+"""What another door needs of the broker: peers that enter without bytes, what they say, and a tap
+on what is stored."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from simplebus.core.broker.broker import FullPolicy, Settings
+from simplebus.core.dead_letters import are_kept_in
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import Limits
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
+from simplebus.core.protocol.events import (
+    AckedOne,
+    Nacked,
+    Published,
+    StillWorking,
+    SubscriptionAsked,
+    Terminated,
+)
+from simplebus.core.protocol.requests import SubscribeRequest
+from tests.behaviour.wire_peer import Bus, batch_of
+from tests.behaviour.wire_peer import connect as connect1
+from tests.behaviour.wire_peer import publish as publish1
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    unsubscribe,
+)
+
+DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
+
+
+def published(class_id: int, *payloads: bytes) -> Published:
+    """What somebody says who publishes these, on the channel `a.b`."""
+    whole = [
+        frames.encode(frames.ENVELOPE, class_id=class_id, content=encode(Envelope("a.b"), p))
+        for p in payloads
+    ]
+    return Published(class_id, batch_of(*whole))
+
+
+def inside(bus: Bus) -> Peer2:
+    return Peer2(bus, bus.broker.enter("a guest"))
+
+
+def asks(bus: Bus, peer: Peer2, number: int = 5, **options: object) -> None:
+    wish = SubscribeRequest(**options)  # type: ignore[arg-type]
+    bus.broker.apply(peer.session, SubscriptionAsked(1, 1, number, wish))
+    bus.check()
+
+
+def test_who_is_inside_publishes_subscribes_and_acknowledges() -> None:
+    bus = Bus()
+    bus.peer(connect1(1))
+    guest, binary = inside(bus), peer2(bus, subscribe(1, 3))
+    asks(bus, guest)
+    bus.broker.apply(guest.session, published(1, b"x", b"y"))
+    assert [decode(m.content)[1] for m in binary.got()] == [b"x", b"y"]
+    got, told = guest.listen()
+    assert [said.kind for said in told] == ["subscribe"]
+    assert [(m.number, m.attempt, m.message_id) for m in got] == [(5, 1, 0), (5, 1, 1)]
+    bus.broker.apply(guest.session, AckedOne(5, 0, 1))
+    bus.broker.apply(guest.session, StillWorking(5, 1, 2))
+    bus.broker.apply(guest.session, Nacked(5, 1, 2, 0.0))
+    assert [(m.attempt, m.message_id) for m in guest.got()] == [(2, 1)]
+
+
+def test_who_is_inside_may_be_silent_for_ever() -> None:
+    bus = Bus()
+    guest = inside(bus)
+    assert bus.tick(100) == []
+    assert guest.take(1) == b""
+
+
+def test_who_goes_gives_back_what_it_held() -> None:
+    bus = Bus()
+    bus.peer(connect1(1), publish1(1, b"x"))
+    guest = inside(bus)
+    asks(bus, guest, group="g", durable="d")
+    assert len(guest.got()) == 1
+    guest.leave()
+    other = peer2(bus, subscribe(1, 3, group="g", durable="d"))
+    assert [m.attempt for m in other.got()] == [2]
+
+
+def test_who_parks_too_much_is_told() -> None:
+    limits = Limits(class_messages=1, frame_bytes=1000, pending_bytes=2_100_000)
+    bus = Bus(Settings(limits=limits))
+    bus.peer(connect1(1))
+    guest = inside(bus)
+    bus.broker.apply(guest.session, published(1, *[b"x"] * 3))
+    assert guest.session.must_wait
+    assert guest.session.parked_bytes > 0
+    many = published(1, *[b"x" * 900] * 3000)
+    with pytest.raises(RemoteProtocolError) as caught:
+        bus.broker.apply(guest.session, many)
+    assert caught.value.reason is Reason.PENDING_LIMIT
+    guest.leave()
+
+
+# Terminated --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_what_is_terminated_never_comes_again_and_is_a_dead_letter(group: str | None) -> None:
+    bus = Bus()
+    bus.peer(connect1(1), publish1(1, b"x", b"y", b"z"))
+    guest = inside(bus)
+    asks(bus, guest, group=group, durable="d")
+    assert guest.ids() == [0, 1, 2]
+    bus.broker.apply(guest.session, Nacked(5, 1, 2, 0.0))
+    assert guest.ids() == [1]
+    bus.broker.apply(guest.session, Terminated(5, 1, 2))
+    bus.broker.apply(guest.session, Terminated(5, 1, 2))
+    bus.broker.take_ready()
+    bus.check()
+    assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
+    dead = bus.statistics(DEAD_1)
+    assert dead.name == "dead.1"
+    assert dead.published == 1
+    read, payload = decode(bus.broker.classes[DEAD_1].ring.frame(0)[9:-4])
+    assert payload == b"y"
+    assert ("dead-reason", "terminated") in read.headers
+    assert ("dead-attempts", "2") in read.headers
+    bus.broker.apply(guest.session, AckedOne(5, 0, 1))
+    bus.broker.apply(guest.session, AckedOne(5, 2, 3))
+    bus.broker.take_ready()
+    assert bus.statistics(1).ring.messages == 0
+    bus.tick(100)
+    assert guest.ids() == []
+
+
+def test_what_is_due_again_can_be_terminated_and_what_was_never_sent_cannot() -> None:
+    bus = Bus()
+    bus.peer(connect1(1), publish1(1, b"x", b"y"))
+    guest = inside(bus)
+    asks(bus, guest, max_in_flight=1)
+    assert guest.ids() == [0]
+    bus.tick(6)
+    bus.broker.apply(guest.session, Terminated(5, 0, 2))
+    bus.check()
+    assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
+    assert guest.ids() == [1]
+
+
+def test_what_a_member_does_not_hold_it_cannot_terminate() -> None:
+    bus = Bus()
+    bus.peer(connect1(1), publish1(1, b"x"))
+    one, other = inside(bus), inside(bus)
+    asks(bus, one, group="g")
+    asks(bus, other, group="g")
+    assert one.ids() == [0]
+    bus.broker.apply(other.session, Terminated(5, 0, 1))
+    bus.check()
+    assert bus.statistics(1).dropped == {}
+    bus.broker.apply(one.session, Terminated(5, 0, 1))
+    assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
+
+
+# The tap -----------------------------------------------------------------------------------------
+
+
+class Tapped:
+    """What a tap saw, as (peer, class, payload)."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.seen: list[tuple[str, int, bytes]] = []
+        bus.broker.store.tap = self._see
+
+    def _see(self, session: object, cls: object, first: int, last: int) -> None:
+        who = "" if session is None else session.peer  # type: ignore[attr-defined]
+        for sequence in range(first, last):
+            frame = cls.ring.frame(sequence)  # type: ignore[attr-defined]
+            content = frame[9:-4]
+            payload = decode(content)[1] if frame[0] == frames.ENVELOPE else content
+            self.seen.append((who, cls.class_id, payload))  # type: ignore[attr-defined]
+
+
+def test_a_tap_sees_what_is_stored_once_and_in_order_and_who_published_it() -> None:
+    bus = Bus()
+    tapped = Tapped(bus)
+    one = bus.peer(connect1(1), publish1(1, b"lone"))
+    one.session.peer = "one"
+    one.say(publish1(1, b"a", b"bb"), publish1(1, b"c"))
+    two = peer2(bus, enveloped(1, 0, on_channel("x", b"d"), on_channel("x", b"e")))
+    two.session.peer = "two"
+    two.say(enveloped(1, 2, on_channel("x", b"f")))
+    guest = inside(bus)
+    bus.broker.apply(guest.session, published(1, b"g"))
+    payloads = b"lone a bb c d e f g".split()
+    assert [payload for _, _, payload in tapped.seen] == payloads
+    assert [who for who, _, _ in tapped.seen[1:4]] == ["one"] * 3
+    assert tapped.seen[-2:] == [("two", 1, b"f"), ("a guest", 1, b"g")]
+
+
+def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
+    bus = Bus(class_messages=2)
+    tapped = Tapped(bus)
+    reader = peer2(bus, subscribe(1, 5))
+    guest = inside(bus)
+    bus.broker.apply(guest.session, published(1, b"a", b"b", b"c"))
+    assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
+    reader.ids()
+    bus.broker.apply(reader.session, AckedOne(5, 0, 1))
+    assert tapped.seen[-1] == ("a guest", 1, b"c")
+    assert len(tapped.seen) == 3
+
+
+def test_what_is_not_stored_is_not_seen() -> None:
+    settings = Settings(limits=Limits(class_messages=2), full_policy=FullPolicy.DROP_NEWEST)
+    bus = Bus(settings)
+    tapped = Tapped(bus)
+    bus.peer(connect1(1), publish1(1, b"a", b"b", b"c"))
+    assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
+
+
+def test_where_the_oldest_make_room_all_are_seen() -> None:
+    settings = Settings(limits=Limits(class_messages=2), full_policy=FullPolicy.DROP_OLDEST)
+    bus = Bus(settings)
+    tapped = Tapped(bus)
+    bus.peer(connect1(1), publish1(1, b"a", b"b", b"c"), publish1(1, b"d"))
+    assert [payload for _, _, payload in tapped.seen] == [b"a", b"b", b"c", b"d"]
+
+
+def test_dead_letters_are_seen_as_the_bus_s_own() -> None:
+    bus = Bus()
+    tapped = Tapped(bus)
+    peer = peer2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, b"x"))
+    assert peer.ids() == [0]
+    peer.say(nack(5, 0, 1, 0))
+    assert peer.ids() == []
+    assert tapped.seen[-1] == ("", DEAD_1, b"x")
+    assert are_kept_in(bus.statistics(DEAD_1).name)
+    peer.say(unsubscribe(5))

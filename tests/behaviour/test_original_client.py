@@ -1,0 +1,215 @@
+"""The original's client, as it stands in for it: what it says when, and what it holds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.support.oracles import (
+    ID_COUNT,
+    build_frame,
+    parse_frame,
+    split_frames,
+)
+from tests.support.original_client import (
+    GROUPING_SECONDS,
+    PULSE_SECONDS,
+    Bounds,
+    OutOfOrder,
+    Reservations,
+    StandIn,
+    StrictOrder,
+    number_of,
+    numbered,
+)
+from tests.support.strategies import (
+    ACK,
+    CONNECT,
+    HEARTBEAT,
+    MESSAGE,
+    SUBSCRIBE,
+)
+
+LATEST_ACK = GROUPING_SECONDS + PULSE_SECONDS
+
+
+def greeted(class_ids: list[int], **options: object) -> StandIn:
+    """One that has its reply, and whose Connect is taken."""
+    client = StandIn(class_ids, **options)  # type: ignore[arg-type]
+    client.take(1 << 20)
+    client.receive(build_frame(CONNECT, content=bytes(4)))
+    return client
+
+
+def said(client: StandIn) -> list[tuple[int, int, int, int, bytes]]:
+    frames, rest = split_frames(client.take(1 << 30))
+    assert rest == b""
+    return [parse_frame(frame) for frame in frames]
+
+
+def deliver(client: StandIn, *messages: tuple[int, int], class_id: int = 1) -> None:
+    """Messages as a server sends them: (message id, timer index)."""
+    client.receive(
+        b"".join(
+            build_frame(
+                MESSAGE, class_id=class_id, message_id=i, timer_index=timer, content=numbered(i)
+            )
+            for i, timer in messages
+        )
+    )
+
+
+def test_it_connects_and_waits_for_the_reply() -> None:
+    client = StandIn([1, 2])
+    client.subscribe(1, lambda message: None)
+    assert said(client) == [(CONNECT, 0, 0, 0, b"[1,2]")]
+    assert not client.publish(1, b"too early")
+    client.receive(build_frame(CONNECT, content=(77).to_bytes(4, "little")))
+    assert client.session_id == 77
+    client.subscribe(1, lambda message: None)
+    client.subscribe(2, lambda message: None)
+    assert said(client) == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
+    assert client.publish(1, b"in time")
+    client.tick(0.0)
+    assert said(client) == [(MESSAGE, 1, 0, 0, b"in time")]
+
+
+def test_its_acks_are_at_most_a_second_and_a_half_late() -> None:
+    latest = []
+    for moment in (0.0, 0.1, 0.499, 0.5, 0.6, 0.999, 1.0):
+        client = greeted([1])
+        client.subscribe(1, lambda message: None)
+        said(client)
+        client.tick(moment)
+        deliver(client, (0, 0))
+        now = moment
+        while not (acks := said(client)):
+            now += 0.001
+            client.tick(now)
+        assert acks == [(ACK, 1, 0, 0, b"0-1")]
+        latest.append(now - moment)
+    assert max(latest) == pytest.approx(LATEST_ACK, abs=0.01)
+    assert client.latest_ack == pytest.approx(LATEST_ACK, abs=0.01)
+
+
+def test_it_groups_what_is_consecutive_in_the_order_of_processing() -> None:
+    client = greeted([1, 2])
+    for class_id in (1, 2):
+        client.subscribe(class_id, lambda message: None)
+    said(client)
+    deliver(client, (5, 0), (6, 0), (7, 0), (0, 0), (1, 0), (2, 0))
+    deliver(client, (8, 1), (3, 0), (9, 1))
+    deliver(client, (4, 0), (6, 0), class_id=2)
+    client.tick(2.0)
+    assert said(client) == [
+        *((ACK, 1, 0, 0, content) for content in (b"5-8", b"0-4")),
+        (ACK, 1, 0, 1, b"8-10"),
+        *((ACK, 2, 0, 0, content) for content in (b"4-5", b"6-7")),
+    ]
+
+
+def test_it_counts_with_a_sign() -> None:
+    client = greeted([1])
+    client.subscribe(1, lambda message: None)
+    said(client)
+    deliver(client, (ID_COUNT - 2, 5), (ID_COUNT - 1, 5), (0, 5), (1, 5))
+    client.tick(2.0)
+    assert [content for *_, content in said(client)] == [b"2147483646--2147483648", b"0-2"]
+
+
+def test_a_handler_that_throws_ends_it_but_not_its_timers() -> None:
+    client = greeted([1])
+    handled: list[int] = []
+    client.subscribe(1, StrictOrder())
+    client.subscribe(1, lambda message: handled.append(message.message_id))
+    said(client)
+    deliver(client, (0, 0), (1, 0), (3, 0), (4, 0))
+    assert isinstance(client.dead, OutOfOrder)
+    assert handled == [0, 1]
+    deliver(client, (2, 0))
+    client.tick(2.0)
+    assert said(client) == [(ACK, 1, 0, 0, b"0-2")]
+    assert client.publish(1, b"others live on")
+    client.tick(2.0)
+    assert len(said(client)) == 1
+
+
+def test_handlers_take_their_time_one_after_the_other() -> None:
+    client = greeted([1])
+    client.subscribe(1, StrictOrder(seconds=2.0))
+    said(client)
+    deliver(client, *((i, 0) for i in range(5)))
+    for now, processed in ((1.9, 0), (2.0, 1), (3.9, 1), (9.9, 4), (100.0, 5)):
+        client.tick(now)
+        assert client.processed == processed
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_results_come_in_the_order_of_their_reservation(seed: int) -> None:
+    shuffled = random.Random(seed)
+    ring = Reservations()
+    taken: list[object] = []
+    hands: list[tuple[int, str]] = []
+    for job in range(200):
+        hands.append((ring.reserve(), f"result {job}"))
+        if len(hands) == 8 or job == 199:
+            shuffled.shuffle(hands)
+            for place, result in hands[: 8 if job == 199 else 4]:
+                ring.put(place, result)
+                taken += ring.take()
+            del hands[: 8 if job == 199 else 4]
+    for place, result in hands:
+        ring.put(place, result)
+    taken += ring.take()
+    assert taken == [f"result {job}" for job in range(200)]
+
+
+def test_every_place_in_it_is_bounded() -> None:
+    bounds = Bounds()
+    assert (bounds.unserialised, bounds.raw, bounds.received) == (1_100, 10_000, 1_500)
+    assert (bounds.chunks, bounds.acks) == (1_000, 2_000_000)
+    # Outgoing: nobody takes the chunks.
+    client = greeted([1], bounds=Bounds(chunks=3, unserialised=40))
+    accepted = 0
+    while client.publish(1, numbered(accepted)):
+        accepted += 1
+        if accepted % 20 == 0:
+            client.tick(0.0)
+    assert 40 < accepted <= 3 * 100 + 40
+    numbers = [number_of(content) for *_, content in said(client)]
+    client.tick(0.0)
+    numbers += [number_of(content) for *_, content in said(client)]
+    assert numbers == list(range(accepted))
+    # Incoming: the handler is slow.
+    client = greeted([1], bounds=Bounds(raw=50, received=10))
+    client.subscribe(1, StrictOrder(seconds=1.0))
+    said(client)
+    came = 0
+    while client.reading:
+        deliver(client, (came, 0))
+        came += 1
+    assert came == 1 + 10 + 50
+    client.tick(10.0)
+    assert client.reading
+    client.tick(100.0)
+    assert client.processed == came
+    # Acknowledgements: they cannot leave.
+    client = greeted([1], bounds=Bounds(acks=20, chunks=1))
+    client.subscribe(1, StrictOrder())
+    client.publish(1, b"in the way")
+    client.tick(0.0)
+    deliver(client, *((i, 0) for i in range(30)))
+    client.tick(10.0)
+    assert client.processed == 20
+    said(client)
+    client.tick(20.0)
+    assert client.processed == 30
+
+
+def test_a_heartbeat_is_nothing_to_it_and_an_unknown_type_a_fault() -> None:
+    client = greeted([1])
+    client.receive(build_frame(HEARTBEAT))
+    assert client.idle
+    with pytest.raises(AssertionError):
+        client.receive(build_frame(ord("5")))

@@ -1,0 +1,467 @@
+"""Hours of the original's clients on one bus: late acks, clients that die, classes that fill.
+
+Rule 1: time is simulated, and what is random comes from a seed, which is in the test's name.
+Rule 2: the network is the hardest there is: it holds nothing. What one side does not take, the
+        other side keeps.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+
+import pytest
+
+from simplebus.core.broker.broker import Settings
+from simplebus.core.limits import TRICKLE_BYTES
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.statistics import ClassStatistics
+from tests.behaviour.wire_peer import Bus, Peer
+from tests.support.oracles import ID_COUNT, build_frame, group_ids
+from tests.support.original_client import (
+    GROUPING_SECONDS,
+    PULSE_SECONDS,
+    Bounds,
+    Message,
+    OutOfOrder,
+    StandIn,
+    StrictOrder,
+    number_of,
+    numbered,
+)
+from tests.support.strategies import CONNECT
+
+STEP_SECONDS = 0.5
+READ_BYTES = 64 * 1024
+LATEST_ACK = GROUPING_SECONDS + PULSE_SECONDS
+
+HOUR = 3600.0
+MINUTE = 60.0
+
+
+# A world of them ---------------------------------------------------------------------------------
+
+
+class World:
+    """A bus, clients of the original, and a clock for all of them."""
+
+    def __init__(self, seed: int, settings: Settings | None = None, **limits: float) -> None:
+        self.random = random.Random(seed)
+        self.bus = Bus(settings, **limits)
+        self.bus.trusting = True
+        self.now = 0.0
+        self.members: dict[StandIn, Peer] = {}
+        self._next_beat = 1.0
+        self._next_check = MINUTE
+
+    def begin_at(self, class_id: int, sequence: int) -> None:
+        """A class that has had so many messages already."""
+        self.bus.peer(build_frame(CONNECT, content=b"[%d]" % class_id)).leave()
+        cls = self.bus.broker.classes[class_id]
+        cls.ring.floor = cls.ring.head = sequence
+        cls.waiting = AckWindow(floor=sequence)
+
+    def join(self, *class_ids: int, bounds: Bounds | None = None) -> StandIn:
+        """A client, its timers beating at moments of its own, greeted."""
+        client = StandIn(
+            class_ids,
+            now=self.now,
+            seed=self.random.getrandbits(32),
+            bounds=bounds,
+            grouping_phase=self.random.choice([0.0, self.random.random(), 1.0]),
+            pulse_phase=self.random.choice([0.0, self.random.random() / 2, 0.5]),
+        )
+        self.members[client] = self.bus.peer()
+        self.carry()
+        assert client.session_id is not None
+        return client
+
+    def leave(self, client: StandIn) -> None:
+        """Its process is killed: what it had not sent is gone, and so is what it had received."""
+        self.members.pop(client).leave()
+
+    def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+        """Let time pass, with `each` called in every step."""
+        end = self.now + seconds
+        self.carry()  # Who has subscribed is there before anything is published.
+        while self.now < end:
+            self.now += STEP_SECONDS
+            # The beat first: what was just sent has lost a whole tick of its time.
+            while self._next_beat <= self.now:
+                assert self.bus.broker.tick() == []
+                self._next_beat += 1.0
+            each()
+            for client in self.members:
+                client.tick(self.now)
+            self.carry()
+            if self.now >= self._next_check:
+                self.bus.broker.check()
+                self._next_check += MINUTE
+
+    def carry(self) -> None:
+        """Bytes cross until nobody has any that the other side takes."""
+        moved = True
+        while moved:
+            moved = False
+            for client, peer in self.members.items():
+                if client.speaking and (data := client.take(self._readable(peer))):
+                    peer.say(data)
+                    client.tick(self.now)
+                    moved = True
+                if peer.session.outbox.idle or not client.reading:
+                    continue
+                if heard := peer.take(READ_BYTES):
+                    client.receive(heard)
+                    moved = True
+
+    def _readable(self, peer: Peer) -> int:
+        """How much the server reads of this peer, as a connection decides it."""
+        session = peer.session
+        if not session.parked:
+            return READ_BYTES
+        return TRICKLE_BYTES if self.bus.broker.holds_back(session) else 0
+
+    def settle(self, seconds: float = 30.0) -> None:
+        """Let everything come to its end."""
+        self.run(seconds)
+        assert all(client.idle for client in self.members)
+
+    def statistics(self, class_id: int = 1) -> ClassStatistics:
+        return self.bus.statistics(class_id)
+
+    def assert_nothing_went_wrong(self, *class_ids: int) -> None:
+        """Nothing was lost, refused, sent twice or left behind, and nobody died of it."""
+        for client in self.members:
+            assert client.dead is None
+        assert self.bus.broker.refused == Counter()
+        for class_id in class_ids:
+            statistics = self.statistics(class_id)
+            assert (statistics.redelivered, statistics.dropped) == (0, {})
+            assert (statistics.ring.messages, statistics.in_flight) == (0, 0)
+
+
+class Source:
+    """Publishes numbered messages of one class through a client, as fast as it takes them."""
+
+    def __init__(self, client: StandIn, class_id: int = 1, prefix: bytes = b"") -> None:
+        self.published = 0
+        self.refusals = 0
+        """How often the client would have waited."""
+        self._client = client
+        self._class_id = class_id
+        self._prefix = prefix
+
+    def publish(self, count: int) -> None:
+        for _ in range(count):
+            if not self._client.publish(self._class_id, self._prefix + numbered(self.published)):
+                self.refusals += 1
+                return
+            self.published += 1
+
+
+@pytest.mark.parametrize("seed", [6])
+def test_two_hours_of_acks_as_late_as_they_come_bring_no_message_twice(seed: int) -> None:
+    world = World(seed)
+    publisher = world.join(1, 2)
+    sources = [Source(publisher, class_id) for class_id in (1, 2)]
+    orders: list[tuple[Source, StrictOrder]] = []
+    for _ in range(2):
+        subscriber = world.join(1, 2)
+        for source, class_id in zip(sources, (1, 2), strict=True):
+            orders.append((source, StrictOrder()))
+            subscriber.subscribe(class_id, orders[-1][1])
+
+    def traffic() -> None:
+        # Quiet, a few, and now and then very many at once.
+        kind = world.random.random()
+        for source in sources:
+            if kind < 0.15:
+                source.publish(world.random.randrange(6))
+            elif kind > 0.9995:
+                source.publish(world.random.randrange(1000))
+
+    world.run(2 * HOUR, traffic)
+    world.settle()
+    world.assert_nothing_went_wrong(1, 2)
+    for source, order in orders:
+        assert order.next == source.published > 5_000
+    latest = max(client.latest_ack for client in world.members)
+    assert LATEST_ACK - 0.1 < latest <= LATEST_ACK, "the acks were not as late as they can be"
+
+
+@pytest.mark.parametrize("laps", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ids_begin_again_at_zero_and_nobody_notices(seed: int, laps: int) -> None:
+    world = World(seed)
+    first = laps * ID_COUNT - world.random.randrange(1, 3000)
+    world.begin_at(1, first)
+    source = Source(world.join(1))
+    orders = [StrictOrder(), StrictOrder(seconds=0.001)]
+    ids: list[int] = []
+    for order in orders:
+        subscriber = world.join(1)
+        subscriber.subscribe(1, order)
+        subscriber.subscribe(1, lambda message: ids.append(message.message_id))
+    world.run(2 * MINUTE, lambda: source.publish(world.random.randrange(60)))
+    world.settle()
+    world.assert_nothing_went_wrong(1)
+    assert [order.next for order in orders] == [source.published] * 2
+    assert world.statistics().published == first + source.published > laps * ID_COUNT
+    assert set(ids) == {(first + n) % ID_COUNT for n in range(source.published)}
+
+
+class EachInOrder:
+    """Each publisher's messages, `name.number`, one behind the other."""
+
+    def __init__(self) -> None:
+        self.next: Counter[bytes] = Counter()
+
+    def __call__(self, message: Message) -> None:
+        name, number = message.payload.split(b".")
+        if number_of(number) != self.next[name]:
+            raise OutOfOrder(f"expected {self.next[name]} of {name!r}, got {number!r}")
+        self.next[name] += 1
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_clients_publish_and_subscribe_on_one_connection(seed: int) -> None:
+    world = World(seed)
+    class_ids = [1, 2, 3]
+    clients = [world.join(*class_ids) for _ in range(3)]
+    orders: dict[tuple[int, int], EachInOrder] = {}
+    sources: dict[tuple[int, int], Source] = {}
+    for number, client in enumerate(clients):
+        for class_id in class_ids:
+            orders[number, class_id] = EachInOrder()
+            client.subscribe(class_id, orders[number, class_id])
+            sources[number, class_id] = Source(client, class_id, prefix=b"%d." % number)
+
+    def traffic() -> None:
+        for source in sources.values():
+            if world.random.random() < 0.2:
+                source.publish(world.random.randrange(30))
+
+    world.run(5 * MINUTE, traffic)
+    world.settle()
+    world.assert_nothing_went_wrong(*class_ids)
+    for (_, class_id), order in orders.items():
+        assert order.next == {
+            b"%d" % number: source.published
+            for (number, at), source in sources.items()
+            if at == class_id
+        }
+
+
+# Full classes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [7])
+def test_a_full_class_slows_its_publisher_down_to_its_slowest_subscriber(seed: int) -> None:
+    world = World(seed, class_messages=1000)
+    publisher, slow, quick = world.join(1), world.join(1), world.join(1)
+    source = Source(publisher)
+    orders = [StrictOrder(seconds=0.0005), StrictOrder()]
+    slow.subscribe(1, orders[0])
+    quick.subscribe(1, orders[1])
+    fullest = 0
+
+    def traffic() -> None:
+        nonlocal fullest
+        source.publish(2000)
+        fullest = max(fullest, world.statistics().ring.messages)
+
+    world.run(MINUTE / 2, traffic)
+    world.settle(2 * MINUTE)
+    world.assert_nothing_went_wrong(1)
+    assert fullest == 1000
+    assert source.refusals > 30, "the publisher was never slowed down"
+    assert [order.next for order in orders] == [source.published] * 2
+    assert source.published > 10_000
+
+
+@pytest.mark.parametrize(("seed", "chunks"), [(9, 2), (10, 1000)])
+def test_a_full_class_never_locks_out_the_acks_that_would_empty_it(seed: int, chunks: int) -> None:
+    # Each of them subscribes to what it publishes, and its acks wait behind its own messages.
+    world = World(seed, class_messages=200)
+    clients = [world.join(1, bounds=Bounds(chunks=chunks)) for _ in range(3)]
+    orders, sources = [], []
+    for number, client in enumerate(clients):
+        orders.append(EachInOrder())
+        client.subscribe(1, orders[-1])
+        sources.append(Source(client, prefix=b"%d." % number))
+
+    def traffic() -> None:
+        for source in sources:
+            source.publish(world.random.randrange(400))
+
+    world.run(MINUTE, traffic)
+    assert sum(source.published for source in sources) > 2000
+    world.settle(20 * MINUTE)
+    world.assert_nothing_went_wrong(1)
+    for order in orders:
+        assert order.next == {b"%d" % n: source.published for n, source in enumerate(sources)}
+
+
+# Those that die, and those that are slow ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_what_a_dead_client_left_goes_to_its_successor(seed: int) -> None:
+    world = World(seed)
+    world.begin_at(1, ID_COUNT - world.random.randrange(1000))
+    source = Source(world.join(1))
+    fatal = world.random.randrange(100, 900)
+    order = StrictOrder()
+
+    def breaks(message: Message) -> None:
+        if number_of(message.payload) == fatal:
+            raise RuntimeError("a bug in the program")
+
+    dying = world.join(1)
+    dying.subscribe(1, breaks)
+    dying.subscribe(1, order)
+    world.run(MINUTE, lambda: source.publish(world.random.randrange(40)))
+    assert isinstance(dying.dead, RuntimeError)
+    assert order.next == fatal
+    # It hangs there, connected. What it was processing before is acknowledged, the rest comes to it
+    # again and again, ever more rarely, and to nobody else.
+    statistics = world.statistics()
+    assert statistics.acknowledged == fatal
+    assert 0 < statistics.redelivered <= 4 * source.published
+    assert statistics.ring.messages == source.published - fatal
+    world.leave(dying)
+    successor = world.join(1)
+    heir = StrictOrder(first=fatal)
+    successor.subscribe(1, heir)
+    world.run(MINUTE, lambda: source.publish(world.random.randrange(40)))
+    world.settle()
+    assert successor.dead is None
+    assert heir.next == source.published
+    assert world.statistics().ring.messages == 0
+
+
+def test_a_client_that_is_dead_and_connected_stops_reading_and_costs_nobody_anything() -> None:
+    world = World(14)
+    source = Source(world.join(1))
+    dead, living = world.join(1), world.join(1)
+    dead.subscribe(1, StrictOrder(first=1))
+    order = StrictOrder()
+    living.subscribe(1, order)
+    world.run(MINUTE, lambda: source.publish(500))
+    assert isinstance(dead.dead, OutOfOrder)
+    assert not dead.reading
+    assert source.published == 60_000
+    assert order.next > source.published - 1000
+    world.leave(dead)
+    world.settle()
+    assert order.next == source.published
+    assert living.dead is None
+    assert world.statistics().ring.messages == 0
+
+
+def test_a_handler_slower_than_the_ack_timeout_kills_a_client_that_insists_on_order() -> None:
+    # Ten messages of seven seconds each. At tick 6 none of them is acknowledged, so all come again
+    # and stand in the client behind the first ten. It processes and acknowledges those; then the
+    # first one's copy comes, which the original's example takes for disorder, and throws.
+    world = World(15)
+    source = Source(world.join(1))
+    client = world.join(1)
+    order = StrictOrder(seconds=7.0)
+    client.subscribe(1, order)
+    source.publish(10)
+    world.run(2 * MINUTE)
+    assert str(client.dead) == "expected 10 of class 1, got 0"
+    # Dead it is, but all ten are processed and acknowledged: nothing is lost.
+    assert client.processed == 10
+    assert world.statistics().ring.messages == 0
+
+
+def test_an_ack_timeout_longer_than_the_handlers_is_what_such_a_client_needs() -> None:
+    seconds, count = 7.0, 10
+    world = World(16, Settings(ack_timeout=int(seconds * count + LATEST_ACK) + 2))
+    source = Source(world.join(1))
+    client = world.join(1)
+    order = StrictOrder(seconds=seconds)
+    client.subscribe(1, order)
+    source.publish(count)
+    world.run(2 * MINUTE)
+    world.assert_nothing_went_wrong(1)
+    assert order.next == count
+
+
+def test_a_slow_client_that_takes_copies_in_its_stride_comes_to_an_end() -> None:
+    world = World(17)
+    source = Source(world.join(1))
+    client = world.join(1)
+    handled: list[int] = []
+
+    def slow(message: Message) -> float:
+        handled.append(number_of(message.payload))
+        return 7.0
+
+    client.subscribe(1, slow)
+    source.publish(10)
+    world.run(10 * MINUTE)
+    world.settle()
+    assert client.dead is None
+    assert set(handled) == set(range(10))
+    assert handled[:10] == list(range(10))
+    # Pauses double: at 6 all ten come again, at 18 those not acknowledged by then, at 42 the last.
+    assert len(handled) < 4 * 10
+    assert world.statistics().redelivered == len(handled) - 10
+    assert world.statistics().ring.messages == 0
+    assert world.bus.broker.refused == Counter()  # To acknowledge it twice is no offence.
+
+
+@pytest.mark.parametrize("seed", range(20, 23))
+def test_an_hour_in_which_clients_come_stumble_and_go_loses_nothing(seed: int) -> None:
+    world = World(seed)
+    world.begin_at(1, world.random.choice([0, ID_COUNT - 5000, 2 * ID_COUNT - 5000]))
+    chance = world.random
+    source = Source(world.join(1))
+    processed: set[int] = set()
+    disorder: list[tuple[int, int]] = []
+    present: deque[StandIn] = deque()
+
+    def joins() -> None:
+        """A subscriber, quick or slow, perhaps with a bug."""
+        seconds = chance.choice([0.0, 0.0, 0.01, 0.2])
+        bug = chance.choice([0.0, 0.0, 0.001])
+        last: int | None = None
+
+        def handle(message: Message) -> float:
+            nonlocal last
+            number = number_of(message.payload)
+            # New ones ascend; what is left out has been acknowledged by those who were here before.
+            if last is not None and not processed.issuperset(range(last + 1, number)):
+                disorder.append((last, number))
+            last = max(number, last or 0)
+            if chance.random() < bug:
+                raise RuntimeError("a bug in the program")
+            processed.add(number)
+            return seconds
+
+        client = world.join(1)
+        client.subscribe(1, handle)
+        present.append(client)
+
+    def life() -> None:
+        source.publish(chance.choice([0, 0, 1, 5, chance.randrange(50)]))
+        if present and chance.random() < 0.01:
+            world.leave(present.popleft())
+        elif not present and chance.random() < 0.1:
+            joins()
+
+    world.run(HOUR, life)
+    while present:
+        world.leave(present.popleft())
+    last = world.join(1)
+    last.subscribe(1, lambda message: processed.add(number_of(message.payload)))
+    world.settle(2 * MINUTE)  # What kills its consumers pauses.
+    assert source.published > 10_000
+    missing = group_ids(sorted(set(range(source.published)) - processed))
+    assert (missing, disorder) == ([], [])
+    assert world.statistics().ring.messages == 0
+    assert world.statistics().dropped == {}
+    assert world.bus.broker.refused == Counter()

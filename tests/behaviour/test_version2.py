@@ -1,0 +1,339 @@
+"""Version 2 at the broker: greetings, subscriptions, positions, limits, and everything wrong."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from tests.behaviour import wire_peer_v2
+from tests.behaviour.wire_peer import (
+    Bus,
+    connect,
+    heartbeat,
+    numbered,
+)
+from tests.behaviour.wire_peer_v2 import (
+    CONNECT,
+    FETCH,
+    SUBSCRIBE,
+    Peer2,
+    ack,
+    asked,
+    enveloped,
+    hello,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    unsubscribe,
+    working,
+)
+from tests.support.oracles import build_frame, parse_frame
+
+
+def newcomer(bus: Bus) -> Peer2:
+    return Peer2(bus, bus.broker.open())
+
+
+# Greetings ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"version":1}',
+        b'{"version":"2"}',
+        b'{"classes":[65536]}',
+        b'{"classes":[-1]}',
+        b'{"classes":[{}]}',
+        b'{"classes":[{"name":""}]}',
+        b'{"classes":7}',
+        b'{"name":""}',
+        b'{"name":"' + b"x" * 201 + b'"}',
+        b'{"name":"\xff"}',
+        b'{"name":"\\ud800"}',
+        b'{"heartbeat":-1}',
+        b'{"heartbeat":1e999}',
+        b'{"a":' * 100_000,
+        b'{"classes":' + b"[" * 100_000,
+        b'{"version":' + b"9" * 5000 + b"}",
+        b"{",
+        b'{"version":2}x',
+    ],
+)
+def test_a_greeting_that_is_none_is_answered_by_a_fatal_error(content: bytes) -> None:
+    bus = Bus()
+    peer = newcomer(bus)
+    with pytest.raises(RemoteProtocolError) as caught:
+        peer.say(build_frame(CONNECT, content=content))
+    assert caught.value.reason is Reason.BAD_CONNECT
+    bus.broker.fail(peer.session, caught.value)
+    assert peer.session.outbox.names_feeds  # A driver sees that this peer can be told.
+    [error] = peer.told()
+    assert (error.content["code"], error.content["fatal"]) == ("bad_connect", True)
+    assert bus.broker.classes == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"[1]", "bad_connect"),
+        (b"", ""),
+        (b"7", "bad_connect"),
+        (b'{"classes":[{}]}', "bad_connect"),
+        (b'{"classes":[{"id":2,"name":"orders"}]}', "class_name_conflict"),
+        (b'{"classes":[{"id":1,"name":"others"}]}', "class_name_conflict"),
+        (b'{"classes":[5,6,7,"orders"]}', "too_many_classes"),
+    ],
+)
+def test_a_later_connect_that_is_refused_changes_nothing(content: bytes, code: str) -> None:
+    bus = Bus(classes=2)
+    peer = peer2(bus, classes=({"id": 1, "name": "orders"},))
+    peer.say(build_frame(CONNECT, message_id=4, content=content))
+    [answer] = peer.told()
+    if code:
+        assert (answer.content["code"], answer.content["fatal"]) == (code, False)
+        assert (answer.message_id, answer.last_field) == (4, CONNECT)
+    else:
+        assert (answer.kind, answer.message_id) == ("connect", 4)
+    assert list(bus.broker.classes) == [1]
+    assert bus.broker.store.names == {"orders": 1}
+
+
+def test_classes_are_named_by_id_by_name_and_by_both() -> None:
+    bus = Bus()
+    peer = newcomer(bus)
+    peer.say(hello(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"}))
+    [answer] = peer.told()
+    a, c = id_given("a"), id_given("c")
+    assert answer.content["classes"] == {"a": a, "b": 65535, "c": c, "d": 5}
+    other = peer2(bus, classes=("a", "d"))
+    other.say(hello("c", {"id": a}))
+    assert other.told()[0].content["classes"] == {"c": c}
+
+
+def id_given(name: str, behind: int = 0) -> int:
+    """The id that follows from a name, or one that is looked at behind it."""
+    return 32768 + (zlib.crc32(name.encode()) - behind) % 32768
+
+
+def test_buses_that_know_nothing_of_one_another_give_a_name_the_same_id() -> None:
+    names = [f"class {n}" for n in range(50)]
+    buses = Bus(), Bus()
+    peer2(buses[0], classes=names)
+    peer2(buses[1], classes=names[::-1])
+    assert buses[0].broker.store.names == buses[1].broker.store.names
+
+
+def test_an_id_that_is_taken_is_passed_over_for_the_one_below() -> None:
+    bus = Bus()
+    peer2(bus, classes=[id_given("ä"), id_given("ä", 1)])
+    peer2(bus, classes=["ä"])
+    assert bus.broker.store.names == {"ä": id_given("ä", 2)}
+    taken = [id_given("b", n) for n in range(64)]
+    peer2(bus, classes=[*taken, "b"])
+    assert bus.broker.store.names["b"] == 65535 not in taken
+
+
+def test_many_names_are_given_ids_at_once() -> None:
+    bus = Bus()
+    names = [f"n{n}" for n in range(4096)]
+    peer2(bus, classes=names)
+    assert len(bus.broker.store.names) == len(set(bus.broker.store.names.values())) == 4096
+
+
+def test_heartbeats_may_come_before_the_greeting_and_nothing_else() -> None:
+    bus = Bus()
+    peer = newcomer(bus)
+    peer.say(heartbeat() * 2 + hello(1) + publish(1, 0, b"x"))
+    assert [said.kind for said in peer.told()] == ["connect", "confirm"]
+    late = newcomer(bus)
+    late.say(connect(1))
+    assert late.is_refused(hello(1)) is Reason.BAD_CONNECT
+
+
+def test_what_a_peer_calls_itself_stays_on_one_line() -> None:
+    peer = peer2(Bus(), client="evil\nline")
+    assert "\n" not in peer.session.peer
+
+
+def test_the_shorter_heartbeat_counts_and_silence_ends_the_session() -> None:
+    bus = Bus()
+    peer = newcomer(bus)
+    peer.say(hello(1, heartbeat=5))
+    assert peer.told()[0].content["heartbeat"] == 5
+    assert bus.tick(16) == []
+    assert "heartbeat" in {said.kind for said in peer.told()}
+    [(session, error)] = bus.tick()
+    assert (session, error.reason) == (peer.session, Reason.HEARTBEAT_TIMEOUT)
+
+
+def test_a_peer_whose_answer_is_not_known_yet_hears_that_the_bus_is_there() -> None:
+    """It waits for a cluster, for one: it would take the bus for dead, and go."""
+    bus = Bus()
+    peer = newcomer(bus)
+    peer.say(hello(1, heartbeat=5))
+    peer.session.outbox.owe(lambda: False)
+    peer.told()
+    for _ in range(3):
+        bus.tick(5)
+        peer.say(heartbeat())
+        assert {said.kind for said in peer.told()} == {"heartbeat"}
+
+
+# Subscriptions -----------------------------------------------------------------------------------
+
+
+def test_several_subscriptions_of_one_session_are_told_apart() -> None:
+    bus = Bus()
+    reader = peer2(
+        bus, subscribe(1, 7, channels=["a.*"]), subscribe(1, 9), subscribe(2, 3), classes=(1, 2)
+    )
+    writer = peer2(bus, enveloped(1, 0, on_channel("a.x", b"1"), on_channel("b", b"2")))
+    writer.say(publish(2, 2, b"3"))
+    heard = [(m.class_id, m.number, m.message_id) for m in reader.got()]
+    assert sorted(heard) == [(1, 7, 0), (1, 9, 0), (1, 9, 1), (2, 3, 0)]
+    reader.say(ack(7, 0, 2), ack(3, 0, 1))
+    assert bus.statistics(2).ring.messages == 0
+    assert bus.statistics(1).ring.messages == 2
+    reader.say(ack(9, 0, 2))
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_a_number_may_be_used_again_after_an_unsubscribe() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5))
+    writer = peer2(bus, publish(1, 0, b"a"))
+    assert reader.ids() == [0]
+    reader.say(subscribe(1, 5))
+    reader.say(unsubscribe(5), unsubscribe(5), subscribe(1, 5, start="new"))
+    told = reader.told()
+    kinds = [said.content["code"] if said.kind == "error" else said.kind for said in told]
+    assert kinds[-4:] == ["subscription_in_use", "unsubscribe", "unknown_subscription", "subscribe"]
+    writer.say(publish(1, 1, b"b"))
+    assert reader.ids() == [1]  # And the peer was told anew whose it is: see Peer2.
+
+
+def test_after_an_unsubscribe_messages_are_announced_again() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5))
+    writer = peer2(bus, publish(1, 0, b"a"))
+    reader.got()
+    reader.say(unsubscribe(5), subscribe(1, 5, start="new"))
+    reader.told()
+    writer.say(publish(1, 1, b"b"))
+    assert parse_frame(reader.hear_frames()[0])[0] == wire_peer_v2.DELIVER
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"slow": "sometimes"}, "bad_request"),
+        ({"slow": "drop_oldest"}, "bad_request"),
+        ({"start": "yesterday"}, "bad_request"),
+        ({"start": {}}, "bad_request"),
+        ({"start": {"sequence": 1, "time": 2.0}}, "bad_request"),
+        ({"start": {"sequence": -1}}, "bad_request"),
+        ({"max_in_flight": 0}, "bad_request"),
+        ({"max_pending": 0, "slow": "drop_oldest"}, "bad_request"),
+        ({"max_pending": 1 << 63}, "bad_request"),
+        ({"ack_seconds": 0}, "bad_request"),
+        ({"max_deliveries": -1}, "bad_request"),
+        ({"durable": ""}, "bad_request"),
+        ({"channels": ["a..b"]}, "bad_channel"),
+        ({"channels": ["a.#.b"]}, "bad_channel"),
+        ({"channels": [""]}, "bad_channel"),
+        ({"channels": ["a"] * 1025}, "bad_request"),
+    ],
+)
+def test_a_subscription_that_cannot_be_granted_is_none(
+    options: dict[str, object], code: str
+) -> None:
+    bus = Bus()
+    peer = peer2(bus, publish(1, 0, b"waits"))
+    peer.say(subscribe(1, 5, 3, **options))
+    error = peer.told()[-1]
+    assert (error.content["code"], error.content["fatal"]) == (code, False)
+    assert (error.class_id, error.message_id, error.last_field) == (1, 3, SUBSCRIBE)
+    assert bus.statistics(1).subscriptions == ()
+    peer.say(subscribe(1, 5))
+    assert peer.ids() == [0]
+
+
+def test_requests_about_what_is_not_there_are_refused() -> None:
+    bus = Bus()
+    peer = peer2(bus, subscribe(9, 5), subscribe(1, 0), unsubscribe(4), asked(FETCH, 9, 8))
+    codes = ["unknown_class", "bad_request", "unknown_subscription", "unknown_class"]
+    assert peer.errors() == codes
+    peer.say(ack(4, 0, 1), nack(4, 0, 1), working(4, 0, 1))
+    assert peer.told() == []
+    assert bus.broker.refused[Reason.ACK_UNSUBSCRIBED] == 3
+
+
+def test_a_session_has_no_more_subscriptions_than_allowed() -> None:
+    bus = Bus(subscriptions=2)
+    peer = peer2(bus, *[subscribe(1, number) for number in (1, 2, 3)])
+    assert peer.errors() == ["too_many_subscriptions"]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("new", []),
+        ("earliest", [0, 1, 2, 3, 4, 5]),
+        ("last", [5]),
+        ({"sequence": 0}, [0, 1, 2, 3, 4, 5]),
+        ({"sequence": 4}, [4, 5]),
+        ({"sequence": 6}, []),
+        ({"sequence": (1 << 63) - 1}, []),
+        ({"time": -1e9}, [0, 1, 2, 3, 4, 5]),
+        ({"time": 102.0}, [2, 3, 4, 5]),
+        ({"time": 102.5}, [3, 4, 5]),
+        ({"time": 1e9}, []),
+    ],
+)
+def test_a_subscription_begins_where_it_asks_to(start: object, expected: list[int]) -> None:
+    bus = Bus()
+    writer = peer2(bus)
+    for number in range(6):
+        bus.broker.clock.now = 100.0 + number
+        writer.say(publish(1, number, b"x"))
+    bus.broker.clock.now = 200.0
+    assert peer2(bus, subscribe(1, 5, start=start)).ids() == expected
+    # What nobody was there for waits all the same.
+    assert peer2(bus, subscribe(1, 5)).ids() == [0, 1, 2, 3, 4, 5]
+    writer.say(publish(1, 6, b"x"))
+    assert peer2(bus, subscribe(1, 5)).ids() == []
+
+
+def test_what_waits_is_for_the_first_that_asks_for_it_and_no_more() -> None:
+    bus = Bus()
+    writer = peer2(bus, publish(1, 0, b"a", b"b"))
+    new = peer2(bus, subscribe(1, 5, start="new"))
+    writer.say(publish(1, 2, b"c"))
+    assert new.ids() == [2]
+    new.say(ack(5, 2, 3), unsubscribe(5))
+    first, second = peer2(bus, subscribe(1, 5)), peer2(bus, subscribe(1, 5))
+    assert first.ids() == [0, 1]
+    assert second.ids() == []
+    first.say(ack(5, 0, 2))
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_who_had_less_leaves_the_rest_to_the_next_one() -> None:
+    # One that comes for the earliest has not seen what a former one has acknowledged.
+    bus = Bus()
+    writer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(6)))
+    assert writer.ids() == [0, 1, 2, 3, 4, 5]
+    writer.say(ack(5, 4, 6), unsubscribe(5))
+    late = peer2(bus, subscribe(1, 5, start="earliest", max_in_flight=1))
+    assert late.ids() == [0]
+    late.leave()
+    heard, reader = [], peer2(bus, subscribe(1, 5))
+    while ids := reader.ids():
+        heard += ids
+        reader.say(ack(5, ids[0], ids[-1] + 1))
+    assert heard == [0, 1, 2, 3, 4, 5]

@@ -1,0 +1,180 @@
+"""Talking to a broker without a socket: what peers say and hear, as bytes.
+
+Rule 1: what is said is built, and what is heard is read, by oracles.py alone, so that a wrong
+        encoder cannot hide behind a wrong decoder.
+Rule 2: after everything that happens the broker's own invariants are checked.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
+from simplebus.core.protocol.frames import FrameBatch
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.session.session import Session
+from simplebus.core.statistics import ClassStatistics
+from tests.support.oracles import (
+    AckOracle,
+    build_frame,
+    parse_frame,
+    split_frames,
+)
+from tests.support.strategies import (
+    ACK,
+    CONNECT,
+    HEARTBEAT,
+    MESSAGE,
+    SUBSCRIBE,
+)
+
+MANY = 4 * PLAIN_FRAMES_MAX
+"""Frames in a batch that takes the arrays' paths for certain."""
+
+
+def connect(*class_ids: int) -> bytes:
+    return build_frame(CONNECT, content=str(list(class_ids)).encode())
+
+
+def subscribe(class_id: int) -> bytes:
+    return build_frame(SUBSCRIBE, class_id=class_id)
+
+
+def publish(class_id: int, *payloads: bytes) -> bytes:
+    return b"".join(build_frame(MESSAGE, class_id=class_id, content=p) for p in payloads)
+
+
+def ack(class_id: int, first: int, last: int) -> bytes:
+    return build_frame(ACK, class_id=class_id, content=b"%d-%d" % (first, last))
+
+
+def heartbeat() -> bytes:
+    return build_frame(HEARTBEAT)
+
+
+def numbered(count: int, *, size: int = 0, start: int = 0) -> list[bytes]:
+    """That many payloads, no two alike, of at least `size` bytes."""
+    return [(b"%d." % number).ljust(size, b"x") for number in range(start, start + count)]
+
+
+def batch_of(*whole: bytes) -> FrameBatch:
+    """These frames as a batch, as `split` would make it."""
+    data = b"".join(whole)
+    lengths = [len(frame) for frame in whole]
+    stride = lengths[0] if len(set(lengths)) == 1 else 0
+    bounds = np.cumsum([0, *lengths], dtype=np.int64)
+    return FrameBatch(np.frombuffer(data, np.uint8), bounds, stride)
+
+
+def state_of(window: AckWindow | AckOracle) -> tuple[int, list[tuple[int, int]]]:
+    """Where a window stands: its floor, and what is not acknowledged."""
+    return window.floor, window.unacked(window.floor, window.cursor)
+
+
+class Delivered(NamedTuple):
+    """One message as a subscriber sees it."""
+
+    class_id: int
+    message_id: int
+    timer_index: int
+    payload: bytes
+
+
+class Bus:
+    """A broker, the buffer that all its peers share, and the beat."""
+
+    def __init__(self, settings: Settings | None = None, **limits: float) -> None:
+        assert settings is None or not limits
+        self.broker = Broker(settings or Settings(limits=Limits(**limits)))  # type: ignore[arg-type]
+        self.buffer = ReceiveBuffer()
+        self.trusting = False
+        """Whether the broker's own checks are left out."""
+
+    def check(self) -> None:
+        if not self.trusting:
+            self.broker.check()
+
+    def peer(self, *said: bytes) -> Peer:
+        """A peer connects and says this."""
+        peer = Peer(self, self.broker.open())
+        peer.say(*said)
+        return peer
+
+    def tick(self, times: int = 1) -> list[tuple[Session, RemoteProtocolError]]:
+        """Beat; returns who is to be cut off, over all the beats."""
+        overdue = []
+        for _ in range(times):
+            overdue += self.broker.tick()
+            self.check()
+        return overdue
+
+    def statistics(self, class_id: int) -> ClassStatistics:
+        return self.broker.classes[class_id].statistics()
+
+
+class Peer:
+    """One connection."""
+
+    def __init__(self, bus: Bus, session: Session) -> None:
+        self.bus = bus
+        self.session = session
+        self.partial = b""
+        """Heard, but not a whole frame yet."""
+
+    def say(self, *said: bytes) -> None:
+        """Send these bytes, each argument as one read of the server or more."""
+        broker, buffer = self.bus.broker, self.bus.buffer
+        for data in said:
+            for at in range(0, len(data), len(buffer.space)):
+                count = buffer.fill(data[at : at + len(buffer.space)])
+                broker.receive(self.session, buffer, count)
+                self.bus.check()
+
+    def is_refused(self, *said: bytes) -> Reason:
+        """Send these bytes, the last of which must end the session; returns why."""
+        with pytest.raises(RemoteProtocolError) as caught:
+            self.say(*said)
+        self.leave()
+        return caught.value.reason
+
+    def leave(self) -> None:
+        self.bus.broker.close(self.session)
+        self.bus.check()
+
+    def take(self, most: int) -> bytes:
+        """The next bytes, up to `most` of them, as a socket that takes no more would."""
+        outbox, tick = self.session.outbox, self.bus.broker.tick_number
+        taken = bytearray()
+        while len(taken) < most and (piece := outbox.peek(tick)):
+            count = min(len(piece), most - len(taken))
+            taken += piece[:count]
+            outbox.sent(count, tick)
+            self.bus.check()
+        return bytes(taken)
+
+    def hear_frames(self) -> list[bytes]:
+        """Everything there is to hear, as whole frames."""
+        frames, self.partial = split_frames(self.partial + self.take(1 << 40))
+        return frames
+
+    def hear(self) -> list[Delivered]:
+        """Every message there is to hear. Replies to Connects are passed over."""
+        parsed = [parse_frame(frame) for frame in self.hear_frames()]
+        assert self.partial == b"", "the last frame is not whole"
+        assert {fields[0] for fields in parsed} <= {MESSAGE, CONNECT}
+        return [Delivered(*fields[1:]) for fields in parsed if fields[0] == MESSAGE]
+
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self.hear()]
+
+    def hear_ids(self, class_id: int) -> list[int]:
+        """The ids of every message of this class that there is to hear, and of no other class."""
+        heard = self.hear()
+        assert {message.class_id for message in heard} <= {class_id}
+        return [message.message_id for message in heard]

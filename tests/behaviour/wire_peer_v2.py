@@ -1,0 +1,176 @@
+"""Talking to a broker in version 2 without a socket.
+
+Rule 1: what is said is built, and what is heard is read, by oracles.py and msgspec alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tests.behaviour.wire_peer import Bus, Peer
+from tests.support.oracles import build_frame, parse_frame
+
+MESSAGE, SUBSCRIBE, ACK, CONNECT, ENVELOPE = b"12345"
+CONFIRM, DELIVER, NACK, WORKING, UNSUBSCRIBE, FETCH, ERROR = b"6789UFE"
+INQUIRE, PURGE = b"IP"
+JSON = {SUBSCRIBE, CONNECT, FETCH, ERROR, INQUIRE, PURGE}
+KINDS = {
+    CONNECT: "connect",
+    SUBSCRIBE: "subscribe",
+    CONFIRM: "confirm",
+    UNSUBSCRIBE: "unsubscribe",
+    FETCH: "fetch",
+    INQUIRE: "inquire",
+    PURGE: "purge",
+    ERROR: "error",
+    ord("0"): "heartbeat",
+}
+
+
+class Got(NamedTuple):
+    """One message as a version 2 subscriber sees it."""
+
+    number: int
+    """Of the subscription; 0 for what was fetched."""
+    attempt: int
+    message_id: int
+    content: bytes
+    kind: int = MESSAGE
+    class_id: int = 1
+
+
+class Said(NamedTuple):
+    """One frame that is no message."""
+
+    kind: str
+    class_id: int
+    message_id: int
+    last_field: int
+    content: Any
+
+
+def asked(
+    frame_type: int, key: int = 0, request: int = 0, number: int = 0, **what: object
+) -> bytes:
+    """A request with a JSON object."""
+    content = msgspec.json.encode(what)
+    return build_frame(
+        frame_type, class_id=key, message_id=request, timer_index=number, content=content
+    )
+
+
+def hello(*classes: object, **more: object) -> bytes:
+    return asked(CONNECT, request=1, version=2, classes=list(classes), **more)
+
+
+def subscribe(class_id: int, number: int, request: int = 7, **options: object) -> bytes:
+    return asked(SUBSCRIBE, class_id, request, number, **options)
+
+
+def publish(class_id: int, first: int, *payloads: bytes) -> bytes:
+    return b"".join(
+        build_frame(MESSAGE, class_id=class_id, message_id=first + n, content=p)
+        for n, p in enumerate(payloads)
+    )
+
+
+def enveloped(class_id: int, first: int, *contents: bytes) -> bytes:
+    return b"".join(
+        build_frame(ENVELOPE, class_id=class_id, message_id=first + n, content=c)
+        for n, c in enumerate(contents)
+    )
+
+
+def on_channel(channel: str, payload: bytes) -> bytes:
+    """An envelope's content with nothing but a channel."""
+    name = channel.encode()
+    return b"\x08" + len(name).to_bytes(2, "big") + name + payload
+
+
+def timed(
+    payload: bytes, *, expires_ms: int | None = None, not_before_ms: int | None = None
+) -> bytes:
+    """An envelope's content with times."""
+    fields = (2 if expires_ms is not None else 0) | (4 if not_before_ms is not None else 0)
+    numbers = [n.to_bytes(8, "big") for n in (expires_ms, not_before_ms) if n is not None]
+    return bytes([fields]) + b"".join(numbers) + payload
+
+
+def ack(number: int, first: int, last: int) -> bytes:
+    return build_frame(ACK, class_id=number, content=b"%d-%d" % (first, last))
+
+
+def nack(
+    number: int,
+    first: int,
+    last: int,
+    delay_ms: int | str | None = None,
+    error: bytes | None = None,
+    *,
+    attempt: int = 0,
+) -> bytes:
+    """`delay_ms` may be "terminate"; what is wrong is said as it is, unstuffed."""
+    delay = b"" if delay_ms is None else b" %s" % str(delay_ms).encode()
+    why = b"" if error is None else b"\n" + error
+    content = b"%d-%d" % (first, last) + delay + why
+    return build_frame(NACK, class_id=number, message_id=attempt, content=content)
+
+
+def working(number: int, first: int, last: int, *, attempt: int = 0) -> bytes:
+    content = b"%d-%d" % (first, last)
+    return build_frame(WORKING, class_id=number, message_id=attempt, content=content)
+
+
+def unsubscribe(number: int, request: int = 9, *, forget: bool = False) -> bytes:
+    return asked(UNSUBSCRIBE, number, request, forget=forget)
+
+
+class Peer2(Peer):
+    """A version 2 connection."""
+
+    named: tuple[int, int, int] | None = None
+
+    def listen(self) -> tuple[list[Got], list[Said]]:
+        """Everything there is to hear: messages, and the rest."""
+        messages: list[Got] = []
+        rest: list[Said] = []
+        for frame in self.hear_frames():
+            kind, class_id, message_id, last_field, content = parse_frame(frame)
+            if kind == DELIVER:
+                self.named = (class_id, last_field, message_id)
+            elif kind in (MESSAGE, ENVELOPE):
+                assert self.named is not None, "a message that was announced by nothing"
+                assert self.named[0] == class_id
+                messages.append(
+                    Got(self.named[1], self.named[2], message_id, content, kind, class_id)
+                )
+            else:
+                meaning = msgspec.json.decode(content) if kind in JSON else content
+                rest.append(Said(KINDS[kind], class_id, message_id, last_field, meaning))
+        assert self.partial == b"", "the last frame is not whole"
+        return messages, rest
+
+    def got(self) -> list[Got]:
+        return self.listen()[0]
+
+    def ids(self) -> list[int]:
+        return [message.message_id for message in self.got()]
+
+    def told(self) -> list[Said]:
+        return self.listen()[1]
+
+    def errors(self) -> list[str]:
+        return [said.content["code"] for said in self.told() if said.kind == "error"]
+
+
+def peer2(bus: Bus, *said: bytes, classes: Sequence[object] = (1,), **more: object) -> Peer2:
+    """A peer connects, greets in version 2, hears the answer, and says this."""
+    peer = Peer2(bus, bus.broker.open())
+    peer.say(hello(*classes, **more))
+    (answer,) = peer.told()
+    assert answer.kind == "connect", answer
+    peer.say(*said)
+    return peer

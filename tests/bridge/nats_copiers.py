@@ -1,0 +1,92 @@
+"""A real nats-server, a bus beside it, and lanes between them, for as long as a block lasts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.nats_connection import NatsWire, nats_wired
+from simplebus.bridge.runner import lanes as lanes_of
+from simplebus.bridge.runner import run
+from simplebus.bridge.settings import Bridge
+from simplebus.core.errors import BusConnectionError
+from simplebus.testing.server import BusServer, bus_server
+from tests.jetstream.nats_servers import NatsServer, nats_server
+
+PATIENCE_SECONDS = 240.0
+
+
+@pytest.fixture(scope="module", name="nats")
+def one_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture(name="server")
+def one_bus() -> Iterator[BusServer]:
+    with bus_server() as running:
+        yield running
+
+
+@asynccontextmanager
+async def wired(
+    server: NatsServer | str, credentials: dict[str, str] | None = None, **more: Any
+) -> AsyncIterator[NatsWire]:
+    """A connection of the test's own. A busy machine may be late with it, and with what is asked:
+    lanes try again, and no test does."""
+    url = server if isinstance(server, str) else server.url
+    shown = credentials or {}
+    end = trio.current_time() + PATIENCE_SECONDS
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                wire = await stack.enter_async_context(nats_wired(url, "test", shown, **more))
+                break
+            except BusConnectionError:
+                if trio.current_time() > end:
+                    raise
+        for name in "ask", "request":
+            setattr(wire.link, name, partial(getattr(wire.link, name), seconds=PATIENCE_SECONDS))
+        yield wire
+
+
+async def stream(wire: NatsWire, name: str, subject: str, **more: object) -> None:
+    """A stream that is new."""
+    config = {"name": name, "subjects": [subject], **more}
+    await wire.link.ask(f"STREAM.CREATE.{name}", config)
+
+
+async def stored(wire: NatsWire, name: str) -> int:
+    """How many messages the stream has."""
+    return int((await wire.link.ask(f"STREAM.INFO.{name}"))["state"]["messages"])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is looked at has no event.
+        await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def copying(*lanes: Lane, up: bool = False) -> AsyncIterator[None]:
+    """These copy; with `up`, the block begins when all of them have both ends."""
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, lanes)
+            if up:
+                await until(lambda: all(each.statistics().is_up for each in lanes))
+            yield
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def bridged(*bridges: Bridge, up: bool = False) -> AsyncIterator[list[Lane]]:
+    """The same of all lanes of these."""
+    made = lanes_of(bridges)
+    async with copying(*made, up=up):
+        yield made

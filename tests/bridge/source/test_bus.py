@@ -1,0 +1,71 @@
+"""A class of a bus as the near end of a lane, by itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from simplebus.bridge.bus_connection import near_wired
+from simplebus.bridge.interfaces import Found
+from simplebus.bridge.source.bus import NearBus
+from simplebus.memory.bus import MemoryBus
+from tests.bridge.memory_buses import place, run
+
+COUNT = 2000
+
+
+def rows(found: Found) -> list[tuple[int, bytes]]:
+    """Each message's sequence and frame."""
+    read = []
+    for piece in found.pieces:
+        raw, bounds = bytes(piece.raw), piece.bounds.tolist()
+        for row, sequence in enumerate(piece.sequences.tolist()):
+            read.append((sequence, raw[bounds[row] : bounds[row + 1]]))
+    return read
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_found_at_once_is_what_is_found_one_answer_after_the_other(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of lengths that make guesses wrong, with some purged, in answers of about twenty."""
+    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 1024)
+    monkeypatch.setattr("simplebus.bridge.source.bus._GUESSED_BYTES", 768)
+    chance = random.Random(seed)
+
+    async def read(near: MemoryBus, most: int) -> tuple[list[tuple[int, bytes]], int]:
+        """All messages, and in how many finds they came."""
+        monkeypatch.setattr("simplebus.bridge.source.bus._ANSWERS_MAX", most)
+        got: list[tuple[int, bytes]] = []
+        finds = at = 0
+        name = f"by {most}"
+        async with near_wired(place(near), name, to="x", heartbeat=10, auth=None) as wire:
+            end = NearBus(wire, class_="orders", durable=name, start="earliest")
+            await end.open()
+            while at < COUNT:
+                found = await end.find(at)
+                assert (found.first, found.missed) == (at, 0)
+                got += rows(found)
+                at, finds = found.next, finds + 1
+                await wire.answered(wire.core.sync())  # What is asked for beforehand is here now.
+            assert end.head == COUNT
+        return got, finds
+
+    async def main() -> None:
+        near = MemoryBus()
+        async with near as bus:
+            for first in range(0, COUNT, 100):
+                size = chance.choice([3, 30, 300])
+                payloads = [b"%d" % (first + n) + bytes(size) for n in range(100)]
+                await bus.publish_many(payloads, class_id="orders")
+            for _ in range(20):
+                at = chance.randrange(1, COUNT)
+                await bus.purge("orders", at, min(COUNT, at + chance.randrange(1, 30)))
+            one_by_one, many = await read(near, 1)
+            at_once, few = await read(near, 3)
+        assert at_once == one_by_one
+        assert 0 < len(at_once) < COUNT
+        assert few < 0.6 * many
+
+    run(main)

@@ -1,0 +1,78 @@
+"""What a lane sees of the bus that it is part of is what it would be told."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import trio
+
+from simplebus.bridge.bus_connection import near_wired
+from simplebus.bridge.interfaces import Found
+from simplebus.bridge.source.bus import NearBus
+from simplebus.client.aio.connect import open_bus
+from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.server.local_client import Inside
+from tests.support.running_server import serving
+
+PATIENCE_SECONDS = 120.0
+COUNT = 600
+
+
+def told(found: Found) -> list[object]:
+    """All that a lane uses of it, but the part of headers that only a session has a use for."""
+    frames = []
+    for piece in found.pieces:
+        raw, bounds = bytes(piece.raw), piece.bounds.tolist()
+        frames += [
+            (sequence, raw[a : a + 1] + raw[a + 9 : b])
+            for sequence, a, b in zip(piece.sequences.tolist(), bounds, bounds[1:], strict=False)
+        ]
+    marks = [found.mark(sequence) for sequence, _ in frames[:3]]
+    return [frames, marks, found.first, found.next, found.head, found.missed]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_what_is_seen_is_what_would_be_told(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several types and lengths, around the arena's end, with some purged and some gone."""
+    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 4096)
+    monkeypatch.setattr("simplebus.bridge.source.bus._ANSWERS_MAX", 1)
+    chance = random.Random(seed)
+    orders = ClassSettings(full_policy=FullPolicy.DROP_OLDEST, bytes_max=262_144)
+    settings = Settings(classes={"orders": orders})
+    async with serving(settings) as server:
+        place = Inside(server.engine, "a test")
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with (
+                open_bus([place]) as bus,
+                near_wired(place, "told", to="x", heartbeat=10, auth=None) as wire,
+                near_wired(place, "seen", to="x", heartbeat=10, auth=None) as other,
+            ):
+                ends = [
+                    NearBus(wire, class_="orders", durable="a"),
+                    NearBus(other, class_="orders", durable="b", place=place),
+                ]
+                for end in ends:
+                    await end.open()
+                for number in range(COUNT):
+                    more = {"channel": chance.choice("xy")} if chance.random() < 0.5 else {}
+                    payload = bytes(chance.choice([3, 3, 3, 400, 4000]))
+                    await bus.publish(payload, class_id="orders", confirm=False, **more)
+                    if chance.random() < 0.02:
+                        await bus.flush()
+                        at = number - chance.randrange(20)
+                        await bus.purge("orders", max(0, at), max(1, at + chance.randrange(9)))
+                await bus.flush()
+                at, seen = 0, 0
+                while at < COUNT:
+                    asked, looked = [await end.find(at) for end in ends]
+                    assert told(looked) == told(asked)
+                    for mine, theirs in zip(looked.pieces, asked.pieces, strict=False):
+                        when = asked.now - theirs.ages[: mine.count]
+                        assert np.allclose(looked.now - mine.ages, when, rtol=0, atol=1e-5)
+                    seen += sum(piece.count for piece in looked.pieces)
+                    at = looked.next
+                assert 0 < seen < COUNT

@@ -1,0 +1,95 @@
+"""A near bus that comes back from an old copy, before a stream that knows messages by their ids."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.runner import lanes
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.client.aio.transport import Place
+from simplebus.memory.bus import MemoryBus
+from tests.bridge import memory_buses
+from tests.bridge.memory_buses import numbered
+from tests.bridge.nats_copiers import (
+    NatsServer,
+    copying,
+    stored,
+    stream,
+    until,
+    wired,
+)
+
+
+class Moving:
+    """A place where there is another bus than before."""
+
+    def __init__(self) -> None:
+        self.now: Place | None = None
+
+    async def open(self) -> Any:
+        if self.now is None:
+            raise OSError("nobody is there")
+        return await self.now.open()
+
+
+async def said(wire: NatsWire, name: str, count: int) -> list[bytes]:
+    """All that the stream has, once it is so many."""
+    wire.messages.clear()
+    sid = wire.core.subscribe("heard")
+    config = {"deliver_subject": "heard", "ack_policy": "none", "deliver_policy": "all"}
+    await wire.link.ask(f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config})
+    while sum(each.count for each in wire.messages) < count:
+        await wire.changed()
+    wire.core.unsubscribe(sid)
+    await wire.echoed()
+    return [each.payload(row) for each in wire.messages for row in range(each.count)]
+
+
+@pytest.mark.parametrize("bridge", ["goes on", "is started anew"])
+@pytest.mark.parametrize("lengths", ["are one", "differ"])
+async def test_what_has_the_sequences_of_lost_messages_is_stored(
+    bridge: str,
+    lengths: str,
+    nats: NatsServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """More of it than was lost, so that the sequences say nothing."""
+    name = f"OLD-{bridge[0]}{lengths[0]}"
+    most = 4 if lengths == "are one" else 0
+    first, lost, new = (
+        [text.rjust(most, b"0") for text in numbered(*those)]
+        for those in ((0, 20), (90, 110), (990, 1020))
+    )
+    place, near, copy = Moving(), tmp_path / "near", tmp_path / "copy"
+    copied = Copied("orders", stream=name, rewrite=(("#", f"{name}.#"),), start="earliest")
+
+    def made() -> Lane:
+        return lanes([Bridge("old", "", nats.url, (copied,))], here=place)[0]
+
+    async with wired(nats) as wire:
+        await stream(wire, name, f"{name}.>")
+        lane, count = made(), 0
+        for folder, texts, at in (near, first, 20), (near, lost, 40), (copy, new, 50):
+            memory = MemoryBus(data_dir=folder)
+            async with memory as bus:
+                place.now = memory_buses.place(memory)
+                await bus.publish_many(texts, class_id="orders", channel="x")
+                async with copying(lane):
+                    await until(lambda lane=lane, at=at: lane.statistics().at >= at)
+            count += len(texts)
+            assert await stored(wire, name) == count
+            if not copy.exists():
+                shutil.copytree(near, copy)
+            if bridge == "is started anew":
+                lane = made()
+        assert await said(wire, name, count) == first + lost + new
+    if bridge == "goes on":
+        assert lane.statistics().doubts == 1
+        assert "came back from an old copy" in caplog.text

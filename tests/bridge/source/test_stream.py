@@ -1,0 +1,319 @@
+"""Streams that are set up in odd ways, or that somebody else deletes or lets drop messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+
+import simplebus
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.dead_letters import letters_at
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.runner import lanes
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.source.pull_consumer import Pulled
+from simplebus.bridge.source.stream import NearStream
+from simplebus.core.errors import BusConnectionError
+from simplebus.nats.client.client import ClientCore
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.parser import Parser
+from tests.bridge.memory_buses import numbered, payloads
+from tests.bridge.nats_copiers import (
+    PATIENCE_SECONDS,
+    BusServer,
+    NatsServer,
+    copying,
+    stream,
+    until,
+    wired,
+)
+from tests.jetstream.nats_servers import nats_server
+
+
+def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Lane:
+    copied = Copied(name, stream=name, **more)
+    return lanes([Bridge(name, nats.url, server.address, (copied,))])[0]
+
+
+def near_end(wire: NatsWire, name: str, **more: Any) -> NearStream:
+    options: dict[str, Any] = {
+        "durable": f"a lane of {name}",
+        "to": "far",
+        "subjects": (),
+        "start": "waiting",
+        "heartbeat": 10.0,
+        "letters": letters_at(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
+    }
+    return NearStream(wire, name, **(options | more))
+
+
+async def say(wire: NatsWire, subject: str, first: int, last: int) -> None:
+    """Returns when they are stored."""
+    for number in range(first, last):
+        headers, ack = await wire.link.request(subject, b"%d" % number)
+        assert b'"seq"' in ack, (headers, ack)
+
+
+@asynccontextmanager
+async def both(nats: NatsServer) -> AsyncIterator[tuple[NatsWire, NatsWire]]:
+    """A connection of the test's own, and one for a near end."""
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with wired(nats) as wire, wired(nats) as own:
+            yield wire, own
+
+
+async def found(near: NearStream, at: int, end: int) -> int:
+    """Have it find messages up to one. Returns how many."""
+    count = 0
+    while at < end:
+        some = await near.find(at)
+        await trio.lowlevel.checkpoint()  # Else nothing would come where nothing was found.
+        count += sum(piece.count for piece in some.pieces)
+        at = some.next
+    return count
+
+
+# Asking ------------------------------------------------------------------------------------------
+
+
+async def test_of_long_messages_no_more_is_under_way_than_a_server_holds_for_a_connection(
+    nats: NatsServer,
+) -> None:
+    """It would end that, and the lane would begin anew for ever."""
+    count, size = 40, 1_000_000
+    async with both(nats) as (wire, own):
+        await stream(wire, "LONG", "long")
+        for _ in range(count):
+            wire.core.publish("long", bytes(size))
+            wire.link.flush()
+            await wire.link.room()
+        await wire.echoed()
+        near = near_end(own, "LONG")
+        await near.find(await near.open())  # From then on nobody takes anything.
+        info = await near._info(near._consumer)
+        while info["num_waiting"] and info["num_pending"]:
+            info = await near._info(near._consumer)
+        assert info["delivered"]["stream_seq"] * size < 16 * 1024 * 1024
+        assert await found(near, near._given, count + 1) > 0
+
+
+async def test_a_message_that_is_longer_than_what_is_asked_for_comes(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_BYTES", 1000)
+    async with both(nats) as (wire, own):
+        await stream(wire, "LONGER", "longer")
+        for size in (300, 400, 20_000, 5, 900, 30_000, 10):
+            wire.core.publish("longer", bytes(size))
+        await wire.echoed()
+        near = near_end(own, "LONGER")
+        assert await found(near, await near.open(), 8) == 7
+
+
+async def test_where_little_may_be_asked_for_at_once_a_lane_asks_more_often(
+    server: BusServer, tmp_path: Path
+) -> None:
+    limits = "limits { max_request_batch: 7 }"
+    more = f'jetstream {{ store_dir: "{tmp_path}/limited", {limits} }}'
+    with nats_server(tmp_path, more) as limited:
+        async with wired(limited) as wire, simplebus.connect(server.address) as bus:
+            await stream(wire, "LITTLE", "little")
+            await say(wire, "little", 0, 300)
+            lane = from_stream(limited, server, "LITTLE")
+            async with copying(lane):
+                assert await payloads(bus, "LITTLE", 300) == numbered(0, 300)
+            assert lane.statistics().losses == 0
+
+
+async def test_where_no_consumer_may_be_unused_for_long_what_was_sent_before_is_read_again(
+    nats: NatsServer,
+) -> None:
+    limits = {"consumer_limits": {"inactive_threshold": 30 * 10**9}}
+    async with both(nats) as (wire, own):
+        await stream(wire, "SHORT", "short", retention="interest", **limits)
+        near = near_end(own, "SHORT")
+        at = await near.open()
+        await say(wire, "short", 0, 20)
+        assert await found(near, at, 21) == 20
+        assert await found(near, at, 21) == 20
+
+
+# Going on ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+async def test_a_lane_that_ends_while_it_has_no_consumer_goes_on_where_it_was(
+    was_there: bool, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a far end that is a door remembers nothing, and the lane was to begin with what is
+    new."""
+
+    async def lost(near: NearStream, *_: Any, **more: Any) -> Any:
+        raise BusConnectionError("lost")
+
+    name = f"BETWEEN-{was_there}"
+    async with both(nats) as (wire, own):
+        await stream(wire, name, name)
+        await say(wire, name, 0, 5)
+        near = near_end(own, name, start="new")
+        assert await near.open() == 6
+        if was_there:
+            await say(wire, name, 5, 15)
+            assert await found(near, 6, 16) == 10
+            await near.keep(11, now=True)
+        await say(wire, name, 15, 20)
+        near, at = near_end(own, name, start="new"), 11 if was_there else 6
+        assert await near.open() == at
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "_create", lost)
+            with pytest.raises(BusConnectionError, match="lost"):
+                await near.find(at)
+        assert await near._known(near._consumer) is None
+        for _ in range(2):
+            near = near_end(own, name, start="new")
+            assert await near.open() == at
+        assert not near.is_new
+        assert await found(near, at, near.head) == near.head - at
+        names = (await wire.link.ask(f"CONSUMER.NAMES.{name}"))["consumers"]
+        assert names == [near._consumer]
+
+
+async def test_where_one_consumer_may_be_a_lane_goes_on_without_a_bookmark(
+    nats: NatsServer,
+) -> None:
+    async with both(nats) as (wire, own):
+        await stream(wire, "LONE", "lone", max_consumers=1)
+        await say(wire, "lone", 0, 10)
+        for _ in range(3):
+            near = near_end(own, "LONE")
+            assert await found(near, await near.open(), 11) == 10
+
+
+async def test_a_stream_that_is_made_again_while_a_lane_begins_is_read_from_its_first_message(
+    nats: NatsServer,
+) -> None:
+    """Its sequences mean other messages: none is taken for copied."""
+    async with both(nats) as (wire, own):
+        await stream(wire, "REBORN", "reborn")
+        await say(wire, "reborn", 0, 10)
+        near = near_end(own, "REBORN")
+        await near.open()
+        await wire.link.ask("STREAM.DELETE.REBORN")
+        await stream(wire, "REBORN", "reborn")
+        await say(wire, "reborn", 0, 5)
+        for begin in near.look_over(), near.find(8):
+            with pytest.raises(BusConnectionError, match="is made again"):
+                await begin
+        again = near_end(own, "REBORN")
+        at = await again.open()
+        assert again.memory != near.memory
+        assert await found(again, at, again.head) == 5 - (at - 1)
+
+
+@pytest.mark.parametrize("kind", ["workqueue", "interest", "limits"])
+async def test_what_comes_again_as_its_ack_was_lost_is_acknowledged_again(
+    kind: str, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the leader of the consumer dies with it. The lane goes on meanwhile."""
+    config, name = NearStream._config, f"UNHEARD-{kind}"
+
+    def soon(near: NearStream, *of: Any) -> dict[str, Any]:
+        return config(near, *of) | {"ack_wait": 10**8}
+
+    def lost(near: NearStream, *of: Any) -> bytes:
+        return b""
+
+    monkeypatch.setattr(NearStream, "_config", soon)
+    async with both(nats) as (wire, own):
+        await stream(wire, name, name, retention=kind)
+        near = near_end(own, name)
+        at = await near.open()
+        await say(wire, name, 0, 20)
+        await near.keep(at, now=True)
+        assert await found(near, at, 21) == 20
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "_said", lost)
+            await near.keep(21, now=True)
+            info = await near._info(near._consumer)  # What comes again meanwhile is not heard, too.
+            assert info["num_ack_pending"] == 20
+        while (await near._info(near._consumer))["num_ack_pending"]:
+            near._check()
+            near._pull()
+        await say(wire, name, 20, 30)
+        assert await found(near, 21, 31) == 10
+
+
+def test_what_comes_again_together_with_what_came_first_is_found_once() -> None:
+    """As of a bridge that stood still for longer than its consumer waits for acks."""
+    link: Any = SimpleNamespace(flush=lambda: None)
+    wire: Any = SimpleNamespace(core=ClientCore(inbox="_INBOX.me"), link=link)
+    near = near_end(wire, "STILL")
+    near._source = source = Pulled(wire, "STILL", "c", sent=0, pending=9, beat=1.0)
+    near._cursor = near._began = near._own = 1
+    said = ""
+    for count, sequence in enumerate([1, 2, 3, 1, 2, 4, 3, 5], 1):
+        said += f"MSG s {source._sid} $JS.ACK.STILL.c.1.{sequence}.{count}.0.0 0\r\n\r\n"
+    (messages,) = Parser().receive(said.encode())
+    assert isinstance(messages, Messages)
+    near._take(messages)
+    ((_, sequences),) = near._queue
+    assert sequences.tolist() == [1, 2, 3, 4, 5]
+    assert (near._cursor, near._missed) == (6, 0)
+
+
+# Missing -----------------------------------------------------------------------------------------
+
+
+async def test_what_is_dropped_while_a_lane_of_some_subjects_is_away_is_missed(
+    nats: NatsServer,
+) -> None:
+    async with both(nats) as (wire, own):
+        await stream(wire, "DROPS", "drops.>", max_msgs=10)
+        await say(wire, "drops.a", 0, 5)
+        near = near_end(own, "DROPS", subjects=["drops.a"])
+        assert await found(near, await near.open(), 6) == 5
+        near._close()
+        await near.keep(6, now=True)
+        await say(wire, "drops.a", 5, 30)
+        near = near_end(own, "DROPS", subjects=["drops.a"])
+        some = await near.find(await near.open())
+        assert (some.first, some.missed) == (6, 15)
+
+
+async def test_what_a_mirror_of_some_subjects_never_had_is_not_missed(nats: NatsServer) -> None:
+    async with both(nats) as (wire, own):
+        await stream(wire, "ORIGIN", "origin.>")
+        mirror = {"name": "ORIGIN", "filter_subject": "origin.a"}
+        await wire.link.ask("STREAM.CREATE.PART", {"name": "PART", "mirror": mirror})
+        for number in range(10):
+            await say(wire, "origin.a", number, number + 1)
+            await say(wire, "origin.b", number, number + 1)
+        near = near_end(own, "PART", subjects=())
+        while await near.open() and near.head < 20:
+            await wire.echoed()
+        count, missed, at = 0, 0, 1
+        while at < 20:
+            some = await near.find(at)
+            count += sum(piece.count for piece in some.pieces)
+            missed, at = missed + some.missed, some.next
+        assert (count, missed) == (10, 0)
+
+
+async def test_of_whole_streams_what_is_gone_is_missed(server: BusServer, nats: NatsServer) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "HOLES", "holes")
+        await say(wire, "holes", 0, 10)
+        for sequence in 1, 4, 5:
+            await wire.link.ask("STREAM.MSG.DELETE.HOLES", {"seq": sequence})
+        lane = from_stream(nats, server, "HOLES")
+        async with copying(lane):
+            assert len(await payloads(bus, "HOLES", 7)) == 7
+            await until(lambda: lane.statistics().at == 11)
+        assert lane.statistics().missed == 2  # The first one was gone before the lane was there.

@@ -1,0 +1,464 @@
+"""Streams that keep a message only as long as somebody is to have it still."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simplebus
+from load.ports import free_port
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.runner import lanes
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.source.stream import NearStream, consumer_name
+from simplebus.client.core.messages import Message
+from simplebus.client.credentials import Access
+from simplebus.core.limits import Limits
+from simplebus.core.settings import Settings
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.nats.client import encode, jetstream_codec
+from simplebus.testing.server import bus_server
+from tests.bridge.memory_buses import numbered, payloads, read
+from tests.bridge.nats_copiers import (
+    BusServer,
+    NatsServer,
+    copying,
+    stored,
+    stream,
+    until,
+)
+from tests.bridge.nats_copiers import wired as wired_to
+from tests.jetstream.nats_servers import nats_server
+from tests.support.running_server import serving
+
+KINDS = ["interest", "workqueue", "limits"]
+
+
+def lane(nats: NatsServer, server: BusServer, name: str, **more: object) -> Lane:
+    copied = Copied(name, stream=name, **more)  # type: ignore[arg-type]
+    return lanes([Bridge(name, nats.url, server.address, (copied,))])[0]
+
+
+async def say(wire: NatsWire, name: str, first: int, last: int) -> None:
+    for number in range(first, last):
+        wire.core.publish(f"{name}.x", b"%d" % number)
+    await wire.echoed()
+
+
+async def consumers(wire: NatsWire, name: str) -> int:
+    return len((await wire.link.ask(f"CONSUMER.NAMES.{name}"))["consumers"])
+
+
+async def interested(wire: NatsWire, name: str) -> None:
+    """Wait until the lane has its consumer: what is said before is kept for nobody."""
+    while not await consumers(wire, name):
+        await wire.echoed()
+
+
+async def is_empty(wire: NatsWire, name: str) -> None:
+    """Wait until nothing is there any more for the lane."""
+    while await stored(wire, name):
+        await wire.echoed()
+
+
+async def reads_by_one(wire: NatsWire, name: str) -> None:
+    """Wait until the lane has one consumer: what a line that was lost late was still sent, another
+    one reads, and goes when it is through."""
+    while await consumers(wire, name) != 1:
+        await wire.echoed()
+
+
+async def is_gone(wire: NatsWire, name: str) -> None:
+    """Wait until nobody asks the lane's consumer any more: a server may notice late that a line is
+    lost, and send what comes meanwhile there."""
+    while (await of_consumer(wire, name))["num_waiting"]:
+        await wire.echoed()
+
+
+async def of_consumer(wire: NatsWire, name: str) -> dict[str, Any]:
+    """What is said of the lane's."""
+    return await wire.link.ask(f"CONSUMER.INFO.{name}.{of_lane(name)}")
+
+
+def of_lane(name: str) -> str:
+    """What its consumer is called."""
+    return consumer_name(f"bridge {name} there {name}")
+
+
+async def not_kept(near: NearStream, at: int, *, now: bool) -> None:
+    """As where the line is lost first."""
+
+
+async def copied_300(wire: NatsWire, begun: Lane, name: str) -> None:
+    """Have a lane copy what is said once it listens."""
+    async with copying(begun):
+        await interested(wire, name)
+        await say(wire, name, 0, 300)
+        await until(lambda: begun.statistics().copied == 300)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_waits_for_a_bridge_is_there_when_it_begins_anew(
+    kind: str, server: BusServer, nats: NatsServer
+) -> None:
+    """More often than it has names for its consumer."""
+    name = f"AWAY-{kind}"
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention=kind)
+        begun = lane(nats, server, name)
+        async with copying(begun):
+            await interested(wire, name)
+            await say(wire, name, 0, 10)
+            assert await payloads(bus, name, 10) == numbered(0, 10)
+        for first in range(10, 50, 10):
+            await say(wire, name, first, first + 10)  # Nobody is there.
+            begun = lane(nats, server, name)
+            async with copying(begun):
+                assert await payloads(bus, name, 10) == numbered(first, first + 10)
+                await until(lambda at=first + 11, begun=begun: begun.statistics().at >= at)
+                if kind != "limits":
+                    await is_empty(wire, name)
+                await reads_by_one(wire, name)
+            assert begun.statistics().missed == 0
+
+
+@pytest.mark.parametrize("more", [("MORE.>",), (), ("MORE.x", "MORE.y")])
+async def test_of_a_work_queue_no_lane_reads_more_than_before(
+    more: tuple[str, ...], server: BusServer, nats: NatsServer
+) -> None:
+    """What waits in front of where it is was acknowledged, and copied nowhere."""
+    name = f"MORE-{len(more)}-{''.join(more)[-1:]}".replace(">", "all")
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        subjects = [each.replace("MORE", name) for each in more]
+        await stream(wire, name, f"{name}.>", retention="workqueue")
+        wire.core.publish(f"{name}.y", b"waits")
+        await say(wire, name, 0, 10)
+        async with copying(lane(nats, server, name, channels=(f"{name}.x",))):
+            assert await payloads(bus, name, 10) == numbered(0, 10)
+        await is_gone(wire, name)
+        begun = lane(nats, server, name, channels=tuple(subjects))
+        await begun.run()
+        assert "to read more, delete it and give the bridge another name" in (
+            begun.statistics().problem
+        )
+        assert await stored(wire, name) == 1
+        await wire.link.ask(f"CONSUMER.DELETE.{name}.{of_lane(name)}")
+        copied = Copied(name, stream=name, channels=tuple(subjects))
+        (other,) = lanes([Bridge("other", nats.url, server.address, (copied,))])
+        async with copying(other):
+            assert await payloads(bus, name, 1) == [b"waits"]
+            await is_empty(wire, name)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+async def test_what_was_copied_and_not_acknowledged_is_not_copied_again_and_goes(
+    kind: str, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"TWICE-{kind}"
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention=kind)
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "keep", not_kept)
+            await copied_300(wire, lane(nats, server, name), name)
+        assert await stored(wire, name) == 300
+        begun = lane(nats, server, name)
+        async with copying(begun, up=True):
+            await is_empty(wire, name)
+            await say(wire, name, 300, 310)
+            assert await payloads(bus, name, 310) == numbered(0, 310)
+            await until(lambda: begun.statistics().at == 311)
+        found = begun.statistics()
+        assert (found.copied, found.missed) == (10, 0)
+
+
+@asynccontextmanager
+async def waiting(wire: NatsWire, nats: NatsServer, name: str) -> AsyncIterator[None]:
+    """A bridge whose far end is away has its consumer, and waits."""
+    copied = Copied(name, stream=name, start="new")
+    nowhere = f"127.0.0.1:{free_port()}"
+    async with copying(*lanes([Bridge(name, nats.url, nowhere, (copied,))])):
+        await interested(wire, name)
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_comes_while_the_far_end_was_never_there_is_copied(
+    kind: str, server: BusServer, nats: NatsServer
+) -> None:
+    name = f"FIRST-{kind}"
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention=kind)
+        async with waiting(wire, nats, name):
+            await say(wire, name, 0, 10)
+        begun = lane(nats, server, name, start="new")
+        async with copying(begun):
+            assert await payloads(bus, name, 10) == numbered(0, 10)
+        assert begun.statistics().missed == 0
+        assert await consumers(wire, name) == 1
+
+
+async def test_a_consumer_made_while_the_far_end_is_away_says_nothing_of_where_the_lane_was(
+    server: BusServer, nats: NatsServer
+) -> None:
+    """That the far bus knows, once it is there."""
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "AGAIN", "AGAIN.>")
+        begun = lane(nats, server, "AGAIN")
+        async with copying(begun):
+            await say(wire, "AGAIN", 0, 10)
+            assert await payloads(bus, "AGAIN", 10) == numbered(0, 10)
+            await until(lambda: begun.statistics().at == 11)
+        await wire.link.ask(f"CONSUMER.DELETE.AGAIN.{of_lane('AGAIN')}")
+        await say(wire, "AGAIN", 10, 20)
+        async with waiting(wire, nats, "AGAIN"):
+            await say(wire, "AGAIN", 20, 30)
+        async with copying(lane(nats, server, "AGAIN", start="new")):
+            assert await payloads(bus, "AGAIN", 20) == numbered(10, 30)
+
+
+async def test_an_interest_stream_has_the_lane_s_consumer_all_the_time(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers that heard that it is gone before they heard of the next one dropped what they had.
+    What it has sent before is read by another one, which a bridge that is killed leaves behind."""
+    name = "STAYS"
+
+    async def left(near: NearStream, name: str) -> None:
+        """As by one that is killed."""
+
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention="interest")
+        async with copying(lane(nats, server, name)):
+            await interested(wire, name)
+            made = (await of_consumer(wire, name))["created"]
+            await say(wire, name, 0, 10)
+            assert await payloads(bus, name, 10) == numbered(0, 10)
+        await is_gone(wire, name)  # What would go there would be read by one more.
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "keep", not_kept)
+            async with copying(lane(nats, server, name)):
+                await say(wire, name, 10, 20)
+                assert await payloads(bus, name, 10) == numbered(10, 20)
+        await is_gone(wire, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "_delete", left)
+            patch.setattr(NearStream, "keep", not_kept)
+            async with copying(lane(nats, server, name)):
+                await say(wire, name, 20, 30)
+                assert await payloads(bus, name, 10) == numbered(20, 30)
+        assert await consumers(wire, name) == 2
+        await say(wire, name, 30, 40)
+        begun = lane(nats, server, name)
+        async with copying(begun, up=True):
+            assert await payloads(bus, name, 10) == numbered(30, 40)
+            await is_empty(wire, name)
+            await reads_by_one(wire, name)
+        assert begun.statistics().missed == 0
+        assert (await of_consumer(wire, name))["created"] == made
+
+
+@pytest.mark.parametrize("turn", [1, 2], ids=["the reader", "the consumer"])
+async def test_what_goes_to_a_line_that_is_lost_while_a_lane_reads_again_is_copied(
+    turn: int, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that does not know yet that it is lost sends some there of what comes meanwhile,
+    and the lane begins behind that: while the reader reads, or the consumer is about to."""
+    name, go_on, turns = f"LATE-{turn}", NearStream._go_on, 0
+
+    async with (
+        wired_to(nats) as wire,
+        wired_to(nats) as lost,
+        simplebus.connect(server.address) as bus,
+    ):
+        await stream(wire, name, f"{name}.>", retention="interest")
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "keep", not_kept)
+            await copied_300(wire, lane(nats, server, name), name)
+        await is_gone(wire, name)
+        lost.core.subscribe("lost")
+        asks = jetstream_codec.next_request(batch=5, expires_seconds=60.0)
+        lost.core.publish(
+            f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{name}.{of_lane(name)}", asks, reply="lost"
+        )
+        await lost.echoed()
+
+        async def meanwhile(near: NearStream, at: int) -> None:
+            nonlocal turns
+            turns += 1
+            await go_on(near, at)
+            if turns == turn:
+                await say(wire, name, 300, 310)
+
+        monkeypatch.setattr(NearStream, "_go_on", meanwhile)
+        begun = lane(nats, server, name)
+        async with copying(begun):
+            assert await payloads(bus, name, 310) == numbered(0, 310)
+            await is_empty(wire, name)
+            await reads_by_one(wire, name)
+        assert begun.statistics().missed == 0
+        assert sum(each.count for each in lost.messages) == 5
+
+
+async def test_a_reader_that_knows_less_than_the_stream_is_waited_for(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its leader is behind that of the stream, and says that there is nothing more."""
+    name = "LESS"
+    pending = NearStream._pending
+
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention="interest")
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "keep", not_kept)
+            await copied_300(wire, lane(nats, server, name), name)
+        less = property(lambda near: 0 if near._is_again else pending.fget(near))
+        monkeypatch.setattr(NearStream, "_pending", less)
+        begun = lane(nats, server, name)
+        async with copying(begun, up=True):
+            await say(wire, name, 300, 310)
+            assert await payloads(bus, name, 310) == numbered(0, 310)
+            await is_empty(wire, name)
+        assert begun.statistics().missed == 0
+
+
+async def test_what_was_sent_before_and_is_gone_is_not_waited_for(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "PURGED"
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention="interest")
+        with monkeypatch.context() as patch:
+            patch.setattr(NearStream, "keep", not_kept)
+            await copied_300(wire, lane(nats, server, name), name)
+        await wire.link.ask(f"STREAM.PURGE.{name}")
+        begun = lane(nats, server, name)
+        async with copying(begun, up=True):
+            await say(wire, name, 300, 310)
+            assert await payloads(bus, name, 310) == numbered(0, 310)
+            await is_empty(wire, name)
+
+
+async def test_an_interest_stream_is_read_by_other_subjects_when_the_bridge_is_told_so(
+    server: BusServer, nats: NatsServer
+) -> None:
+    name = "OTHER"
+
+    def some(letter: str) -> Lane:
+        copied = Copied(name, stream=name, channels=(f"{name}.{letter}",))
+        return lanes([Bridge(name, nats.url, server.address, (copied,))])[0]
+
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, name, f"{name}.>", retention="interest")
+        for first, letter in enumerate("abab"):
+            async with copying(some(letter), up=True):
+                for each in "ab":
+                    wire.core.publish(f"{name}.{each}", f"{each}{first}".encode())
+                await wire.echoed()
+                assert await payloads(bus, name, 1) == [f"{letter}{first}".encode()]
+                await is_empty(wire, name)
+
+
+async def test_of_a_work_queue_all_is_copied_wherever_a_bridge_is_to_begin(
+    server: BusServer, nats: NatsServer
+) -> None:
+    """What it left there would stay for ever."""
+    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "ALL", "ALL.>", retention="workqueue")
+        await say(wire, "ALL", 0, 10)
+        async with copying(lane(nats, server, "ALL", start="new")):
+            assert await payloads(bus, "ALL", 10) == numbered(0, 10)
+            await is_empty(wire, "ALL")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, ""])
+async def test_what_is_too_long_for_the_bus_lies_there_as_dead_letters_that_lack_nothing(
+    kind: str, tmp_path: Path
+) -> None:
+    """And only then the stream lets go of it. Without a kind there is no stream."""
+    name = f"LONG-{kind}"
+    long = bytes(range(256)) * 40
+    small = Settings(limits=Limits(frame_bytes=4096))
+    with nats_server(tmp_path) as nats, bus_server(small) as server:
+        async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+            if kind:
+                await stream(wire, name, f"{name}.>", retention=kind)
+            source = {"stream": name} if kind else {"channels": (f"{name}.>",)}
+            begun = lanes([Bridge("b", nats.url, server.address, (Copied(name, **source),))])[0]  # type: ignore[arg-type]
+            async with copying(begun, up=True):
+                if kind:
+                    await interested(wire, name)
+                headers = b"NATS/1.0\r\ntenant: 7\r\n\r\n"
+                for payload in (b"one", long, b"three"):
+                    wire.core.write(encode.pub(f"{name}.x".encode(), payload, headers=headers))
+                await wire.echoed()
+                assert await payloads(bus, name, 2) == [b"one", b"three"]
+                letters: list[Message[bytes]] = []
+                while b"".join(each.payload for each in letters) != long:
+                    letters += await read(bus, f"dead.{name}", 1)
+                await until(lambda: begun.statistics().at == (4 if kind else 3))
+                if kind in KINDS[:2]:
+                    await is_empty(wire, name)
+            assert len(letters) > 2
+            for number, letter in enumerate(letters, 1):
+                told = dict(letter.headers)
+                assert (letter.channel, told["tenant"]) == (f"{name}.x", "7")
+                assert told["dead-error"].startswith(f"part {number} of {len(letters)}; unfit: ")
+                assert (told["dead-class"], told["dead-sequence"]) == (name, "2" if kind else "1")
+            found = begun.statistics()
+            assert (found.copied, found.refused, found.missed) == (2, 1, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_can_neither_be_copied_nor_be_a_dead_letter_waits_in_the_stream(
+    kind: str, nats: NatsServer
+) -> None:
+    """Until somebody gives the bridge the rights that it lacks."""
+    name = f"DENIED-{kind}"
+
+    def users(*classes: str) -> Users:
+        bridge = User(
+            "bridge",
+            token=quick_hash("token"),
+            permissions=Permissions(
+                publish=Rules(tuple(map(Rule.parse, ("bridges", *classes)))),
+                subscribe=Rules((Rule.parse("bridges"),)),
+                admin=((Right.CONFIGURE, "bridges"),),
+            ),
+        )
+        return Users((User("all", token=quick_hash("all")), bridge), Passwords(b"by chance"))
+
+    async with serving(users=users(f"{name} other.#")) as server, wired_to(nats) as wire:
+        address = server.addresses[0]
+        await stream(wire, name, f"{name}.>", retention=kind)
+        begun = lanes(
+            [
+                Bridge(
+                    name,
+                    nats.url,
+                    str(address),
+                    (Copied(name, stream=name),),
+                    far_access=Access(token="token"),
+                )
+            ]
+        )[0]
+        async with copying(begun):
+            await interested(wire, name)
+            await say(wire, name, 0, 100)
+            await until(lambda: begun.statistics().losses > 2)
+            assert "has nothing to do with class 'dead." in begun.statistics().problem
+            assert await stored(wire, name) == 100
+            server.engine.adopt_users(users(name, f"dead.{name}"))
+            await until(lambda: begun.statistics().at == 101)
+            found = begun.statistics()
+            assert (found.copied, found.missed) == (100 - found.refused, 0)
+            async with simplebus.connect(address, token="all") as bus:
+                # What was refused once is refused under its number.
+                got = await payloads(bus, f"dead.{name}", found.refused)
+                assert got + await payloads(bus, name, found.copied) == numbered(0, 100)

@@ -1,0 +1,150 @@
+"""Streams that somebody else has set up: a bridge takes them as they are, or says what is wrong."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simplebus
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.dead_letters import letters_at
+from simplebus.bridge.loop_header import PATH
+from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.runner import lanes
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.source.core_nats import NearCore
+from simplebus.bridge.source.stream import NearStream
+from simplebus.bridge.target.nats_frames import Framer
+from simplebus.core.errors import BusConnectionError
+from simplebus.nats.client import encode
+from tests.bridge.memory_buses import numbered, payloads
+from tests.bridge.nats_copiers import (
+    BusServer,
+    NatsServer,
+    copying,
+    stream,
+    until,
+    wired,
+)
+
+FEW = {"consumer_limits": {"max_ack_pending": 10}}
+
+
+def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Lane:
+    return lanes([Bridge(name, nats.url, server.address, (Copied(name, stream=name),), **more)])[0]
+
+
+def publish(wire: NatsWire, subject: str, count: int, path: str = "") -> None:
+    block = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (PATH.encode(), path.encode()) if path else b""
+    for number in range(count):
+        wire.core.write(encode.pub(subject.encode(), b"%d" % number, headers=block))
+
+
+async def test_a_stream_that_lets_few_messages_wait_for_their_acks_is_copied(
+    server: BusServer, nats: NatsServer
+) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "FEW", "few.>", **FEW)
+        publish(wire, "few.x", 300)
+        await wire.echoed()
+        copies = from_stream(nats, server, "FEW", heartbeat=60.0)
+        async with copying(copies):
+            assert await payloads(bus, "FEW", 300) == numbered(0, 300)
+            await until(lambda: copies.statistics().at == 301)
+        found = copies.statistics()
+        assert (found.copied, found.missed, found.losses) == (300, 0, 0)
+
+
+async def test_what_is_to_be_sent_again_is_not_taken_for_gone_where_fewer_may_wait(
+    nats: NatsServer,
+) -> None:
+    async with wired(nats) as own, wired(nats) as wire:
+        await stream(wire, "FEWER", "fewer.>", **FEW)
+        publish(wire, "fewer.x", 30)
+        await wire.echoed()
+        near = NearStream(
+            own,
+            "FEWER",
+            durable="a lane of FEWER",
+            to="far",
+            subjects=(),
+            start="waiting",
+            heartbeat=60.0,
+            letters=letters_at(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
+        )
+        at = await near.open()
+        while at < 11:
+            at = (await near.find(at)).next
+            await wire.echoed()  # Else nothing would come where nothing was found.
+        with pytest.raises(BusConnectionError, match="lets 10 messages wait for their acks"):
+            await near.find(at)
+        await near.keep(6, now=True)  # All that was under way before is settled.
+        while at < 16:
+            at = (await near.find(at)).next
+            await wire.echoed()
+        assert (await near.find(at)).next == at == 16
+
+
+async def test_what_is_left_out_is_acknowledged_too(server: BusServer, nats: NatsServer) -> None:
+    """Or nothing would come behind so many as may wait for their acks."""
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "LOOPS", "loops.>", **FEW)
+        publish(wire, "loops.x", 95, path=bus.wire.core.bus_id)
+        publish(wire, "loops.x", 5)
+        await wire.echoed()
+        copies = from_stream(nats, server, "LOOPS", heartbeat=60.0)
+        async with copying(copies):
+            assert await payloads(bus, "LOOPS", 5) == numbered(0, 5)
+            await until(lambda: copies.statistics().at == 101)
+        assert copies.statistics().left == {"looped": 95}
+
+
+async def test_what_is_left_out_is_not_held_either(server: BusServer, nats: NatsServer) -> None:
+    """Of NATS without JetStream: a bridge that hears only what it has said would hold all of it."""
+    async with wired(nats) as own, wired(nats) as wire:
+        place = None
+        near = NearCore(own, ["echo.>"], letters=letters_at(place, 7, "l", heartbeat=9, auth=None))  # type: ignore[arg-type]
+        at = await near.open()
+        for _ in range(3):
+            publish(wire, "echo.x", 10)
+            await wire.echoed()
+            await near.wait(at)
+            assert near._out.count == 0
+            at = (await near.find(at)).next
+            assert near._out.count > 0
+
+
+async def test_where_one_consumer_may_be_a_lane_begins_with_that_one(
+    server: BusServer, nats: NatsServer
+) -> None:
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "ONE", "one.>", retention="interest", max_consumers=1)
+        copies = from_stream(nats, server, "ONE")
+        async with copying(copies, up=True):
+            publish(wire, "one.x", 10)
+            await wire.echoed()
+            assert await payloads(bus, "ONE", 10) == numbered(0, 10)
+        assert copies.statistics().losses == 0
+
+
+async def test_what_is_known_of_subjects_and_headers_is_bounded(nats: NatsServer) -> None:
+    framer, count = Framer(), 400
+    async with wired(nats) as own, wired(nats) as wire:
+        own.core.subscribe("long")
+        await own.echoed()
+        for number in range(count):
+            block = b"NATS/1.0\r\na: %b\r\n\r\n" % (b"%d" % number).ljust(30_000)
+            wire.core.write(encode.pub(b"long", b"", headers=block))
+        await wire.echoed()
+        await own.echoed()
+        assert sum(each.count for each in own.messages) == count
+        tracemalloc.start()
+        for messages in own.messages:
+            for row in range(messages.count):
+                framer.piece(messages.pick(np.arange(messages.count) == row), np.array([row]))
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert size < 8 * 1024 * 1024

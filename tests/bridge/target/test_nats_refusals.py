@@ -1,0 +1,262 @@
+"""What a NATS server does not take of what is copied there: it is a dead letter, and the rest goes
+on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simplebus
+from simplebus.bridge.runner import lanes
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.nats.client import jetstream_codec
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.jetstream_codec import JetStreamError, PubAcks
+from simplebus.net.nats_connection import Link
+from tests.bridge.memory_buses import numbered
+from tests.bridge.nats_copiers import (
+    BusServer,
+    NatsServer,
+    copying,
+    stored,
+    stream,
+    until,
+    wired,
+)
+from tests.bridge.target.test_batched_stream import payloads_of
+from tests.jetstream.nats_servers import nats_server
+
+MAY_NOT = """authorization { users = [
+    { user: lane, password: p, permissions: { publish: { deny: ["no.>"] } } }
+] }"""
+
+
+@pytest.mark.parametrize(("name", "most"), [("", 4094), ("LINES", 3968)])
+async def test_a_channel_that_fits_into_no_line_is_refused_and_the_rest_goes_on(
+    name: str, most: int, server: BusServer, nats: NatsServer
+) -> None:
+    """The server would close the connection, each time it comes."""
+    class_ = f"{name}l"
+    sizes = [9, *[most] * 20, *[4095] * 20, 4096, 10]
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        if name:
+            await stream(wire, name, f"{class_}.>")
+        for size in sizes:
+            channel = f"{class_}.".ljust(size, "x")
+            await bus.publish(b"", class_id=class_, channel=channel)
+        copied = Copied(class_, stream=name, start="earliest")
+        (lane,) = lanes([Bridge("lines", server.address, nats.url, (copied,), path=False)])
+        async with copying(lane):
+            await until(lambda: lane.statistics().at == len(sizes))
+        found = lane.statistics()
+        assert (found.copied, found.refused, found.losses) == (22, 21, 0)
+        if name:
+            assert await stored(wire, name) == 22
+        letters = await bus.fetch(f"dead.{class_}")
+        assert len(letters) == 21
+        assert dict(letters[0].headers)["dead-error"].startswith(
+            "unfit: its subject has 4095 bytes, and its line 4"
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "takes_chains"), [("", False), ("DENIED", False), ("CHAIN", True)]
+)
+async def test_what_is_denied_is_refused_however_its_subject_is_shown(
+    name: str, takes_chains: bool, server: BusServer, tmp_path: Path
+) -> None:
+    channels = ["no.a", 'no."q"', "no.back\\slash", "no.zero\u200bwidth", "no.a'b'", "no.ö", "yes"]
+    class_ = f"{name}d"
+    with nats_server(tmp_path, MAY_NOT) as nats:
+        url = nats.url.replace("//", "//lane:p@")
+        async with (
+            wired(url) as wire,
+            simplebus.connect(server.address) as bus,
+        ):
+            if name:
+                more = {"subjects": ["no.>", "yes"], "allow_batched": takes_chains}
+                await stream(wire, name, "", **more)
+            for channel in channels:
+                await bus.publish(b"", class_id=class_, channel=channel)
+            copied = Copied(class_, stream=name, start="earliest")
+            (lane,) = lanes([Bridge("denied", server.address, url, (copied,))])
+            async with copying(lane):
+                await until(lambda: lane.statistics().at == len(channels))
+            found = lane.statistics()
+            assert (found.copied, found.refused, found.losses) == (1, 6, 0)
+            letters = await bus.fetch(f"dead.{class_}")
+            assert [each.channel for each in letters] == channels[:-1]
+
+
+async def test_a_subject_that_is_full_holds_up_no_other(
+    server: BusServer, nats: NatsServer
+) -> None:
+    per_subject = {"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 2}
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "EACH", "each.>", **per_subject)
+        for channel in "each.a", "each.a", "each.a", "each.b":
+            await bus.publish(b"", class_id="each", channel=channel)
+        copied = Copied("each", stream="EACH", start="earliest")
+        (lane,) = lanes([Bridge("each", server.address, nats.url, (copied,))])
+        async with copying(lane):
+            await until(lambda: lane.statistics().at == 4)
+        assert (lane.statistics().copied, lane.statistics().refused) == (3, 1)
+        (letter,) = await bus.fetch("dead.each")
+        assert "maximum messages per subject" in dict(letter.headers)["dead-error"]
+
+
+NEEDS = """
+authorization {
+  users = [
+    {user: whole, password: p}
+    {user: mute, password: p, permissions: {publish: "odd", subscribe: ["_INBOX.>", "heard.*"]}}
+    {user: half, password: p, permissions: {publish: "_INBOX.>", subscribe: ["_INBOX.>"]}}
+    {user: deaf, password: p, permissions: {publish: ">", subscribe: "heard.*"}}
+    {user: few, password: p, permissions: {publish: {deny: "$JS.ACK.>"}, subscribe: ">"}}
+  ]
+}"""
+
+
+@pytest.mark.parametrize(
+    ("user", "copied", "problem"),
+    [
+        ("half", Copied("a", channels=("heard.x", "not.x")), 'Subscription to "not.x"'),
+        ("deaf", Copied("b", channels=("heard.x",)), 'Subscription to "_INBOX.>"'),
+        ("mute", Copied("e", channels=("heard.x",)), 'Publish to "_INBOX.>"'),
+        ("mute", Copied("c", stream="S"), 'Publish to "$JS.API.STREAM.INFO.S"'),
+        ("few", Copied("d", stream="S"), 'Publish to "$JS.ACK.>"'),
+    ],
+)
+async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
+    user: str,
+    copied: Copied,
+    problem: str,
+    server: BusServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It would be there, and copy nothing."""
+    monkeypatch.setattr("simplebus.bridge.copier.PAUSE_SECONDS_MAX", 0.05)
+    monkeypatch.setitem(Link.ask.__kwdefaults__, "seconds", 3.0)
+    caplog.set_level("WARNING")
+    with nats_server(tmp_path, NEEDS) as nats:
+
+        def url(user: str) -> str:
+            return nats.url.replace("//", f"//{user}:p@")
+
+        async with wired(url("whole")) as wire:
+            await stream(wire, "S", "s")
+            wire.core.publish("s", b"1")
+            await wire.echoed()
+            (lane,) = lanes([Bridge("needs", url(user), server.address, (copied,))])
+            async with copying(lane):
+                await until(lambda: lane.statistics().losses >= 3)
+                await until(lambda: problem in lane.statistics().problem)
+    told = [each for each in caplog.messages if "Permissions Violation" in each]
+    assert len(set(told)) == 1
+    assert len(told) == 1 or user == "few"  # It copies before it learns of that.
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        JetStreamError(10158, "duplicate message id is in process"),
+        JetStreamError(10077, "no space left on device"),
+    ],
+    ids=["in process", "disk"],
+)
+async def test_what_a_stream_may_store_later_is_no_dead_letter(
+    why: JetStreamError, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new leader says so of what is sent again while it does not know whether that is stored, and
+    one whose disk fails of whatever comes."""
+    pub_acks, said = jetstream_codec.pub_acks, []
+
+    def doubtful(messages: Messages) -> PubAcks:
+        acks = pub_acks(messages)
+        if not said:
+            said.append(why)
+            acks.errors[0] = why
+        return acks
+
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        name = f"DOUBTFUL{why.code}"
+        await stream(wire, name, f"class.{name}")
+        await bus.publish_many(numbered(0, 10), class_id=name)
+        copied = Copied(name, stream=name, start="earliest")
+        (lane,) = lanes([Bridge("doubtful", server.address, nats.url, (copied,))])
+        monkeypatch.setattr(jetstream_codec, "pub_acks", doubtful)
+        async with copying(lane):
+            await until(lambda: lane.statistics().at == 10)
+        found = lane.statistics()
+        assert (len(said), found.refused, found.losses) == (1, 0, 0)
+        assert await stored(wire, name) == 10
+
+
+ONLY = """authorization { users = [
+    { user: lane, password: p, permissions: { publish: "only.>", subscribe: "_INBOX.>" } }
+] }"""
+
+
+async def test_a_lane_to_a_server_without_a_stream_publishes_on_its_subjects_alone(
+    server: BusServer, tmp_path: Path
+) -> None:
+    """That all is dealt with, the server says without a message of ours to ourselves."""
+    with nats_server(tmp_path, ONLY) as nats:
+        url = nats.url.replace("//", "//lane:p@")
+        async with simplebus.connect(server.address) as bus:
+            for number in range(3):
+                await bus.publish(b"", class_id="only", channel=f"only.{number}")
+            await bus.publish(b"", class_id="only", channel="else")
+            (lane,) = lanes([Bridge("only", server.address, url, (Copied("only"),))])
+            async with copying(lane):
+                await until(lambda: lane.statistics().at == 4)
+            found = lane.statistics()
+            assert (found.copied, found.refused, found.losses) == (3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("FOREIGN", {}),
+        ("FOREIGN-FEW", {"under_way": 2}),
+        ("FOREIGN-BATCHES", {"allow_batched": True}),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_what_only_somebody_else_hears_is_refused_and_the_rest_goes_on(
+    name: str, how: dict[str, Any], is_first: bool, server: BusServer, nats: NatsServer
+) -> None:
+    """Who looks at all that passes by, for one. Then the server does not say that nobody is there,
+    and nobody says anything: all was sent again and again, and what was behind it waited."""
+    name += "-1" if is_first else "-2"
+    own = name.lower()
+    channels = [f"{own}.a", "elsewhere.a", f"{own}.b", "elsewhere.b", "elsewhere.a", f"{own}.c"]
+    if is_first:
+        channels.insert(0, "elsewhere.c")
+    batched = {"allow_batched": True} if "allow_batched" in how else {}
+    under_way = {} if batched else how
+    async with (
+        wired(nats) as wire,
+        simplebus.connect(server.address) as bus,
+    ):
+        await stream(wire, name, f"{own}.>", **batched)
+        wire.core.subscribe("elsewhere.>")
+        await wire.echoed()
+        for channel in channels:
+            await bus.publish(channel.encode(), class_id=own, channel=channel)
+        copied = Copied(own, stream=name, start="earliest", **under_way)
+        (lane,) = lanes([Bridge(name, server.address, nats.url, (copied,), heartbeat=1.0)])
+        async with copying(lane):
+            await until(lambda: lane.statistics().at == len(channels))
+        found, good = lane.statistics(), [each for each in channels if each.startswith(own)]
+        assert (found.copied, found.refused) == (3, len(channels) - 3)
+        assert await payloads_of(wire, name) == [each.encode() for each in good]
+        letters = await bus.fetch(f"dead.{own}")
+        assert {dict(each.headers)["dead-error"] for each in letters} == {
+            f"no_stream: stream {name!r} does not take the subject 'elsewhere.{end}'"
+            for end in ("abc" if is_first else "ab")
+        }

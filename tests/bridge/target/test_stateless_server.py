@@ -1,0 +1,268 @@
+"""Lanes that lead to doors before a JetStream cluster: each message is there once, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import simplebus
+from load.ports import HOST, free_ports
+from simplebus.bridge.build import between
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.runner import lanes, run
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.target.bus import FarTerms
+from simplebus.client.addresses import Address
+from simplebus.client.aio.bus import Bus
+from simplebus.client.aio.transport import SocketPlace
+from simplebus.client.credentials import Access
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.memory.bus import MemoryBus
+from tests.bridge.memory_buses import numbered, place
+from tests.bridge.nats_copiers import bridged, wired
+from tests.bridge.test_processes import Killed, listening
+from tests.jetstream.nats_servers import NatsServer, nats_server
+from tests.jetstream.stateless_servers import address, door, options
+from tests.support.running_server import serving
+
+PATIENCE_SECONDS = 120.0
+
+
+async def all_of(bus: Bus) -> list[bytes]:
+    """All messages that are there."""
+    await bus.publish(b"last", class_id="a")
+    got: list[bytes] = []
+    async with bus.subscribe("a", start="earliest") as messages:
+        while not got or got[-1] != b"last":
+            got += [each.payload for each in await messages.take(1000)]
+    return got[:-1]
+
+
+async def test_what_is_copied_to_a_door_is_there_once_and_in_order(nats: NatsServer) -> None:
+    """Some stay here and leave their numbers out; and the lane comes again, at another door."""
+    cluster = options(nats.url)
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            serving() as up,
+            door(cluster) as one,
+            door(cluster) as other,
+            simplebus.connect(f"simplebus://{up.addresses[0]}") as here,
+            simplebus.connect(address(other)) as there,
+        ):
+            near = f"simplebus://{up.addresses[0]}"
+            copied = Copied("a", start="earliest", channels=("x.#",))
+            for at, far in (0, one), (1000, other), (2000, one):
+                async with bridged(Bridge("b", near, address(far), (copied,))) as (lane,):
+                    for first in range(at, at + 1000, 100):
+                        payloads = numbered(first, first + 100)
+                        await here.publish_many(payloads[:60], class_id="a", channel="x.y")
+                        for payload in payloads[60:]:
+                            await here.publish(payload, class_id="a", channel="x", confirm=False)
+                            await here.publish(b"not", class_id="a", channel="y", confirm=False)
+                        await here.flush()
+                    while lane.statistics().at < 1400 * (at // 1000 + 1):  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+                assert lane.statistics().left == {"not_for_it": 400}
+                assert lane.statistics().copied == 1000
+            assert await all_of(there) == numbered(0, 3000)
+
+
+async def test_what_a_door_refuses_is_a_dead_letter_of_the_near_end(nats: NatsServer) -> None:
+    """By its own sequence, whatever was left out before it."""
+    allowed = Rules((Rule.parse("a x.#"),))
+    writer = User("writer", token=quick_hash("writes"), permissions=Permissions(publish=allowed))
+    everybody = User("all", token=quick_hash("all"))
+    users = Users((everybody, writer), Passwords(b"by chance"))
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            serving() as up,
+            door(options(nats.url), users=users) as one,
+            simplebus.connect(f"simplebus://{up.addresses[0]}") as here,
+            simplebus.connect(address(one), access=Access(token="all")) as there,
+        ):
+            for number in range(300):
+                channel = ("x.y", "y", "z")[number % 3]
+                await here.publish(b"%d" % number, class_id="a", channel=channel, confirm=False)
+            await here.flush()
+            far_access = Access(token="writes")
+            copied = Copied("a", start="earliest", channels=("x.#", "z"))
+            near = f"simplebus://{up.addresses[0]}"
+            bridge = Bridge("b", near, address(one), (copied,), far_access=far_access)
+            async with bridged(bridge) as (lane,):
+                while lane.statistics().at < 300:  # noqa: ASYNC110 - it has no event.
+                    await trio.sleep(0.01)
+            assert (lane.statistics().copied, lane.statistics().refused) == (100, 100)
+            assert await all_of(there) == [b"%d" % number for number in range(0, 300, 3)]
+            async with here.subscribe("dead.a") as letters:
+                got = [(await letters.get()).payload for _ in range(100)]
+            assert got == [b"%d" % number for number in range(2, 300, 3)]
+
+
+async def test_what_went_through_a_cluster_does_not_come_back_to_it(nats: NatsServer) -> None:
+    """Two buses, each joined both ways with a door of its own."""
+    cluster = options(nats.url)
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            serving() as a,
+            serving() as b,
+            door(cluster) as one,
+            door(cluster) as other,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            urls = [address(up) for up in (a, b, one, other)]
+            buses = [await stack.enter_async_context(simplebus.connect(url)) for url in urls]
+            copied = (Copied("a", start="earliest"),)
+            made = lanes(
+                [
+                    Bridge("a", urls[0], urls[2], copied, both=True),
+                    Bridge("b", urls[1], urls[3], copied, both=True),
+                ]
+            )
+            heard: list[set[bytes]] = [set() for _ in buses]
+
+            async def hear(number: int) -> None:
+                async with buses[number].subscribe("a") as messages:
+                    async for message in messages:
+                        assert message.payload not in heard[number], "it came twice"
+                        heard[number].add(message.payload)
+
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    nursery.start_soon(hear, number)
+                nursery.start_soon(run, made)
+                while not all(lane.statistics().is_up for lane in made):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                for number, bus in enumerate(buses):
+                    for each in range(10):
+                        await bus.publish(b"%d %d" % (number, each), class_id="a")
+                while not all(len(each) == 40 for each in heard):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                # What would come back is looked at, too.
+                while sum(lane.statistics().at for lane in made) < 4 * 40:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+            told = [lane.statistics() for lane in made]
+            assert sum(each.copied for each in told) == 10 + 10 + 30 + 30
+            assert sum(each.left.get("looped", 0) for each in told) == 30 + 30 + 10 + 10
+
+
+class Turning:
+    """A way to one bus after another."""
+
+    now: MemoryBus
+
+    async def open(self) -> Any:
+        return await place(self.now).open()
+
+
+async def test_a_near_bus_that_comes_back_from_an_old_copy_is_noticed(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    """What has the sequences of lost messages now is copied."""
+    way = Turning()
+    parts = [(0, 10), (10, 20), (1000, 1015)]
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with door(options(nats.url)) as one, simplebus.connect(address(one)) as there:
+            terms = FarTerms(name="b", channel="b", class_="a")
+            far = SocketPlace(Address.parse(address(one)))
+            lane = Lane("b", between(way, far, terms, class_="a", start="earliest"))
+            for (first, last), folder in zip(parts, ("near", "near", "copy"), strict=True):
+                way.now = MemoryBus(data_dir=tmp_path / folder)
+                async with way.now as here, trio.open_nursery() as nursery:
+                    nursery.start_soon(lane.run)
+                    before = lane.statistics().copied
+                    await here.publish_many(numbered(first, last), class_id="a")
+                    while lane.statistics().copied < before + last - first:  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+                    nursery.cancel_scope.cancel()
+                if not first:
+                    shutil.copytree(tmp_path / "near", tmp_path / "copy")
+            assert lane.statistics().doubts == 1
+            got = list(dict.fromkeys(await all_of(there)))
+            assert got == [payload for part in parts for payload in numbered(*part)]
+
+
+@pytest.mark.parametrize("stream", ["", "WORDS"])
+async def test_from_nats_to_a_door(nats: NatsServer, stream: str) -> None:
+    """Of a stream each once; of what is not kept, what comes while the lane is there, and nothing
+    of it is taken for what came before."""
+    subject = f"words{stream}"
+    async with wired(nats) as wire, door(options(nats.url)) as one:
+        if stream:
+            config = {"name": stream, "subjects": [subject], "storage": "memory"}
+            await wire.link.ask(f"STREAM.CREATE.{stream}", config)
+        with trio.fail_after(PATIENCE_SECONDS):
+            copied = Copied("a", stream=stream, channels=(subject,))
+            for first in range(0, 600, 200):
+                async with bridged(Bridge("b", nats.url, address(one), (copied,))) as (lane,):
+                    while not lane.statistics().is_up:  # noqa: ASYNC110 - it has no event.
+                        await trio.sleep(0.01)
+                    for number in range(first, first + 200):
+                        wire.core.publish(subject, b"%d" % number)
+                    wire.link.flush()
+                    while lane.statistics().copied < 200:  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+            async with simplebus.connect(address(one)) as bus:
+                assert await all_of(bus) == numbered(0, 600)
+
+
+@pytest.mark.long
+async def test_whoever_is_killed_each_message_is_there_once_and_in_order(tmp_path: Path) -> None:
+    """The bridge, the door, the server that keeps what is copied, the near bus: under load."""
+    here, there = (f"{HOST}:{port}" for port in free_ports(2))
+    published, over = 0, trio.Event()
+
+    async def publish() -> None:
+        nonlocal published
+        await listening(here)
+        async with simplebus.connect(here, name="till", reconnect=PATIENCE_SECONDS) as bus:
+            while not over.is_set():
+                payloads = numbered(published, published + 20)
+                await bus.publish_many(payloads, class_id="a")
+                published += 20
+                await trio.sleep(0.005)
+
+    def serving_at(address: str) -> tuple[str, ...]:
+        return "serve", "--host", HOST, "--port", address.split(":")[1], "--no-nats", "--no-http"
+
+    with nats_server(tmp_path) as nats, trio.fail_after(PATIENCE_SECONDS):
+        words = {
+            "n": (*serving_at(here), "--data-dir", str(tmp_path / "near")),
+            "d": (*serving_at(there), "--engine", nats.url),
+            "b": ("bridge", "--from", here, "--to", there, "a"),
+        }
+        programs = {name: Killed(tmp_path / f"{name}.log", *words[name]) for name in words}
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(publish)
+                for victim in "bdsn":
+                    await listening(there)
+                    goal = published + 1000
+                    while published < goal:  # noqa: ASYNC110 - it has no event.
+                        await trio.sleep(0.01)
+                    if victim == "s":
+                        nats.kill()
+                        nats.start()
+                    else:
+                        programs[victim].kill()
+                        programs[victim].again()
+                over.set()
+            await listening(there)
+            got: list[bytes] = []
+            async with simplebus.connect(there) as bus, bus.subscribe("a") as messages:
+                while len(got) < published:
+                    got += [each.payload for each in await messages.take(1000)]
+                await bus.publish(b"last", class_id="a")
+                got.append((await messages.get()).payload)
+            said = "\n".join(each.said() for each in programs.values())
+            assert got == [*numbered(0, published), b"last"], said
+        finally:
+            for each in programs.values():
+                each.kill()

@@ -1,0 +1,134 @@
+"""Bridges that make a ring: a message comes to each bus once, whatever breaks meanwhile."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.bridge.runner import lanes
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.memory.bus import MemoryBus
+from simplebus.testing.server import bus_server
+from tests.bridge.memory_buses import (
+    hold,
+    lane,
+    payloads,
+    read,
+    run,
+)
+from tests.bridge.nats_copiers import wired
+from tests.jetstream.nats_servers import nats_server
+
+PATIENCE_SECONDS = 120.0
+
+
+class Mortal:
+    """A lane that is killed, and begun anew by another one of its name."""
+
+    def __init__(self, nursery: trio.Nursery, near: MemoryBus, far: MemoryBus, name: str) -> None:
+        self._nursery, self._way = nursery, (near, far, name)
+        self.begin()
+
+    def begin(self) -> None:
+        self._scope = scope = trio.CancelScope()
+
+        async def live() -> None:
+            with scope:
+                await lane(*self._way).run()
+
+        self._nursery.start_soon(live)
+
+    def kill(self) -> None:
+        self._scope.cancel()
+        self.begin()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_ring_of_three_neither_loops_nor_loses_whatever_breaks(seed: int) -> None:
+    chance = random.Random(seed)
+    count = 45
+
+    async def main() -> None:
+        buses = [MemoryBus() for _ in range(3)]
+        async with buses[0] as a, buses[1] as b, buses[2] as c, trio.open_nursery() as nursery:
+            clients = [a, b, c]
+            await hold(*clients)
+            ring = [
+                Mortal(nursery, near, buses[(at + 1) % 3], f"ring-{at}")
+                for at, near in enumerate(buses)
+            ]
+            for number in range(count):
+                await clients[number % 3].publish(b"%d" % number, class_id="orders")
+                match chance.randrange(8):
+                    case 0:
+                        chance.choice(ring).kill()
+                    case 1:
+                        chance.choice(buses).hang_up()
+                await trio.sleep(chance.random() / 5)
+            for which, client in enumerate(clients):
+                got = list(map(int, await payloads(client, "orders", count)))
+                assert sorted(got) == list(range(count))
+                own = [[n for n in got if n % 3 == origin] for origin in range(3)]
+                assert own == [sorted(each) for each in own], f"out of order at {which}"
+            await trio.sleep(120)  # What goes round comes by again.
+            for memory in buses:
+                (orders,) = [k for k in memory.statistics().classes if k.ring.head >= count]
+                assert orders.ring.head == count
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Path) -> None:
+    """From one bus to a stream, from there to another bus, and back to the first one; the server
+    of the stream is killed meanwhile."""
+    count = 200
+    with bus_server() as one, bus_server() as two, nats_server(tmp_path) as nats:
+        async with wired(nats) as wire:
+            config = {"name": "RING", "subjects": ["ring.>"]}
+            await wire.link.ask("STREAM.CREATE.RING", config)
+        out = Copied("a", rewrite=(("#", "ring.x.#"),), stream="RING", start="earliest")
+        over = Copied("a", channels=("ring.>",), rewrite=(("ring.x.#", "#"),), stream="RING")
+        ring = lanes(
+            [
+                Bridge("out", one.address, nats.url, (out,), heartbeat=1.0),
+                Bridge("over", nats.url, two.address, (over,), heartbeat=1.0),
+                Bridge("back", two.address, one.address, (Copied("a", start="earliest"),)),
+            ]
+        )
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with (
+                simplebus.connect(one.address) as here,
+                simplebus.connect(two.address) as there,
+                trio.open_nursery() as nursery,
+            ):
+                for bus in here, there:
+                    async with bus.subscribe("a", durable="test"):
+                        pass
+                for each in ring:
+                    nursery.start_soon(each.run)
+                for number in range(count):
+                    await (here, there)[number % 2].publish(b"%d" % number, class_id="a")
+                    if number == count // 2:
+                        await trio.to_thread.run_sync(nats.kill)
+                        await trio.to_thread.run_sync(nats.start)
+                for bus in here, there:
+                    got = list(map(int, await payloads(bus, "a", count)))
+                    assert sorted(got) == list(range(count))
+                    for half in 0, 1:
+                        own = [n for n in got if n % 2 == half]
+                        assert own == sorted(own)
+                while not all(each.statistics().at >= count for each in ring):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                async with wired(nats) as wire:
+                    info = await wire.link.ask("STREAM.INFO.RING")
+                    assert info["state"]["messages"] == count
+                await here.publish(b"last", class_id="a")
+                for bus in here, there:  # Nothing more had come to either.
+                    (last,) = await read(bus, "a", 1)
+                    assert (last.payload, last.sequence) == (b"last", count)
+                nursery.cancel_scope.cancel()

@@ -1,0 +1,803 @@
+"""A class copied from one bus to another, each in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.bridge.bus_connection import near_wired
+from simplebus.bridge.channel_map import Renaming
+from simplebus.bridge.checkpoint import Batch, Record
+from simplebus.bridge.interfaces import Refusal
+from simplebus.bridge.loop_header import PATH
+from simplebus.bridge.source.bus import NearBus
+from simplebus.bridge.target.bus import FarBus, FarTerms
+from simplebus.core.errors import BusConnectionError, LocalProtocolError
+from simplebus.core.limits import Limits
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.memory.bus import MemoryBus
+from tests.bridge.memory_buses import (
+    Breaking,
+    hold,
+    lane,
+    numbered,
+    payloads,
+    place,
+    read,
+    run,
+    running,
+    up,
+)
+
+
+def test_messages_come_over_in_order_once() -> None:
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            await here.publish_many(numbered(0, 300), class_id="orders")
+            copying = lane(near, far)
+            async with running(copying):
+                assert await payloads(there, "orders", 300) == numbered(0, 300)
+                await here.publish(b"one more", class_id="orders")
+                (last,) = await read(there, "orders", 1)
+                assert last.payload == b"one more"
+                assert dict(last.headers)[PATH] == here.wire.core.bus_id
+                await trio.sleep(1)
+            found = copying.statistics()
+            assert (found.copied, found.lag, found.at, found.losses) == (301, 0, 301, 0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("length", [195, 196, 200])
+def test_a_lane_may_be_called_as_long_as_a_name_may_be(length: int) -> None:
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            await here.publish(b"0", class_id="orders")
+            copying = lane(near, far, "l" * length)
+            async with running(copying):
+                assert await payloads(there, "orders", 1) == [b"0"]
+            assert copying.statistics().losses == 0
+
+    run(main)
+
+
+@pytest.fixture
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is of about four messages: many are announced and under way."""
+    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 64)
+    monkeypatch.setattr("simplebus.bridge.source.bus._GUESSED_BYTES", 48)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_breaks_nothing_is_lost_and_nothing_comes_twice(
+    seed: int, request: pytest.FixtureRequest
+) -> None:
+    if seed % 2:
+        request.getfixturevalue("few_at_once")
+    chance = random.Random(seed)
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        ways = [Breaking(near, chance, 2500), Breaking(far, chance, 4000)]
+        async with near as here, far as there:
+            copying = lane(near, far, near_place=ways[0], far_place=ways[1])
+            async with running(copying):
+                for first in range(0, 400, 20):
+                    await here.publish_many(numbered(first, first + 20), class_id="orders")
+                    await trio.sleep(chance.random())
+                for way in ways:
+                    way.is_sound = True
+                assert await payloads(there, "orders", 400) == numbered(0, 400)
+                await here.publish(b"last", class_id="orders")
+                assert await payloads(there, "orders", 1) == [b"last"]
+            assert copying.statistics().losses > 2
+
+    run(main)
+
+
+def test_bridges_of_one_name_from_two_buses_do_not_disturb_each_other() -> None:
+    async def main() -> None:
+        tills, hq = [MemoryBus(), MemoryBus()], MemoryBus()
+        ways = [lane(till, hq) for till in tills]
+        async with tills[0] as one, tills[1] as two, hq as there, running(*ways):
+            await hold(there)
+            await up(*ways)
+            for first in range(0, 200, 10):
+                await one.publish_many(numbered(first, first + 10), class_id="orders")
+                await two.publish_many(numbered(1000 + first, 1010 + first), class_id="orders")
+                await trio.sleep(0.2)
+            got = [int(each) for each in await payloads(there, "orders", 400)]
+            await trio.sleep(5)
+            assert [n for n in got if n < 1000] == list(range(200))
+            assert [n for n in got if n >= 1000] == list(range(1000, 1200))
+            assert [way.statistics().losses for way in ways] == [0, 0]
+
+    run(main)
+
+
+def test_of_two_bridges_that_are_one_each_says_so_once_and_one_copies(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They would take their ends from one another all the time."""
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        both = [lane(near, far), lane(near, far)]
+        async with near as here, far as there:
+            await hold(there)
+            async with running(both[0]):
+                await up(both[0])
+                async with running(both[1]):
+                    for first in range(0, 400, 10):
+                        await here.publish_many(numbered(first, first + 10), class_id="orders")
+                        await trio.sleep(10)
+                    assert await payloads(there, "orders", 400) == numbered(0, 400)
+                await here.publish(b"last", class_id="orders")
+                assert await payloads(there, "orders", 1) == [b"last"]
+                await trio.sleep(1)
+            found = [each.statistics() for each in both]
+            assert sum(each.copied for each in found) == 401
+            assert sum(each.losses for each in found) < 30
+
+    run(main)
+    told = [each for each in caplog.messages if "another bridge has come under this name" in each]
+    assert len(told) == 2
+
+
+def test_a_lane_that_is_displaced_once_goes_on_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A bus that stood still for a while hears of a connection that was given up meanwhile, perhaps
+    after it has heard of the next one: then the other one was the lane itself."""
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        copying = lane(near, far)
+        async with near as here, far as there, running(copying):
+            for number in range(0, 30, 10):
+                await here.publish_many(numbered(number, number + 10), class_id="orders")
+                await payloads(there, "orders", 10)
+                to = there.wire.core.bus_id
+                async with near_wired(place(near), "lane", to=to, heartbeat=9.0, auth=None):
+                    pass
+                lost_at = trio.current_time()
+                await up(copying)
+                assert trio.current_time() - lost_at < 1
+                await trio.sleep(20)
+            assert copying.statistics().losses == 3
+
+    run(main)
+    assert not [each for each in caplog.messages if "stands aside" in each]
+
+
+def test_a_lane_with_other_channels_than_before_says_what_is_to_be_done() -> None:
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            async with running(before := lane(near, far)):
+                await up(before)
+            async with running(after := lane(near, far, channels=("a.#",))):
+                while "another name, or" not in after.statistics().problem:  # noqa: ASYNC110
+                    await trio.sleep(0.1)
+                async with here.subscribe("orders", durable="lane") as messages:
+                    messages.forget()
+                await up(after)
+                await here.publish(b"0", class_id="orders", channel="b")
+                await here.publish(b"1", class_id="orders", channel="a.b")
+                assert await payloads(there, "orders", 1) == [b"1"]
+
+    run(main)
+
+
+def test_bridges_of_one_name_from_one_bus_to_two_are_told_apart() -> None:
+    """They would read at one position, each what the other one has not."""
+
+    async def main() -> None:
+        hub, one, two = MemoryBus(), MemoryBus(), MemoryBus()
+        async with hub as here, one as there, two as elsewhere:
+            first, second = lane(hub, one), lane(hub, two)
+            await hold(there)
+            async with running(first):
+                await up(first)
+                async with running(second):
+                    for number in range(10):
+                        await here.publish(b"%d" % number, class_id="orders")
+                        await trio.sleep(5)
+                    assert await payloads(there, "orders", 10) == numbered(0, 10)
+                    assert "each bridge has to have a name of its own" in (
+                        second.statistics().problem
+                    )
+                    assert first.statistics().losses == 0
+            await hold(elsewhere)
+            async with running(second):  # Who has moved its far end goes on where it was.
+                await here.publish(b"10", class_id="orders")
+                assert await payloads(elsewhere, "orders", 1) == [b"10"]
+
+    run(main)
+
+
+def test_a_bus_is_not_copied_onto_itself_by_whatever_address() -> None:
+    async def main() -> None:
+        both = MemoryBus()
+        async with both as bus:
+            same, other = lane(both, both), lane(both, both, "other", to="copies")
+            async with running(same, other):
+                await bus.publish_many(numbered(0, 10), class_id="orders")
+                assert await payloads(bus, "copies", 10) == numbered(0, 10)
+                await trio.sleep(5)
+            assert "class 'orders' is not copied onto itself" in same.statistics().problem
+            assert (same.statistics().copied, other.statistics().copied) == (0, 10)
+
+    run(main)
+
+
+@pytest.mark.parametrize("forged", [(0, 1_000_000, True), (1 << 40, 5, True), (6, 5, False)])
+def test_a_record_that_somebody_else_wrote_does_not_skip_messages(
+    forged: tuple[int, int, bool],
+) -> None:
+    count, next_, is_same = forged
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            source = here.wire.core.bus_id
+            channel = FarTerms("lane", "lane", "orders").of(source).channel
+            await hold(there)
+            async with running(lane(near, far)):
+                await here.publish_many(numbered(0, 5), class_id="orders")
+                assert await payloads(there, "orders", 5) == numbered(0, 5)
+                await trio.sleep(5)
+            ranges = [(0, count)] if count else []
+            record = Record(source if is_same else "x", 5, [Batch(6, ranges, max(count, next_))])
+            await there.publish(record.encode(), class_id="bridges", channel=channel)
+            async with running(lane(near, far)):
+                await here.publish_many(numbered(5, 10), class_id="orders")
+                assert await payloads(there, "orders", 5) == numbered(5, 10)
+
+    run(main)
+
+
+def test_a_record_of_other_numbers_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    """An older one, for example, or one that is made up."""
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            source = here.wire.core.bus_id
+            channel = FarTerms("lane", "lane", "orders").of(source).channel
+            await hold(there)
+            async with running(lane(near, far)):
+                await here.publish_many(numbered(0, 5), class_id="orders")
+                assert await payloads(there, "orders", 5) == numbered(0, 5)
+                await trio.sleep(5)
+            await here.publish_many(numbered(5, 8), class_id="orders")
+            record = Record(source, 1, [Batch(2, [(5, 8)], 8)])
+            await there.publish(record.encode(), class_id="bridges", channel=channel)
+            async with running(lane(near, far)):
+                assert await payloads(there, "orders", 3) == numbered(5, 8)
+        assert "tells the numbers 1 to 5" in caplog.text
+
+    run(main)
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_while_no_record_is_taken_the_near_end_knows_how_far_the_lane_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A record that is refused uses up its number: behind it the one before does not count."""
+    announced = FarBus.announced
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            await hold(there)
+            calls = count()
+
+            async def full(end: FarBus) -> list[Refusal]:
+                refusals = await announced(end)
+                is_full = next(calls) > 4
+                return [Refusal(-1, "disk_full", "no room")] if is_full else refusals
+
+            monkeypatch.setattr(FarBus, "announced", full)
+            await here.publish_many(numbered(0, 100), class_id="orders")
+            copying = lane(near, far)
+            async with running(copying):
+                await trio.sleep(5)
+                copied = copying.statistics().copied
+                held = next(k for k in near.statistics().classes if k.ring.head == 100)
+                assert 0 < copied == held.subscriptions[0].floor
+            monkeypatch.setattr(FarBus, "announced", announced)
+            async with running(lane(near, far)):
+                assert await payloads(there, "orders", 100) == numbered(0, 100)
+
+    run(main)
+
+
+def test_a_ring_of_three_neither_loops_nor_loses() -> None:
+    async def main() -> None:
+        a, b, c = MemoryBus(), MemoryBus(), MemoryBus()
+        ring = [lane(a, b, "ab"), lane(b, c, "bc"), lane(c, a, "ca")]
+        async with a as at_a, b as at_b, c as at_c, running(*ring):
+            buses = [at_a, at_b, at_c]
+            await hold(*buses)
+            await up(*ring)
+            for turn, bus in enumerate(buses * 20):
+                await bus.publish(b"%d" % turn, class_id="orders")
+            got = [await read(bus, "orders", 60) for bus in buses]
+            await trio.sleep(60)
+            ids = [bus.wire.core.bus_id for bus in buses]
+            for here, messages in enumerate(got):
+                assert sorted(int(m.payload) for m in messages) == list(range(60))
+                for message in messages:  # What is seen says where it came from.
+                    since = (here - int(message.payload)) % 3
+                    path = [ids[(here - step) % 3] for step in range(since, 0, -1)]
+                    assert dict(message.headers).get(PATH, "").split() == path
+                came_from = (int(m.payload) for m in messages)
+                orders = [[n for n in came_from if n % 3 == which] for which in range(3)]
+                assert all(order == sorted(order) for order in orders)
+            for each in ring:
+                found = each.statistics()
+                assert (found.copied, found.left) == (40, {"looped": 20})
+            for memory in (a, b, c):
+                (orders_there,) = [k for k in memory.statistics().classes if k.ring.head == 60]
+                assert orders_there.ring.head == 60
+
+    run(main)
+
+
+def test_both_directions_between_two() -> None:
+    async def main() -> None:
+        a, b = MemoryBus(), MemoryBus()
+        ways = [lane(a, b, "there"), lane(b, a, "back")]
+        async with a as at_a, b as at_b, running(*ways):
+            await hold(at_a, at_b)
+            await up(*ways)
+            await at_a.publish_many(numbered(0, 50), class_id="orders")
+            await at_b.publish_many(numbered(50, 100), class_id="orders")
+            for bus in at_a, at_b:
+                got = await payloads(bus, "orders", 100)
+                assert sorted(map(int, got)) == list(range(100))
+            await trio.sleep(10)
+            assert [way.statistics().copied for way in ways] == [50, 50]
+
+    run(main)
+
+
+@pytest.mark.parametrize("ranges", [1, 2, 3, 16_384])
+def test_a_lane_of_some_channels_goes_past_the_others(
+    ranges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.target.bus._RANGES_MAX", ranges)
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        some = lane(near, far, channels=("eu.#",), renaming=Renaming([("eu.#", "#")]))
+        async with near as here, far as there, running(some):
+            await up(some)
+            for number in range(200):
+                where = "eu.x" if number % 10 == 0 else "us.x"
+                await here.publish(b"%d" % number, class_id="orders", channel=where)
+            got = await read(there, "orders", 20)
+            assert [int(m.payload) for m in got] == list(range(0, 200, 10))
+            assert {m.channel for m in got} == {"x"}
+            await trio.sleep(10)
+            held = next(k for k in near.statistics().classes if k.ring.head == 200)
+            assert held.ring.messages == 0  # Nothing is kept that is not for it.
+
+    run(main)
+
+
+FULL = Settings(
+    limits=Limits(class_messages=3),
+    classes={"orders": ClassSettings(full_policy=FullPolicy.DROP_NEWEST)},
+)
+
+
+def test_dead_letters_of_a_class_by_id_lie_where_the_bus_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.copier._LATER", set())
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(FULL)
+        async with near as here, far:
+            await here.publish_many(numbered(0, 4), class_id=7)
+            for name in ("7", "bills"):
+                async with running(lane(near, far, class_=7, to="orders")):
+                    (letter,) = await read(here, f"dead.{name}", 1)
+                    assert dict(letter.headers)["dead-class"] == name
+                named = here.wire.core.name_classes(NamedClass(id=7, name="bills"))
+                await here.wire.answered(named)
+                await here.publish(b"4", class_id=7)
+
+    run(main)
+
+
+def test_what_the_far_bus_refuses_is_a_dead_letter_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.copier._LATER", set())
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(FULL)
+        async with near as here, far as there:
+            await here.publish_many(numbered(0, 10), class_id="orders")
+            copying = lane(near, far)
+            async with running(copying):
+                letters = await read(here, "dead.orders", 7)
+                assert [letter.payload for letter in letters] == numbered(3, 10)
+                first = dict(letters[0].headers)
+                assert (first["dead-class"], first["dead-sequence"]) == ("orders", "3")
+                assert first["dead-reason"] == "terminated"
+                assert first["dead-error"].startswith("drop_newest: ")
+                assert await payloads(there, "orders", 3) == numbered(0, 3)
+                await here.publish(b"10", class_id="orders")
+                assert await payloads(there, "orders", 1) == [b"10"]
+                await trio.sleep(5)  # What has come is counted.
+            found = copying.statistics()
+            assert (found.copied, found.refused) == (4, 7)
+
+    run(main)
+
+
+def test_what_is_refused_is_not_lost_by_a_bridge_that_is_killed_before_it_is_a_dead_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.copier._LATER", set())
+    give_up, keep = NearBus.give_up, NearBus.keep
+
+    async def hang(*_: Any) -> int:
+        await trio.sleep_forever()
+        return 0
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(FULL)
+        async with near as here, far as there:
+
+            async def forget(end: NearBus, at: int, *, now: bool) -> None:
+                """What nobody wants any more is gone at once."""
+                await keep(end, at, now=now)
+                await here.purge("orders", 0, at)
+
+            monkeypatch.setattr(NearBus, "keep", forget)
+            await here.publish_many(numbered(0, 1000), class_id="orders")
+            for _ in range(3):
+                monkeypatch.setattr(NearBus, "give_up", hang)
+                async with running(lane(near, far)):
+                    await trio.sleep(20)
+            monkeypatch.setattr(NearBus, "give_up", give_up)
+            again = lane(near, far)
+            async with running(again):
+                letters = await payloads(here, "dead.orders", 997)
+                assert letters == numbered(3, 1000)
+                assert await payloads(there, "orders", 3) == numbered(0, 3)
+                await trio.sleep(5)  # What has come is counted.
+            found = again.statistics()
+            assert (found.refused, found.missed) == (997, 0)
+
+    run(main)
+
+
+def test_what_is_refused_and_gone_meanwhile_is_counted_as_missed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.copier._LATER", set())
+    give_up = NearBus.give_up
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(FULL)
+        async with near as here, far as there:
+
+            async def late(end: NearBus, refusals: Any) -> int:
+                await here.purge("orders")
+                return await give_up(end, refusals)
+
+            monkeypatch.setattr(NearBus, "give_up", late)
+            await hold(there)
+            await here.publish_many(numbered(0, 10), class_id="orders")
+            copying = lane(near, far)
+            async with running(copying):
+                await trio.sleep(20)
+            found = copying.statistics()
+            assert (found.copied, found.refused, found.missed) == (3, 0, 7)
+            assert "7 messages from 3 on were gone" in caplog.text
+
+    run(main)
+
+
+def test_a_fault_of_its_own_ends_no_lane(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults, find = iter([KeyError("state"), TypeError("odd")]), NearBus.find
+
+    async def faulty(end: NearBus, at: int) -> Any:
+        for fault in faults:
+            raise fault
+        return await find(end, at)
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            await here.publish_many(numbered(0, 10), class_id="orders")
+            monkeypatch.setattr(NearBus, "find", faulty)
+            copying = lane(near, far)
+            async with running(copying):
+                assert await payloads(there, "orders", 10) == numbered(0, 10)
+            assert copying.statistics().losses == 2
+            assert caplog.text.count("a fault of the bridge's own") == 2
+
+    run(main)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_a_full_bus_is_waited_for_whatever_becomes_of_the_bridge(
+    few: bool, request: pytest.FixtureRequest
+) -> None:
+    if few:
+        request.getfixturevalue("few_at_once")
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(FULL)
+        async with near as here, far as there:
+            await hold(there)
+            await here.publish_many(numbered(0, 40), class_id="orders")
+            got: list[bytes] = []
+            while len(got) < 40:
+                copying = lane(near, far)  # As if the one before had been killed.
+                async with running(copying):
+                    await trio.sleep(5)
+                    got += await payloads(there, "orders", min(3, 40 - len(got)))
+                    await trio.sleep(5)
+                assert copying.statistics().refused == 0
+            # What was under way behind what was refused may come first.
+            assert (sorted(got, key=int) if few else got) == numbered(0, 40)
+
+    run(main)
+
+
+def test_what_waits_for_a_full_bus_may_be_more_than_a_record_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.target.bus._RANGES_MAX", 2)
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(FULL)
+        async with near as here, far as there:
+            await hold(there)
+            for number in range(40):
+                where = "eu.x" if number % 2 == 0 else "us.x"
+                await here.publish(b"%d" % number, class_id="orders", channel=where)
+            got: set[int] = set()
+            while len(got) < 20:
+                async with running(lane(near, far, channels=("eu.#",))):  # Killed each time.
+                    await trio.sleep(5)
+                    for message in await read(there, "orders", min(3, 20 - len(got))):
+                        got.add(int(message.payload))
+                    await trio.sleep(5)
+            assert sorted(got) == list(range(0, 40, 2))
+
+    run(main)
+
+
+@pytest.mark.parametrize(("channels", "missed"), [((), 5), (("a",), 0)])
+def test_what_may_never_have_been_for_a_lane_is_not_missed_by_it(
+    channels: tuple[str, ...], missed: int
+) -> None:
+    """What is for nobody, the bus has let go of."""
+
+    async def main() -> None:
+        near = MemoryBus()
+        async with near as here:
+            await hold(here)
+            for number in range(10):
+                await here.publish(b"%d" % number, class_id="orders", channel="b")
+            async with here.subscribe("orders", durable="test") as messages:
+                for message in await messages.take(5):
+                    message.ack()
+            async with near_wired(place(near), "a", to="x", heartbeat=10, auth=None) as wire:
+                end = NearBus(wire, class_="orders", durable="a", channels=channels)
+                await end.open()
+                assert (await end.find(0)).missed == missed
+
+    run(main)
+
+
+@pytest.mark.parametrize(("frame_bytes", "count"), [(1024, 1200), (8192, 3000), (65_536, 6000)])
+def test_a_record_fits_into_the_frames_that_the_far_bus_takes(frame_bytes: int, count: int) -> None:
+    """However many messages are left out between those that are copied."""
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(Settings(limits=Limits(frame_bytes=frame_bytes)))
+        async with near as here, far as there:
+            await hold(there)
+            for number in range(count):
+                channel = "ab"[number % 2]
+                await here.publish(
+                    b"%d" % number, class_id="orders", channel=channel, confirm=False
+                )
+            await here.flush()
+            copying = lane(near, far, channels=("a",))
+            async with running(copying):
+                got = await payloads(there, "orders", count // 2)
+                assert got == [b"%d" % number for number in range(0, count, 2)]
+            assert copying.statistics().losses == 0
+
+    run(main)
+
+
+def test_what_is_too_long_for_the_far_bus_is_a_dead_letter() -> None:
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(Settings(limits=Limits(frame_bytes=2000)))
+        async with near as here, far as there, running(lane(near, far)):
+            for size in (10, 5000, 20):
+                await here.publish(bytes(size), class_id="orders")
+            assert [len(each) for each in await payloads(there, "orders", 2)] == [10, 20]
+            (letter,) = await read(here, "dead.orders", 1)
+            assert "2000 are accepted there" in dict(letter.headers)["dead-error"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("headers", [{}, {"h": "x" * 1000}])
+def test_what_is_too_long_for_a_dead_letter_lies_in_two_and_holds_up_nobody(
+    headers: dict[str, str],
+) -> None:
+    """The path makes each message longer, and so does the reason of a dead letter."""
+
+    async def longest(bus: simplebus.Bus) -> bytes:
+        for size in count(bus.wire.core.frame_bytes, -1):
+            with contextlib.suppress(LocalProtocolError):
+                await bus.publish(b"x" * size, class_id="orders", headers=headers)
+                return b"x" * size
+        raise AssertionError
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            await here.publish(b"a", class_id="orders")
+            whole = await longest(here)
+            await here.publish(b"b", class_id="orders")
+            copying = lane(near, far)
+            async with running(copying):
+                assert await payloads(there, "orders", 2) == [b"a", b"b"]
+                letters = await payloads(here, "dead.orders", 2)
+                await trio.sleep(5)  # What has come is counted.
+                assert b"".join(letters) == whole
+            assert (copying.statistics().refused, copying.statistics().missed) == (1, 0)
+
+    run(main)
+
+
+def test_a_lane_waits_for_a_bus_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    class Gone:
+        is_there = False
+
+        async def open(self) -> Any:
+            if not self.is_there:
+                raise BusConnectionError("cannot connect to the moon")
+            return await place(far).open()
+
+    far = MemoryBus()
+
+    async def main() -> None:
+        near, moon = MemoryBus(), Gone()
+        async with near as here, far as there:
+            await here.publish_many(numbered(0, 5), class_id="orders")
+            copying = lane(near, far, far_place=moon)
+            async with running(copying):
+                await trio.sleep(600)
+                assert copying.statistics().problem == "cannot connect to the moon"
+                moon.is_there = True
+                assert await payloads(there, "orders", 5) == numbered(0, 5)
+        assert len([line for line in caplog.messages if "the moon" in line]) == 1
+        assert 100 < copying.statistics().losses < 300  # Every 5 seconds, about.
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_what_comes_before_the_far_end_is_there_for_the_first_time_is_kept(
+    is_silent: bool,
+) -> None:
+    """Though somebody else has it meanwhile."""
+
+    class Gone:
+        is_there = False
+
+        async def open(self) -> Any:
+            if not self.is_there:
+                await trio.sleep(5 if is_silent else 0)
+                raise BusConnectionError("cannot connect to the moon")
+            return await place(far).open()
+
+    far = MemoryBus()
+
+    async def main() -> None:
+        near, moon = MemoryBus(), Gone()
+        async with near as here, far as there:
+            await hold(here, there)
+            copying = lane(near, far, far_place=moon)
+            async with running(copying):
+                await trio.sleep(0.01)
+                await here.publish_many(numbered(0, 5), class_id="orders")
+                assert await payloads(here, "orders", 5) == numbered(0, 5)
+                await trio.sleep(60)
+                moon.is_there = True
+                assert await payloads(there, "orders", 5) == numbered(0, 5)
+            assert copying.statistics().missed == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", ["near", "far"])
+def test_a_bus_that_crashes_loses_nothing_and_nothing_comes_twice(
+    which: str, tmp_path: Path
+) -> None:
+    """A crash is a copy of the directory as it is then."""
+
+    async def main() -> None:
+        folders = {"near": tmp_path / "near", "far": tmp_path / "far"}
+        buses = {name: MemoryBus(data_dir=folder) for name, folder in folders.items()}
+        async with (
+            buses["near"] as here,
+            buses["far"],
+            running(lane(buses["near"], buses["far"])),
+        ):
+            for number in range(10):
+                await here.publish(b"%d" % number, class_id="orders")
+            await trio.sleep(0.05)  # Too short for positions to be written again.
+            crashed = tmp_path / "crashed"
+            shutil.copytree(folders[which], crashed)
+        rest = {**folders, which: crashed}
+        again = {name: MemoryBus(data_dir=folder) for name, folder in rest.items()}
+        copying = lane(again["near"], again["far"])
+        async with again["near"] as here, again["far"] as there, running(copying):
+            await here.publish(b"10", class_id="orders")
+            assert await payloads(there, "orders", 11) == numbered(0, 11)
+            await here.publish(b"11", class_id="orders")
+            assert await payloads(there, "orders", 1) == [b"11"]
+            assert copying.statistics().doubts == 0
+
+    run(main)
+
+
+def test_what_waits_for_room_there_is_sent_again_when_the_line_breaks() -> None:
+    """Long messages: what was announced is stored in front of what waits."""
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus(Settings(limits=Limits(class_messages=2)))
+        async with near as here, far as there, running(lane(near, far)):
+            for number in range(12):
+                await here.publish(b"%d" % number + bytes(300_000), class_id="orders")
+            got: list[int] = []
+            while len(got) < 12:
+                await trio.sleep(10)
+                far.hang_up()
+                got += [int(p.strip(b"\0")) for p in await payloads(there, "orders", 1)]
+            assert got == list(range(12))
+
+    run(main)
+
+
+def test_a_far_bus_that_has_forgotten_everything_is_begun_anew() -> None:
+    async def main() -> None:
+        near, first, second = MemoryBus(), MemoryBus(), MemoryBus()
+        async with near as here, first as there, second as other:
+            async with running(lane(near, first)):
+                await here.publish_many(numbered(0, 10), class_id="orders")
+                assert await payloads(there, "orders", 10) == numbered(0, 10)
+                await trio.sleep(1)
+            await here.publish_many(numbered(10, 20), class_id="orders")
+            async with running(lane(near, second)):
+                assert await payloads(other, "orders", 10) == numbered(10, 20)
+
+    run(main)

@@ -1,0 +1,114 @@
+"""Two bridges that run with one configuration, and NATS at one end of them; and one whose NATS
+server is away: each says so once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import simplebus
+from load.ports import HOST, free_port
+from simplebus.bridge import build
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.runner import lanes
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.target.bus import far_bus
+from tests.bridge.memory_buses import numbered, payloads
+from tests.bridge.nats_copiers import (
+    BusServer,
+    NatsServer,
+    copying,
+    stream,
+    until,
+    wired,
+)
+from tests.bridge.target.test_stateless_server import all_of
+from tests.jetstream.stateless_servers import address, door, options
+
+
+async def test_who_comes_while_the_one_before_still_copies_goes_on_behind_that(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a bridge is replaced and both run for a moment: what the far bus remembers is ahead
+    of what the stream had when it was looked at first."""
+    bridge = Bridge("twin", nats.url, server.address, (Copied("twin", stream="TWIN"),))
+    (before,), (after,) = lanes([bridge]), lanes([bridge])
+    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        await stream(wire, "TWIN", "twin")
+
+        got: list[bytes] = []
+        is_said = False
+
+        async def say(first: int, last: int) -> None:
+            """And wait until it is there, whichever of them has brought it."""
+            for number in range(first, last):
+                wire.core.publish("twin", b"%d" % number)
+            wire.link.flush()
+            got.extend(await payloads(bus, "twin", last - first))
+
+        @asynccontextmanager
+        async def late(*place: Any) -> AsyncIterator[Any]:
+            nonlocal is_said
+            if before.statistics().is_up and not is_said:
+                is_said = True
+                await say(50, 100)
+            async with far_bus(*place) as found:
+                yield found
+
+        monkeypatch.setattr(build, "far_bus", late)
+        async with copying(before, up=True):
+            await say(0, 50)
+            async with copying(after, up=True):
+                await say(100, 120)
+        await bus.publish(b"last", class_id="twin")
+        assert got + await payloads(bus, "twin", 1) == [*numbered(0, 120), b"last"]
+        for found in before.statistics(), after.statistics():
+            assert (found.doubts, found.missed, found.left) == (0, 0, {})
+
+
+async def test_of_two_from_nats_to_a_door_one_copies(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.copier.ASIDE_SECONDS_MAX", 3600.0)
+    monkeypatch.setattr("simplebus.bridge.copier._DISPLACED_AGAIN_SECONDS", 60.0)
+    async with wired(nats) as wire, door(options(nats.url)) as one:
+        bridge = Bridge("twins", nats.url, address(one), (Copied("a", channels=("twins",)),))
+        (first,), (second,) = lanes([bridge]), lanes([bridge])
+
+        def aside() -> list[Lane]:
+            return [each for each in (first, second) if "stands aside" in each.statistics().problem]
+
+        async with copying(first, up=True), copying(second, up=True):
+            await until(lambda: bool(aside()))
+            for number in range(100):
+                wire.core.publish("twins", b"%d" % number)
+            wire.link.flush()
+            await until(lambda: sum(e.statistics().copied for e in (first, second)) == 100)
+            assert [each.statistics().copied for each in aside()] == [0]
+        async with simplebus.connect(address(one)) as bus:
+            assert await all_of(bus) == numbered(0, 100)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_server_that_lets_nobody_in_is_told_of_once(
+    server: BusServer,
+    nats: NatsServer,
+    is_there: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Or one that has not what is asked for. A lane tries again all the time."""
+    if not is_there:
+        monkeypatch.setattr("simplebus.bridge.nats_connection.CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr("simplebus.bridge.copier.PAUSE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("simplebus.bridge.source.lag.LOOK_SECONDS", 0.05)
+    url = nats.url if is_there else f"nats://{HOST}:{free_port()}"
+    (copies,) = lanes([Bridge("none", url, server.address, (Copied("none", stream="NONE"),))])
+    caplog.set_level("INFO")
+    async with copying(copies):
+        await until(lambda: copies.statistics().losses >= 3)
+    (told,) = caplog.messages
+    assert told.endswith("trying again")

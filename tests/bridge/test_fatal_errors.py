@@ -1,0 +1,97 @@
+"""A lane that can never work says what is to be changed, and ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.bridge.runner import lanes, run
+from simplebus.bridge.settings import Bridge, Copied
+from simplebus.core.errors import Reason, RemoteProtocolError
+from tests.support.programs import program
+from tests.support.running_server import serving
+
+PATIENCE_SECONDS = 120.0
+WHAT_TO_DO = "have it lead to the NATS servers of that cluster"
+
+
+@asynccontextmanager
+async def refusing(monkeypatch: pytest.MonkeyPatch, identity: str) -> AsyncIterator[str]:
+    """The address of a server that keeps no last values."""
+
+    def refuse(class_id: int) -> None:
+        raise RemoteProtocolError(Reason.BAD_REQUEST, "no last values")
+
+    async with serving() as up:
+        broker = up.engine.broker
+        monkeypatch.setattr(broker.answers, "identity", identity)
+        monkeypatch.setattr(broker.store.table, "ask_for_values", refuse)
+        yield f"simplebus://{up.addresses[0]}"
+
+
+async def test_a_lane_to_an_old_door_says_it_once_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with refusing(monkeypatch, "cluster old") as door, serving() as up:
+            here = f"simplebus://{up.addresses[0]}"
+            made = lanes(
+                [
+                    Bridge("bad", here, door, (Copied("a"),)),
+                    Bridge("good", here, here, (Copied("a", to="b"),)),
+                ]
+            )
+            ended = trio.Event()
+            async with trio.open_nursery() as nursery, simplebus.connect(here) as bus:
+                nursery.start_soon(partial(run, made, ended=lambda lane: ended.set()))
+                await ended.wait()
+                await bus.publish(b"hello", class_id="a")
+                async with bus.subscribe("b") as messages:
+                    assert (await messages.get()).payload == b"hello"
+                nursery.cancel_scope.cancel()
+    assert not made[0].statistics().is_up
+    assert WHAT_TO_DO in made[0].statistics().problem
+    told = [each for each in caplog.records if WHAT_TO_DO in each.getMessage()]
+    assert [each.levelno for each in told] == [logging.ERROR]
+
+
+async def test_a_bus_that_is_copied_onto_itself_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with serving() as up:
+            here = f"simplebus://{up.addresses[0]}"
+            other = here.replace("127.0.0.1", "localhost")
+            (lane,) = lanes([Bridge("b", here, other, (Copied("a"),))])
+            await lane.run()
+    assert lane.statistics().losses == 1
+    assert caplog.text.count("class 'a' is not copied onto itself; have it lead to another") == 1
+
+
+async def test_another_bad_request_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with refusing(monkeypatch, "a bus") as there, serving() as up:
+            (lane,) = lanes([Bridge("b", f"simplebus://{up.addresses[0]}", there, (Copied("a"),))])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lane.run)
+                while lane.statistics().losses < 2:  # noqa: ASYNC110 - it has no event.
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+    assert "no last values; trying again" in caplog.text
+
+
+async def test_the_command_ends_as_for_a_bad_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with refusing(monkeypatch, "cluster old") as door, serving() as up:
+            with program("bridge", "--from", str(up.addresses[0]), "--to", door, "a") as bridge:
+                status, _, said = await trio.to_thread.run_sync(bridge.end)
+    assert status == 78
+    assert WHAT_TO_DO in said.splitlines()[-1]

@@ -1,0 +1,206 @@
+"""NATS servers that are lost, or that no longer do what they owe."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.bridge.copier import Lane
+from simplebus.bridge.interfaces import Found
+from simplebus.bridge.settings import Bridge, Copied, lane_name
+from simplebus.bridge.source.core_nats import NearCore
+from simplebus.bridge.source.stream import NearStream, consumer_name
+from simplebus.core.errors import BusConnectionError
+from simplebus.testing.server import BusServer
+from tests.bridge.memory_buses import numbered, payloads
+from tests.bridge.nats_copiers import bridged, until, wired
+from tests.jetstream.nats_servers import NatsServer, nats_server
+
+PATIENCE_SECONDS = 120.0
+HEARTBEAT_SECONDS = 1.0
+"""Three times as long a lane waits for what is owed."""
+
+
+@asynccontextmanager
+async def copying(
+    near: str, far: str, class_: str, heartbeat: float = 10.0, **more: Any
+) -> AsyncIterator[Lane]:
+    copied = Copied(class_, start="earliest", **more)
+    bridge = Bridge(class_, near, far, (copied,), heartbeat=heartbeat)
+    async with bridged(bridge) as (lane,):
+        yield lane
+
+
+async def stream(nats: NatsServer, name: str, **more: object) -> None:
+    async with wired(nats) as wire:
+        config = {"name": name, "subjects": [f"{name.lower()}.>"], **more}
+        await wire.link.ask(f"STREAM.CREATE.{name}", config)
+
+
+async def test_a_stream_that_confirms_nothing_is_none_to_lead_to(
+    server: BusServer, nats: NatsServer
+) -> None:
+    """It would be sent the same again and again, and store it each time that it knows no more."""
+    await stream(nats, "MUTE", no_ack=True)
+    mute: Any = {"rewrite": (("#", "mute.x.#"),), "stream": "MUTE", "heartbeat": 2.0}
+    async with simplebus.connect(server.address) as bus:
+        await bus.publish(b"hello", class_id="mute")
+        async with copying(server.address, nats.url, "mute", **mute) as lane:
+            await until(lambda: "take 'no_ack' from the stream" in lane.statistics().problem)
+            assert lane.statistics().losses == 1
+
+
+async def test_a_server_that_is_there_and_owes_something_is_not_waited_for_longer(
+    nats: NatsServer,
+) -> None:
+    """It goes on to answer when it is asked whether it is there."""
+    async with wired(nats, heartbeat=2.0) as wire:
+        with trio.fail_after(PATIENCE_SECONDS), pytest.raises(BusConnectionError) as refused:
+            await wire.owed("what nobody says")
+        assert str(refused.value).startswith("what nobody says did not come within 6 s")
+
+
+async def test_a_consumer_that_says_nothing_is_made_again(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a request that went to a leader that was about to die."""
+    await stream(nats, "QUIET")
+    quiet: Any = {"channels": ("quiet.>",), "stream": "QUIET", "heartbeat": HEARTBEAT_SECONDS}
+    async with (
+        simplebus.connect(server.address) as bus,
+        copying(nats.url, server.address, "quiet", **quiet) as lane,
+    ):
+        await until(lambda: lane.statistics().is_up)
+        losses = -1
+        with trio.fail_after(PATIENCE_SECONDS):  # A busy machine may be late a few times.
+            while losses < lane.statistics().losses:
+                losses = lane.statistics().losses
+                await trio.sleep(5 * HEARTBEAT_SECONDS)  # It says that it is there.
+
+        monkeypatch.setattr(NearStream, "_pull", lambda _: None)
+        async with wired(nats) as wire:
+            for number in range(20_000):  # More than was asked for.
+                wire.core.publish("quiet.x", b"%d" % number)
+            await wire.echoed()
+        silent = "of stream 'QUIET' did not come within"
+        await until(lambda: silent in lane.statistics().problem)
+        assert lane.statistics().losses > losses
+        monkeypatch.undo()
+        assert await payloads(bus, "quiet", 20_000) == numbered(0, 20_000)
+
+
+async def test_a_server_that_goes_is_noticed_while_nothing_is_copied(
+    server: BusServer, tmp_path: Path
+) -> None:
+    with nats_server(tmp_path) as going:
+        async with copying(server.address, going.url, "idle") as lane:
+            await until(lambda: lane.statistics().is_up)
+            await trio.sleep(0.1)
+            going.kill()
+            await until(lambda: not lane.statistics().is_up)
+            assert lane.statistics().losses > 0
+
+
+async def test_what_a_stream_drops_while_the_lane_is_there_is_counted_as_missed(
+    server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stream(nats, "SHORT", max_msgs=10)
+    asking: list[NearStream] = []
+    pull = NearStream._pull
+    monkeypatch.setattr(NearStream, "_pull", lambda near: asking.append(near))
+    async with (
+        simplebus.connect(server.address) as bus,
+        wired(nats) as wire,
+        copying(nats.url, server.address, "short", stream="SHORT") as lane,
+    ):
+        await until(lambda: len(asking) > 1)  # It waits for the first one.
+        for number in range(100):
+            wire.core.publish("short.x", b"%d" % number)
+        info = await wire.link.ask("STREAM.INFO.SHORT")
+        while info["state"]["last_seq"] < 100:  # It stores them behind what it answers.
+            info = await wire.link.ask("STREAM.INFO.SHORT")
+        monkeypatch.undo()
+        pull(asking[-1])
+        assert await payloads(bus, "short", 10) == numbered(90, 100)
+        await until(lambda: lane.statistics().copied == 10)
+        assert (lane.statistics().missed, lane.statistics().losses) == (90, 0)
+
+
+def no_letters() -> Any:
+    raise AssertionError("nothing is refused")
+
+
+async def test_what_was_to_come_and_is_purged_is_not_waited_for(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_MESSAGES", 8)
+    await stream(nats, "PURGED")
+    async with wired(nats) as wire, wired(nats) as mine:
+        for number in range(20):
+            wire.core.publish("purged.x", b"%d" % number)
+        await wire.echoed()
+        near = NearStream(
+            mine,
+            "PURGED",
+            to="there",
+            durable="bridge b there c",
+            subjects=(),
+            start="earliest",
+            heartbeat=0.2,
+            letters=no_letters,
+        )
+        with trio.fail_after(PATIENCE_SECONDS):
+            at = await near.open()
+            while at < 9:
+                at = (await near.find(at)).next
+                await wire.echoed()  # Else nothing would come where nothing was found.
+            await wire.link.ask("STREAM.PURGE.PURGED")
+            # Some may be here, and some on their way.
+            while at < 21 and (found := await near.find(at)).pieces:
+                at = found.next
+            wire.core.publish("purged.x", b"late")
+            wire.link.flush()
+            await near.wait(at)
+            assert (await near.find(at)).next == 22
+
+
+async def test_what_has_come_from_a_server_without_jetstream_goes_with_its_end_and_is_counted(
+    server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends: list[NearCore] = []
+    with pytest.MonkeyPatch.context() as patch:
+        find = NearCore.find
+
+        async def lost(near: NearCore, at: int) -> Found:
+            found = await find(near, at)
+            ends.append(near)
+            if found.pieces:
+                raise BusConnectionError("the far end is gone")
+            return found
+
+        patch.setattr(NearCore, "find", lost)
+        async with (
+            wired(nats) as wire,
+            copying(nats.url, server.address, "held", channels=("held.>",)) as lane,
+        ):
+            await until(lambda: bool(ends))
+            for number in range(100):
+                wire.core.publish("held.x", b"%d" % number)
+            await wire.echoed()
+            await until(lambda: lane.statistics().missed > 0)
+            assert lane.statistics().copied == 0
+    assert "were gone before they could be copied" in caplog.text
+
+
+def test_lanes_of_odd_class_names_have_consumers_of_their_own() -> None:
+    classes = ["orders.eu", "orders-eu", "orders eu", "日本", "中国", "--"]
+    names = [consumer_name(lane_name("b", each, back=False)) for each in classes]
+    assert len(set(names)) == len(classes)
+    assert names[1] == "bridge-b-there-orders-eu"
+    assert all(name.replace("-", "").isalnum() and name.isascii() for name in names)

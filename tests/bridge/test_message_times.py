@@ -1,0 +1,121 @@
+"""How old a message is, on its way over a bridge: the near bus knows, and no other clock does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from simplebus.bridge.bus_connection import near_wired
+from simplebus.bridge.source.bus import NearBus
+from simplebus.bridge.target.bus import FarBus
+from simplebus.core.limits import FETCH_BYTES_MAX
+from simplebus.memory.bus import MemoryBus
+from tests.bridge.memory_buses import (
+    clock,
+    hold,
+    lane,
+    numbered,
+    payloads,
+    place,
+    read,
+    run,
+    running,
+)
+
+APART = [-3600.0, 0.0, 3600.0]
+"""By how much the near bus's clock is ahead of everybody's."""
+
+
+def set_apart(near: MemoryBus, seconds: float) -> None:
+    """Its clock goes on as it did, and all others were set."""
+    near._exchange._epoch += seconds
+
+
+@pytest.mark.parametrize("seconds", APART)
+def test_what_is_left_of_a_time_goes_along_whatever_other_clocks_say(seconds: float) -> None:
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            set_apart(near, seconds)
+            await hold(there)
+            await here.publish(b"over", class_id="orders", expires=50)
+            await here.publish(b"fresh", class_id="orders", expires=600)
+            await here.publish(b"late", class_id="orders", delay=300)
+            await trio.sleep(100)
+            copying = lane(near, far)
+            async with running(copying):
+                (fresh,) = await read(there, "orders", 1)
+                assert fresh.payload == b"fresh"
+                assert fresh.expires_ms is not None
+                assert 498_000 < fresh.expires_ms <= 500_100
+                await trio.sleep(190)
+                with trio.move_on_after(5):
+                    await read(there, "orders", 1)
+                    raise AssertionError("it came early")
+                (late,) = await read(there, "orders", 1)
+                assert late.payload == b"late"
+            assert copying.statistics().copied == 2
+
+    run(main)
+
+
+@pytest.mark.parametrize("seconds", APART)
+def test_what_was_under_way_comes_once_whatever_other_clocks_say(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bridge that was killed when the far bus had it all, and is back much later."""
+
+    async def main() -> None:
+        near, far = MemoryBus(), MemoryBus()
+        async with near as here, far as there:
+            set_apart(near, seconds)
+            await hold(there)
+            await here.publish_many(numbered(0, 10), class_id="orders")
+
+            async def die(*_: Any) -> list[Any]:
+                await trio.sleep_forever()
+                return []
+
+            async def say_nothing(*_: Any, **__: Any) -> None: ...
+
+            with monkeypatch.context() as killed:
+                killed.setattr(FarBus, "settle", die)
+                async with running(lane(near, far)):
+                    await trio.sleep(5)
+                    killed.setattr(NearBus, "keep", say_nothing)
+            await trio.sleep(400)
+            again = lane(near, far)
+            async with running(again):
+                await here.publish_many(numbered(10, 20), class_id="orders")
+                assert await payloads(there, "orders", 20) == numbered(0, 20)
+                await trio.sleep(60)
+            assert again.statistics().doubts == 0
+            (orders,) = [each for each in far.statistics().classes if each.name == "orders"]
+            assert orders.published == 20
+
+    run(main)
+
+
+def test_what_was_read_beforehand_is_as_old_as_it_is_when_it_is_used() -> None:
+    async def main() -> None:
+        near = MemoryBus()
+        async with near as here:
+            set_apart(near, -3600)
+            payload = bytes(FETCH_BYTES_MAX // 4)
+            await here.publish_many([payload] * 40, class_id="orders")
+            published = clock(near)()
+            async with near_wired(place(near), "a", to="x", heartbeat=10, auth=None) as wire:
+                end = NearBus(wire, class_="orders", durable="a", start="earliest")
+                at = await end.open()
+                while at < 40:
+                    found = await end.find(at)
+                    for piece in found.pieces:
+                        assert np.allclose(piece.ages, clock(near)() - published, atol=0.1)
+                    assert found.next > at
+                    at = found.next
+                    await trio.sleep(50)
+
+    run(main)

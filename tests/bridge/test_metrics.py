@@ -1,0 +1,125 @@
+"""What bridges tell operators: alone, and as part of a server."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from load.ports import free_port
+from simplebus import connect_blocking
+from tests.support.programs import program, server
+
+
+def ask(at: str, path: str) -> Any:
+    try:
+        with urllib.request.urlopen(f"http://{at}{path}", timeout=60) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return json.load(error)
+
+
+def lanes_of(at: str, *, are_up: bool) -> list[str]:
+    """The names of its lanes, once they have reached both ends, or have tried to."""
+    while True:
+        facts = ask(at, "/facts")["facts"]
+        rows = [
+            row for table in facts["tables"] if table["key"] == "lanes" for row in table["rows"]
+        ]
+        if rows and all((row[1] == "up") is are_up for row in rows):
+            return [row[0] for row in rows]
+        time.sleep(0.05)  # Who asks much faster is not answered.
+
+
+def test_a_bridge_tells_how_its_lanes_do() -> None:
+    with (
+        server("--no-nats", "--no-http") as (_, near),
+        server("--no-nats", "--no-http") as (far, url),
+        program("bridge", "--from", near, "--to", url, "--name", "b", "a", "--http", "0") as it,
+    ):
+        _, _, at = it.line().partition("simplebus bridge ready http=")
+        (name,) = lanes_of(at, are_up=True)
+        assert ask(at, "/healthz")["status"] == "ok"
+        far.process.kill()
+        assert lanes_of(at, are_up=False) == [name]
+        said = ask(at, "/healthz")
+        assert said["status"] == "unavailable"
+        assert said["why"].startswith(f"{name}: ")
+        assert any(note["is_bad"] for note in ask(at, "/facts")["facts"]["notes"])
+
+
+def test_a_server_tells_of_the_bridges_that_are_part_of_it(tmp_path: Path) -> None:
+    with server("--no-nats", "--no-http") as (_, far):
+        file = tmp_path / "bus.toml"
+        address = far.removeprefix("simplebus://")
+        file.write_text(f'[[bridges]]\nname = "b"\nto = "{address}"\nclasses = ["a"]\n')
+        with server("--no-nats", "--config", str(file)) as (it, _):
+            assert len(lanes_of(it.http, are_up=True)) == 1
+            facts = ask(it.http, "/facts")["facts"]
+            assert facts["title"] == "simplebus"
+            assert "copied" in facts["flows"]
+
+
+@contextmanager
+def bridged(tmp_path: Path, port: int, *, is_part: bool) -> Iterator[tuple[str, str]]:
+    """A bus from which a bridge, of its own or a program's, leads to a port: where clients find it,
+    and where it is told how the bridge does."""
+    way = ["--to", f"127.0.0.1:{port}", "--name", "b"]
+    if is_part:
+        file = tmp_path / "bus.toml"
+        file.write_text(f'[[bridges]]\nname = "b"\nto = "127.0.0.1:{port}"\nclasses = ["a"]\n')
+        with server("--no-nats", "--config", str(file)) as (it, near):
+            yield near, it.http
+        return
+    with (
+        server("--no-nats", "--no-http") as (_, near),
+        program("bridge", "--from", near, *way, "a", "--http", "0") as it,
+    ):
+        yield near, it.line().partition("simplebus bridge ready http=")[2]
+
+
+def comes_to(lag: int, at: str) -> None:
+    """Wait until the metric says so, and see that the page and `top` are told the same."""
+    while True:
+        with urllib.request.urlopen(f"http://{at}/metrics", timeout=60) as answer:
+            said = re.findall(
+                r"^simplebus_bridge_lag_messages{.*} (.*)$", answer.read().decode(), re.M
+            )
+        if said == [f"{lag}.0"]:
+            break
+        time.sleep(0.05)
+    facts = ask(at, "/facts")["facts"]
+    (table,) = (table for table in facts["tables"] if table["key"] == "lanes")
+    column = [each["title"] for each in table["columns"]].index("Lag")
+    assert [row[column] for row in table["rows"]] == [lag]
+    assert [tile["value"] for tile in facts["tiles"] if tile["title"] == "Behind"] == [lag]
+
+
+@pytest.mark.parametrize("is_part", [True, False])
+def test_how_far_behind_it_is_is_told_while_the_far_bus_is_away(
+    is_part: bool, tmp_path: Path
+) -> None:
+    port = free_port()
+    with (
+        bridged(tmp_path, port, is_part=is_part) as (near, at),
+        connect_blocking(near) as bus,
+    ):
+        bus.publish_many([b"hello"] * 5, class_id="a")
+        comes_to(5, at)
+        with server("--no-nats", "--no-http", "--port", str(port)):
+            comes_to(0, at)
+        bus.publish_many([b"hello"] * 300, class_id="a")
+        comes_to(300, at)
+        bus.publish_many([b"hello"] * 7, class_id="a")
+        comes_to(307, at)
+        with server("--no-nats", "--no-http", "--port", str(port)):
+            comes_to(0, at)

@@ -1,0 +1,51 @@
+"""A bridge over a bad line that is cut, and killed itself: real processes in networks of their own.
+`python load/run.py partitions` is the long form, with NATS at either end, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from load import line, partitions
+from tests.support.requirements import missing
+
+PATIENCE_SECONDS = 120.0
+
+
+@pytest.fixture(autouse=True)
+def _networks() -> None:
+    if lack := line.missing():
+        missing(f"networks of one's own need {lack}")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "HEARTBEAT_S", 1.0)
+    monkeypatch.setattr(partitions, "LONG_S", 3.5)
+    monkeypatch.setattr(partitions, "BAD_S", 0.2)
+    monkeypatch.setattr(partitions, "STILL_S", 0.5)
+    monkeypatch.setattr(partitions, "START_S", PATIENCE_SECONDS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("is_first", "events"), [(False, ("long cut", "kill bridge")), (True, ("long cut",))]
+)
+def test_over_a_bad_line_nothing_is_lost_or_doubled_or_out_of_order(
+    is_first: bool, events: tuple[str, ...]
+) -> None:
+    """Behind the bridge, and in front of it."""
+    kind = replace(partitions.KINDS[0], is_first=is_first, events=events)
+    found = partitions.lives(kind, 1)
+    assert found.faults() == []
+    assert found.sent.total > 1000
+    assert found.packets_lost > 0
+    assert set(found.recovered_s) == set(kind.events)
+
+
+def test_the_books_tell_what_is_lost_doubled_or_out_of_order() -> None:
+    found = partitions.Found(stored_again=2)
+    for payload in found.sent.more(1, "ann", 4)[1:3][::-1]:
+        found.seen[1].take(payload, 0, 0.0)
+    assert found.faults() == ["2 lost", "2 stored twice", "1 out of order"]

@@ -1,0 +1,605 @@
+"""The client under trio and asyncio, against a real server: what README promises a program."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+
+import simplebus
+from load.ports import free_port
+from simplebus import Batch, BusConnectionError, LocalProtocolError
+from simplebus.client.aio.writer import WRITE_BYTES
+from simplebus.core.protocol import frames
+from tests.client.bus_server import PATIENCE_SECONDS, BusServer, until
+from tests.client.conftest import Run
+from tests.client.faulty_bus import CREDIT_BYTES, deaf_listener, false_bus
+
+NUMBERED = [b"message %d" % number for number in range(3000)]
+
+
+def never_confirms(kind: int, *_: object) -> bytes:
+    """For a false bus: a heartbeat instead of a confirm."""
+    return frames.encode(frames.HEARTBEAT) if kind in (frames.MESSAGE, frames.ENVELOPE) else b""
+
+
+async def collect(messages: simplebus.RawSubscription, count: int) -> list[bytes]:
+    """So many payloads."""
+    payloads: list[bytes] = []
+    async for message in messages:
+        payloads.append(message.payload)
+        if len(payloads) == count:
+            break
+    return payloads
+
+
+# Publishing and subscribing ----------------------------------------------------------------------
+
+
+def test_what_is_published_is_received_in_order_and_acknowledged(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            for payload in NUMBERED[:100]:
+                await bus.publish(payload, class_id=1, confirm=False)
+            await bus.publish_many(NUMBERED[100:], class_id=1)
+            async with bus.subscribe(1) as messages:
+                assert await collect(messages, 3000) == NUMBERED
+
+    run(main)
+    statistics = server.statistics()
+    assert (statistics.published, statistics.acknowledged) == (3000, 3000)
+    assert statistics.redelivered == 0
+
+
+def test_who_has_left_is_gone_when_another_connection_comes(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as one,
+            simplebus.connect(server.address) as other,
+        ):
+            for bus in (one, other) * 20:
+                async with bus.subscribe(1, durable="shop"):
+                    pass  # A second one at the same time would be refused.
+
+    run(main)
+
+
+def test_batches_hold_what_was_published(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        payloads: list[bytes] = []
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            async with bus.subscribe(1) as messages:
+                async for batch in messages.batches():
+                    assert isinstance(batch, Batch)
+                    assert batch.sequences[0] == len(payloads)
+                    payloads += batch.payloads
+                    if len(payloads) == 3000:
+                        break
+        assert payloads == NUMBERED
+
+    run(main)
+    assert server.statistics().acknowledged == 3000
+
+
+def test_a_subscription_holds_when_its_block_is_entered(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(shared_server.address) as publisher,
+            simplebus.connect(shared_server.address) as first,
+            simplebus.connect(shared_server.address) as second,
+            first.subscribe(10) as some,
+            second.subscribe(10) as others,
+        ):
+            await publisher.publish(b"to both", class_id=10)
+            for messages in (some, others):
+                assert (await anext(messages)).payload == b"to both"
+
+    run(main)
+
+
+def test_a_small_message_leaves_as_soon_as_its_publisher_yields(
+    run: Run, shared_server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            for payload in (b"alone", b"again"):
+                await bus.publish(payload, class_id=11, confirm=False)
+                assert bus.statistics().queued_bytes > 0
+                await anyio.wait_all_tasks_blocked()
+                assert bus.statistics().queued_bytes == 0
+            async with bus.subscribe(11) as messages:
+                assert await collect(messages, 2) == [b"alone", b"again"]
+
+    run(main)
+
+
+def test_flush_waits_for_confirms_and_drain_until_all_is_applied(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many([b"x" * 1000] * 20_000, class_id=1, confirm=False)
+            await bus.publish(b"x", class_id=1, confirm=False)
+            assert bus.statistics().unconfirmed > 0
+            await bus.flush()
+            assert bus.statistics().unconfirmed == bus.statistics().queued_bytes == 0
+            await bus.drain()
+            assert server.statistics().published == 20_001
+
+    run(main)
+
+
+def test_one_connection_publishes_and_subscribes_without_getting_stuck(
+    run: Run, server: BusServer
+) -> None:
+    count = 200_000
+
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
+            for number in range(count // 2):
+                await bus.publish(b"%d" % number, class_id=1, confirm=False)
+            await bus.publish_many([b"%d" % n for n in range(count // 2, count)], class_id=1)
+            expected = 0
+            async for message in messages:
+                assert message.payload == b"%d" % expected
+                expected += 1
+                if expected == count:
+                    break
+
+    run(main)
+    assert server.statistics().acknowledged == count
+
+
+def test_publishers_wait_while_the_bus_confirms_nothing(run: Run) -> None:
+    async def main() -> None:
+        with false_bus(never_confirms) as mute:
+            async with simplebus.connect(mute.address, reconnect=0) as bus:
+                while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BYTES:
+                    await bus.publish(b"x" * 10_000, class_id=1, confirm=False)
+                assert WRITE_BYTES <= bus.statistics().queued_bytes < WRITE_BYTES + 20_000
+                published = bus.statistics().published
+                with anyio.move_on_after(0.05):
+                    await bus.publish(b"x", class_id=1, confirm=False)
+                    pytest.fail("it did not wait")
+                assert bus.statistics().published == published, "cancelled is not published"
+                mute.close()
+
+    with pytest.raises(BusConnectionError, match=r"\d+ messages were not confirmed by the bus: "):
+        run(main)
+
+
+# Acknowledging -----------------------------------------------------------------------------------
+
+
+def test_a_message_whose_body_raises_comes_again_to_the_next_subscription(
+    run: Run, clockless_server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(clockless_server.address) as bus:
+            await bus.publish_many([b"good", b"bad", b"later"], class_id=1)
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012
+                async with bus.subscribe(1) as messages:
+                    async for message in messages:
+                        if message.payload == b"bad":
+                            raise ZeroDivisionError
+            await bus.drain()
+            clockless_server.tick()
+            async with bus.subscribe(1) as messages:
+                assert await collect(messages, 2) == [b"bad", b"later"]
+            await bus.drain()
+
+    run(main)
+    assert clockless_server.statistics().acknowledged == 3
+
+
+def test_another_loop_does_not_acknowledge_what_the_last_one_left(
+    run: Run, clockless_server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(clockless_server.address) as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            async with bus.subscribe(1) as messages:
+                with pytest.raises(ValueError, match="1 is bad"):  # noqa: PT012
+                    async for message in messages:
+                        if message.message_id == 1:
+                            raise ValueError("1 is bad")
+                assert (await anext(messages)).message_id == 2
+                with anyio.move_on_after(0.01):
+                    await anext(messages)
+                    pytest.fail("there was no other")
+                await bus.drain()
+                assert clockless_server.statistics().acknowledged == 2
+                clockless_server.tick()
+                again = await anext(messages)
+                assert (again.message_id, again.redelivered) == (1, True)
+
+    run(main)
+    assert clockless_server.statistics().acknowledged == 3
+
+
+def test_asking_for_the_next_message_acknowledges_the_one_before(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            async with bus.subscribe(1) as messages:
+                for expected in NUMBERED[:3]:
+                    assert (await anext(messages)).payload == expected
+                await bus.flush()
+                await bus.drain()
+                assert server.statistics().acknowledged == 2
+            await bus.drain()
+            assert server.statistics().acknowledged == 3
+
+    run(main)
+
+
+def test_acks_of_a_slow_consumer_do_not_wait_for_the_end_of_its_batch(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED[:100], class_id=1)
+            async with bus.subscribe(1) as messages:
+                async for message in messages:
+                    if message.message_id == 50:
+                        break
+                await anyio.to_thread.run_sync(
+                    until, lambda: server.statistics().acknowledged >= 51
+                )
+                assert server.statistics().acknowledged == 51
+
+    run(main)
+
+
+def test_manual_acks_count_and_nothing_else_does(run: Run, clockless_server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(clockless_server.address) as bus:
+            await bus.publish_many(NUMBERED[:5], class_id=1)
+            async with bus.subscribe(1, auto_ack=False) as messages:
+                taken = [await anext(messages) for _ in range(5)]
+                messages.ack(taken[3])
+                messages.ack(taken[0])
+                await bus.drain()
+                clockless_server.tick()
+                again = [await anext(messages) for _ in range(3)]
+                assert [(m.message_id, m.attempt) for m in again] == [(1, 2), (2, 2), (4, 2)]
+                clockless_server.tick(2)
+                async for batch in messages.batches():
+                    messages.ack_batch(batch)
+                    if 4 in batch.sequences:
+                        break
+            await bus.drain()
+
+    run(main)
+    assert clockless_server.statistics().acknowledged == 5
+
+
+def test_a_message_is_acknowledged_where_it_came_from(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(shared_server.address) as bus,
+            bus.subscribe(13) as some,
+            bus.subscribe(13) as others,
+        ):
+            await bus.publish(b"x", class_id=13)
+            message = await anext(some)
+            with pytest.raises(LocalProtocolError, match="came from another subscription"):
+                others.ack(message)
+            some.ack(message)
+            await anext(others)
+
+    run(main)
+
+
+def test_several_subscriptions_see_and_acknowledge_every_message_each(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as bus,
+            bus.subscribe(1) as some,
+            bus.subscribe(1) as others,
+        ):
+            await bus.publish_many(NUMBERED, class_id=1)
+            assert await collect(some, 3000) == NUMBERED
+            await bus.drain()
+            assert server.statistics().ring.messages == 3000
+            assert await collect(others, 3000) == NUMBERED
+
+    run(main)
+    assert server.statistics().ring.messages == 0
+
+
+# Cancellation ------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_wait_loses_nothing(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
+            for payload in NUMBERED[:20]:
+                with anyio.move_on_after(0.005):
+                    await anext(messages)
+                    pytest.fail("there was nothing")
+                await bus.publish(payload, class_id=1)
+                assert (await anext(messages)).payload == payload
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await anext(messages)
+                pytest.fail("it was cancelled")
+            await bus.publish(b"last", class_id=1)
+            assert (await anext(messages)).payload == b"last"
+
+    run(main)
+    assert server.statistics().acknowledged == 21
+
+
+def test_a_message_whose_processing_is_cancelled_is_the_next_one(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            async with bus.subscribe(1) as messages:
+                with anyio.CancelScope() as scope:
+                    async for message in messages:
+                        if message.message_id == 1:
+                            scope.cancel()
+                            await anyio.sleep_forever()
+                await bus.drain()
+                assert server.statistics().acknowledged == 1
+                assert await collect(messages, 2) == NUMBERED[1:3]
+
+    run(main)
+    assert server.statistics().acknowledged == 3
+
+
+def test_asyncio_s_own_timeouts_put_a_message_back_too(server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED[:2], class_id=1)
+            async with bus.subscribe(1) as messages:
+                with pytest.raises(TimeoutError):  # noqa: PT012
+                    async with asyncio.timeout(0.05):
+                        async for _ in messages.batches():
+                            await asyncio.sleep(60)
+                await bus.drain()
+                assert server.statistics().acknowledged == 0
+                assert await collect(messages, 2) == NUMBERED[:2]
+
+    asyncio.run(main())
+    assert server.statistics().acknowledged == 2
+
+
+def test_leaving_by_cancellation_acknowledges_what_was_processed(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            async with simplebus.connect(server.address) as bus:
+                await bus.publish_many(NUMBERED[:3], class_id=1)
+                async with bus.subscribe(1) as messages:
+                    async for message in messages:
+                        if message.message_id == 2:
+                            scope.cancel()
+                            await anyio.sleep_forever()
+        assert scope.cancelled_caught
+
+    run(main)
+    until(lambda: server.statistics().acknowledged == 2)
+
+
+def test_leaving_can_be_cancelled(run: Run) -> None:
+    """Also while a bus that takes nothing is given its time."""
+
+    async def main() -> None:
+        with false_bus(never_confirms) as mute, anyio.move_on_after(0.2) as scope:
+            async with simplebus.connect(mute.address) as bus:
+                await bus.publish_many([b"x" * 1000] * 20_000, class_id=1, confirm=False)
+        assert scope.cancelled_caught
+
+    run(main)
+
+
+def test_asyncio_s_own_cancellation_says_goodbye_too(server: BusServer) -> None:
+    async def main(is_there: asyncio.Event) -> None:
+        async with simplebus.connect(server.address) as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            async with bus.subscribe(1) as messages:
+                async for message in messages:
+                    if message.message_id == 2:
+                        is_there.set()
+                        await asyncio.sleep(3600)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(main(is_there := asyncio.Event()))
+        await asyncio.wait_for(is_there.wait(), PATIENCE_SECONDS)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    until(lambda: server.statistics().acknowledged == 2)
+
+
+# Slow consumers ----------------------------------------------------------------------------------
+
+
+def test_a_subscription_that_nobody_reads_does_not_starve_another(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as bus,
+            bus.subscribe(1, max_in_flight=100) as flooded,
+            bus.subscribe(2) as quiet,
+        ):
+            await bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
+            await bus.publish(b"through", class_id=2)
+            assert (await anext(quiet)).payload == b"through"
+            assert bus.statistics().buffered_bytes < 200_000
+            assert (await anext(flooded)).message_id == 0
+
+    run(main)
+
+
+def test_a_slow_consumer_gets_everything_once(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as bus,
+            bus.subscribe(1, max_in_flight=100) as messages,
+        ):
+            await bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
+            await anyio.sleep(0.1)
+            assert bus.statistics().buffered_bytes < 200_000
+            assert len(await collect(messages, 20_000)) == 20_000
+            assert bus.statistics().received == 20_000
+
+    run(main)
+
+
+# Mistakes and losses -----------------------------------------------------------------------------
+
+
+def test_payloads_that_cannot_travel_are_refused_and_the_bus_goes_on(
+    run: Run, shared_server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            with pytest.raises(LocalProtocolError, match="index 1 has 1048564 bytes"):
+                await bus.publish_many([b"", b"x" * 1048564], class_id=15)
+            with pytest.raises(TypeError, match="a payload is bytes, got str"):
+                await bus.publish("text", class_id=15)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="got 65536"):
+                await bus.publish(b"", class_id=65536)
+            with pytest.raises(ValueError, match="got -1"):
+                bus.handle(-1, print)
+            await bus.publish(b"x" * 1048563, class_id=15)
+            async with bus.subscribe(15) as messages:
+                assert len((await anext(messages)).payload) == 1048563
+
+    run(main)
+
+
+def test_a_subscription_must_be_entered_and_only_once(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            messages = bus.subscribe(16)
+            with pytest.raises(LocalProtocolError, match="begins with its block: async with bus"):
+                await anext(messages)
+            async with messages:
+                pass
+            with pytest.raises(LocalProtocolError, match="was left"):
+                await anext(messages)
+            with pytest.raises(LocalProtocolError, match="entered once"):
+                async with messages:
+                    pass
+
+    run(main)
+
+
+def test_a_bus_is_there_within_its_block_only(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        outside: Any
+        for outside, begins in (
+            (simplebus.connect(shared_server.address), "async with simplebus.connect"),
+            (simplebus.MemoryBus(), "async with simplebus.MemoryBus"),
+            (simplebus.MemoryBus().connect(), "async with memory.connect"),
+            (simplebus.connect_blocking("127.0.0.1:1"), "with simplebus.connect_blocking"),
+        ):
+            with pytest.raises(AttributeError, match=f"'publish' is .* enter it first, {begins}"):
+                outside.publish(b"x", class_id=1)
+
+    run(main)
+
+
+def test_two_tasks_cannot_wait_for_one_subscription(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(shared_server.address) as bus,
+            bus.subscribe(17) as messages,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(messages.__anext__)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(LocalProtocolError, match="another task already waits"):
+                await anext(messages)
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_port_where_nobody_listens_is_said_so(run: Run) -> None:
+    async def main() -> None:
+        async with simplebus.connect(f"127.0.0.1:{free_port()}"):
+            pytest.fail("connected to nobody")
+
+    with pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://127.0.0.1:\d+: "):
+        run(main)
+
+
+def test_a_host_that_does_not_exist_is_said_so(run: Run) -> None:
+    async def main() -> None:
+        async with simplebus.connect("nobody.invalid"):
+            pytest.fail("connected to nobody")
+
+    with pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://nobody.invalid"):
+        run(main)
+
+
+def test_a_listener_that_is_no_bus_is_said_so(run: Run) -> None:
+    async def main() -> None:
+        with deaf_listener() as deaf:
+            async with simplebus.connect(deaf.address, timeout=2):
+                pytest.fail("connected to no bus")
+
+    with pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 2 s"):
+        run(main)
+
+
+def test_a_server_that_goes_away_ends_everything_that_waits(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address, reconnect=None) as bus,
+            bus.subscribe(1) as messages,
+        ):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.to_thread.run_sync, server.hang_up)
+                with pytest.raises(BusConnectionError, match="closed the connection"):
+                    await anext(messages)
+            with pytest.raises(BusConnectionError, match="closed the connection"):
+                await bus.publish(b"x", class_id=1)
+            with pytest.raises(BusConnectionError):
+                await bus.publish_many([b"x"], class_id=1)
+            with pytest.raises(BusConnectionError):
+                await bus.flush()
+            with pytest.raises(BusConnectionError):
+                bus.handle(2, print)
+
+    run(main)
+
+
+def test_a_bus_that_was_left_says_so(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            pass
+        with pytest.raises(BusConnectionError, match="was left"):
+            await bus.publish(b"x", class_id=1)
+
+    run(main)
+
+
+def test_leaving_delivers_what_was_published_last(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            for payload in NUMBERED:
+                await bus.publish(payload, class_id=1, confirm=False)
+
+    run(main)
+    assert server.statistics().published == 3000

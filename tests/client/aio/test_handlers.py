@@ -1,0 +1,340 @@
+"""Handlers, requests and replies, under both event loops: against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import anyio
+import msgspec
+import pytest
+
+import simplebus
+from simplebus import LocalProtocolError, Message
+from tests.client.bus_server import BusServer, until
+from tests.client.conftest import Run
+
+NUMBERED = [b"message %d" % number for number in range(10)]
+registry = simplebus.Registry()
+
+
+@registry.message(class_id=20)
+class GetPrice(msgspec.Struct):
+    item: str
+
+
+@registry.message(name="tests.price")
+class Price(msgspec.Struct):
+    cents: int
+
+
+# Handlers ----------------------------------------------------------------------------------------
+
+
+def test_every_handler_of_a_class_is_called_with_everything(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        slow: list[bytes] = []
+        fast: list[bytes] = []
+        may_go_on = anyio.Event()
+
+        async def slowly(message: Message[bytes]) -> None:
+            await may_go_on.wait()
+            slow.append(message.payload)
+
+        async with simplebus.connect(server.address) as bus:
+            bus.handle(1, slowly)
+            bus.handle(1, lambda message: fast.append(message.payload))
+            await bus.publish_many(NUMBERED, class_id=1)
+            await anyio.to_thread.run_sync(until, lambda: len(fast) == 10)
+            assert server.statistics().ring.messages == 10
+            may_go_on.set()
+            await bus.drain()
+            assert slow == fast == NUMBERED
+            assert server.statistics().ring.messages == 0
+
+    run(main)
+
+
+def test_so_many_messages_are_handled_at_once_as_was_asked_for(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        together = most = 0
+        done: list[bytes] = []
+
+        async def handler(message: Message[bytes]) -> None:
+            nonlocal together, most
+            together += 1
+            most = max(most, together)
+            await anyio.sleep(0.01)
+            together -= 1
+            done.append(message.payload)
+
+        async with simplebus.connect(server.address) as bus:
+            bus.handle(1, handler, concurrency=4)
+            await bus.publish_many(NUMBERED, class_id=1)
+            await anyio.to_thread.run_sync(until, lambda: len(done) == 10)
+            await bus.drain()
+            assert most == 4
+            assert sorted(done) == NUMBERED
+            assert server.statistics().acknowledged == 10
+
+    run(main)
+
+
+def test_one_message_that_hangs_does_not_hold_up_the_others(
+    run: Run, clockless_server: BusServer
+) -> None:
+    async def main() -> None:
+        done: list[bytes] = []
+
+        async def handler(message: Message[bytes]) -> None:
+            if message.payload == NUMBERED[0]:
+                await anyio.sleep_forever()
+            done.append(message.payload)
+
+        async with simplebus.connect(clockless_server.address) as bus:
+            bus.handle(1, handler, concurrency=2)
+            await bus.publish_many(NUMBERED, class_id=1)
+            await anyio.to_thread.run_sync(until, lambda: len(done) == 9)
+
+    run(main)
+    until(lambda: clockless_server.statistics().acknowledged == 9)
+
+
+def test_a_handler_that_raises_gets_its_message_again_and_the_bus_goes_on(
+    run: Run, clockless_server: BusServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        seen: list[tuple[int, int]] = []
+        done = anyio.Event()
+
+        async def handler(message: Message[bytes]) -> None:
+            seen.append((message.message_id, message.attempt))
+            if seen[-1] == (1, 1):
+                raise ValueError("not today")
+            if seen[-1] == (1, 2):
+                done.set()
+
+        async with simplebus.connect(clockless_server.address) as bus:
+            bus.handle(1, handler)
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            await anyio.to_thread.run_sync(until, lambda: len(seen) == 3)
+            await bus.drain()
+            clockless_server.tick(2)
+            await done.wait()
+            await bus.drain()
+            assert seen == [(0, 1), (1, 1), (2, 1), (1, 2)]
+
+    with (
+        caplog.at_level(logging.ERROR, "simplebus.client"),
+        pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught,
+    ):
+        run(main)
+    assert caught.group_contains(ValueError, match="not today")
+    assert "failed on <Message 1 of class 1" in caplog.text
+    assert clockless_server.statistics().acknowledged == 3
+
+
+def test_a_handler_that_cancels_itself_has_failed_and_the_bus_goes_on(
+    clockless_server: BusServer,
+) -> None:
+    async def main() -> None:
+        seen: list[bytes] = []
+
+        async def handler(message: Message[bytes]) -> None:
+            seen.append(message.payload)
+            if len(seen) == 1:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            await asyncio.sleep(0)
+
+        async with simplebus.connect(clockless_server.address) as bus:
+            bus.handle(1, handler)
+            await bus.publish_many(NUMBERED[:2], class_id=1)
+            await anyio.to_thread.run_sync(until, lambda: len(seen) == 2)
+            await bus.drain()
+            assert seen == NUMBERED[:2]
+
+    with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:
+        asyncio.run(main())
+    assert caught.group_contains(RuntimeError, match="cancelled itself")
+    assert clockless_server.statistics().acknowledged == 1
+
+
+def test_a_handler_s_own_timeouts_are_its_own(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        seen: list[bytes] = []
+
+        async def handler(message: Message[bytes]) -> None:
+            with anyio.move_on_after(0.01):
+                await anyio.sleep_forever()
+            seen.append(message.payload)
+
+        async with simplebus.connect(server.address) as bus:
+            bus.handle(1, handler)
+            await bus.publish_many(NUMBERED[:2], class_id=1)
+            await anyio.to_thread.run_sync(until, lambda: len(seen) == 2)
+
+    run(main)
+
+
+def test_a_handler_of_a_type_gets_values_and_what_is_none_fails_alone(
+    run: Run, clockless_server: BusServer
+) -> None:
+    async def main() -> None:
+        seen: list[GetPrice] = []
+        async with simplebus.connect(clockless_server.address, registry=registry) as bus:
+            bus.handle(GetPrice, seen.append)
+            await bus.publish(b"no JSON", class_id=20)
+            await bus.publish(GetPrice("tea"))
+            await anyio.to_thread.run_sync(until, lambda: seen == [GetPrice("tea")])
+            await bus.drain()
+
+    with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:
+        run(main)
+    assert caught.group_contains(simplebus.DecodeError)
+
+
+def test_what_is_published_by_name_after_handle_reaches_the_handler(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        seen: list[bytes] = []
+        async with (
+            simplebus.connect(server.address) as bus,
+            simplebus.connect(server.address) as other,
+            other.subscribe("tests.named"),  # So that nothing waits for a first subscription.
+        ):
+            bus.handle("tests.named", lambda message: seen.append(message.payload))
+            await bus.publish(b"x", class_id="tests.named")
+            await anyio.to_thread.run_sync(until, lambda: seen == [b"x"])
+
+    run(main)
+
+
+def test_the_bus_s_refusal_of_a_handler_is_raised_at_the_end(
+    run: Run, shared_server: BusServer
+) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(shared_server.address) as bus,
+            bus.subscribe(21, durable="tests-handled"),
+        ):
+            bus.handle(21, print, durable="tests-handled")
+            await bus.drain()
+
+    with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:
+        run(main)
+    assert caught.group_contains(simplebus.RefusedError, match="durable_in_use")
+
+
+def test_the_block_s_own_error_comes_through_as_it_is(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            bus.handle(14, lambda message: 1 / 0)
+            await bus.publish(b"x", class_id=14)
+            await anyio.sleep(0.05)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run(main)
+
+
+def test_a_handler_needs_a_task_at_least(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            with pytest.raises(ValueError, match=r"concurrency must be from 1 to .* got 0"):
+                bus.handle(1, print, concurrency=0)
+
+    run(main)
+
+
+# Requests ----------------------------------------------------------------------------------------
+
+
+def test_what_a_handler_returns_is_the_reply(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address, registry=registry) as shop,
+            simplebus.connect(server.address, registry=registry) as bus,
+        ):
+            shop.handle(GetPrice, lambda wanted: Price(len(wanted.item)))
+            shop.handle(22, lambda message: message.payload.upper())
+            await shop.drain()
+            assert await bus.request(GetPrice("tea"), as_=Price) == Price(3)
+            assert (await bus.request(b"shout", class_id=22)).payload == b"SHOUT"
+            replies: dict[str, Price] = {}
+
+            async def ask(item: str) -> None:
+                replies[item] = await bus.request(GetPrice(item), as_=Price)
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(1, 20):
+                    tasks.start_soon(ask, "x" * number)
+            assert replies == {"x" * number: Price(number) for number in range(1, 20)}
+
+    run(main)
+
+
+def test_a_request_is_answered_by_hand_too(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as bus,
+            bus.subscribe(23) as requests,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def answer() -> None:
+                request = await anext(requests)
+                assert request.is_request
+                assert dict(request.headers)["mine"] == "too"
+                assert request.channel == "a.b"
+                await bus.reply(request, b"yes")
+
+            tasks.start_soon(answer)
+            reply = await bus.request(b"?", class_id=23, channel="a.b", headers={"mine": "too"})
+            assert reply.payload == b"yes"
+            await bus.publish(b"no question", class_id=23)
+            with pytest.raises(LocalProtocolError, match="asks for no reply"):
+                await bus.reply(await anext(requests), b"?")
+
+    run(main)
+
+
+def test_a_reply_goes_where_replies_are_or_nowhere(run: Run, server: BusServer) -> None:
+    """Whoever asks names the place; who answers may publish where others may not."""
+
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as bus,
+            bus.subscribe("asked") as requests,
+        ):
+            home = await bus.class_of("simplebus.replies")
+            where = (
+                (str(home + 1), "simplebus.replies.a"),
+                (str(home), "vault.open"),
+                (str(home), "simplebus.repliesx"),
+            )
+            for class_id, channel in where:
+                asks = {"reply-class": class_id, "reply-to": channel, "request-id": "1"}
+                await bus.publish(b"?", class_id="asked", headers=asks)
+                with pytest.raises(LocalProtocolError, match="a reply is asked for on channel"):
+                    await bus.reply(await anext(requests), b"!")
+
+    run(main)
+
+
+def test_no_reply_in_time_is_an_error_and_the_request_expires(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus, bus.subscribe(24) as requests:
+            for seconds in 0.05, 0.5, 5.0:  # On a busy machine it has expired before it is sent.
+                said = rf"no reply to .* class 24 came within {seconds:g} s"
+                with pytest.raises(TimeoutError, match=said):
+                    await bus.request(b"?", class_id=24, timeout=seconds)
+                await bus.publish(b"behind it", class_id=24)
+                message = await anext(requests)
+                if message.payload == b"?":
+                    break
+            assert message.expires_ms == seconds * 1000
+
+    run(main)

@@ -1,0 +1,99 @@
+"""The seam below the wire: a bus that is no socket, but has the same few methods."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+
+from simplebus.client.aio.connect import open_bus
+from simplebus.client.aio.transport import Link, Place
+from simplebus.core.limits import HEADER_BYTES
+from simplebus.core.protocol.frames import DELIMITER, HEADER
+from tests.client.conftest import Run
+from tests.client.faulty_bus import FalseBus, false_bus
+
+
+class InProcess:
+    """A link to a false bus, without its socket. Takes a few bytes at a time."""
+
+    def __init__(self, bus: FalseBus) -> None:
+        self._bus = bus
+        self._said = b""
+        self._answers = b""
+        self._answered = anyio.Event()
+        self._room = 40
+        self._is_over = False
+
+    def send(self, data: memoryview) -> int:
+        taken = min(self._room, len(data))
+        self._room -= taken
+        self._said += bytes(data[:taken])
+        while (end := self._said.find(DELIMITER, HEADER_BYTES)) >= 0:
+            frame, self._said = self._said[:end], self._said[end + len(DELIMITER) :]
+            header = HEADER.unpack(frame[:HEADER_BYTES])
+            self._answers += self._bus.as_usual(*header, frame[HEADER_BYTES:])
+        if self._answers:
+            self._answered.set()
+        return taken
+
+    def flush(self) -> bool:
+        return True
+
+    async def wait_sendable(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._room = 40
+
+    async def receive_into(self, space: memoryview) -> int:
+        while not self._answers and not self._is_over:
+            self._answered = anyio.Event()
+            await self._answered.wait()
+        await anyio.lowlevel.checkpoint()
+        count = min(7, len(self._answers))
+        space[:count] = self._answers[:count]
+        self._answers = self._answers[count:]
+        return count
+
+    def end(self) -> None:
+        self._is_over = True
+        self._answered.set()
+
+    def close(self) -> None:
+        self.end()
+
+
+class HereAndThere:
+    """A place whose links can be broken."""
+
+    def __init__(self, bus: FalseBus) -> None:
+        self._bus = bus
+        self.links: list[InProcess] = []
+
+    async def open(self) -> Link:
+        await anyio.lowlevel.checkpoint()
+        link = InProcess(self._bus)
+        self.links.append(link)
+        return link
+
+    def break_one(self) -> None:
+        self.links[-1].end()
+
+    def __str__(self) -> str:
+        return "the bus in this process"
+
+
+def test_a_bus_in_this_process_is_one_like_any_other(run: Run) -> None:
+    async def main() -> None:
+        with false_bus() as false:
+            place = HereAndThere(false)
+            places: list[Place] = [place]
+            async with open_bus(places, name="in process") as bus, bus.subscribe(1):
+                await bus.publish_many([b"x" * 100] * 20, class_id=1)
+                place.break_one()
+                await bus.publish(b"y", class_id=1)
+                await bus.drain()
+                assert bus.statistics().confirmed == 21
+                assert bus.statistics().reconnections == 1
+            assert len(place.links) == 2
+            assert not false.heard, "nothing went through a socket"
+
+    run(main)

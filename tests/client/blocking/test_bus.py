@@ -1,0 +1,345 @@
+"""The client without an event loop, against a real server: the same promises."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import simplebus
+from load.ports import free_port
+from simplebus import BusConnectionError, LocalProtocolError
+from simplebus.client.blocking import subscription
+from simplebus.core.protocol import frames
+from simplebus.core.settings import Settings
+from tests.client.bus_server import (
+    BusServer,
+    bus_server,
+    loops_give,
+    until,
+)
+from tests.client.faulty_bus import deaf_listener, false_bus
+
+NUMBERED = [b"message %d" % number for number in range(3000)]
+
+
+def collect(messages: simplebus.BlockingRawSubscription, count: int) -> list[bytes]:
+    """So many payloads. The last message counts as processed when the subscription is left."""
+    payloads: list[bytes] = []
+    for message in messages:
+        payloads.append(message.payload)
+        if len(payloads) == count:
+            break
+    return payloads
+
+
+# Publishing and subscribing ----------------------------------------------------------------------
+
+
+def test_what_is_published_is_received_in_order_and_acknowledged(server: BusServer) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        for payload in NUMBERED[:100]:
+            bus.publish(payload, class_id=1)
+        bus.publish_many(NUMBERED[100:], class_id=1)
+        with bus.subscribe(1) as messages:
+            assert collect(messages, 3000) == NUMBERED
+        statistics = bus.statistics()
+    assert (statistics.published, statistics.acknowledged) == (3000, 3000)
+    until(lambda: server.statistics().acknowledged == 3000)
+    assert server.statistics().redelivered == 0
+
+
+def test_who_has_left_is_gone_when_another_connection_comes(server: BusServer) -> None:
+    connect = simplebus.connect_blocking
+    with connect(server.address) as one, connect(server.address) as other:
+        for bus in (one, other) * 20:
+            with bus.subscribe(1, durable="shop"):
+                pass  # A second one at the same time would be refused.
+
+
+def test_batches_hold_what_was_published(server: BusServer) -> None:
+    payloads: list[bytes] = []
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many(NUMBERED, class_id=1)
+        with bus.subscribe(1) as messages:
+            for batch in messages.batches():
+                assert batch.sequences[0] == len(payloads)
+                payloads += batch.payloads
+                if len(payloads) == 3000:
+                    break
+        bus.drain()
+        assert server.statistics().acknowledged == 3000
+    assert payloads == NUMBERED
+
+
+def test_what_is_published_is_written_at_once(server: BusServer) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish(b"x", class_id=1, confirm=False)
+        assert bus.statistics().queued_bytes == 0
+        bus.flush()
+        bus.drain()
+        assert server.statistics().published == 1
+
+
+def test_a_loop_ends_when_nothing_comes_for_so_long(shared_server: BusServer) -> None:
+    with (
+        simplebus.connect_blocking(shared_server.address) as bus,
+        bus.subscribe(30, idle_seconds=0.05) as messages,
+    ):
+        assert list(messages) == []
+        bus.publish(b"x", class_id=30)
+        assert [message.payload for message in loops_give(messages, 1)] == [b"x"]
+
+
+def test_one_connection_publishes_and_subscribes_without_getting_stuck(server: BusServer) -> None:
+    count = 200_000
+    with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
+        bus.publish_many([b"%d" % number for number in range(count)], class_id=1, confirm=False)
+        for expected, message in enumerate(messages):
+            assert message.payload == b"%d" % expected
+            if expected % 50_000 == 0 and expected < count:
+                bus.publish(b"%d" % (count + expected // 50_000), class_id=1)
+            if expected == count + 3:
+                break
+    until(lambda: server.statistics().acknowledged == count + 4)
+
+
+def test_a_subscription_that_nobody_reads_does_not_starve_another(server: BusServer) -> None:
+    with (
+        simplebus.connect_blocking(server.address) as bus,
+        bus.subscribe(1, max_in_flight=100) as flooded,
+        bus.subscribe(2) as quiet,
+    ):
+        bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
+        bus.publish(b"through", class_id=2)
+        assert collect(quiet, 1) == [b"through"]
+        assert bus.statistics().buffered_bytes < 200_000
+        assert collect(flooded, 1) == [b"x" * 1000]
+
+
+# Acknowledging -----------------------------------------------------------------------------------
+
+
+def test_a_message_whose_body_raises_comes_again_to_the_next_subscription(
+    clockless_server: BusServer,
+) -> None:
+    with simplebus.connect_blocking(clockless_server.address) as bus:
+        bus.publish_many([b"good", b"bad", b"later"], class_id=1)
+        with pytest.raises(ZeroDivisionError), bus.subscribe(1) as messages:  # noqa: PT012
+            for message in messages:
+                if message.payload == b"bad":
+                    raise ZeroDivisionError
+        bus.drain()
+        clockless_server.tick()
+        with bus.subscribe(1) as messages:
+            assert collect(messages, 2) == [b"bad", b"later"]
+    until(lambda: clockless_server.statistics().acknowledged == 3)
+
+
+def test_acks_leave_while_a_batch_is_worked_off(server: BusServer) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many(NUMBERED[:10], class_id=1)
+        with bus.subscribe(1) as messages:
+            for message in messages:
+                if message.message_id == 9:
+                    break
+                threading.Event().wait(0.02)
+            until(lambda: server.statistics().acknowledged >= 3)
+
+
+def test_manual_acks_count_and_nothing_else_does(clockless_server: BusServer) -> None:
+    with simplebus.connect_blocking(clockless_server.address) as bus:
+        bus.publish_many(NUMBERED[:5], class_id=1)
+        with bus.subscribe(1, auto_ack=False) as messages:
+            loop = iter(messages)
+            taken = [next(loop) for _ in range(5)]
+            messages.ack(taken[3])
+            messages.ack(taken[0])
+            bus.drain()
+            clockless_server.tick()
+            again = [next(loop) for _ in range(3)]
+            assert [(m.message_id, m.attempt) for m in again] == [(1, 2), (2, 2), (4, 2)]
+            clockless_server.tick(2)
+            for batch in messages.batches():
+                messages.ack_batch(batch)
+                if 4 in batch.sequences:
+                    break
+            with (
+                bus.subscribe(1) as others,
+                pytest.raises(LocalProtocolError, match="another subscription"),
+            ):
+                others.ack(taken[0])
+        bus.drain()
+    until(lambda: clockless_server.statistics().acknowledged == 5)
+
+
+def test_what_is_sent_again_while_it_waits_for_a_slow_loop_does_not_come_twice(
+    clockless_server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "ACK_SECONDS", 0.0)
+    payloads: list[bytes] = []
+    with simplebus.connect_blocking(clockless_server.address) as bus:
+        bus.publish_many(NUMBERED[:50], class_id=1)
+        with bus.subscribe(1, idle_seconds=0.0) as messages:
+            until(lambda: clockless_server.statistics().delivered >= 50)
+            payloads.append(messages.get().payload)
+            clockless_server.tick()
+            until(lambda: clockless_server.statistics().redelivered >= 50)
+            payloads += loops_give((message.payload for message in messages), 49)
+    assert payloads == NUMBERED[:50]
+    assert clockless_server.statistics().redelivered == 50
+
+
+# Mistakes and losses -----------------------------------------------------------------------------
+
+
+def test_payloads_that_cannot_travel_are_refused_and_the_bus_goes_on(
+    shared_server: BusServer,
+) -> None:
+    with simplebus.connect_blocking(shared_server.address) as bus:
+        with pytest.raises(LocalProtocolError, match="index 1 has 1048564 bytes"):
+            bus.publish_many([b"", b"x" * 1048564], class_id=31)
+        with pytest.raises(TypeError, match="a payload is bytes, got str"):
+            bus.publish("text", class_id=31)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="got 65536"):
+            bus.publish(b"", class_id=65536)
+        bus.publish(b"x" * 1048563, class_id=31)
+        with bus.subscribe(31) as messages:
+            assert len(collect(messages, 1)[0]) == 1048563
+
+
+def test_a_subscription_must_be_entered_and_only_once(shared_server: BusServer) -> None:
+    with simplebus.connect_blocking(shared_server.address) as bus:
+        messages = bus.subscribe(32)
+        with pytest.raises(LocalProtocolError, match="begins with its block: with bus"):
+            next(iter(messages))
+        with messages:
+            pass
+        with pytest.raises(LocalProtocolError, match="was left"):
+            next(iter(messages))
+        with pytest.raises(LocalProtocolError, match="entered once"), messages:
+            pass
+
+
+def test_a_port_where_nobody_listens_is_said_so() -> None:
+    with (
+        pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://127.0.0.1:\d+: "),
+        simplebus.connect_blocking(f"127.0.0.1:{free_port()}"),
+    ):
+        pytest.fail("connected to nobody")
+
+
+def test_a_host_that_does_not_exist_is_said_so() -> None:
+    with (
+        pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://nobody.invalid"),
+        simplebus.connect_blocking("nobody.invalid"),
+    ):
+        pytest.fail("connected to nobody")
+
+
+def test_a_listener_that_is_no_bus_is_said_so() -> None:
+    with (
+        deaf_listener() as deaf,
+        pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 2 s"),
+        simplebus.connect_blocking(deaf.address, timeout=2),
+    ):
+        pytest.fail("connected to no bus")
+
+
+def test_leaving_a_bus_that_confirms_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.client.blocking.bus.CLOSE_SECONDS", 0.1)
+    with (
+        false_bus(lambda kind, *_: frames.encode(frames.HEARTBEAT) if kind == 49 else b"") as mute,
+        pytest.raises(BusConnectionError, match=r"3,000 messages were not confirmed by the bus"),
+        simplebus.connect_blocking(mute.address) as bus,
+    ):
+        bus.publish_many(NUMBERED, class_id=1, confirm=False)
+
+
+# Handlers and requests ---------------------------------------------------------------------------
+
+
+def test_handlers_are_called_while_the_program_runs_or_drains(server: BusServer) -> None:
+    seen: list[bytes] = []
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.handle(1, lambda message: seen.append(message.payload))
+        bus.publish_many(NUMBERED[:10], class_id=1)
+        assert seen == []
+        bus.run(seconds=0.1)
+        assert seen == NUMBERED[:10]
+        bus.drain()
+        assert server.statistics().acknowledged == 10
+
+
+def test_a_handler_that_raises_gets_its_message_again(clockless_server: BusServer) -> None:
+    seen: list[int] = []
+
+    def handler(message: simplebus.Message[bytes]) -> None:
+        seen.append(message.attempt)
+        if message.attempt == 1:
+            raise ValueError("not today")
+
+    def main() -> None:
+        with simplebus.connect_blocking(clockless_server.address) as bus:
+            bus.handle(1, handler)
+            bus.publish(b"x", class_id=1)
+            bus.run(seconds=0.1)
+            bus.drain()
+            clockless_server.tick(2)
+            bus.run(seconds=0.1)
+            assert seen == [1, 2]
+
+    with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:
+        main()
+    assert caught.group_contains(ValueError, match="not today")
+
+
+def test_requests_are_answered_without_a_loop_too(server: BusServer) -> None:
+    def shop() -> None:
+        with simplebus.connect_blocking(server.address) as bus:
+            bus.handle(1, lambda message: message.payload.upper())
+            is_open.set()
+            bus.run(seconds=1)
+
+    is_open = threading.Event()
+    thread = threading.Thread(target=shop)
+    thread.start()
+    is_open.wait()
+    with simplebus.connect_blocking(server.address) as bus:
+        assert bus.request(b"shout", class_id=1).payload == b"SHOUT"
+        assert bus.request(b"twice", class_id=1).payload == b"TWICE"
+        with pytest.raises(TimeoutError, match=r"no reply to .* class 2 came within 0\.05 s"):
+            bus.request(b"?", class_id=2, timeout=0.05)
+        with bus.subscribe(3) as messages:
+            bus.publish(b"x", class_id=3)
+            with pytest.raises(LocalProtocolError, match="asks for no reply"):
+                bus.reply(messages.get(), b"?")
+    thread.join()
+
+
+def test_a_bus_that_was_left_says_so(shared_server: BusServer) -> None:
+    with simplebus.connect_blocking(shared_server.address) as bus:
+        pass
+    with pytest.raises(BusConnectionError, match="was left"):
+        bus.publish(b"x", class_id=1)
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_program_that_computes_for_long_stays_if_it_says_that_it_works(says: bool) -> None:
+    """The server's heartbeat is one tick, and three are missed."""
+    settings = Settings(ack_timeout=3, tick_seconds=86_400.0, heartbeat_seconds=86_400.0)
+    with (
+        bus_server(settings) as server,
+        simplebus.connect_blocking(server.address) as bus,
+        bus.subscribe(1) as messages,
+    ):
+        bus.publish(b"job", class_id=1)
+        job = messages.get()
+        for _ in range(8):
+            if says:
+                job.working()
+                bus.flush()
+            server.tick()
+        assert server.ask(lambda up: up.engine.cut_off.total()) == (0 if says else 1)
+        bus.publish(b"done", class_id=2)
+        assert bus.statistics().reconnections == (0 if says else 1)

@@ -1,0 +1,42 @@
+"""OpenTelemetry's context goes along in headers, by its own functions."""
+
+from __future__ import annotations
+
+from opentelemetry import propagate, trace
+
+import simplebus
+from tests.support.programs import server
+
+SPAN = trace.SpanContext(0x1234, 0x56, is_remote=False, trace_flags=trace.TraceFlags(1))
+
+
+def carried() -> dict[str, str]:
+    """Headers of a message that is published within a span."""
+    headers: dict[str, str] = {}
+    with trace.use_span(trace.NonRecordingSpan(SPAN)):
+        propagate.inject(headers)
+    return headers
+
+
+def parent(message: simplebus.Message) -> trace.SpanContext:
+    """Whose child a span is that handles the message."""
+    context = propagate.extract(dict(message.headers))
+    return trace.get_current_span(context).get_span_context()
+
+
+async def test_a_subscriber_knows_the_span_that_published() -> None:
+    async with simplebus.MemoryBus() as bus, bus.subscribe("orders") as orders:
+        await bus.publish(b"x", class_id="orders", headers=carried())
+        found = parent(await orders.get())
+    assert (found.trace_id, found.span_id, found.is_remote) == (0x1234, 0x56, True)
+
+
+def test_also_through_a_server() -> None:
+    with (
+        server("--no-nats", "--no-http") as (_, url),
+        simplebus.connect_blocking(url, timeout=60) as bus,
+        bus.subscribe("orders") as orders,
+    ):
+        bus.publish(b"x", class_id="orders", headers=carried())
+        found = parent(orders.get(60))
+    assert (found.trace_id, found.trace_flags) == (0x1234, 1)

@@ -1,0 +1,346 @@
+"""Publishing and its confirms, under both event loops and none."""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+import pytest
+
+import simplebus
+from simplebus import BusFullError, LocalProtocolError, RefusedError
+from simplebus.client.aio.writer import WRITE_BYTES
+from simplebus.core.protocol import frames
+from tests.client.bus_server import BusServer, until
+from tests.client.conftest import Run
+from tests.client.faulty_bus import (
+    CREDIT_BYTES,
+    FalseBus,
+    confirm,
+    false_bus,
+    refuse,
+)
+
+PUBLISHED = (frames.MESSAGE, frames.ENVELOPE)
+registry = simplebus.Registry()
+
+
+@registry.message(class_id=84)
+class Small(msgspec.Struct):
+    number: int
+
+
+@registry.message(class_id=85)
+class Large(msgspec.Struct):
+    body: bytes
+
+
+def refusing(*numbers: int) -> FalseBus:
+    """A bus that refuses messages with these numbers and takes the others."""
+
+    def answer(kind: int, class_id: int, number: int, *_: object) -> bytes:
+        if kind not in PUBLISHED or number not in numbers:
+            return b""
+        return refuse(kind, number, "bad_channel", class_id=class_id) + confirm(number + 1)
+
+    return FalseBus(answer)
+
+
+# Confirms ----------------------------------------------------------------------------------------
+
+
+def test_publish_returns_when_the_bus_has_confirmed(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            for number in range(10):
+                await bus.publish(b"x", class_id=1)
+                assert bus.statistics().confirmed == number + 1
+            await bus.publish_many([b"x"] * 10, class_id=1)
+            assert bus.statistics().confirmed == 20
+            await bus.publish_many([], class_id=1)
+
+    run(main)
+    with simplebus.connect_blocking(server.address) as bus:
+        for number in range(10):
+            bus.publish(b"x", class_id=1)
+            assert bus.statistics().confirmed == number + 1
+        bus.publish_many([b"x"] * 10, class_id=1)
+        assert bus.statistics().confirmed == 20
+        bus.publish_many([], class_id=1)
+    assert server.statistics().published == 40
+
+
+def test_many_tasks_publish_at_once(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with (
+            simplebus.connect(server.address) as bus,
+            bus.subscribe(1) as messages,
+            anyio.create_task_group() as tasks,
+        ):
+            for number in range(1000):
+                tasks.start_soon(lambda n=number: bus.publish(b"%d" % n, class_id=1))
+            seen = {int((await anext(messages)).payload) for _ in range(1000)}
+            assert seen == set(range(1000))
+
+    run(main)
+    assert server.statistics().published == 1000
+
+
+def test_a_cancelled_publish_is_published_and_confirmed_all_the_same(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            for number in range(20):
+                with anyio.CancelScope() as scope:
+                    scope.cancel()
+                    await bus.publish(b"%d" % number, class_id=1)
+                assert scope.cancelled_caught
+            await bus.flush()
+            assert bus.statistics().confirmed == 20
+
+    run(main)
+    assert server.statistics().published == 20
+
+
+def test_a_publish_that_waits_for_room_is_not_published_when_cancelled(run: Run) -> None:
+    async def main() -> None:
+        with false_bus(lambda kind, *_: b"" if kind == frames.CONNECT else confirm(0)) as mute:
+            async with simplebus.connect(mute.address) as bus:
+                while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BYTES:
+                    await bus.publish(b"x" * 9000, class_id=1, confirm=False)
+                published = bus.statistics().published
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(10):
+                        tasks.start_soon(lambda: bus.publish(b"y", class_id=1, confirm=False))
+                    await anyio.wait_all_tasks_blocked()
+                    tasks.cancel_scope.cancel()
+                assert bus.statistics().published == published
+                raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        run(main)
+
+
+# Refusals ----------------------------------------------------------------------------------------
+
+
+def test_what_is_refused_raises_where_it_was_published(run: Run) -> None:
+    async def main() -> None:
+        async with simplebus.connect(bus_.address) as bus:
+            await bus.publish(b"x", class_id=1)
+            with pytest.raises(RefusedError, match="bad_channel: not today") as caught:
+                await bus.publish(b"x", class_id=1)
+            assert (caught.value.code, caught.value.sentence) == ("bad_channel", "not today")
+            with pytest.raises(ExceptionGroup, match="the bus refused 2 messages") as many:
+                await bus.publish_many([b"x"] * 5, class_id=1)
+            assert many.group_contains(RefusedError, match="bad_channel")
+            await bus.flush()
+
+    bus_ = refusing(1, 3, 5)
+    try:
+        run(main)
+        with simplebus.connect_blocking(bus_.address) as bus:
+            bus.publish(b"x", class_id=1)
+            with pytest.raises(RefusedError, match="bad_channel: not today"):
+                bus.publish(b"x", class_id=1)
+            with pytest.raises(ExceptionGroup, match="the bus refused 2 messages"):
+                bus.publish_many([b"x"] * 5, class_id=1)
+            bus.flush()
+    finally:
+        bus_.close()
+
+
+def test_what_nobody_waited_for_is_raised_by_flush_or_at_the_end(run: Run) -> None:
+    async def main() -> None:
+        async with simplebus.connect(bus_.address) as bus:
+            for _ in range(3):
+                await bus.publish(b"x", class_id=1, confirm=False)
+            with pytest.raises(ExceptionGroup, match="the bus refused 1 message"):
+                await bus.flush()
+            await bus.flush()
+            for _ in range(3):
+                bus.publish_nowait(b"x", class_id=1)
+
+    def blocking() -> None:
+        with simplebus.connect_blocking(bus_.address) as bus:
+            bus.publish_many([b"x"] * 3, class_id=1, confirm=False)
+            with pytest.raises(ExceptionGroup, match="the bus refused 1 message"):
+                bus.flush()
+            bus.publish_many([b"x"] * 3, class_id=1, confirm=False)
+
+    bus_ = refusing(1, 4)
+    try:
+        with pytest.raises(ExceptionGroup, match="the bus refused 1 message"):
+            run(main)
+        with pytest.raises(ExceptionGroup, match="the bus refused 1 message"):
+            blocking()
+    finally:
+        bus_.close()
+
+
+# Without waiting ---------------------------------------------------------------------------------
+
+
+def test_publish_nowait_gives_the_position_and_raises_without_credit(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simplebus.client.aio.connect.CLOSE_SECONDS", 0.1)
+
+    async def main() -> None:
+        with false_bus(lambda kind, *_: b"" if kind == 52 else confirm(0), credit=200_000) as mute:
+            async with simplebus.connect(mute.address) as bus:
+                for position in range(9):
+                    assert bus.publish_nowait(b"x" * 20_000, class_id=1) == position
+                with pytest.raises(BusFullError, match="too much waits"):  # noqa: PT012
+                    for _ in range(19):
+                        bus.publish_nowait(b"x" * 20_000, class_id=1)
+                published = bus.statistics().published
+                assert published < 28
+                with pytest.raises(BusFullError, match="nothing was published"):
+                    bus.publish_nowait(b"x" * 20_000, class_id=1)
+                assert bus.statistics().published == published
+
+    with pytest.raises(simplebus.BusConnectionError, match="were not confirmed"):
+        run(main)
+
+
+def test_publish_nowait_goes_on_once_the_bus_has_confirmed() -> None:
+    """Without an event loop too, where nobody reads but the calls themselves."""
+
+    def has_room() -> bool:
+        try:
+            bus.publish_nowait(b"x" * 20_000, class_id=1)
+        except BusFullError:
+            return False
+        return True
+
+    with false_bus(credit=200_000) as small, simplebus.connect_blocking(small.address) as bus:
+        for _ in range(100):
+            until(has_room)
+        assert bus.statistics().published == 100
+
+
+def test_publish_nowait_by_name_works_once_the_bus_has_said_its_id(
+    run: Run, server: BusServer
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus:
+            with pytest.raises(BusFullError, match="the bus is yet to say the id of the class"):
+                bus.publish_nowait(b"x", class_id="tests.later")
+            await bus.drain()
+            assert bus.publish_nowait(b"x", class_id="tests.later") == 0
+
+    run(main)
+    with simplebus.connect_blocking(server.address) as bus:
+        assert bus.publish_nowait(b"x", class_id="tests.other") == 0
+
+
+# What is said about messages ---------------------------------------------------------------------
+
+
+def test_what_is_said_about_a_message_arrives_with_it(run: Run, server: BusServer) -> None:
+    about = {"channel": "orders.eu", "key": b"7", "headers": [("a", "1"), ("a", "2")]}
+
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
+            await bus.publish(b"x", class_id=1, expires=60, **about)
+            message = await anext(messages)
+            assert (message.channel, message.key) == ("orders.eu", b"7")
+            assert message.headers == (("a", "1"), ("a", "2"))
+            assert message.expires_ms == 60_000
+            await bus.publish_many([b"<\r\n>"] * 3, class_id=1, **about)
+            for _ in range(3):
+                message = await anext(messages)
+                assert (message.payload, message.channel) == (b"<\r\n>", "orders.eu")
+
+    run(main)
+    with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
+        bus.publish(b"x", class_id=1, **about)
+        assert messages.get().channel == "orders.eu"
+
+
+def test_any_payload_travels(run: Run, server: BusServer) -> None:
+    odd = [b"<\r\n>", b"<\r\n", b"\r\n>", b"<\r\n\0", b"", bytes(range(256)), b"<\r\n><\r\n>" * 9]
+
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
+            await bus.publish_many(odd, class_id=1)
+            for payload in odd:
+                await bus.publish(payload, class_id=1)
+            assert [(await anext(messages)).payload for _ in range(2 * len(odd))] == odd * 2
+
+    run(main)
+
+
+def test_a_message_that_expires_at_once_reaches_nobody(run: Run, server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
+            await bus.publish(b"too late", class_id=1, expires=0)
+            await bus.publish(b"in time", class_id=1)
+            assert (await anext(messages)).payload == b"in time"
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"channel": "a..b"}, ValueError),
+        ({"expires": -1}, ValueError),
+        ({"delay": float("nan")}, ValueError),
+        ({"headers": {"a": 1}}, TypeError),
+        ({"colour": "red"}, TypeError),
+        ({"key": "text"}, TypeError),
+        ({"class_id": 70_000}, ValueError),
+    ],
+)
+def test_what_cannot_be_said_is_refused_and_nothing_is_published(
+    run: Run, shared_server: BusServer, wrong: dict[str, object], error: type[Exception]
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address) as bus:
+            said = {"class_id": 1, **wrong}
+            with pytest.raises(error):
+                await bus.publish(b"x", **said)  # type: ignore[arg-type]
+            with pytest.raises(error):
+                await bus.publish_many([b"x"], **said)  # type: ignore[arg-type]
+            with pytest.raises(error):
+                bus.publish_nowait(b"x", **said)  # type: ignore[arg-type]
+            assert bus.statistics().published == 0
+
+    run(main)
+
+
+def test_a_payload_that_is_too_long_is_refused_by_all(run: Run, shared_server: BusServer) -> None:
+    async def main() -> None:
+        async with simplebus.connect(shared_server.address, frame_bytes=1000) as bus:
+            with pytest.raises(LocalProtocolError):
+                await bus.publish(b"x" * 1000, class_id=1)
+            with pytest.raises(LocalProtocolError):
+                await bus.publish_many([b"", b"x" * 1000], class_id=1)
+            assert bus.statistics().published == 0
+
+    run(main)
+
+
+def test_of_many_values_one_that_is_too_long_keeps_all_back(
+    run: Run, shared_server: BusServer
+) -> None:
+    values = [Small(1), Large(b"x" * 1000), Small(2)]
+
+    async def main() -> None:
+        async with simplebus.connect(
+            shared_server.address, registry=registry, frame_bytes=1000
+        ) as bus:
+            for confirm_ in (True, False):
+                with pytest.raises(LocalProtocolError, match="payload at index 1 has"):
+                    await bus.publish_many(values, confirm=confirm_)
+            assert bus.statistics().published == 0
+
+    run(main)
+    with simplebus.connect_blocking(
+        shared_server.address, registry=registry, frame_bytes=1000
+    ) as bus:
+        with pytest.raises(LocalProtocolError, match="payload at index 1 has"):
+            bus.publish_many(values)
+        assert bus.statistics().published == 0

@@ -1,0 +1,203 @@
+"""The systemd unit: its blanks, and systemd's own opinion of it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from simplebus.cli import app
+from simplebus.commands.systemd_unit import (
+    complaints,
+    installation,
+    quoted,
+    socket_unit,
+    unit,
+    unreadable,
+)
+from tests.support.requirements import needed
+
+
+def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dict[str, str]:
+    """The settings of a unit."""
+    text = unit(
+        arguments,
+        ports=(port, 4222),
+        drain_seconds=10.0,
+        connections=500,
+        installed_in=[Path(installed_in)],
+    )
+    settings = [line.split("=", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {words[0]: words[1] for words in settings if len(words) == 2}
+
+
+def verified(text: str, folder: Path, *, kind: str = "service") -> str:
+    """What systemd has to say against a unit."""
+    needed("systemd-analyze")
+    path = folder / f"simplebus.{kind}"
+    path.write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout + done.stderr + (f"status {done.returncode}" if done.returncode else "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--host", "0.0.0.0"], ["--port", "80"], ["--host", "100%$HOME \"quoted\" 'too' \\n;"]],
+)
+def test_systemd_has_nothing_against_it(tmp_path: Path, arguments: list[str]) -> None:
+    for port in (8888, 80):
+        text = unit(
+            arguments,
+            ports=(port, 4222),
+            drain_seconds=10.0,
+            connections=10_000,
+            installed_in=installation(),
+        )
+        assert verified(text, tmp_path) == ""
+
+
+def test_systemd_has_nothing_against_its_sockets(tmp_path: Path) -> None:
+    service = unit([], ports=[8888], drain_seconds=1, connections=1, installed_in=installation())
+    (tmp_path / "simplebus.service").write_text(service)
+    text = socket_unit([("127.0.0.1", 8888), ("::1", 8888), ("127.0.0.1", 4222)])
+    assert "\nListenStream=[::1]:8888\nListenStream=127.0.0.1:4222\n" in text
+    assert verified(text, tmp_path, kind="socket") == ""
+
+
+def test_systemd_finds_it_well_protected(tmp_path: Path) -> None:
+    """Exposure of 2.0 at most, of 10; what it calls OK ends at 4.9."""
+    needed("systemd-analyze")
+    path = tmp_path / "simplebus.service"
+    path.write_text(
+        unit([], ports=[8888], drain_seconds=1, connections=1, installed_in=[Path("/opt/x")])
+    )
+    command = ["systemd-analyze", "security", "--no-pager", "--offline=true", "--threshold=20"]
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("address", "why"), [(("bus", 8888), "'bus' is a name"), (("::1", 0), "0 stands for any")]
+)
+def test_a_socket_unit_needs_addresses_and_ports(address: tuple[str, int], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        socket_unit([address])
+
+
+def test_the_command_prints_either_unit() -> None:
+    def said(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["systemd-unit", *arguments])
+        return done.exit_code, done.stdout
+
+    status, text = said("--port", "9", "--max-connections", "77")
+    assert status == 0
+    assert "serve --port 9 --max-connections 77\n" in text
+    status, text = said("--socket", "--port", "9", "--no-nats", "--host", "10.0.0.1", "--no-http")
+    assert (status, text.count("ListenStream")) == (0, 1)
+    assert "\nListenStream=10.0.0.1:9\n" in text
+    assert said("--socket", "--port", "0")[0] == 2
+
+
+def test_a_hanging_loop_and_a_slow_start_are_told_apart() -> None:
+    settings = made()
+    assert settings["WatchdogSec"] == "30"
+    assert settings["TimeoutStartSec"] == "15min"
+    assert settings["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert settings["RestartPreventExitStatus"] == "2 78"
+
+
+def test_systemd_would_say_so_if_it_had(tmp_path: Path) -> None:
+    text = unit([], ports=[1], drain_seconds=1, connections=1, installed_in=[])
+    assert "Unknown" in verified(text + "\nNonsense=yes\n", tmp_path)
+    assert "no/such/python" in verified(text.replace(sys.executable, "/no/such/python"), tmp_path)
+
+
+def test_it_runs_this_installation() -> None:
+    settings = made("--host", "0.0.0.0")
+    assert settings["ExecStart"] == f"{sys.executable} -m simplebus serve --host 0.0.0.0"
+    assert settings["Type"] == "notify"
+    assert settings["DynamicUser"] == "yes"
+    assert settings["Restart"] == "on-failure"
+
+
+def test_it_may_stop_for_longer_than_it_drains_and_open_more_than_its_connections() -> None:
+    settings = made()
+    assert int(settings["TimeoutStopSec"]) > 10
+    assert int(settings["LimitNOFILE"]) > 500
+
+
+@pytest.mark.parametrize(
+    ("place", "protection"),
+    [
+        ("/opt/venv/bin/python", "yes"),
+        ("/usr/bin/python3", "yes"),
+        ("/homestead/bin/python", "yes"),
+        ("/home/me/venv/bin/python", "read-only"),
+        ("/root/.local/bin/python", "read-only"),
+    ],
+)
+def test_homes_are_hidden_unless_it_is_installed_in_one(place: str, protection: str) -> None:
+    assert made(installed_in=place)["ProtectHome"] == protection
+
+
+@pytest.mark.parametrize(
+    ("port", "capabilities"),
+    [(0, ""), (1, "CAP_NET_BIND_SERVICE"), (1023, "CAP_NET_BIND_SERVICE"), (1024, "")],
+)
+def test_it_may_bind_a_privileged_port_only_if_it_is_told_to(port: int, capabilities: str) -> None:
+    settings = made(port=port)
+    assert settings["AmbientCapabilities"] == settings["CapabilityBoundingSet"] == capabilities
+
+
+@pytest.mark.parametrize(
+    "word", ["plain", "--flag=1", "/a/b", "with space", 'a"b', "a\\b", "", "'"]
+)
+def test_words_are_quoted_as_a_shell_would_unquote_them(word: str) -> None:
+    """Where systemd's rules and the shell's agree: not for % and $, which are doubled."""
+    assert shlex.split(quoted(word)) == [word]
+
+
+def test_percent_and_dollar_are_doubled() -> None:
+    assert quoted("100%") == "100%%"
+    assert quoted("$HOME") == "$$HOME"
+
+
+def test_a_folder_that_is_closed_to_the_service_is_complained_of(tmp_path: Path) -> None:
+    inner = tmp_path / "closed" / "bin"
+    inner.mkdir(parents=True)
+    for folder in (tmp_path, *tmp_path.parents[:-1]):
+        if folder != Path("/tmp"):
+            folder.chmod(0o755)
+    assert unreadable(inner / "python") is None
+    (tmp_path / "closed").chmod(0o700)
+    assert unreadable(inner / "python") == tmp_path / "closed"
+    assert f"{tmp_path / 'closed'} is closed to other users" in complaints([inner / "python"])[0]
+
+
+def test_files_that_the_service_cannot_read_are_complained_of(tmp_path: Path) -> None:
+    secret, public = tmp_path / "key.pem", tmp_path / "cert.pem"
+    for file, mode in ((secret, 0o600), (public, 0o644)):
+        file.touch()
+        file.chmod(mode)
+    assert not any(str(public) in complaint for complaint in complaints([], [public]))
+    (closed, *_) = complaints([], [secret])
+    assert closed.startswith(f"{secret} is closed to other users, and so to the service: give it")
+    assert complaints([], [Path("a.toml")])[0].startswith("a.toml is not found by the service")
+    assert complaints([], [tmp_path / "none"])[0] == f"{tmp_path / 'none'} does not exist"
+
+
+def test_a_directory_that_the_service_may_not_write_into_is_told() -> None:
+    assert complaints([], data_dir=Path("/srv/bus"))[0] == (
+        "/srv/bus is closed to the service: it may write only in /var/lib/simplebus and below"
+    )
+    for path in ("/var/lib/simplebus", "/var/lib/simplebus/one"):
+        assert not any("write only" in each for each in complaints([], data_dir=Path(path)))

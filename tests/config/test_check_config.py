@@ -1,0 +1,317 @@
+"""What only a look at a whole file finds: `simplebus check-config`."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from simplebus import cli
+from tests.support.certificates import Authority
+
+
+def checked(file: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(cli.app, ["check-config", str(file)])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[serve]\nport = 4222", "2: serve.port: nats.port is 4222 already"),
+        ("[nats]\nport = 8888", "2: nats.port: serve.port is 8888 already"),
+        ("[serve]\nport = 9\nhttp-port = 9", "3: serve.http-port: serve.port is 9 already"),
+        (
+            "[serve]\nport = 9\nhost = '10.0.0.1'\nhttp-port = 9\nhttp-host = '0.0.0.0'",
+            "4: serve.http-port: serve.port is 9 already",
+        ),
+    ],
+)
+def test_two_doors_have_two_ports(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text(text)
+    assert checked(file) == (78, f"simplebus: {file}:{told}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[serve]\nport = 4222\n[nats]\nport = 9",
+        "[serve]\nport = 9\nhost = '10.0.0.1'\nhttp-port = 9\nhttp-host = '10.0.0.2'",
+        "[serve]\nport = 0\nhttp-port = 0\n[nats]\nport = 0",
+    ],
+)
+def test_or_one_at_two_addresses(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text(text)
+    assert checked(file) == (0, f"{file} is fine\n")
+
+
+def told(tmp_path: Path, text: str) -> list[str]:
+    """What is wrong with a file, each with its line."""
+    file = tmp_path / "bus.toml"
+    file.write_text(text)
+    status, said = checked(file)
+    assert status == 78, said
+    return [each.removeprefix(f"simplebus: {file}:") for each in said.splitlines()]
+
+
+def test_all_that_is_wrong_with_classes_is_told_at_once(tmp_path: Path) -> None:
+    assert told(
+        tmp_path,
+        """[classes.orders]
+id = 5
+max-memory = "1"
+max-messages = 0
+backoff = [5, -1]
+max-deliveries = -1
+subjects = ["a..b", "a.>", "$SYS.a"]
+ack-seconds = 0
+[classes.other]
+subjects = ["a.>"]
+id = 5
+keep-memory = "1MB"
+max-disk = 0
+[classes."dead.orders"]
+full = "Drop_newest"
+last-values = true
+[classes."a b"]
+keep-seconds = nan
+[classes.values]
+last-values = true
+full = "spill"
+""",
+    ) == [
+        "3: classes.orders.max-memory must be at least 262144, got 1",
+        "4: classes.orders.max-messages: expected a whole number from 1",
+        "5: classes.orders.backoff must be above 0 and up to 86400 seconds, got -1",
+        "6: classes.orders.max-deliveries must be from 0 to 65535, got -1",
+        "7: classes.orders.subjects[0]: to be bound: pattern 'a..b': segment 2 of 3 is empty, "
+        "expected at least one character in each",
+        "7: classes.orders.subjects[2]: to be bound: the subject '$SYS.a' begins with $ or "
+        "_INBOX., which are not for messages that are kept",
+        "8: classes.orders.ack-seconds must be above 0 and up to 86400 seconds, got 0",
+        "11: classes.other.id: 5 is the id of 'orders' too",
+        "12: classes.other.keep-memory: '1MB' is no size; did you mean 1MiB? write a whole number "
+        "of bytes, or one with KiB, MiB or GiB behind it, such as 64MiB",
+        "13: classes.other.max-disk must be at least 1, got 0",
+        "15: classes.dead.orders.full: 'Drop_newest' is unknown, expected one of block, "
+        "drop_oldest, drop_newest, spill; did you mean 'drop_newest'?",
+        "16: classes.dead.orders.last-values has no effect on a class of dead letters: leave it "
+        "out",
+        "17: classes.a b: 'a b' is no class; write its id, from 0 to 65535, or its name, 1 to 200 "
+        "characters without spaces",
+        "18: classes.a b.keep-seconds: expected a number from 0.0",
+        "20: classes.values.last-values is for classes that fit into memory, and not for spill",
+    ]
+
+
+def test_a_word_is_told_with_the_nearest_that_is_one(tmp_path: Path) -> None:
+    text = "[serve]\nlog-level = 'INFO'\nfull = 'Blok'\ndurability = 'x'\n[http]\n[log]\n[max]\n"
+    assert told(tmp_path, text) == [
+        "2: serve.log-level: 'INFO' is not one of 'debug', 'info', 'warning', 'error'; did you "
+        "mean 'info'?",
+        "3: serve.full: 'Blok' is not one of 'block', 'drop_oldest', 'drop_newest', 'spill'; did "
+        "you mean 'block'?",
+        "4: serve.durability: 'x' is not one of 'memory', 'os', 'disk'",
+        "5: 'http' is unknown; did you mean 'http-port', 'http-host' or 'http-name' in [serve]?",
+        "6: 'log' is unknown; did you mean 'log-level' or 'log-format' in [serve]?",
+        "7: 'max' is unknown; there are bridges, classes, nats, serve, tls, users",
+    ]
+
+
+def test_a_file_may_begin_with_a_mark_that_it_is_utf_8(tmp_path: Path) -> None:
+    users = tmp_path / "users.toml"
+    users.write_text("[[users]]\nname = 'ada'\ntoken = 'abc'\n", encoding="utf-8-sig")
+    users.chmod(0o600)
+    file = tmp_path / "bus.toml"
+    file.write_text("[serve]\nusers = 'users.toml'\n", encoding="utf-8-sig")
+    assert checked(file) == (0, f"{file} is fine\n")
+    file.write_text("[serve]\nport = \n", encoding="utf-8-sig")
+    assert checked(file)[1].startswith(f"simplebus: {file}:2: is no TOML")
+
+
+def test_what_a_class_needs_of_the_server_is_told_where_the_class_says_so(tmp_path: Path) -> None:
+    why = "spill keeps on disk what does not fit into memory: it needs serve.data-dir"
+    text = "[serve]\nfull = 'spill'\n[classes.a]\nfull = 'spill'\nmax-messages = 0\n"
+    assert told(tmp_path, text + "[classes.b]\nfull = 'spill'\n") == [
+        f"2: serve.full: {why}",
+        f"4: classes.a.full: {why}",
+        "5: classes.a.max-messages: expected a whole number from 1",
+        f"7: classes.b.full: {why}",
+    ]
+
+
+def test_what_a_cluster_does_not_do_is_told_where_it_is_asked_for(tmp_path: Path) -> None:
+    own = "is for a bus that keeps its messages: with serve.engine the cluster does"
+    assert told(
+        tmp_path,
+        """[serve]
+engine = "nats://127.0.0.1:1"
+last-values = "a"
+full = "drop_oldest"
+keep-seconds = "1h"
+data-dir = "kept"
+[classes.x]
+keep-messages = 5
+last-values = true
+""",
+    ) == [
+        f"3: serve.last-values {own}",
+        "4: serve.full: before a JetStream cluster there is only block, got drop_oldest",
+        "5: serve.keep-seconds: a JetStream cluster keeps nothing that everybody has",
+        f"6: serve.data-dir {own}",
+        "8: classes.x.keep-messages: a JetStream cluster keeps nothing that everybody has",
+        "9: classes.x.last-values: a JetStream cluster keeps none",
+    ]
+
+
+def test_a_limit_of_what_a_class_never_does_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("[classes.a]\nmax-disk = '1GiB'\n")
+    warning = f"{file}:2: classes.a.max-disk has no effect: the class does not spill"
+    assert checked(file) == (0, f"simplebus: {warning}\n{file} is fine\n")
+    file.write_text("[serve]\nfull = 'spill'\ndata-dir = 'kept'\n[classes.a]\nmax-disk = '1GiB'\n")
+    assert checked(file) == (0, f"{file} is fine\n")
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("bind = [1.5]", "serve.bind: expected a text, got [1.5]"),
+        ("last-values = 1.5", "serve.last-values: expected a text, got [1.5]"),
+        ("users = 7", "serve.users: expected a text, got 7"),
+        (r'users = "\u0000"', r"serve.users: '\x00' is no path: there is a zero byte in it"),
+        ("max-class-memory = 1", "serve.max-class-memory must be from 262144 to 1073741824, got 1"),
+        (
+            "engine = 'nats://h'\nengine-storage = 'tape'",
+            "serve.engine-storage is file or memory, got 'tape'",
+        ),
+    ],
+)
+def test_a_value_of_another_kind_is_a_sentence(tmp_path: Path, key: str, why: str) -> None:
+    assert told(tmp_path, f"[serve]\n{key}\n") == [f"{1 + len(key.splitlines())}: {why}"]
+
+
+def test_each_file_that_is_no_good_is_told_by_the_key_that_names_it(tmp_path: Path) -> None:
+    text = "[tls]\ncert = 'one.pem'\nkey = 'one.pem'\nca = 'one.pem'\nverify = 'yes'\n"
+    one = tmp_path / "one.pem"
+    assert told(tmp_path, text + "[serve]\nusers = 'none.toml'\nport = 'x'\n") == [
+        f"2: tls.cert: the certificate {one} cannot be read: No such file or directory",
+        f"3: tls.key: the key {one} cannot be read: No such file or directory",
+        f"4: tls.ca: the CA certificate {one} cannot be read: No such file or directory",
+        "5: tls.verify: expected true or false, got 'yes'",
+        f"7: serve.users: {tmp_path / 'none.toml'} cannot be read: No such file or directory",
+        "8: serve.port: 'x' is no port, expected a number from 0 to 65535",
+    ]
+
+
+def test_what_is_wrong_with_users_of_their_own_file_has_both_places(tmp_path: Path) -> None:
+    users = tmp_path / "users.toml"
+    users.write_text("[[users]]\nname = 'a'\n")
+    why = "users[0]: user 'a' cannot come in: expected a password, token, nkey, certificate or"
+    [said] = told(tmp_path, "[serve]\nusers = 'users.toml'\n")
+    assert said.startswith(f"2: serve.users: {users}:1: {why}")
+
+
+def test_all_that_is_wrong_with_bridges_and_users_of_one_door_is_told_at_once(
+    tmp_path: Path,
+) -> None:
+    found = told(
+        tmp_path,
+        """[[bridges]]
+name = "a"
+to = "simplebus://h:port"
+classes = ["a b", 70000]
+[[bridges]]
+name = "b"
+[[nats.users]]
+user = 1
+[[nats.users]]
+user = "x"
+permissions = { publish = ["a..b"] }
+[[nats.users]]
+""",
+    )
+    for each, sentence in zip(
+        found,
+        [
+            "3: bridges[0].to: 'simplebus://h:port' is no address",
+            "4: bridges[0].classes[0]: 'a b' is no class",
+            "4: bridges[0].classes[1]: a class id is from 0 to 65535, got 70000",
+            "5: bridges[1]: 'to' is missing, or 'from'",
+            "8: nats.users[0].user: expected a text",
+            "11: nats.users[1].permissions.publish.allow: 'a..b' is no pattern",
+            "12: nats.users[2]: user '': expected a name or an nkey",
+        ],
+        strict=True,
+    ):
+        assert each.startswith(sentence)
+
+
+def test_all_that_is_wrong_with_users_is_told_at_once(tmp_path: Path) -> None:
+    channels = "is a pattern of channels, expected a class: * for all, or '* {}' for these"
+    found = told(
+        tmp_path,
+        """[[users]]
+name = "a"
+max-connections = "x"
+max-byte-rate = "1MB"
+[users.permissions]
+publish = "#"
+subscribe = { deny = ["orders", "eu.>"] }
+admin = ["purge", "delete"]
+[[users]]
+name = "b"
+password = 7
+[[users]]
+name = "c"
+""",
+    )
+    for each, (line, sentence) in zip(
+        found,
+        [
+            (3, "users[0].max-connections: expected a whole number, got a text"),
+            (4, "users[0].max-byte-rate: '1MB' is no size; did you mean 1MiB?"),
+            (6, f"users[0].permissions.publish: '#' {channels.format('#')}"),
+            (7, f"users[0].permissions.subscribe.deny[1]: 'eu.>' {channels.format('eu.>')}"),
+            (8, "users[0].permissions.admin[1]: 'delete' is no right, expected one of inquire"),
+            (11, "users[1].password: expected a text, got a whole number"),
+            (12, "users[2]: user 'c' cannot come in: expected a password"),
+        ],
+        strict=True,
+    ):
+        assert each.startswith(f"{line}: {sentence}")
+
+
+def test_a_certificate_whose_time_is_over_is_a_warning(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).issue("old", later=datetime.timedelta(days=-3))
+    pair.key.chmod(0o600)
+    file = tmp_path / "bus.toml"
+    file.write_text("[tls]\ncert = 'old.pem'\nkey = 'old.key'")
+    status, said = checked(file)
+    assert status == 0
+    assert f"the certificate {pair.cert} has expired: clients that check it stay away" in said
+
+
+def test_who_has_nothing_to_show_that_is_asked_for_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    said = "user 'a' and 1 more can show a certificate and nothing else, and no door asks for one"
+    file.write_text(
+        '[[users]]\nname = "a"\ncertificate = "CN=a"\n'
+        '[[users]]\nname = "b"\ncertificate = "CN=b"\n'
+        '[[users]]\nname = "c"\ncertificate = "CN=c"\naddresses = "10.0.0.0/8"\n'
+    )
+    status, told = checked(file)
+    assert status == 0
+    assert said in told
+
+
+def test_a_data_directory_that_cannot_be_is_told_also_to_root(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("[serve]\ndata-dir = '/proc/nope'")
+    status, said = checked(file)
+    assert status == 78
+    assert said.startswith(f"simplebus: {file}:2: serve.data-dir: /proc/nope cannot be made: ")

@@ -1,0 +1,155 @@
+"""Variables of the environment that nothing reads are told, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from simplebus import cli
+from simplebus.commands.check_config import serve_command_of
+from simplebus.config.environment import leave_out_links, unread
+from tests.support.programs import program
+
+SERVE = serve_command_of()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SIMPLEBUS_MAX_MEMROY", "SIMPLEBUS_MAX_MEMORY"),
+        ("SIMPLEBUS_NATS_TOKNE", "SIMPLEBUS_NATS_TOKEN"),
+        ("SIMPLEBUS_ENGINE_PASWORD", "SIMPLEBUS_ENGINE_PASSWORD"),
+        ("SIMPLEBUS_PASSWROD", "SIMPLEBUS_PASSWORD"),
+        ("SIMPLEBUS_CREDENTIAL", "SIMPLEBUS_CREDENTIALS"),
+        ("SIMPLEBUS_BEAUTY", ""),
+    ],
+)
+def test_a_name_that_nothing_reads_is_told_with_the_nearest_that_is(name: str, meant: str) -> None:
+    told = f"{name} in the environment is read by nothing"
+    assert unread([name, "PATH"], SERVE) == [f"{told}; did you mean {meant}?" if meant else told]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SIMPLEBUS_PORT", "SIMPLEBUS_NATS_TLS_CERT", "SIMPLEBUS_CONFIG"),  # Options of serve,
+        *("SIMPLEBUS_NATS_TOKEN", "SIMPLEBUS_ENGINE_SEED"),  # what else it reads,
+        *("SIMPLEBUS_URL", "SIMPLEBUS_HTTP_URL", "SIMPLEBUS_STATUS_SECONDS"),  # other commands,
+        *("SIMPLEBUS_TOKEN", "SIMPLEBUS_CREDENTIALS", "SIMPLEBUS_TLS_CA"),  # clients
+        *("SIMPLEBUS_FROM_TOKEN", "SIMPLEBUS_TO_CREDENTIALS"),  # and bridges;
+        *("SIMPLEBUS_SERVICE_HOST", "SIMPLEBUS_PORT_8888_TCP_ADDR"),  # what Kubernetes sets,
+        *("_SIMPLEBUS_COMPLETE", "SIMPLEBUSES"),  # and what is of somebody else.
+    ],
+)
+def test_what_somebody_reads_is_not(name: str) -> None:
+    assert unread([name], SERVE) == []
+
+
+def test_a_server_and_the_check_say_so_and_never_the_value() -> None:
+    told = "SIMPLEBUS_TIK in the environment is read by nothing; did you mean SIMPLEBUS_TICK?"
+    with program("serve", "--port", "0", SIMPLEBUS_TIK="geheim") as it:
+        it.line()
+        it.process.terminate()
+        status, _, said = it.end()
+    assert (status, told in said, "geheim" in said) == (0, True, False)
+    done = CliRunner().invoke(cli.app, ["check-config", "/dev/null"], env={"SIMPLEBUS_TIK": "1"})
+    assert (done.exit_code, done.output) == (0, f"simplebus: {told}\n/dev/null is fine\n")
+
+
+def test_where_kubernetes_says_that_a_service_is_is_no_port() -> None:
+    at = "tcp://10.96.7.1:8888"
+    left = {
+        "SIMPLEBUS_NATS_PORT": "4223",
+        "SIMPLEBUS_HTTP_PORT": at,  # Nobody says it a second time: it is somebody's mistake.
+        "SIMPLEBUS_PORT_8888_TCP": at,
+        "PORT": at,
+        "PORT_8888_TCP": at,
+    }
+    environment = {**left, "SIMPLEBUS_PORT": at}
+    leave_out_links(environment)
+    assert environment == left
+    environment["SIMPLEBUS_PORT"] = "tcp://10.96.7.2:8888"
+    leave_out_links(environment)
+    assert environment["SIMPLEBUS_PORT"] == "tcp://10.96.7.2:8888"
+
+
+@pytest.mark.parametrize("name", ["SIMPLEBUS_PORT", "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_HTTP_PORT"])
+def test_what_is_no_port_is_a_sentence(name: str) -> None:
+    for value in ("tcp://10.96.7.1:8888", "70000", "x", "-1"):
+        said = CliRunner().invoke(cli.app, ["serve"], env={name: value})
+        told = f"simplebus: {name}: '{value}' is no port, expected a number from 0 to 65535"
+        assert (said.exit_code, said.output.startswith(told)) == (2, True)
+        assert said.output.count("\n") == 1
+        assert ("Kubernetes sets a variable to that" in said.output) == ("://" in value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("SIMPLEBUS_VERBOSE", "maybe", "it should be true or false, got 'maybe'"),
+        ("SIMPLEBUS_TICK", "soon", "'soon' is no number of seconds"),
+        ("SIMPLEBUS_MAX_CLASSES", "x", "it should be a valid integer, got 'x'"),
+        (
+            "SIMPLEBUS_LOG_LEVEL",
+            "INFO",
+            "'INFO' is not one of 'debug', 'info', 'warning', 'error'; did you mean 'info'?",
+        ),
+    ],
+)
+def test_a_variable_that_makes_no_sense_is_told_by_its_name(
+    name: str, value: str, why: str
+) -> None:
+    said = CliRunner().invoke(cli.app, ["serve"], env={name: value})
+    assert said.exit_code == 2
+    assert said.output.startswith(f"simplebus: {name}: {why}")
+
+
+def test_also_one_of_another_command() -> None:
+    said = CliRunner().invoke(cli.app, ["dlq", "ls", "1"], env={"SIMPLEBUS_URL": "http://x"})
+    assert said.exit_code == 2
+    assert said.output.startswith("simplebus: SIMPLEBUS_URL: 'http://x' is no address of a bus")
+
+
+def test_the_check_tells_all_variables_that_make_no_sense_and_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("[serve]\nport = 'x'\n")
+    environment = {
+        "SIMPLEBUS_HTTP_PORT": "abc",
+        "SIMPLEBUS_VERBOSE": "maybe",
+        "SIMPLEBUS_TLS_KEY": "/nowhere.pem",
+    }
+    said = CliRunner().invoke(cli.app, ["check-config", str(file)], env=environment)
+    assert (said.exit_code, said.output.splitlines()) == (
+        78,
+        [
+            f"simplebus: {file}:2: serve.port: 'x' is no port, expected a number from 0 to 65535",
+            "simplebus: SIMPLEBUS_HTTP_PORT: 'abc' is no port, expected a number from 0 to 65535",
+            "simplebus: SIMPLEBUS_VERBOSE: it should be true or false, got 'maybe'",
+            "simplebus: SIMPLEBUS_TLS_KEY needs SIMPLEBUS_TLS_CERT too",
+        ],
+    )
+
+
+def test_the_command_line_wins_over_a_variable_that_makes_no_sense(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SIMPLEBUS_PORT", "x")
+    with SERVE.make_context("serve", ["--port", "7"]) as context:
+        assert context.params["port"] == 7
+
+
+def test_a_server_beside_a_service_of_its_name_is_where_it_was_told_to_be(tmp_path: Path) -> None:
+    at, file = "tcp://10.96.7.1:8888", tmp_path / "bus.toml"
+    file.write_text("[serve]\nport = 0\n")
+    service = {
+        "SIMPLEBUS_PORT": at,
+        "SIMPLEBUS_PORT_8888_TCP": at,
+        "SIMPLEBUS_SERVICE_PORT": "8888",
+    }
+    with program("serve", "--config", str(file), **service) as it:
+        assert "simplebus ready tcp=127.0.0.1:" in it.line()
+        it.process.terminate()
+        status, _, said = it.end()
+    assert (status, "in the environment" in said) == (0, False)

@@ -1,0 +1,120 @@
+"""Lines that a thread writes: who says one never waits for who does not read it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from simplebus.console import line_writer
+from simplebus.console.line_writer import LineWriter
+from simplebus.server.logs import JsonFormatter, LineHandler
+from tests.support.programs import ROOT, environment
+
+PIPE_BYTES = 4096
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """A small one: to read from, to write to."""
+    ours, theirs = os.pipe()
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    yield ours, theirs
+    for end in (ours, theirs):
+        os.close(end)
+
+
+def read_to(ours: int, last: bytes) -> list[str]:
+    got = b""
+    while not got.endswith(last):
+        got += os.read(ours, 65536)
+    return got.decode().splitlines()
+
+
+def test_lines_come_in_their_order(pipe: tuple[int, int]) -> None:
+    writer = LineWriter(pipe[1])
+    for number in range(1000):
+        writer.say(f"line {number} \udc80")
+    assert read_to(pipe[0], b"line 999 \\udc80\n") == [f"line {n} \\udc80" for n in range(1000)]
+    writer.finish()
+
+
+def test_a_line_for_which_no_thread_can_be_had_is_written_with_the_next_one(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    writer = LineWriter(pipe[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        writer.begin()
+        writer.say("first")
+    writer.say("second")
+    assert read_to(pipe[0], b"second\n") == ["first", "second"]
+    writer.finish()
+
+
+def test_what_nobody_reads_is_bounded_and_counted(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_writer, "WAITING_BYTES_MAX", 10_000)
+    handler = LineHandler(LineWriter(pipe[1]))
+    handler.setFormatter(JsonFormatter())
+    log = logging.Logger("test")
+    log.addHandler(handler)
+    for number in range(1000):
+        log.info("event %d", number)
+    got, poll = b"", select.poll()
+    poll.register(pipe[0], select.POLLIN)
+    while handler.writer._waiting:  # It may have written all, and not said so yet.
+        if poll.poll(10):
+            got += os.read(pipe[0], 65536)
+    log.info("last")
+    while b'"last"' not in got or not got.endswith(b"\n"):
+        got += os.read(pipe[0], 65536)
+    *said, last = map(json.loads, got.splitlines())
+    told = [each["fields"][0] for each in said if each["event"] == "event %d"]
+    left = [each["fields"][0] for each in said if "were left out: nobody" in each["event"]]
+    assert told == sorted(told)
+    assert len(told) < 1000
+    assert len(told) + sum(left) == 1000
+    assert last["message"] == "last"
+
+
+def test_a_server_whose_log_nobody_reads_serves_and_ends(pipe: tuple[int, int]) -> None:
+    os.set_inheritable(pipe[1], True)
+    os.write(pipe[1], b"x" * PIPE_BYTES)  # It is full before it begins.
+    with subprocess.Popen(
+        [sys.executable, "-m", "simplebus", "serve", "--port", "0", "--verbose"],
+        stdout=subprocess.PIPE,
+        stderr=pipe[1],
+        cwd=ROOT,
+        env=environment(SIMPLEBUS_NOTHING="1"),  # It would say so.
+    ) as process:
+        assert process.stdout is not None
+        assert re.match(rb"simplebus ready tcp=", process.stdout.readline())
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def test_a_server_without_standard_error_serves() -> None:
+    with subprocess.Popen(
+        ["sh", "-c", 'exec "$0" -m simplebus serve --port 0 2>&-', sys.executable],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None
+        assert re.match(rb"simplebus ready tcp=", process.stdout.readline())
+        process.terminate()
+        assert process.wait(60) == 0

@@ -1,0 +1,183 @@
+"""Whose durables and names are: who may take them up, move and forget them."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.errors import Reason
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.users import User, Users
+from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    peer2,
+    publish,
+    subscribe,
+    unsubscribe,
+)
+
+
+def user(name: str, *subscribe: str, admin: tuple[tuple[Right, str], ...] = ()) -> User:
+    rules = Rules(tuple(map(Rule.parse, subscribe)) or None)
+    return User(name, token=quick_hash(name), permissions=Permissions(Rules(), rules, admin))
+
+
+BOSS = User("boss", token=quick_hash("boss"))
+USERS = Users(
+    [
+        BOSS,
+        user("ada"),
+        user("bob"),
+        user("eu", "1 eu.#"),
+        user("eu2", "1 eu.#"),
+        user("keeper", admin=((Right.CONFIGURE, "*"),)),
+    ]
+)
+
+
+@pytest.fixture
+def bus() -> Bus:
+    found = Bus()
+    found.broker.users = USERS
+    return found
+
+
+def peer(bus: Bus, name: str, *said: bytes) -> Peer2:
+    return peer2(bus, *said, auth={"token": name})
+
+
+def takes_up(bus: Bus, who: str, **what: object) -> str:
+    """What somebody hears who subscribes to this, and goes again; "" for being let in."""
+    found = peer(bus, who, subscribe(1, 1, **what))
+    (told,) = found.told()
+    found.leave()
+    return "" if told.kind == "subscribe" else str(told.content["message"])
+
+
+def test_a_durable_is_who_made_its_own(bus: Bus) -> None:
+    for who in ("ada", "eu"):
+        assert takes_up(bus, who, durable=who) == ""
+        assert (
+            takes_up(bus, "bob", durable=who) == f"user 'bob': the durable {who!r} is not its own"
+        )
+        for other in (who, "keeper", "boss"):
+            assert takes_up(bus, other, durable=who) == ""
+
+
+def test_nobody_takes_up_what_is_for_more_than_he_may_see(bus: Bus) -> None:
+    for maker in ("boss", "ada"):
+        assert takes_up(bus, maker, durable="d", group="g") == ""
+        said = takes_up(bus, "eu", durable="d", group="g")
+        assert said == "user 'eu': the durable 'd' is for more than it may see"
+        assert takes_up(bus, "bob", durable="d", group="g") == ""
+
+
+def test_a_group_is_for_all_who_may_see_the_same(bus: Bus) -> None:
+    first = peer(bus, "eu", subscribe(1, 1, group="g"))
+    assert takes_up(bus, "eu2", group="g") == ""
+    assert "shared by users who may see other channels" in takes_up(bus, "ada", group="g")
+    assert [said.kind for said in first.told()] == ["subscribe"]
+
+
+def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: Bus) -> None:
+    takes_up(bus, "ada", durable="p")
+    said = takes_up(bus, "bob", durable="p", seek=True, start="new")
+    assert said == "user 'bob': the durable 'p' is not its own to move or to forget"
+    for who in ("keeper", "ada"):
+        assert takes_up(bus, who, durable="p", seek=True, start="new") == ""
+    takes_up(bus, "ada", durable="d", group="g")
+    bob = peer(bus, "bob", subscribe(1, 1, durable="d", group="g"), unsubscribe(1, forget=True))
+    granted, refused = bob.told()
+    assert (granted.kind, refused.content["code"]) == ("subscribe", Reason.UNAUTHORIZED)
+    bob.say(unsubscribe(1))
+    assert [told.kind for told in bob.told()] == ["unsubscribe"]
+    bob.leave()
+    for what in ({"durable": "d", "group": "g"}, {"durable": "p"}):
+        ada = peer(bus, "ada", subscribe(1, 1, **what), unsubscribe(1, forget=True))
+        assert [told.kind for told in ada.told()] == ["subscribe", "unsubscribe"]
+    assert not bus.broker.classes[1].named
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"idle_seconds": 0.001},
+        {"slow": "drop_oldest", "max_pending": 1},
+        {"max_deliveries": 1, "ack_seconds": 0.1},
+    ],
+)
+def test_how_a_group_goes_on_is_for_its_maker_and_who_configures(
+    bus: Bus, terms: dict[str, object]
+) -> None:
+    takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
+    [position] = bus.broker.classes[1].named.values()
+    before = position.terms
+    assert takes_up(bus, "bob", durable="d", group="g", **terms) == ""
+    assert (position.terms, position.idle_seconds) == (before, 9)
+    for who in ("keeper", "ada"):
+        assert takes_up(bus, who, durable="d", group="g", idle_seconds=8, max_deliveries=3) == ""
+        assert (position.terms.deliveries_max, position.idle_seconds) == (3, 8)
+        takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
+
+
+def test_what_was_nobodys_is_whose_who_may_see_all_of_it(bus: Bus) -> None:
+    bus.broker.users = None
+    anybody = peer2(bus, subscribe(1, 1, durable="d"))
+    anybody.leave()
+    bus.broker.users = USERS
+    assert (
+        takes_up(bus, "eu", durable="d") == "user 'eu': the durable 'd' is for more than it may see"
+    )
+    assert takes_up(bus, "ada", durable="d") == ""
+    assert takes_up(bus, "bob", durable="d") == "user 'bob': the durable 'd' is not its own"
+
+
+def test_a_class_that_gets_a_name_is_judged_by_that(bus: Bus) -> None:
+    secret = Rules(deny=(Rule.parse("secret*"),))
+    spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=secret))
+    bus.broker.users = Users([BOSS, spy])
+    listener = peer2(bus, subscribe(7, 1), classes=[7], auth={"token": "spy"})
+    boss = peer2(bus, classes=[{"id": 7, "name": "secret7"}, 8], auth={"token": "boss"})
+    boss.say(publish(7, 0, b"TOPSECRET"))
+    assert listener.got() == []
+    ((cut, error),) = bus.broker.take_cut()
+    assert cut is listener.session
+    assert error.reason is Reason.UNAUTHORIZED
+
+
+def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_name(
+    bus: Bus,
+) -> None:
+    def denied(who: str, what: str) -> User:
+        rules = Rules(deny=(Rule.parse(what),))
+        return User(who, token=quick_hash(who), permissions=Permissions(subscribe=rules))
+
+    users = bus.broker.users = Users([BOSS, denied("by-id", "7"), denied("by-name", "orders")])
+    users.called = bus.broker.store.table.called
+    early = peer2(bus, classes=["dead.7"], auth={"token": "by-name"})
+    dead_of_7 = bus.broker.store.names["dead.7"]
+    early.say(subscribe(dead_of_7, 1))
+    assert [told.kind for told in early.told()] == ["subscribe"]
+    peer2(bus, classes=[{"id": 7, "name": "orders"}], auth={"token": "boss"})
+    ((cut, error),) = bus.broker.take_cut()
+    assert (cut, error.sentence) == (early.session, "class 7 has the name 'orders' now")
+    peer2(bus, classes=["dead.orders"], auth={"token": "boss"})
+    for who in ("by-id", "by-name"):
+        for name in ("dead.7", "dead.orders"):
+            one = peer2(bus, classes=[1], auth={"token": who})
+            one.say(subscribe(bus.broker.store.names[name], 1))
+            assert [told.content["code"] for told in one.told()] == [Reason.UNAUTHORIZED]
+
+
+def test_a_name_that_is_too_long_for_its_dead_letters_is_denied_there_too(bus: Bus) -> None:
+    long = "x" * 198
+    rules = Rules(deny=(Rule.parse(long),))
+    spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=rules))
+    users = bus.broker.users = Users([BOSS, spy])
+    users.called = bus.broker.store.table.called
+    peer2(bus, classes=[long], auth={"token": "boss"})
+    dead = bus.broker.store.table.dead_class(long)
+    one = peer2(bus, classes=[1], auth={"token": "spy"})
+    one.say(subscribe(dead.class_id, 1))
+    assert [told.content["code"] for told in one.told()] == [Reason.UNAUTHORIZED]

@@ -1,0 +1,487 @@
+"""What a broker says when it is asked what waits for what: situations made on purpose."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import invariant
+
+from simplebus.core.broker.broker import Broker
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import EXPLAINED_MEMBERS, EXPLAINED_POSITIONS
+from simplebus.core.protocol.inquiry import (
+    BusQuestion,
+    BusSaid,
+    ChannelQuestion,
+    ChannelSaid,
+    ClassQuestion,
+    ClassSaid,
+    Position,
+    SessionQuestion,
+    SessionSaid,
+    explained,
+)
+from simplebus.core.settings import Keep, Settings
+from tests.behaviour import wire_peer
+from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer_v2 import (
+    INQUIRE,
+    Peer2,
+    ack,
+    asked,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    timed,
+)
+from tests.models.test_version2_model import Version2Machine
+
+
+def of_class(bus: Bus, class_: int | str = 1) -> ClassSaid:
+    said = bus.broker.explaining.explain(ClassQuestion(class_))
+    assert isinstance(said, ClassSaid)
+    return said
+
+
+def only(bus: Bus) -> Position:
+    """What is said of the only position of class 1."""
+    [said] = of_class(bus).positions
+    return said
+
+
+def of_session(bus: Bus, peer: wire_peer.Peer) -> SessionSaid:
+    said = bus.broker.explaining.explain(SessionQuestion(peer.session.session_id))
+    assert isinstance(said, SessionSaid)
+    return said
+
+
+def of_channel(bus: Bus, channel: str, class_: int | str | None = None) -> ChannelSaid:
+    said = bus.broker.explaining.explain(ChannelQuestion(channel, class_))
+    assert isinstance(said, ChannelSaid)
+    return said
+
+
+def beats(bus: Bus, count: int) -> None:
+    """So many seconds pass."""
+    for _ in range(count):
+        bus.broker.clock.now += 1
+        bus.tick()
+        bus.broker.wake_due()
+
+
+# A position --------------------------------------------------------------------------------------
+
+
+def test_who_has_all_in_flight_that_may_be_is_waited_for() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5, max_in_flight=4), name="till")
+    peer2(bus, publish(1, 0, *[b"x"] * 6))
+    assert reader.ids() == [0, 1, 2, 3]
+    beats(bus, 3)
+    said = only(bus)
+    assert (said.in_flight, said.in_flight_max, said.unsent, said.lag) == (4, 4, 2, 6)
+    assert said.waits == "acks"
+    assert said.waits_for == (
+        "its acknowledgements: 4 of 4 in flight, the oldest since 3.0 s, "
+        "session 0 'till' (session 0)"
+    )
+    assert said.oldest is not None
+    assert (said.oldest.sequence, said.oldest.attempt, said.oldest.due_seconds) == (0, 1, 3)
+    reader.say(ack(5, 0, 1))
+    assert reader.ids() == [4]
+    assert only(bus).oldest is not None
+    assert only(bus).waits == "acks"
+
+
+def test_what_was_sent_again_is_as_old_as_its_first_sending() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5))
+    peer2(bus, publish(1, 0, b"a", b"b"))
+    reader.ids()
+    reader.say(ack(5, 0, 1))
+    for seconds, attempt, first in ((6, 2, 6), (12, 3, 18), (1, 3, 19)):
+        beats(bus, seconds)
+        assert reader.ids() == ([1] if seconds > 1 else [])
+        oldest = only(bus).oldest
+        assert oldest is not None
+        assert (oldest.sequence, oldest.attempt, oldest.first_seconds) == (1, attempt, first)
+    assert "since 19 s (sent 3 times)" in only(bus).waits_for
+
+
+def test_a_connection_that_takes_nothing_is_named() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5))
+    reader.told()
+    peer2(bus, publish(1, 0, b"a", b"b"))
+    assert only(bus).waits == "turn"
+    beats(bus, 4)
+    said = only(bus)
+    assert said.waits == "bytes"
+    assert "taken no bytes since 3.0 s: session 0" in said.waits_for
+    assert "none of the bytes that wait for it since 3.0 s" in of_session(bus, reader).waits_for
+    assert reader.ids() == [0, 1]
+    beats(bus, 1)
+    assert only(bus).waits == "acks"
+    assert of_session(bus, reader).waits_for == ""
+
+
+def test_a_durable_that_nobody_uses_says_since_when() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    peer2(bus, publish(1, 0, b"a", b"b"))
+    reader.ids()
+    beats(bus, 2)
+    reader.leave()
+    beats(bus, 200)
+    said = only(bus)
+    assert (said.session, said.durable, said.alone_seconds) == (-1, "billing", 200)
+    assert said.waits_for == "nobody is connected to it since 3 min; 2 messages wait for it"
+    assert of_class(bus).waits_for == (
+        "the oldest stored message is held by the durable 'billing'; " + said.waits_for
+    )
+
+
+def test_what_is_put_off_does_not_count_as_in_flight() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5))
+    peer2(bus, publish(1, 0, b"a"), enveloped(1, 1, timed(b"later", not_before_ms=9000)))
+    assert reader.ids() == [0]
+    reader.say(nack(5, 0, 1, 4000))
+    said = only(bus)
+    assert (said.in_flight, said.put_off, said.put_off_seconds) == (0, 2, 4)
+    assert said.waits_for == "time: 2 messages are put off, the first for another 4.0 s"
+
+
+def test_patterns_that_nothing_matches_are_told_from_nothing_to_send() -> None:
+    bus = Bus()
+    peer2(bus, subscribe(1, 5, channels=["b"]), subscribe(1, 6))
+    writer = peer2(bus, enveloped(1, 0, on_channel("a", b"x")))
+    reader = bus.broker.sessions[0]
+    wire_peer.Peer(bus, reader).hear_frames()
+    filtered, everything = of_class(bus).positions[::-1]
+    assert (filtered.patterns, filtered.waits) == (["b"], "match")
+    assert everything.waits == "acks"
+    writer.say(enveloped(1, 1, on_channel("b", b"x")))
+    assert "match" not in [position.waits for position in of_class(bus).positions]
+
+
+def test_a_group_says_who_has_what() -> None:
+    bus = Bus()
+    one, two = (peer2(bus, subscribe(1, 5, group="g", max_in_flight=2)) for _ in range(2))
+    three = peer2(bus, subscribe(1, 9, group="g", max_in_flight=0x1000))
+    three.leave()
+    peer2(bus, publish(1, 0, *[b"x"] * 6))
+    assert len(one.ids()) == len(two.ids()) == 2
+    beats(bus, 2)
+    said = only(bus)
+    assert (said.in_flight, said.in_flight_max, said.unsent) == (4, 4, 2)
+    assert said.waits_for.startswith("its acknowledgements: 4 of 4 in flight, the oldest since 2.0")
+    assert [(member.session, member.in_flight) for member in said.members] == [(0, 2), (1, 2)]
+    assert {member.waits for member in said.members} == {"acks"}
+    two.leave()
+    one.say(ack(5, 0, 6))
+    one.ids()
+    three = peer2(bus, subscribe(1, 5, group="g"))
+    three.ids()
+    one.say(ack(5, 0, 6))
+    waits = {member.session: member.waits for member in only(bus).members}
+    assert waits[0] in ("others", "nothing", "acks")
+
+
+def test_a_group_by_key_says_what_waits_for_others_of_its_key() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5, group="g", by_key=True))
+    peer2(bus, enveloped(1, 0, *[b"\x10\0\1kx"] * 4))
+    assert reader.ids() == [0]
+    beats(bus, 2)
+    said = only(bus)
+    assert (said.in_flight, said.behind, said.again, said.waits) == (1, 3, 0, "acks")
+    assert said.waits_for.endswith("; 3 messages wait for others of their key")
+    assert said.oldest is not None
+    assert (said.oldest.sequence, said.oldest.sent_seconds) == (0, 2)
+    check_explained(bus.broker)
+
+
+def test_a_group_without_members_waits_for_one() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5, group="g", durable="d"))
+    peer2(bus, publish(1, 0, b"a"))
+    reader.leave()
+    assert only(bus).waits == "nobody"
+
+
+def test_a_refused_message_of_a_group_pauses() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5, group="g"))
+    peer2(bus, publish(1, 0, b"a"))
+    reader.ids()
+    reader.say(nack(5, 0, 1))
+    said = only(bus)
+    assert (said.in_flight, said.put_off, said.waits) == (0, 1, "time")
+    assert said.put_off_seconds == 6
+
+
+def test_what_was_not_delivered_is_said_by_reason() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5, max_deliveries=1))
+    peer2(bus, publish(1, 0, b"a"), enveloped(1, 1, timed(b"late", expires_ms=500)))
+    beats(bus, 1)
+    reader.ids()
+    beats(bus, 8)
+    reader.ids()
+    said = of_class(bus)
+    [position] = said.positions
+    assert (position.undelivered, position.dead_letters) == (
+        {"max_deliveries": 1, "expired": 1},
+        1,
+    )
+    assert said.dropped == position.undelivered
+    assert said.dead_class is not None
+    assert said.dead_letters == 1
+
+
+# A class -----------------------------------------------------------------------------------------
+
+
+def test_publishers_that_wait_are_named_with_what_holds_the_room() -> None:
+    bus = Bus(class_messages=3)
+    peer2(bus, subscribe(1, 5, durable="billing")).leave()
+    old = bus.peer(wire_peer.connect(1), wire_peer.publish(1, *[b"x"] * 5))
+    new = peer2(bus, publish(1, 0, b"y"), name="till")
+    beats(bus, 5)
+    said = of_class(bus)
+    assert [(one.session, one.name, one.messages) for one in said.publishers] == [
+        (old.session.session_id, "", 2),
+        (new.session.session_id, "till", 1),
+    ]
+    assert {one.seconds for one in said.publishers} == {5}
+    assert said.waits_for == (
+        "2 publishers wait for room: 3 of 3 messages are stored; the oldest stored message is held "
+        "by the durable 'billing'; nobody is connected to it since 5.0 s; 3 messages wait for it"
+    )
+    old.hear_frames()
+    beats(bus, 1)
+    held = of_session(bus, old)
+    assert (held.is_read, held.parked, held.parked_class, held.version) == (False, 2, 1, 1)
+    assert held.waits_for == (
+        "2 messages wait for room in class 1 since 6.0 s: 3 of 3 messages are stored; "
+        "it is not read from until then"
+    )
+    told = of_session(bus, new)
+    assert (told.is_read, told.parked, told.unconfirmed, told.version) == (True, 1, 1, 2)
+
+
+def test_a_class_without_subscriptions_says_what_waits() -> None:
+    bus = Bus(Settings(keep=Keep(messages=2, seconds=60)))
+    peer2(bus, publish(1, 0, *[b"x"] * 4), classes=[{"id": 1, "name": "orders"}])
+    said = of_class(bus, "orders")
+    assert (said.class_id, said.name, said.backlog, said.stored) == (1, "orders", 4, 4)
+    assert said.waits_for == "4 messages wait for a first subscription"
+    assert said.keeps == "2 messages, 60 s"
+    reader = peer2(bus, subscribe(1, 5))
+    reader.ids()
+    reader.say(ack(5, 0, 4))
+    assert of_class(bus).waits_for == "what is stored is kept though nobody needs it"
+    assert of_class(bus).stored == 2
+
+
+def test_of_many_the_furthest_behind_are_listed_and_the_others_counted() -> None:
+    bus = Bus()
+    count = EXPLAINED_POSITIONS + 10
+    reader = peer2(bus, *[subscribe(1, n + 1) for n in range(count)])
+    members = EXPLAINED_MEMBERS + 5
+    peer2(bus, *[subscribe(1, n + 1, group="g") for n in range(members)])
+    peer2(bus, publish(1, 0, b"x"))
+    reader.got()
+    reader.say(ack(count, 0, 1))
+    said = of_class(bus)
+    assert len(said.positions) == EXPLAINED_POSITIONS
+    assert said.positions_left_out == 11
+    assert count not in [position.number for position in said.positions]
+    [group] = bus.broker.classes[1].groups
+    found = bus.broker.explaining._positions.position(bus.broker.classes[1], group)
+    assert (len(found.members), found.members_left_out) == (EXPLAINED_MEMBERS, 5)
+    told = of_session(bus, reader)
+    assert (len(told.positions), told.positions_left_out) == (EXPLAINED_POSITIONS, 10)
+
+
+def test_the_bus_in_short() -> None:
+    bus = Bus()
+    peer2(bus, publish(1, 0, b"x"), classes=[1, "orders"], name="till")
+    bus.peer(wire_peer.connect(7))
+    said = bus.broker.explaining.explain(BusQuestion())
+    assert isinstance(said, BusSaid)
+    assert [(line.name, line.stored) for line in said.classes] == [("", 1), ("", 0), ("orders", 0)]
+    assert [(line.session, line.name, line.version) for line in said.sessions] == [
+        (0, "till", 2),
+        (1, "", 1),
+    ]
+
+
+# A channel ---------------------------------------------------------------------------------------
+
+
+def test_a_channel_says_who_gets_it_by_which_pattern_and_who_nearly_does() -> None:
+    bus = Bus()
+    peer2(
+        bus,
+        subscribe(1, 1, channels=["x", "orders.*"]),
+        subscribe(1, 2, channels=["orders.us"]),
+        subscribe(1, 3, channels=["shops.#"]),
+        subscribe(1, 4, durable="all"),
+        subscribe(2, 5, group="g", channels=["#"]),
+        enveloped(1, 0, on_channel("orders.eu", b"x")),
+        classes=[1, 2, 3],
+    )
+    one, two = of_channel(bus, "orders.eu").classes
+    assert (one.class_id, one.stored, two.class_id, two.stored) == (1, 1, 2, 0)
+    assert [(m.number, m.durable, m.pattern) for m in one.matches] == [
+        (1, "", "orders.*"),
+        (4, "all", ""),
+    ]
+    assert [(m.number, m.pattern, m.why_not) for m in one.near] == [
+        (2, "orders.us", "segment 2 is 'eu', not 'us'")
+    ]
+    assert [(m.who, m.pattern) for m in two.matches] == [("group 'g', 1 member", "#")]
+    assert [cls.class_id for cls in of_channel(bus, "orders.eu", 2).classes] == [2]
+    assert [cls.class_id for cls in of_channel(bus, "elsewhere").classes] == [2]
+
+
+def test_a_subject_that_is_bound_says_where_it_is_stored() -> None:
+    bus = Bus()
+    peer2(bus, classes=[{"id": 7, "subjects": ["orders.>", "shops"]}])
+    [said] = of_channel(bus, "orders.eu").classes
+    assert (said.class_id, said.subjects) == (7, ["orders.>"])
+
+
+# Asking ------------------------------------------------------------------------------------------
+
+
+def inquire(peer: Peer2, **what: object) -> dict[str, object]:
+    peer.say(asked(INQUIRE, 0, 8, **what))
+    [said] = peer.told()
+    assert (said.kind, said.class_id, said.message_id, said.last_field) == ("inquire", 0, 8, 0)
+    found: dict[str, object] = said.content
+    return found
+
+
+def test_a_peer_is_answered() -> None:
+    bus = Bus()
+    peer = peer2(bus)
+    for what in (
+        {"about": "bus"},
+        {"about": "class", "class": 1},
+        {"about": "channel", "channel": "a.b", "class": None},
+        {"about": "session", "session": 0},
+    ):
+        assert inquire(peer, **what)["about"] == what["about"]
+    assert inquire(peer, about="bus", more="that nobody knows")["about"] == "bus"
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "says"),
+    [
+        ({}, "bad_request", "about"),
+        ({"about": "weather"}, "bad_request", "weather"),
+        ({"about": "class"}, "bad_request", "class"),
+        ({"about": "class", "class": 70_000}, "bad_request", "65535"),
+        ({"about": "class", "class": 9}, "unknown_class", "no class 9"),
+        ({"about": "class", "class": "orders"}, "unknown_class", "no class 'orders'"),
+        ({"about": "channel", "channel": "a..b"}, "bad_channel", "segment 2 of 3 is empty"),
+        ({"about": "channel", "channel": "a.*"}, "bad_channel", "wildcard"),
+        ({"about": "session", "session": 9}, "unknown_session", "no session 9 is open; 1 are"),
+    ],
+)
+def test_what_is_not_there_is_refused(what: dict[str, object], code: str, says: str) -> None:
+    bus = Bus()
+    peer = peer2(bus)
+    peer.say(asked(INQUIRE, 0, 8, **what))
+    [said] = peer.told()
+    assert (said.kind, said.message_id, said.last_field) == ("error", 8, INQUIRE)
+    assert said.content["code"] == code
+    assert says in said.content["message"]
+    assert set(bus.broker.classes) == {1}
+    assert of_session(bus, peer).refused == {code: 1}
+
+
+def test_what_is_answered_is_no_longer_than_a_frame() -> None:
+    bus = Bus()
+    patterns = ["€" * 800 + f".{n}" for n in range(10)]
+    wishes = [
+        subscribe(1, n + 1, channels=patterns, durable=f"{n}".rjust(200, "€"))
+        for n in range(EXPLAINED_POSITIONS + 1)
+    ]
+    peer2(bus, *wishes)
+    peer2(bus, asked(INQUIRE, 0, 8, about="class", **{"class": 1})).hear_frames()
+    [said] = [len(broker_said(of_class(bus)))]
+    assert said < bus.broker.settings.limits.frame_bytes // 2
+
+
+def test_who_asks_without_listening_is_cut_off() -> None:
+    bus = Bus(pending_bytes=4 << 20)
+    assert peer2(bus).is_refused(asked(INQUIRE, 0, 8, about="bus") * 20_000) is (
+        Reason.PENDING_LIMIT
+    )
+
+
+# Everything together -----------------------------------------------------------------------------
+
+
+def check_explained(broker: Broker) -> None:
+    """Whatever is asked is answered, and figures are those of `statistics`."""
+    explain = broker.explaining.explain
+    for cls in broker.classes.values():
+        said, figures = explain(ClassQuestion(cls.class_id)), cls.statistics()
+        assert isinstance(said, ClassSaid)
+        assert said.dropped == {why.value: n for why, n in figures.dropped.items() if n}
+        for name in ("delivered", "redelivered", "acknowledged"):
+            assert getattr(said, name) == getattr(figures, name), name
+        assert (said.stored, said.head) == (figures.ring.messages, figures.published)
+        known = {
+            (each.session_id, each.number, each.durable, each.group): each
+            for each in figures.subscriptions
+        }
+        for position in said.positions:
+            key = (position.session, position.number, position.durable, position.group)
+            there = known[key]
+            assert position.cursor == there.cursor
+            assert position.unsent + position.behind == there.waiting
+            assert position.in_flight >= 0
+            assert position.in_flight + position.again + position.put_off == there.in_flight
+            lost = {why.value: n for why, n in there.undelivered.items() if n}
+            assert position.undelivered == lost
+            assert position.waits_for
+            if position.in_flight and not position.group:
+                assert position.oldest is not None
+    for question in (BusQuestion(), ChannelQuestion("a.x"), *map(SessionQuestion, broker.sessions)):
+        said = explain(question)
+        assert explained(broker_said(said)) == said
+
+
+def broker_said(said: object) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(said)
+
+
+class ExplainedMachine(Version2Machine):
+    """The random lives of the broker, explained after each step."""
+
+    trusting = True
+
+    @invariant()
+    def is_explained(self) -> None:
+        if hasattr(self, "world"):
+            check_explained(self.world.bus.broker)
+
+
+ExplainedMachine.TestCase.settings = settings(stateful_step_count=30, max_examples=12)
+TestExplained = ExplainedMachine.TestCase
+
+
+def test_an_error_is_none_of_ours() -> None:
+    with pytest.raises(RemoteProtocolError, match="bad_request"):
+        explained(b'{"about":"weather"}')

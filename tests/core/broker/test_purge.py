@@ -1,0 +1,387 @@
+"""Messages that nobody is to have any more: every kind of position, what waits, and what is asked.
+
+Rule 1: what is purged never comes to anybody; everything else comes to everybody, as ever.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.errors import Reason
+from simplebus.core.message_class import purge as message_class_purge
+from simplebus.core.settings import Keep, Settings
+from tests.behaviour import wire_peer
+from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer_v2 import (
+    FETCH,
+    PURGE,
+    Peer2,
+    ack,
+    asked,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    timed,
+    unsubscribe,
+)
+
+
+def purge(first: int | None = None, last: int | None = None, class_id: int = 1) -> bytes:
+    what = {name: at for name, at in (("first", first), ("last", last)) if at is not None}
+    return asked(PURGE, class_id, 4, **what)
+
+
+def done(peer: Peer2, *said: bytes) -> None:
+    """Somebody says this, and hears that it is done."""
+    peer.say(*said)
+    peer.told()
+
+
+def purged(peer: Peer2) -> int:
+    """What the bus answered."""
+    [answer] = [said for said in peer.told() if said.kind == "purge"]
+    assert (answer.class_id, answer.message_id, answer.last_field) == (1, 4, 0)
+    count = answer.content.pop("purged")
+    assert answer.content == {}
+    assert isinstance(count, int)
+    return count
+
+
+def filled(bus: Bus, count: int = 10) -> Peer2:
+    """Somebody has published so many messages."""
+    return peer2(bus, publish(1, 0, *[b"%d" % n for n in range(count)]))
+
+
+def fetched(peer: Peer2) -> dict[str, object]:
+    peer.say(asked(FETCH, 1, 3))
+    [answer] = [said for said in peer.told() if said.kind == "fetch"]
+    found: dict[str, object] = answer.content
+    return found
+
+
+def test_all_of_a_class_goes() -> None:
+    bus = Bus()
+    peer = filled(bus)
+    peer.say(purge())
+    assert purged(peer) == 10
+    assert len(bus.broker.classes[1].ring) == 0
+    assert bus.statistics(1).dropped == {Reason.PURGED: 10}
+    peer.say(purge())
+    assert purged(peer) == 0
+
+
+def test_the_oldest_go_at_once_and_others_when_nothing_is_in_front_of_them() -> None:
+    bus = Bus()
+    peer = filled(bus)
+    peer.say(purge(3, 5))
+    assert purged(peer) == 2
+    assert bus.broker.classes[1].ring.floor == 0
+    assert fetched(peer)["purged"] == [[3, 5]]
+    peer.say(purge(last=3))
+    assert purged(peer) == 3
+    assert bus.broker.classes[1].ring.floor == 5
+    assert "purged" not in fetched(peer)
+    bus.tick()
+    assert not bus.broker.classes[1].purged
+
+
+def test_what_is_kept_though_nobody_needs_it_goes_too() -> None:
+    bus = Bus(Settings(keep=Keep(messages=100)))
+    peer = filled(bus)
+    reader = peer2(bus, subscribe(1, 5))
+    reader.ids()
+    reader.say(ack(5, 0, 10))
+    assert len(bus.broker.classes[1].ring) == 10
+    done(peer, purge(last=4), purge(6, 8))
+    assert bus.broker.classes[1].ring.floor == 4
+    done(peer, purge(4, 6))
+    assert bus.broker.classes[1].ring.floor == 8
+
+
+def test_who_comes_later_does_not_get_it_wherever_it_begins() -> None:
+    bus = Bus()
+    done(filled(bus), purge(2, 4))
+    waiting = peer2(bus, subscribe(1, 5))
+    assert waiting.ids() == [0, 1, 4, 5, 6, 7, 8, 9]
+    assert peer2(bus, subscribe(1, 5, start="earliest")).ids() == [0, 1, 4, 5, 6, 7, 8, 9]
+    assert peer2(bus, subscribe(1, 5, start={"sequence": 3}, group="g")).ids() == [4, *range(5, 10)]
+
+
+def test_version_1_does_not_get_it() -> None:
+    bus = Bus()
+    done(filled(bus), purge(2, 4))
+    reader = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
+    assert reader.hear_ids(1) == [0, 1, 4, 5, 6, 7, 8, 9]
+
+
+def test_what_is_not_sent_yet_is_not_sent() -> None:
+    bus = Bus()
+    peer = filled(bus)
+    reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
+    assert reader.ids() == [0, 1]
+    done(peer, purge(4, 6), purge(8, 10))
+    reader.say(ack(5, 0, 2))
+    got = reader.got()
+    assert [(one.message_id, one.attempt) for one in got] == [(2, 1), (3, 1)]
+    reader.say(ack(5, 2, 4))
+    assert reader.ids() == [6, 7]
+    reader.say(ack(5, 6, 8))
+    assert len(bus.broker.classes[1].ring) == 0
+
+
+def test_what_is_in_flight_needs_no_ack_and_makes_room() -> None:
+    bus = Bus()
+    peer = filled(bus)
+    reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
+    assert reader.ids() == [0, 1]
+    done(peer, purge(last=2))
+    assert reader.ids() == [2, 3]
+    bus.tick(6)
+    assert reader.ids() == [2, 3]
+    [position] = bus.statistics(1).subscriptions
+    assert (position.acknowledged, position.dropped, position.in_flight) == (0, 2, 2)
+
+
+def test_a_member_has_it_no_longer_sent_or_not() -> None:
+    bus = Bus()
+    one = peer2(bus, subscribe(1, 5, group="g", max_in_flight=4))
+    peer = filled(bus)
+    assert one.session.outbox.peek(0)  # It was told whose messages follow, and took nothing.
+    done(peer, purge(1, 3))
+    assert one.ids() == [0, 3, 4, 5]
+    one.say(ack(5, 0, 4))
+    assert one.ids() == [6, 7]
+    done(peer, purge(5, 9))
+    assert one.ids() == [9]
+    one.say(ack(5, 4, 10))
+    assert len(bus.broker.classes[1].ring) == 0
+
+
+def test_a_member_of_a_group_by_key_has_it_no_longer_sent_or_not() -> None:
+    bus = Bus()
+    one = peer2(bus, subscribe(1, 5, group="g", by_key=True))
+    peer = peer2(bus, enveloped(1, 0, *[b"\x10\0\1%dx" % (n % 3) for n in range(6)]))
+    assert one.session.outbox.peek(0)
+    done(peer, purge(1, 2), purge(3, 4))
+    assert one.ids() == [0, 2, 4]
+    done(peer, purge(0, 1))
+    one.say(ack(5, 2, 3))
+    assert one.ids() == [5]
+    one.say(ack(5, 0, 6))
+    assert len(bus.broker.classes[1].ring) == 0
+
+
+def test_a_durable_that_nobody_uses_does_not_get_it() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    peer = filled(bus, 4)
+    assert reader.ids() == [0, 1, 2, 3]
+    reader.leave()
+    done(peer, publish(1, 4, b"4", b"5", b"6"), purge(1, 3), purge(5, 6))
+    again = peer2(bus, subscribe(1, 5, durable="d"))
+    assert sorted(again.ids()) == [0, 3, 4, 6]
+
+
+def test_what_is_put_off_does_not_come() -> None:
+    bus = Bus()
+    peer = peer2(bus, enveloped(1, 0, timed(b"later", not_before_ms=1000)), publish(1, 1, b"now"))
+    reader = peer2(bus, subscribe(1, 5))
+    assert reader.ids() == [1]
+    reader.say(nack(5, 1, 2, 2000))
+    done(peer, purge())
+    bus.broker.clock.now += 5
+    bus.broker.wake_due()
+    bus.tick(10)
+    assert reader.ids() == []
+    assert len(bus.broker.classes[1].ring) == 0
+
+
+def test_what_a_pattern_leaves_out_is_not_counted() -> None:
+    bus = Bus()
+    peer = peer2(bus, *[enveloped(1, n, on_channel("ab"[n % 2], b"x")) for n in range(10)])
+    reader = peer2(bus, subscribe(1, 5, channels=["a"], max_in_flight=1))
+    assert reader.ids() == [0]
+    done(peer, purge(3, 7))
+    [position] = bus.statistics(1).subscriptions
+    assert position.dropped == 2
+    reader.say(ack(5, 0, 1))
+    assert reader.ids() == [2]
+    reader.say(ack(5, 2, 3))
+    assert reader.ids() == [8]
+
+
+def test_a_publisher_that_waits_for_room_is_let_in() -> None:
+    bus = Bus(class_messages=3)
+    peer = filled(bus, 5)
+    assert [said.message_id for said in peer.told() if said.kind == "confirm"] == [3]
+    peer.say(purge())
+    said = peer.told()
+    while bus.broker.take_ready():
+        pass
+    said += peer.told()
+    assert [(one.kind, one.message_id) for one in said] == [("purge", 4), ("confirm", 5)]
+
+
+def test_of_too_many_rows_no_more_is_purged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_class_purge, "PURGED_RANGES_MAX", 2)
+    bus = Bus()
+    peer = filled(bus)
+    done(peer, purge(2, 3), purge(4, 5))
+    peer.say(purge(6, 7))
+    [said] = peer.told()
+    assert said.content["code"] == "memory_limit"
+    assert "2 rows" in said.content["message"]
+    peer.say(purge(last=2))
+    assert purged(peer) == 2
+
+
+def test_of_many_rows_a_fetch_tells_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_PURGED_MAX", 2)
+    bus = Bus()
+    peer = filled(bus)
+    done(peer, purge(1, 2), purge(3, 4), purge(5, 6), purge(7, 8))
+    found = fetched(peer)
+    assert (found["next"], found["purged"]) == (5, [[1, 2], [3, 4]])
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    bus = Bus()
+    peer = filled(bus)
+    for said, code in (
+        (purge(class_id=9), "unknown_class"),
+        (asked(PURGE, 1, 4, first=-1), "bad_request"),
+        (asked(PURGE, 1, 4, last="x"), "bad_request"),
+    ):
+        peer.say(said)
+        [answer] = [one for one in peer.told() if one.kind == "error"]
+        assert (answer.content["code"], answer.message_id, answer.last_field) == (code, 4, PURGE)
+    peer.say(purge(7, 3), purge(50, 60))
+    assert [said.content for said in peer.told()] == [{"purged": 0}, {"purged": 0}]
+
+
+# Everything together -----------------------------------------------------------------------------
+
+wishes = st.sampled_from(
+    [
+        {},
+        {"max_in_flight": 2},
+        {"channels": ["a"]},
+        {"channels": ["a"], "max_in_flight": 3},
+        {"durable": "d", "max_in_flight": 2},
+        {"group": "g", "max_in_flight": 2},
+        {"group": "k", "max_in_flight": 2, "by_key": True},
+        {"start": "earliest"},
+        {"max_pending": 3, "slow": "drop_newest"},
+    ]
+)
+numbers = st.integers(0, 30)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.lists(st.sampled_from("abtkk"), min_size=1, max_size=5)),
+        st.tuples(st.just("subscribe"), wishes),
+        st.tuples(st.just("purge"), numbers, numbers),
+        st.tuples(st.just("ack"), st.integers(0, 3), numbers, numbers),
+        st.tuples(st.just("nack"), st.integers(0, 3), numbers, st.sampled_from([None, 0, 1500])),
+        st.tuples(st.just("hear"), st.integers(0, 3)),
+        st.tuples(st.just("leave"), st.integers(0, 3)),
+        st.tuples(st.just("tick")),
+    ),
+    max_size=30,
+)
+CONTENTS = {
+    "a": on_channel("a", b"x"),
+    "b": on_channel("b", b"x"),
+    "t": timed(b"x", not_before_ms=1500),
+    "k": b"\x10\0\1kx",
+}
+
+
+@settings(max_examples=60)
+@given(steps)
+def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None:  # type: ignore[type-arg]
+    bus = Bus()
+    writer, readers = peer2(bus), [peer2(bus) for _ in range(4)]
+    gone: set[int] = set()
+    published: list[str] = []
+    told = 0
+
+    def hear(reader: Peer2) -> list[int]:
+        ids = reader.ids()
+        assert not gone.intersection(ids)
+        return ids
+
+    for at, (verb, *rest) in enumerate(said):
+        if verb == "publish":
+            writer.say(enveloped(1, len(published), *[CONTENTS[kind] for kind in rest[0]]))
+            published += rest[0]
+        elif verb == "subscribe":
+            readers[at % 4].say(unsubscribe(5), subscribe(1, 5, **rest[0]))
+        elif verb == "purge":
+            first, last = sorted(rest)
+            writer.say(purge(first, last))
+            told += sum(one.content["purged"] for one in writer.told() if one.kind == "purge")
+            stored = range(max(first, bus.broker.classes[1].ring.floor), last)
+            gone.update(n for n in (*stored, *range(first, last)) if n < len(published))
+        elif verb == "ack":
+            first, last = sorted(rest[1:])
+            readers[rest[0]].say(ack(5, first, last + 1))
+        elif verb == "nack":
+            readers[rest[0]].say(nack(5, rest[1], rest[1] + 3, rest[2]))
+        elif verb == "hear":
+            hear(readers[rest[0]])
+        elif verb == "leave":
+            readers[rest[0]].say(unsubscribe(5))
+        else:
+            bus.broker.clock.now += 1
+            bus.broker.wake_due()
+            bus.tick()
+        while bus.broker.take_ready():
+            pass
+    last_one = peer2(bus, subscribe(1, 5, start="earliest"))
+    floor = bus.broker.classes[1].ring.floor
+    bus.broker.clock.now += 100
+    bus.broker.wake_due()
+    assert set(hear(last_one)) == set(range(floor, len(published))) - gone
+    assert told == bus.statistics(1).dropped.get(Reason.PURGED, 0)
+    everything = ack(5, 0, max(1, len(published)))
+    everybody = [*readers, last_one]
+    is_new = True
+    while is_new:  # Whatever is still wanted comes, and when it is done all is let go of.
+        for reader in everybody:
+            reader.say(everything)
+        is_new = any(hear(reader) for reader in everybody)
+    bus.check()  # What moved by itself is let go of.
+    cls = bus.broker.classes[1]
+    is_left = any(not position.is_served for position in cls.subscriptions)
+    assert is_left or cls.waiting.in_flight or len(cls.ring) == 0
+
+
+def test_many_purges_take_turns_with_others() -> None:
+    bus = Bus()
+    peer = filled(bus, 30)
+    peer.told()
+    peer.say(b"".join(purge(n, n + 1) for n in range(1, 21)))
+    others, heard = peer2(bus, subscribe(1, 5)), 0
+    while peer.session.outbox.peek(0):
+        bus.check()
+        assert bus.statistics(1).dropped[Reason.PURGED] == heard + 1, "one a turn"
+        heard += 1
+        peer.session.outbox.sent(len(peer.session.outbox.peek(0)), 0)
+    assert heard == 20
+    assert others.ids() == [0, *range(21, 30)]
+
+
+def test_what_a_session_has_asked_for_that_has_ended_is_not_done() -> None:
+    bus = Bus()
+    peer = filled(bus)
+    peer.told()
+    peer.say(purge(0, 1), purge(1, 2))
+    bus.broker.close(peer.session)
+    while piece := peer.session.outbox.peek(0):
+        peer.session.outbox.sent(len(piece), 0)
+    assert bus.statistics(1).dropped == {}

@@ -1,0 +1,341 @@
+"""Last values: what a late subscriber is sent, which classes keep them, how they are found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.message_class.last_values import LastValues, are_empty, is_empty
+from simplebus.core.protocol import envelope_batch
+from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.frames import FrameBatch
+from simplebus.core.settings import ClassSettings, Keep, Settings
+from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer_v2 import (
+    PURGE,
+    ack,
+    asked,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.models.last_value_model import (
+    KEEPS,
+    Writer,
+    drained,
+    glance,
+    late,
+    payloads,
+)
+from tests.support.oracles import build_frame
+
+# What a late subscriber is sent ------------------------------------------------------------------
+
+
+def test_a_late_subscriber_begins_with_the_last_message_of_each_channel() -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    for channel, text in (("a", b"1"), ("b", b"2"), ("", b"3"), ("a", b"4"), ("", b"5")):
+        writer.put(channel, text)
+    drained(bus)
+    assert len(bus.broker.classes[1].ring) == 4
+    reader = late(bus)
+    assert payloads(reader) == [b"2", b"4", b"5"]
+    writer.put("a", b"6")
+    assert payloads(reader) == [b"6"]
+    assert payloads(late(bus, channels=["a", "x"])) == [b"6"]
+    assert payloads(peer2(bus, subscribe(1, 9, start="new"))) == []
+
+
+def test_a_class_that_keeps_none_has_those_that_are_stored() -> None:
+    bus = Bus()
+    first = peer2(bus, classes=[1])
+    for number, channel in enumerate("abab"):
+        first.say(enveloped(1, number, on_channel(channel, b"%d" % number)))
+    assert payloads(late(bus)) == [b"2", b"3"]
+    other = Bus()
+    assert payloads(peer2(other, subscribe(1, 9, start="last_values"))) == []
+    drained(bus)
+    assert len(bus.broker.classes[1].ring) == 2, "the late one has not acknowledged them"
+
+
+def test_what_waits_for_a_first_subscription_is_left_to_it() -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    for text in (b"1", b"2"):
+        writer.put("a", text)
+    assert payloads(late(bus)) == [b"2"]
+    writer.put("a", b"3")
+    assert payloads(peer2(bus, subscribe(1, 4))) == [b"1", b"2"]
+
+
+def test_last_values_are_redelivered_and_acknowledged_like_all_others() -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    for channel in ("a", "b", "a", "c"):
+        writer.put(channel, channel.encode())
+    drained(bus)
+    reader = late(bus, durable="d")
+    assert [(got.message_id, got.attempt) for got in reader.got()] == [(1, 1), (2, 1), (3, 1)]
+    reader.say(ack(9, 1, 2), nack(9, 2, 3, 0))
+    assert [(got.message_id, got.attempt) for got in reader.got()] == [(2, 2)]
+    reader.leave()
+    again = late(bus, durable="d")
+    assert [(got.message_id, got.attempt) for got in again.got()] == [(3, 2)]
+    again.say(ack(9, 3, 4))
+    bus.tick(12)
+    assert [(got.message_id, got.attempt) for got in again.got()] == [(2, 3)]
+    again.say(ack(9, 2, 3))
+    bus.tick(70)
+    assert again.got() == []
+    assert bus.broker.classes[1].ring.floor == 1
+    statistics = bus.statistics(1)
+    assert (statistics.last_values, statistics.in_flight) == (3, 0)
+
+
+def test_a_group_that_begins_with_last_values_shares_them() -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    for number in range(8):
+        writer.put("abcd"[number % 4], b"%d" % number)
+    drained(bus)
+    first = late(bus, group="g", max_in_flight=2)
+    second = late(bus, group="g", max_in_flight=2)
+    assert sorted(payloads(first) + payloads(second)) == [b"4", b"5", b"6", b"7"]
+
+
+def test_one_at_a_time_and_in_order_where_so_few_may_be_in_flight() -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    for number in range(6):
+        writer.put("abc"[number % 3], b"%d" % number)
+    drained(bus)
+    reader = late(bus, max_in_flight=1)
+    writer.put("b", b"6")
+    seen = []
+    while got := reader.got():
+        (one,) = got
+        seen.append(one.message_id)
+        reader.say(ack(9, one.message_id, one.message_id + 1))
+    assert seen == [3, 4, 5, 6]
+
+
+def test_a_seek_goes_back_to_the_last_values() -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    reader = peer2(bus, subscribe(1, 9, durable="d"))
+    for number in range(4):
+        writer.put("ab"[number % 2], b"%d" % number)
+    assert len(reader.got()) == 4
+    reader.say(ack(9, 0, 4))
+    reader.leave()
+    assert payloads(late(bus, durable="d", seek=True)) == [b"2", b"3"]
+
+
+def test_an_empty_payload_takes_the_value_away_and_is_delivered() -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    reader = peer2(bus, subscribe(1, 4))
+    for channel in ("a", "b", ""):
+        writer.put(channel, b"x")
+        writer.put(channel, b"")
+        writer.put(channel + "2", b"y")
+    assert len(payloads(reader)) == 9
+    reader.say(ack(4, 0, 9))
+    assert payloads(late(bus)) == [b"y"] * 3
+    assert bus.broker.classes[1].values.count(0.0) == 3
+
+
+def test_what_has_expired_is_no_value_and_is_let_go_of_without_traffic() -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    bus.broker.clock.now = 100.0
+    writer.put("a", b"short", expires_ms=5000)
+    writer.put("b", b"long")
+    drained(bus)
+    assert glance(bus) == [b"short", b"long"]
+    bus.broker.clock.now = 105.0
+    bus.tick()
+    assert bus.broker.classes[1].ring.floor == 1
+    assert glance(bus) == [b"long"]
+
+
+def test_a_value_whose_time_has_not_come_is_sent_when_it_has() -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    about = Envelope("a", not_before_ms=10_000)
+    writer.peer.say(enveloped(1, 0, envelope_batch.encode(about, b"later")))
+    reader = late(bus)
+    assert reader.got() == []
+    bus.broker.clock.now = 10.0
+    bus.broker.wake_due()
+    assert payloads(reader) == [b"later"]
+
+
+def test_who_asks_for_a_start_that_is_none_hears_which_there_are() -> None:
+    bus = Bus()
+    reader = peer2(bus, subscribe(1, 4, start="lastvalues"))
+    (said,) = reader.told()
+    assert '"last_values"' in said.content["message"]
+
+
+def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
+    for keeps in (False, True):
+        bus = Bus()
+        writer = Writer(bus)
+        bus.broker.classes[1].holds_values = keeps
+        bus.broker.classes[1].is_asked_for_values = keeps
+        for number in range(6):
+            writer.put("abc"[number % 3], b"%d" % number)
+        holder = peer2(bus, subscribe(1, 4))
+        writer.peer.say(asked(PURGE, 1, 4, first=3, last=5))
+        writer.peer.told()
+        assert glance(bus) == [b"5"]
+        writer.peer.say(asked(ord("4"), classes=[KEEPS]))
+        assert glance(bus) == [b"5"]
+        assert len(holder.got()) == 4
+        holder.say(ack(4, 0, 3), ack(4, 5, 6))
+        assert glance(bus) == [b"5"]
+        assert bus.broker.classes[1].ring.floor == 5
+
+
+# Which classes keep them -------------------------------------------------------------------------
+
+
+def test_settings_say_which_classes_keep_them_and_win() -> None:
+    own = {"yes": ClassSettings(last_values=True), "no": ClassSettings(last_values=False)}
+    bus = Bus(Settings(classes=own))
+    classes: list[object] = [
+        {"id": 1, "name": "yes"},
+        {"id": 2, "name": "no", "last_values": True},
+        {"id": 3, "last_values": True},
+        {"id": 4},
+        {"id": 5, "name": "dead.x", "last_values": True},
+    ]
+    peer = peer2(bus, classes=classes)
+    keeps = [bus.broker.classes[number].holds_values for number in range(1, 6)]
+    assert keeps == [True, False, True, False, False]
+    peer.say(asked(ord("4"), classes=[{"id": 4, "last_values": True}, {"id": 3}]))
+    assert bus.broker.classes[4].holds_values
+    assert bus.broker.classes[3].holds_values, "who does not ask takes nothing away"
+
+
+def test_retention_holds_beside_them() -> None:
+    own = {1: ClassSettings(last_values=True, keep=Keep(messages=2))}
+    bus = Bus(Settings(classes=own))
+    writer = Writer(bus)
+    for number in range(9):
+        writer.put("abcc"[min(number, 3)], b"%d" % number)
+    drained(bus)
+    assert bus.broker.classes[1].ring.floor == 0
+    assert glance(bus) == [b"0", b"1", b"8"]
+    writer.put("a", b"")
+    writer.put("b", b"")
+    drained(bus)
+    assert bus.broker.classes[1].ring.floor == 8
+    writer.put("d", b"9")
+    drained(bus)
+    assert bus.broker.classes[1].ring.floor == 8, "the value of c"
+    writer.put("c", b"10")
+    drained(bus)
+    assert bus.broker.classes[1].ring.floor == 11, "the two that are kept, one of them a value"
+
+
+def test_what_is_kept_for_a_time_goes_without_traffic_class_by_class() -> None:
+    own = {1: ClassSettings(keep=Keep(seconds=10)), 2: ClassSettings(keep=Keep(seconds=30))}
+    bus = Bus(Settings(classes=own, keep=Keep(messages=1)))
+    bus.broker.clock.now = 100.0
+    writer = peer2(bus, classes=[1, 2, 3])
+    for class_id in (1, 2, 3):
+        reader = peer2(bus, subscribe(class_id, 4), classes=[class_id])
+        writer.say(publish(class_id, 2 * class_id - 2, b"x", b"y"))
+        assert reader.ids() == [0, 1]
+        reader.say(ack(4, 0, 2))
+    for now, held in ((100.0, [2, 2, 1]), (111.0, [0, 2, 1]), (131.0, [0, 0, 1])):
+        bus.broker.clock.now = now
+        bus.tick()
+        assert [len(bus.broker.classes[each].ring) for each in (1, 2, 3)] == held
+
+
+# The index ---------------------------------------------------------------------------------------
+
+ABOUT = st.builds(
+    Envelope,
+    st.sampled_from(["", "a", "b.c"]),
+    st.sampled_from([b"", b"k", b"<\r\n>", b"<\r\n"]),
+    st.sampled_from([(), (("n", "v"),), (("", ""), ("<\r\n", "<\r\n>"))]),
+    st.sampled_from([None, 0, 0x3C0D0A3E]),
+    st.sampled_from([None, 0, 0x3C0D0A003E000000]),
+    st.sampled_from([None, 7]),
+)
+
+
+@given(st.lists(st.tuples(st.none() | ABOUT, st.sampled_from([b"", b"x", b"<\r\n", b"\0"]))))
+def test_which_payloads_are_empty_is_found_in_arrays_and_one_by_one(
+    messages: list[tuple[Envelope | None, bytes]],
+) -> None:
+    whole = []
+    for about, text in messages:
+        kind, content = (
+            (b"1", text) if about is None else (b"5", envelope_batch.encode(about, text))
+        )
+        whole.append(build_frame(kind[0], content=content))
+    if not whole:
+        return
+    bounds = np.cumsum([0, *map(len, whole)], dtype=np.int64)
+    found = are_empty(FrameBatch(np.frombuffer(b"".join(whole), np.uint8), bounds, 0)).tolist()
+    assert found == [not text for _, text in messages]
+    assert found == [is_empty(memoryview(frame)) for frame in whole]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_values_are_found_in_arrays_as_they_are_one_by_one(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    bus = Bus()
+    bus.trusting = True
+    peer = peer2(bus, classes=[1])
+    channels = [f"c{number}" for number in range(1 << (2 * seed))]
+    model: dict[str, int] = {}
+    data = []
+    for number in range(2000):
+        channel = channels[dice.integers(len(channels))]
+        text = b"x" * int(dice.integers(4))
+        data.append(enveloped(1, number, on_channel(channel, text)))
+        model.pop(channel, None)
+        if text:
+            model[channel] = number
+    peer.say(b"".join(data))
+    ring = bus.broker.classes[1].ring
+    values = LastValues(ring)
+    expected = sorted(model.values())
+    assert values.sequences(0, 2000, 0.0).tolist() == expected
+    assert values.sequences(1000, 1500, 0.0).tolist() == [n for n in expected if 1000 <= n < 1500]
+    assert values.floor(2000, 0.0) == min(expected)
+    assert values.floor(1, 0.0) == min(1, *expected)
+    ring.release(1500)
+    assert values.sequences(0, 2000, 0.0).tolist() == [n for n in expected if n >= 1500]
+    later = LastValues(ring)
+    assert later.sequences(0, 2000, 0.0).tolist() == [n for n in expected if n >= 1500]
+
+
+@pytest.mark.parametrize("channels", [1, 40])
+def test_expired_ones_are_none_however_they_are_looked_for(channels: int) -> None:
+    bus = Bus()
+    writer = Writer(bus)
+    for number in range(channels):
+        writer.put(f"c{number}", b"x", expires_ms=1000 * (number % 2 + 1))
+    values = bus.broker.classes[1].values
+    for first, last in ((0, channels), (0, 20), (channels - 1, channels)):
+        for now in (0.0, 1.0, 2.0):
+            expected = [n for n in range(first, min(last, channels)) if n % 2 + 1 > now]
+            assert values.sequences(first, min(last, channels), now).tolist() == expected
+            assert values.count(now) == sum(n % 2 + 1 > now for n in range(channels))
+    for _ in range(64):
+        writer.put("", b"")  # More messages than channels: they are looked for by channel.
+    head = bus.broker.classes[1].ring.head
+    assert values.sequences(0, head, 1.0).tolist() == list(range(1, channels, 2))

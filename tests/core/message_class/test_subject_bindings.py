@@ -1,0 +1,124 @@
+"""Subjects of the NATS door that are bound to classes: what can be, and how a Connect says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.channel.pattern import matches
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import SUBJECTS_BOUND_MAX
+from simplebus.core.message_class.subject_bindings import Bound
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.server.run import ServeOptions, serve
+from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer_v2 import CONNECT, asked, peer2
+
+
+def refusal(bound: Bound, *pairs: tuple[int, str]) -> Reason:
+    before = len(bound)
+    with pytest.raises(RemoteProtocolError) as caught:
+        bound.check(pairs)
+    assert len(bound) == before
+    return caught.value.reason
+
+
+def test_what_is_bound_is_told_to_who_watches_whenever_it_begins_to() -> None:
+    bound = Bound()
+    early: list[tuple[int, str, bool]] = []
+    late: list[tuple[int, str, bool]] = []
+    bound.watch(lambda *what: early.append(what))
+    bound.bind(7, "orders.>")
+    bound.bind(7, "orders.>")
+    bound.bind(8, "orders.>")
+    bound.bind(7, "*.paid")
+    bound.unbind(8, "orders.>")
+    bound.watch(lambda *what: late.append(what))
+    assert late == [(7, "orders.>", True), (7, "*.paid", True)]
+    assert early == [
+        (7, "orders.>", True),
+        (8, "orders.>", True),
+        (7, "*.paid", True),
+        (8, "orders.>", False),
+    ]
+    assert bound.subjects(7) == ("orders.>", "*.paid")
+    assert bound.subjects(8) == ()
+    with pytest.raises(KeyError, match=r"'orders\.>' is not bound to class 8"):
+        bound.unbind(8, "orders.>")
+
+
+@pytest.mark.parametrize(
+    "subject",
+    ["", "a..b", "a b", "a.>.b", "orders.#", "#", "x" * 5000, "$JS.ACK.>", "_INBOX.a"],
+)
+def test_what_is_no_subject_cannot_be_bound(subject: str) -> None:
+    bound = Bound()
+    assert refusal(bound, (1, "fine"), (1, subject)) is Reason.BAD_CHANNEL
+    with pytest.raises(RemoteProtocolError, match="to be bound"):
+        bound.bind(1, subject)
+
+
+def test_the_wildcard_of_channels_is_named_in_the_refusal() -> None:
+    with pytest.raises(RemoteProtocolError, match=r"'orders.#' ends with #.*expected >"):
+        Bound().bind(1, "orders.#")
+    Bound().bind(1, "orders.a#b.>")
+    assert matches("orders.a#b.>", "orders.a#b.c")
+
+
+def test_so_many_may_be_bound_and_no_more() -> None:
+    bound = Bound()
+    for number in range(SUBJECTS_BOUND_MAX):
+        bound.bind(number % 3, f"s.{number}")
+    bound.check([(0, "s.0")])
+    assert refusal(bound, (0, "s.1")) is Reason.BAD_REQUEST
+
+
+def test_a_class_that_subjects_are_bound_to_is_made() -> None:
+    broker = Broker()
+    assert broker.store.table.bind("orders.>", 7) == 7
+    named = broker.store.table.bind("orders.eu.>", "orders")
+    assert named == broker.store.names["orders"]
+    assert broker.store.table.bind("more", "orders") == named
+    assert broker.store.bound.subjects(named) == ("orders.eu.>", "more")
+    with pytest.raises(RemoteProtocolError):
+        broker.store.table.bind("#", "never")
+    assert "never" not in broker.store.names
+
+
+def test_classes_that_contradict_each_other_are_not_made() -> None:
+    broker = Broker()
+    for two in (
+        [NamedClass(id=1, name="a", subjects=["x"]), NamedClass(id=1, name="b")],
+        [NamedClass(name="a", subjects=["x"]), NamedClass(id=2, subjects=["a..b"])],
+        [NamedClass(id=1, subjects=["x"]), NamedClass()],
+    ):
+        with pytest.raises(RemoteProtocolError):
+            broker.store.table.name_classes(two)
+    assert not broker.classes
+    assert len(broker.store.bound) == 0
+
+
+async def test_a_server_does_not_start_with_them() -> None:
+    classes = NamedClass(id=1, name="a"), NamedClass(id=1, name="b")
+    with pytest.raises(RemoteProtocolError, match="the class 'b' was named with id 1"):
+        await serve(Settings(), ServeOptions(port=0, classes=classes))
+
+
+def test_a_connect_binds_subjects_to_the_classes_that_it_names() -> None:
+    bus = Bus()
+    peer2(bus, classes=[{"name": "orders", "subjects": ["orders.>", "paid"]}, {"id": 9}, 10])
+    orders = bus.broker.store.names["orders"]
+    assert bus.broker.store.bound.subjects(orders) == ("orders.>", "paid")
+    assert len(bus.broker.store.bound) == 2
+
+
+def test_a_connect_with_a_subject_that_is_none_changes_nothing() -> None:
+    bus = Bus()
+    peer = peer2(bus)
+    two = [{"name": "fine", "subjects": ["fine"]}, {"id": 5, "subjects": ["a..b"]}]
+    peer.say(asked(CONNECT, request=3, version=2, classes=two))
+    assert peer.errors() == ["bad_channel"]
+    assert set(bus.broker.classes) == {1}
+    assert len(bus.broker.store.bound) == 0
+    peer.say(asked(CONNECT, request=4, version=2, classes=[{"id": 5, "subjects": "a"}]))
+    assert peer.errors() == ["bad_connect"]

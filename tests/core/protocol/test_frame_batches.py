@@ -1,0 +1,218 @@
+"""Every array path gives what its oracle gives, one frame, one ack, one message at a time.
+
+One law: a fast path is work skipped because its result is known, never another answer. What is
+below PLAIN_FRAMES_MAX frames takes plain loops; so the inputs here repeat a few frames often enough
+to be far above it. Where a path can be told from outside, a test says that it was taken: else a
+change of a threshold would silently take the arrays out of all of these tests.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.protocol.frame_splitter import Scratch, find_delimiters, split
+from simplebus.core.protocol.frames import FrameBatch
+from tests.behaviour.wire_peer import MANY, batch_of
+from tests.support.oracles import DELIMITER, build_frame, split_frames
+from tests.support.strategies import (
+    MESSAGE,
+    frames,
+    garbled_streams,
+    streams,
+)
+
+# Splitting ---------------------------------------------------------------------------------------
+
+
+def split_all(data: bytes, *, before: bytes = DELIMITER) -> tuple[list[FrameBatch], bytes]:
+    """All batches that split finds in the middle of a larger buffer, and what is left over."""
+    buffer = bytearray(before + data + DELIMITER * 4)
+    scratch = Scratch(len(buffer))
+    first, last = len(before), len(before) + len(data)
+    batches = []
+    while (batch := split(buffer, first, last, scratch)) is not None:
+        batch.check()
+        batches.append(batch.copy())
+        first += batch.data.size
+    return batches, bytes(buffer[first:last])
+
+
+def frames_of(batch: FrameBatch) -> list[bytes]:
+    data = batch.data.tobytes()
+    starts, ends = batch.starts.tolist(), batch.ends.tolist()
+    return [data[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def assert_splits(data: bytes) -> None:
+    expected = split_frames(data)
+    for before in (b"", DELIMITER, DELIMITER + b"<\r\n", b"<<<<<\r\n"):  # Aligned, and not.
+        batches, leftover = split_all(data, before=before)
+        assert ([frame for batch in batches for frame in frames_of(batch)], leftover) == expected
+
+
+@given(streams())
+def test_streams_split_as_the_oracle_splits_them(data: bytes) -> None:
+    assert_splits(data)
+
+
+@given(garbled_streams())
+def test_garbled_streams_split_as_the_oracle_splits_them(data: bytes) -> None:
+    assert_splits(data)
+
+
+@given(frames(), frames(), frames(), st.integers(0, MANY), st.integers(0, 3), st.integers(0, 12))
+def test_a_stranger_among_frames_of_one_length_is_found(
+    usual: bytes, stranger: bytes, next_one: bytes, at: int, strangers: int, tail: int
+) -> None:
+    # The uniform path takes the frames in front of the stranger, or gives way to the arrays.
+    data = usual * at + stranger * strangers + usual * (MANY - at) + next_one[:tail]
+    assert_splits(data)
+
+
+def test_frames_of_one_length_engage_the_uniform_path() -> None:
+    frame = build_frame(MESSAGE, content=b"<x" * 8)
+    batches, _ = split_all(frame * MANY)
+    assert [(batch.stride, batch.count) for batch in batches] == [(len(frame), MANY)]
+
+
+@given(st.lists(frames(), min_size=1, max_size=6), frames(), st.integers(0, 12))
+def test_a_few_others_before_frames_of_one_length_change_nothing(
+    others: list[bytes], usual: bytes, tail: int
+) -> None:
+    assert_splits(b"".join(others) + usual * 300 + others[0][:tail])
+
+
+@pytest.mark.parametrize(("count", "engages"), [(1, True), (4, True), (5, False)])
+def test_a_few_others_before_frames_of_one_length_keep_them_not_from_the_uniform_path(
+    count: int, engages: bool
+) -> None:
+    others = [build_frame(MESSAGE, content=bytes(n)) for n in range(count)]
+    frame = build_frame(MESSAGE, content=bytes(150))
+    batches, _ = split_all(b"".join(others) + frame * 300)
+    assert ((163, 300) in [(batch.stride, batch.count) for batch in batches]) == engages
+
+
+def test_frames_of_many_lengths_engage_the_array_path() -> None:
+    data = b"".join(build_frame(MESSAGE, content=b"x" * (i % 7)) for i in range(MANY))
+    batches, _ = split_all(data)
+    assert [(batch.stride, batch.count) for batch in batches] == [(0, MANY)]
+
+
+@pytest.mark.parametrize("content", [b"", b"hi", b"\r\n>", b"<"])
+@pytest.mark.parametrize("count", [2, MANY])
+def test_headers_that_look_like_delimiters_end_nothing(content: bytes, count: int) -> None:
+    # Uniform: it sees other delimiters and gives way. Arrays: some candidates lie in headers.
+    for at in range(10):
+        header = (b"1" * at + DELIMITER * 3)[:9]
+        assert_splits((header + content + DELIMITER) * count)
+        assert_splits((header + content + DELIMITER + header + b"y" + DELIMITER) * count)
+
+
+@pytest.mark.parametrize("count", [3, MANY])
+def test_a_delimiter_in_the_content_ends_the_frame_on_every_path(count: int) -> None:
+    assert_splits((b"1" * 9 + b"one" + DELIMITER + b"two" + DELIMITER) * count)
+    assert_splits((b"1" * 9 + b"one" + DELIMITER + b"2" * 9 + b"two" + DELIMITER) * count)
+    assert_splits(DELIMITER * count)
+
+
+@given(st.binary(max_size=20), st.integers(0, 29), st.integers(0, MANY), st.integers(1, 3))
+def test_a_delimiter_written_over_a_frame_of_one_length_is_found(
+    content: bytes, place: int, at: int, count: int
+) -> None:
+    # The lengths stay the same: only looking for every delimiter tells that frames end elsewhere.
+    frame = build_frame(MESSAGE, content=content.replace(b"<", b"x"))
+    place = min(place, len(frame) - 4)
+    broken = frame[:place] + DELIMITER + frame[place + 4 :]
+    assert_splits(frame * at + broken * count + frame * (MANY - at))
+
+
+@given(st.lists(st.sampled_from([*b"<<<<\r\n>x=\xbd\0"]), max_size=200), st.data())
+def test_delimiters_are_found_where_a_plain_search_finds_them(
+    some: list[int], data: st.DataObject
+) -> None:
+    # Of letters that delimiters are made of, and that look like them to arithmetic on whole words.
+    text = bytes(some).replace(b"x", DELIMITER)
+    first = data.draw(st.integers(0, min(9, len(text))))
+    last = data.draw(st.integers(max(first, len(text) - 9), len(text)))
+    buffer = bytearray(text + DELIMITER * 4)
+    positions, words = find_delimiters(buffer, first, last, Scratch(len(buffer)))
+    expected = [found.start() for found in re.finditer(DELIMITER, text[first:last])]
+    assert positions.tolist() == expected
+    assert words.astype("<u8").tobytes() == b"".join(
+        buffer[first + at : first + at + 8] for at in expected
+    )
+
+
+def test_bytes_beyond_the_last_one_asked_for_are_not_looked_at() -> None:
+    frame = build_frame(MESSAGE, content=b"x")
+    for count in (1, 17, MANY):
+        data = frame * count
+        for last in range(len(data) - len(frame), len(data) + 1):
+            batch = split(bytearray(data + frame * 3), 0, last, Scratch(last))
+            found = 0 if batch is None else batch.count
+            assert found == last // len(frame)
+
+
+# Batches -----------------------------------------------------------------------------------------
+
+frame_lists = st.one_of(
+    # Of one length: strided. Of many: not.
+    st.tuples(frames(), st.integers(1, MANY)).map(lambda pair: [pair[0]] * pair[1]),
+    st.lists(frames(), min_size=1, max_size=6).flatmap(
+        lambda some: st.integers(1, 40).map(lambda times: some * times)
+    ),
+)
+
+
+@given(frame_lists)
+def test_a_batch_describes_its_frames(some: list[bytes]) -> None:
+    batch = batch_of(*some)
+    ends = [sum(len(frame) for frame in some[: i + 1]) for i in range(len(some))]
+    assert batch.count == len(some)
+    assert batch.ends.tolist() == ends
+    assert batch.starts.tolist() == [0, *ends[:-1]]
+    assert batch.lengths.tolist() == [len(frame) for frame in some]
+
+
+@given(frame_lists)
+def test_keys_are_alike_exactly_where_type_and_class_are(some: list[bytes]) -> None:
+    keys = batch_of(*some).keys().tolist()
+    kinds = [frame[:3] for frame in some]
+    assert len(set(zip(keys, kinds, strict=True))) == len(set(keys)) == len(set(kinds))
+
+
+@given(frame_lists, st.data())
+def test_a_slice_is_the_slice_of_the_frames(some: list[bytes], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(some) - 1))
+    last = data.draw(st.integers(first + 1, len(some)))
+    part = batch_of(*some).slice(first, last)
+    part.check()
+    assert part.stride == batch_of(*some).stride, "the strided paths are lost"
+    assert frames_of(part) == some[first:last]
+    again = part.slice(0, part.count)
+    assert frames_of(again) == some[first:last]
+
+
+@given(frame_lists, st.data())
+def test_taken_frames_are_the_frames_in_that_order(some: list[bytes], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(some))))
+    order = order[: data.draw(st.integers(1, len(some)))]
+    if data.draw(st.booleans()):
+        order.sort()  # Neighbours: copied together.
+    taken = batch_of(*some).take(np.array(order, np.intp))
+    taken.check()
+    assert frames_of(taken) == [some[i] for i in order]
+
+
+@given(frame_lists)
+def test_a_copy_is_the_same_elsewhere(some: list[bytes]) -> None:
+    batch = batch_of(*some)
+    copy = batch.copy()
+    copy.check()
+    assert frames_of(copy) == some
+    assert not np.shares_memory(copy.data, batch.data)

@@ -1,0 +1,227 @@
+"""Frames: encoding, splitting, batches and ack ranges, by example. Arrays: see test_fastpaths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import SPARE_BYTES
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.frame_splitter import Scratch
+from simplebus.core.protocol.frame_splitter import split as split_buffer
+from simplebus.core.protocol.frames import FrameBatch
+from tests.behaviour.wire_peer import batch_of
+from tests.support.oracles import (
+    DELIMITER,
+    build_frame,
+    parse_frame,
+    split_frames,
+)
+from tests.support.strategies import ACK, HEARTBEAT, MESSAGE
+
+SMALLEST = build_frame(HEARTBEAT)
+HEADER_FULL_OF_DELIMITER = bytes.fromhex("313c0d0a3e3c0d0a3e") + b"hi" + DELIMITER
+
+
+def split(data: bytes, first: int = 0, last: int | None = None) -> FrameBatch | None:
+    buffer = bytearray(data + bytes(SPARE_BYTES))
+    return split_buffer(buffer, first, len(data) if last is None else last, Scratch(len(buffer)))
+
+
+def test_a_frame_is_encoded_as_the_protocol_draws_it() -> None:
+    frame = frames.encode(
+        frames.MESSAGE, class_id=7, message_id=99, timer_index=3, content=b"hi\r\n"
+    )
+    assert frame == bytes.fromhex("310007000000630003" + "68690d0a" + "3c0d0a3e")
+
+
+def test_fields_left_out_are_zero() -> None:
+    assert frames.encode(frames.HEARTBEAT) == bytes.fromhex("300000000000000000" + "3c0d0a3e")
+
+
+def test_an_ack_is_encoded_as_the_protocol_draws_it() -> None:
+    frame = frames.encode_ack(class_id=1, timer_index=3, first=0, last=100)
+    assert frame == bytes.fromhex("330001000000000003" + "302d313030" + "3c0d0a3e")
+
+
+@pytest.mark.parametrize("message_id", [0, 1, 0x0A3E3C0D, (1 << 31) - 1])
+def test_what_is_encoded_reads_back(message_id: int) -> None:
+    frame = frames.encode(
+        frames.MESSAGE, class_id=0x3C0D, message_id=message_id, timer_index=0x0A3E, content=b"<"
+    )
+    assert parse_frame(frame) == (MESSAGE, 0x3C0D, message_id, 0x0A3E, b"<")
+
+
+@pytest.mark.parametrize("length", range(13))
+def test_fewer_than_thirteen_bytes_are_no_frame(length: int) -> None:
+    for frame in (SMALLEST, HEADER_FULL_OF_DELIMITER):
+        assert split(frame[:length]) is None
+
+
+def test_nothing_before_offset_nine_ends_a_frame() -> None:
+    for at in range(6):
+        frame = (b"1" * at + DELIMITER).ljust(9, b"1") + b"body" + DELIMITER
+        batch = split(frame)
+        assert batch is not None
+        assert batch.data.tobytes() == frame
+
+
+def test_only_the_bytes_asked_for_are_looked_at() -> None:
+    buffer = b"junk" + SMALLEST + SMALLEST
+    batch = split(buffer, 4, 4 + 13 + 12)
+    assert batch is not None
+    assert batch.data.tobytes() == SMALLEST
+    assert split(buffer, 4, 4 + 12) is None
+
+
+def test_what_remains_is_left_for_the_next_call() -> None:
+    data = SMALLEST + HEADER_FULL_OF_DELIMITER + b"31"
+    at = 0
+    found: list[bytes] = []
+    while (batch := split(data, at)) is not None:
+        batch.check()
+        found += [batch.slice(i, i + 1).data.tobytes() for i in range(batch.count)]
+        at += batch.data.size
+    assert (found, data[at:]) == split_frames(data)
+
+
+def test_frames_of_one_length_have_a_stride_and_others_have_none() -> None:
+    alike = split(SMALLEST * 3, 0, 39)
+    assert alike is not None
+    assert (alike.stride, alike.count) == (13, 3)
+    mixed = split(SMALLEST + HEADER_FULL_OF_DELIMITER, 0, 28)
+    assert mixed is not None
+    assert (mixed.stride, mixed.count) == (0, 2)
+
+
+def test_a_batch_knows_where_each_frame_lies() -> None:
+    batch = batch_of(SMALLEST, HEADER_FULL_OF_DELIMITER, SMALLEST)
+    batch.check()
+    assert batch.starts.tolist() == [0, 13, 28]
+    assert batch.ends.tolist() == [13, 28, 41]
+    assert batch.lengths.tolist() == [13, 15, 13]
+
+
+def test_a_batch_of_one_frame_is_that_frame() -> None:
+    batch = FrameBatch.of_one(memoryview(HEADER_FULL_OF_DELIMITER))
+    batch.check()
+    assert (batch.count, batch.stride) == (1, 15)
+    assert batch.data.tobytes() == HEADER_FULL_OF_DELIMITER
+
+
+def test_a_slice_holds_the_frames_asked_for_without_a_copy() -> None:
+    batch = batch_of(SMALLEST, HEADER_FULL_OF_DELIMITER, SMALLEST)
+    middle = batch.slice(1, 2)
+    middle.check()
+    assert middle.data.tobytes() == HEADER_FULL_OF_DELIMITER
+    assert np.shares_memory(middle.data, batch.data)
+
+
+def test_a_copy_outlives_the_buffer() -> None:
+    buffer = bytearray(SMALLEST * 2 + bytes(SPARE_BYTES))
+    batch = split_buffer(buffer, 0, 2 * len(SMALLEST), Scratch(len(buffer)))
+    assert batch is not None
+    copy = batch.copy()
+    buffer[:] = bytes(len(buffer))
+    copy.check()
+    assert copy.data.tobytes() == SMALLEST * 2
+
+
+def test_taken_frames_come_in_the_order_asked_for() -> None:
+    one, two = build_frame(MESSAGE, content=b"one"), build_frame(MESSAGE, content=b"second")
+    taken = batch_of(one, two, SMALLEST).take(np.array([2, 0, 1], np.intp))
+    taken.check()
+    assert taken.data.tobytes() == SMALLEST + one + two
+
+
+def test_keys_tell_types_and_classes_apart_and_nothing_else() -> None:
+    keys = batch_of(
+        build_frame(MESSAGE, class_id=1, message_id=5, content=b"x"),
+        build_frame(MESSAGE, class_id=1, timer_index=9),
+        build_frame(MESSAGE, class_id=256),
+        build_frame(ACK, class_id=1),
+    ).keys()
+    assert keys[0] == keys[1]
+    assert len(set(keys.tolist())) == 3
+
+
+def test_a_batch_whose_columns_do_not_fit_is_noticed() -> None:
+    data = np.frombuffer(SMALLEST * 2, np.uint8)
+    for bounds, stride in (([0, 13], 13), ([0, 5, 26], 0), ([0, 13, 26], 12), ([1, 26], 0)):
+        with pytest.raises(AssertionError):
+            FrameBatch(data, np.array(bounds, np.int64), stride).check()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"0-1", (0, 1)),
+        (b"0-100", (0, 100)),
+        (b"5-8", (5, 8)),
+        (b"0000000005-0000000008", (5, 8)),
+        (b"2147483647-2147483648", (2147483647, 2147483648)),
+        (b"0-2147483648", (0, 2147483648)),
+        (b"99999999-100000000", (99_999_999, 100_000_000)),
+    ],
+)
+def test_an_ack_range_is_read(content: bytes, expected: tuple[int, int]) -> None:
+    assert frames.ack_range(content) == expected
+    assert frames.ack_range(memoryview(content)) == expected
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"-",
+        b"5",
+        b"5-",
+        b"-5",
+        b"5-5",
+        b"8-5",
+        b" 5-8",
+        b"5-8\n",
+        b"+5-8",
+        b"5--8",
+        b"5-8-9",
+        b"00000000005-8",
+        b"5-00000000008",
+        b"2147483648-2147483649",
+        b"0-2147483649",
+        b"9999999999-9999999999",
+        b"a-b",
+        "\uff15-\uff18".encode(),
+    ],
+)
+def test_an_ack_that_is_no_range_is_refused(content: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="expected first-last") as caught:
+        frames.ack_range(content)
+    assert caught.value.reason is Reason.BAD_ACK
+
+
+def test_a_refused_ack_is_shown_but_not_at_full_length() -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        frames.ack_range(b"\xff" * 100_000)
+    assert "100000 bytes" in caught.value.sentence
+    assert len(caught.value.sentence) < 300
+
+
+def test_ack_ranges_stop_before_the_first_bad_one() -> None:
+    acks = [build_frame(ACK, content=c) for c in (b"0-1", b"4-9", b"x", b"9-10")]
+    firsts, lasts = frames.ack_ranges(batch_of(*acks))
+    assert (firsts.tolist(), lasts.tolist()) == ([0, 4], [1, 9])
+
+
+def test_a_bad_ack_in_front_leaves_no_range() -> None:
+    firsts, lasts = frames.ack_ranges(batch_of(build_frame(ACK)))
+    assert (firsts.size, lasts.size) == (0, 0)
+
+
+def test_stamping_changes_id_and_timer_index_and_no_other_byte() -> None:
+    buffer = bytearray(SMALLEST + HEADER_FULL_OF_DELIMITER + SMALLEST)
+    frames.stamp(memoryview(buffer), 13, 0x7FFFFFFF, 0xFFFF)
+    stamped = build_frame(
+        MESSAGE, class_id=0x3C0D, message_id=0x7FFFFFFF, timer_index=0xFFFF, content=b"hi"
+    )
+    assert bytes(buffer) == SMALLEST + stamped + SMALLEST

@@ -1,0 +1,344 @@
+"""The protocol's vectors (protocol/vectors/*.json), each driven through the real engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simplebus.core.broker.broker import Settings
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import SPARE_BYTES, Limits
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.frame_splitter import Scratch, split
+from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
+from simplebus.core.redelivery.ack_window import AckWindow
+from tests.behaviour.wire_peer import (
+    Bus,
+    Peer,
+    ack,
+    connect,
+    numbered,
+    publish,
+    subscribe,
+)
+from tests.support.oracles import (
+    AckOracle,
+    build_frame,
+    group_ids,
+    parse_ack,
+    parse_connect,
+    parse_frame,
+    split_frames,
+)
+from tests.support.strategies import (
+    ACK,
+    CONNECT,
+    HEARTBEAT,
+    MESSAGE,
+    SUBSCRIBE,
+    cut,
+)
+
+VECTORS = Path(__file__).parents[3] / "protocol" / "vectors"
+KINDS = {
+    "heartbeat": HEARTBEAT,
+    "message": MESSAGE,
+    "subscribe": SUBSCRIBE,
+    "ack": ACK,
+    "connect": CONNECT,
+}
+ACK_TIMEOUT = 6
+BUFFER = ReceiveBuffer()
+
+Vector = dict[str, Any]
+Fields = tuple[int, int, int, int, bytes]
+
+
+def vectors(file: str, name: str) -> pytest.MarkDecorator:
+    """Parametrize a test with each vector of this list."""
+    found = json.loads((VECTORS / f"{file}.json").read_text())[name]
+    return pytest.mark.parametrize("vector", found, ids=[vector["name"] for vector in found])
+
+
+def bytes_of(vector: Vector, prefix: str = "") -> bytes:
+    """A field `hex` or `parts`, or one that ends so."""
+    if f"{prefix}hex" in vector:
+        return bytes.fromhex(vector[f"{prefix}hex"])
+    return b"".join(bytes.fromhex(piece) * count for piece, count in vector[f"{prefix}parts"])
+
+
+def fields_of(vector: Vector) -> Fields:
+    return (
+        vector["type"],
+        vector["class_id"],
+        vector["message_id"],
+        vector["timer_index"],
+        bytes_of(vector, "content_"),
+    )
+
+
+def pairs(ranges: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    return [(first, last) for first, last in ranges]
+
+
+@pytest.mark.parametrize("path", sorted(VECTORS.glob("[!mv]*.json")), ids=lambda path: path.name)
+def test_a_file_says_what_it_holds_and_names_every_vector_once(path: Path) -> None:
+    file = json.loads(path.read_text())
+    assert file.pop("protocol") == 1
+    assert file.pop("about").endswith(".")
+    for entries in file.values():
+        names = [vector["name"] for vector in entries]
+        assert len(set(names)) == len(names) > 0
+
+
+# Frames ------------------------------------------------------------------------------------------
+
+
+@vectors("frames", "frames")
+def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
+    frame, fields = bytes_of(vector), fields_of(vector)
+    frame_type, class_id, message_id, timer_index, content = fields
+    buffer = bytearray(frame + bytes(SPARE_BYTES))
+    batch = split(buffer, 0, len(frame), Scratch(len(buffer)))
+    assert batch is not None
+    assert (batch.count, batch.data.size) == (1, len(frame))
+    assert parse_frame(frame) == fields
+    assert frame_type == KINDS[vector["kind"]]
+    signed = message_id - (1 << 32) if message_id >> 31 else message_id
+    encoded = frames.encode(
+        frame_type,
+        class_id=class_id,
+        message_id=signed,
+        timer_index=timer_index,
+        content=content,
+    )
+    assert encoded == frame
+
+
+@vectors("frames", "frames")
+def test_a_frame_from_a_client_is_taken_and_one_from_a_server_can_be_sent(vector: Vector) -> None:
+    frame_type, class_id, message_id, timer_index, content = fields_of(vector)
+    bus = Bus(Settings(ack_timeout=65535))
+    if vector["sender"] == "client":
+        peer = bus.peer(connect(class_id), subscribe(class_id))
+        peer.hear_frames()
+        peer.say(bytes_of(vector))
+        said = peer.hear_frames()
+        if frame_type == MESSAGE:
+            assert [parse_frame(frame) for frame in said] == [(MESSAGE, class_id, 0, 0, content)]
+        elif frame_type == CONNECT:
+            assert said == [build_frame(CONNECT, content=bytes(4))]
+            assert set(bus.broker.classes) == {class_id} | (parse_connect(content) or set())
+        else:
+            assert said == []
+        return
+    if frame_type == CONNECT:
+        bus.broker._next_session_id = int.from_bytes(content, "little")
+        assert bus.peer(connect()).hear_frames() == [bytes_of(vector)]
+    elif frame_type == MESSAGE:
+        bus.peer(connect(class_id))
+        cls = bus.broker.classes[class_id]
+        cls.ring.floor = cls.ring.head = message_id
+        cls.waiting = AckWindow(floor=message_id)
+        bus.tick(timer_index)
+        peer = bus.peer(subscribe(class_id), publish(class_id, content))
+        assert peer.hear_frames() == [bytes_of(vector)]
+
+
+# Streams -----------------------------------------------------------------------------------------
+
+
+def received(chunks: Sequence[bytes]) -> tuple[list[bytes], int]:
+    receiver = FrameReceiver(frame_bytes_max=Limits().frame_bytes)
+    whole: list[bytes] = []
+    for chunk in chunks:
+        for at in range(0, len(chunk), len(BUFFER.space)):
+            count = BUFFER.fill(chunk[at : at + len(BUFFER.space)])
+            for batch in receiver.receive(BUFFER, count):
+                whole += split_frames(batch.data.tobytes())[0]
+    return whole, receiver.tail_bytes
+
+
+@vectors("streams", "streams")
+def test_a_stream_gives_the_same_frames_however_it_is_cut(vector: Vector) -> None:
+    data = bytes_of(vector)
+    expected = ([fields_of(frame) for frame in vector["frames"]], vector["leftover"])
+    long = len(data) > 2000
+    chunkings = [[data]]
+    if not long:
+        chunkings.append([data[at : at + 1] for at in range(len(data))])
+    places = range(0, len(data) + 1, 99_991 if long else 1)
+    chunkings += [cut(data, [place]) for place in (*places, len(data) - 1, len(data) - 2)]
+    for chunks in chunkings:
+        whole, leftover = received(chunks)
+        assert ([parse_frame(frame) for frame in whole], leftover) == expected
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+
+def limits_of(vector: Vector) -> Limits:
+    return Limits(**vector["limits"])
+
+
+@vectors("invalid", "invalid")
+@pytest.mark.parametrize("bytewise", [False, True])
+def test_what_a_server_refuses_is_refused_for_its_reason(vector: Vector, bytewise: bool) -> None:
+    data, reason = bytes_of(vector), Reason(vector["reason"])
+    bus = Bus(Settings(limits=limits_of(vector)))
+    peer = bus.peer()
+    piece = 1 + len(data) // 2000 if bytewise else len(data) + 1
+    chunks = [data[at : at + piece] for at in range(0, len(data), piece)]
+    caught: RemoteProtocolError | None = None
+    try:
+        peer.say(*chunks)
+    except RemoteProtocolError as error:
+        caught = error
+    overdue = bus.tick(vector["silence_seconds"]) if caught is None else []
+    assert processed(bus, peer, data) == effects_of(split_frames(data)[0], vector["frames_before"])
+    if not vector["disconnects"]:
+        assert (caught, overdue) == (None, [])
+        assert bus.broker.refused == {reason: 1}
+        peer.hear_frames()
+        peer.say(connect(1))
+        assert len(peer.hear_frames()) == 1
+        return
+    assert bus.broker.refused == {}
+    if caught is None:
+        session, caught = overdue[0]
+        assert session is peer.session
+    assert caught.reason is reason
+
+
+def effects_of(said: list[bytes], count: int) -> tuple[set[int], dict[int, list[bytes]], int]:
+    """The classes, messages and replies that the first `count` frames of a client lead to."""
+    named: set[int] = set()
+    stored: dict[int, list[bytes]] = {}
+    replies = 0
+    for frame in said[:count]:
+        frame_type, class_id, _, _, content = parse_frame(frame)
+        if frame_type == CONNECT:
+            named |= parse_connect(content) or set()
+            replies += 1
+        elif frame_type == MESSAGE:
+            stored.setdefault(class_id, []).append(content)
+    return named, stored, replies
+
+
+def processed(bus: Bus, peer: Peer, data: bytes) -> tuple[set[int], dict[int, list[bytes]], int]:
+    """The same, as the broker has it."""
+    stored = {}
+    for class_id, cls in bus.broker.classes.items():
+        kept = [cls.ring.frame(sequence) for sequence in range(cls.ring.floor, cls.ring.head)]
+        if kept:
+            stored[class_id] = [parse_frame(frame)[4] for frame in kept]
+    replies = bytes(peer.session.outbox._replies)
+    return set(bus.broker.classes), stored, len(split_frames(replies)[0])
+
+
+# Connects ----------------------------------------------------------------------------------------
+
+
+@vectors("connects", "valid")
+def test_a_connect_names_its_classes(vector: Vector) -> None:
+    content = bytes_of(vector, "content_")
+    bus = Bus(classes=65536)
+    peer = bus.peer(build_frame(CONNECT, content=content))
+    assert sorted(bus.broker.classes) == vector["class_ids"]
+    assert len(peer.hear_frames()) == 1
+    assert parse_connect(content) == set(vector["class_ids"])
+
+
+@vectors("connects", "invalid")
+def test_a_connect_that_names_no_classes_is_refused(vector: Vector) -> None:
+    content = bytes_of(vector, "content_")
+    assert parse_connect(content) is None
+    if vector["version_1_only"]:  # This server speaks version 2 as well.
+        return
+    bus = Bus(classes=65536)
+    assert bus.peer().is_refused(build_frame(CONNECT, content=content)) == vector["reason"]
+    assert bus.broker.classes == {}
+
+
+# Acks --------------------------------------------------------------------------------------------
+
+
+@vectors("acks", "windows")
+@pytest.mark.parametrize("times", [1, 60])
+def test_acks_leave_a_window_as_they_should(vector: Vector, times: int) -> None:
+    # Said sixty times over in one read, they are read and mapped and marked in arrays.
+    floor, cursor = vector["floor"], vector["cursor"]
+    oracle = AckOracle(floor=floor, cursor=cursor)
+    bus = Bus()
+    bus.peer(connect(1))
+    cls = bus.broker.classes[1]
+    cls.ring.floor = cls.ring.head = floor
+    cls.waiting = AckWindow(floor=floor)
+    peer = bus.peer(subscribe(1), publish(1, *numbered(cursor - floor)))
+    assert len(peer.hear()) == cursor - floor
+    acks = pairs(vector["acks"])
+    peer.say(b"".join(ack(1, first, last) for first, last in acks) * times)
+    for first, last in acks:
+        oracle.ack_ids(first, last)
+    window = peer.session.subscriptions[1].window
+    assert window.floor == oracle.floor == vector["expected_floor"]
+    unacked = pairs(vector["expected_unacked"])
+    assert window.unacked(floor, cursor) == oracle.unacked(floor, cursor) == unacked
+    assert bus.broker.refused[Reason.ACK_UNSENT] == times * vector["expected_unsent"]
+    assert bus.statistics(1).ring.floor == vector["expected_floor"]
+
+
+@vectors("acks", "releases")
+def test_acks_of_several_subscriptions_release_what_all_of_them_acknowledged(
+    vector: Vector,
+) -> None:
+    floor, head = vector["floor"], vector["head"]
+    bus = Bus()
+    peers: list[Peer | None] = [
+        bus.peer(connect(1), subscribe(1), publish(1, *numbered(floor))),
+    ]
+    assert peers[0] is not None
+    assert len(peers[0].hear()) == floor
+    if floor:
+        peers[0].say(ack(1, 0, floor))
+    peers += [bus.peer(subscribe(1)) for _ in range(vector["subscriptions"] - 1)]
+    bus.peer(publish(1, *numbered(head - floor)))
+    for peer in peers:
+        assert peer is not None
+        assert peer.hear_ids(1) == list(range(floor, head))
+    for number, verb, *ids in vector["steps"]:
+        peer = peers[number]
+        assert peer is not None
+        if verb == "go":
+            peer.leave()
+            peers[number] = None
+        else:
+            peer.say(ack(1, *ids))
+    bus.tick(ACK_TIMEOUT)
+    unacked = [None if peer is None else group_ids(peer.hear_ids(1)) for peer in peers]
+    expected = [None if ranges is None else pairs(ranges) for ranges in vector["expected_unacked"]]
+    assert unacked == expected
+    waiting: list[tuple[int, int]] = []
+    if all(peer is None for peer in peers):
+        waiting = group_ids(bus.peer(subscribe(1)).hear_ids(1))
+    assert waiting == pairs(vector["expected_waiting"])
+    needed = {i for ranges in (*unacked, waiting) for a, b in ranges or () for i in range(a, b)}
+    released = group_ids([i for i in range(floor, head) if i not in needed])
+    assert released == pairs(vector["expected_released"])
+
+
+@vectors("acks", "grouping")
+def test_ids_are_grouped_as_a_client_does(vector: Vector) -> None:
+    ranges = group_ids(vector["ids"])
+    assert ranges == pairs(vector["ranges"])
+    contents = []
+    for first, last in ranges:
+        frame = frames.encode_ack(class_id=1, timer_index=0, first=first, last=last)
+        content = parse_frame(frame)[4]
+        assert frames.ack_range(content) == parse_ack(content) == (first, last)
+        contents.append(content.decode())
+    assert contents == vector["contents"]

@@ -1,0 +1,85 @@
+"""What a ring knows of its messages, through growing, wrapping, shrinking and running empty."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.limits import RING_IDLE_TICKS
+from simplebus.core.ring import columns as module
+from simplebus.core.ring.columns import AT_ONCE, NEVER, Columns, Rows
+from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.ring import Ring
+from tests.behaviour.wire_peer import batch_of
+from tests.behaviour.wire_peer_v2 import enveloped, publish
+
+Row = tuple[int, float, float]
+PLAIN: Row = (0, NEVER, AT_ONCE)
+
+rows = st.tuples(
+    st.sampled_from([0, 3, 9]), st.sampled_from([NEVER, 12.5]), st.sampled_from([AT_ONCE, 7.0])
+)
+steps = st.one_of(
+    st.tuples(st.just("plain"), st.integers(1, 300), st.just([PLAIN])),
+    st.tuples(st.just("one"), st.just(1), st.just([PLAIN])),
+    st.tuples(st.just("special"), st.integers(1, 60), st.lists(rows, min_size=1, max_size=4)),
+    st.tuples(st.just("release"), st.integers(0, 400), st.just([PLAIN])),
+    st.tuples(st.just("idle"), st.integers(1, 2), st.just([PLAIN])),
+)
+
+
+def of(described: list[Row]) -> Rows:
+    """As the store describes them: what they have not is None."""
+    channels, expires, opens = (np.array(column) for column in zip(*described, strict=True))
+    return Rows(
+        len(described),
+        channels.astype(np.uint32) if channels.any() else 0,
+        expires if (expires < NEVER).any() else None,
+        opens if opens.any() else None,
+    )
+
+
+def known(ring: Ring) -> list[Row]:
+    found = ring.rows(ring.floor, ring.head)
+    count = len(ring)
+    channels = np.broadcast_to(np.asarray(found.channels), count)
+    expires = np.full(count, NEVER) if found.expires is None else found.expires
+    opens = np.full(count, AT_ONCE) if found.opens is None else found.opens
+    return list(zip(channels.tolist(), expires.tolist(), opens.tolist(), strict=True))
+
+
+@given(st.lists(steps, max_size=25))
+def test_every_message_keeps_what_is_known_of_it(script: list[tuple[str, int, list[Row]]]) -> None:
+    ring = Ring(class_id=1, messages_max=2000, bytes_max=1 << 20, budget=MemoryBudget(1 << 20))
+    model: list[Row] = []
+    for what, count, pattern in script:
+        described = (pattern * count)[:count]
+        if what == "plain":
+            taken = ring.append(batch_of(*[publish(1, 0, b"x" * 90)] * count), 0)
+            model += described[:taken]
+        elif what == "one":
+            if ring.append_one(memoryview(publish(1, 0, b"x")), 0):
+                model += described
+        elif what == "special":
+            taken = ring.append(batch_of(*[enveloped(1, 0, b"\0")] * count), 0, of(described))
+            model += described[:taken]
+        elif what == "release":
+            ring.release(min(ring.head, ring.floor + count))
+        else:
+            for _ in range(count * RING_IDLE_TICKS):
+                ring.tick()
+        ring.check()
+        assert known(ring) == model[ring.floor :]
+    timed = [n for n, (_, expires, opens) in enumerate(model) if expires < NEVER or opens]
+    assert all(n < ring.timed_until for n in timed)
+
+
+def test_rows_whose_channels_found_no_room_are_let_go_of_like_all_others() -> None:
+    columns = Columns()
+    columns.add_for(Rows(1, 5), 4)
+    columns.put_one(0, module.Row())
+    columns.let_go([(0, 1)])
+    columns.use(np.array([3, 3, 1], np.uint32), 3)
+    columns.use(3, 2)
+    assert columns.uses[1:4].tolist() == [1, 0, 4]

@@ -1,0 +1,417 @@
+"""One peer's bytes become events: which, in which order, and how a session ends. Timeouts too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
+from simplebus.core.protocol.events import (
+    Acked,
+    AckedOne,
+    Connected,
+    Event,
+    Published,
+    PublishedOne,
+    Subscribed,
+)
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.session.session import Session
+from tests.behaviour.wire_peer import (
+    MANY,
+    ack,
+    connect,
+    heartbeat,
+    numbered,
+    publish,
+    subscribe,
+)
+from tests.support.oracles import (
+    DELIMITER,
+    build_frame,
+    parse_connect,
+    parse_frame,
+    split_frames,
+)
+from tests.support.strategies import (
+    CONNECT,
+    MESSAGE,
+    SUBSCRIBE,
+    Chunks,
+    ack_frame,
+    chunkings,
+)
+
+BUFFER = ReceiveBuffer()
+
+Fact = tuple[object, ...]
+
+
+def session_of(*known: int, frame_bytes_max: int = 1 << 20) -> Session:
+    """A session on a bus where these classes were named."""
+    return Session(3, frame_bytes_max=frame_bytes_max, known_classes=set(known), peer="test")
+
+
+def facts(event: Event) -> list[Fact]:
+    """An event's frames one by one."""
+    match event:
+        case Published(class_id, batch):
+            payloads = [parse_frame(frame)[4] for frame in split_frames(batch.data.tobytes())[0]]
+            return [("published", class_id, payload) for payload in payloads]
+        case PublishedOne(class_id, frame):
+            return [("published", class_id, parse_frame(bytes(frame))[4])]
+        case Acked(class_id, firsts, lasts):
+            ranges = zip(firsts.tolist(), lasts.tolist(), strict=True)
+            return [("acked", class_id, first, last) for first, last in ranges]
+        case AckedOne(class_id, first, last):
+            return [("acked", class_id, first, last)]
+        case Connected(class_ids):
+            return [("connected", class_ids)]
+        case Subscribed(class_id):
+            return [("subscribed", class_id)]
+
+
+def hear(session: Session, *chunks: bytes) -> tuple[list[Fact], Reason | None]:
+    """What a session understands of this, and why it ends, if it does."""
+    heard: list[Fact] = []
+    try:
+        for chunk in filter(None, chunks):
+            count = BUFFER.fill(chunk)
+            single = session.receive_one(BUFFER, count)
+            for event in session.receive(BUFFER, count) if single is None else [single]:
+                heard += facts(event)
+    except RemoteProtocolError as error:
+        return heard, error.reason
+    return heard, None
+
+
+def understood(*chunks: bytes, known: Iterable[int] = ()) -> list[Fact]:
+    heard, reason = hear(session_of(*known), *chunks)
+    assert reason is None
+    return heard
+
+
+def test_each_kind_of_frame_is_understood() -> None:
+    assert understood(connect(1, 2)) == [("connected", (1, 2))]
+    assert understood(subscribe(7)) == [("subscribed", 7)]
+    assert understood(publish(7, b"hi\r\n"), known=[7]) == [("published", 7, b"hi\r\n")]
+    assert understood(ack(7, 0, 100)) == [("acked", 7, 0, 100)]
+    assert understood(heartbeat()) == []
+
+
+def test_the_fields_that_the_protocol_ignores_are_ignored() -> None:
+    def wild(frame_type: int, content: bytes) -> bytes:
+        return build_frame(
+            frame_type, class_id=0x0A3E, message_id=0x7FFFFFFF, timer_index=65535, content=content
+        )
+
+    assert understood(wild(ord("0"), b"still here")) == []
+    assert understood(wild(CONNECT, b"[5]")) == [("connected", (5,))]
+    assert understood(wild(SUBSCRIBE, b"from=5")) == [("subscribed", 0x0A3E)]
+    assert understood(wild(MESSAGE, b"m"), known=[0x0A3E]) == [("published", 0x0A3E, b"m")]
+    assert understood(wild(ord("3"), b"4-5")) == [("acked", 0x0A3E, 4, 5)]
+
+
+def test_a_single_message_or_ack_is_understood_without_arrays() -> None:
+    for known, said, expected in (
+        ((7,), publish(7, b"hi"), [("published", 7, b"hi")]),
+        ((), ack(7, 5, 6), [("acked", 7, 5, 6)]),
+    ):
+        session = session_of(*known)
+        assert hear(session, connect()) == ([("connected", ())], None)
+        event = session.receive_one(BUFFER, BUFFER.fill(said))
+        assert event is not None
+        assert facts(event) == expected
+        assert session.receiver.frames == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"1",
+        b"3",
+        publish(7, b"hi")[:-1],
+        ack(7, 5, 6)[:-1],
+        publish(7, b"hi", b"ho"),
+        ack(7, 5, 6) * 2,
+        publish(7, b"hi") + b"1",
+        publish(8, b"of an unknown class"),
+        publish(7, b"long" * 5000),
+        heartbeat(),
+        subscribe(7),
+        connect(7),
+        build_frame(0x39),
+    ],
+)
+def test_anything_but_a_single_message_or_ack_is_left_alone(said: bytes) -> None:
+    session = session_of(7)
+    hear(session, connect())
+    assert session.receive_one(BUFFER, BUFFER.fill(said)) is None
+    assert session.receiver.frames == 1
+
+
+def test_the_end_of_a_frame_is_no_single_message() -> None:
+    session = session_of(7)
+    outer = publish(7, publish(7, b"inner")[:-4])
+    assert hear(session, outer[:9], outer[9:]) == ([("published", 7, outer[9:-4])], None)
+
+
+@pytest.mark.parametrize("count", [1, 2, PLAIN_FRAMES_MAX, MANY])
+def test_a_run_of_one_type_and_class_is_one_event(count: int) -> None:
+    session = session_of(7)
+    data = publish(7, *numbered(count))
+    events = list(session.receive(BUFFER, BUFFER.fill(data)))
+    assert len(events) == 1
+    assert facts(events[0]) == [("published", 7, payload) for payload in numbered(count)]
+
+
+def test_frames_of_several_kinds_keep_their_order() -> None:
+    assert understood(
+        connect(1) + subscribe(1) + publish(1, b"a", b"b") + ack(1, 0, 1) + publish(1, b"c"),
+        known=[1],
+    ) == [
+        ("connected", (1,)),
+        ("subscribed", 1),
+        ("published", 1, b"a"),
+        ("published", 1, b"b"),
+        ("acked", 1, 0, 1),
+        ("published", 1, b"c"),
+    ]
+
+
+def test_each_connect_is_an_event_of_its_own() -> None:
+    assert understood(connect(1) + connect(2) + connect()) == [
+        ("connected", (1,)),
+        ("connected", (2,)),
+        ("connected", ()),
+    ]
+
+
+def test_classes_in_turn_are_gathered_and_acks_go_first() -> None:
+    some = [publish(1 + i % 2, b"%d" % i) + ack(1, i, i + 1) for i in range(MANY)]
+    heard = understood(b"".join(some), known=[1, 2])
+    assert heard == [
+        *(("acked", 1, i, i + 1) for i in range(MANY)),
+        *(("published", 1, b"%d" % i) for i in range(0, MANY, 2)),
+        *(("published", 2, b"%d" % i) for i in range(1, MANY, 2)),
+    ]
+
+
+def test_nothing_moves_across_a_frame_that_is_no_message_ack_or_heartbeat() -> None:
+    turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(MANY))
+    heard = understood(turns + subscribe(2) + turns, known=[1, 2])
+    assert heard.index(("subscribed", 2)) == MANY == len(heard) // 2
+
+
+def test_a_class_may_be_named_in_the_same_breath() -> None:
+    known: set[int] = set()
+    session = Session(3, frame_bytes_max=1 << 20, known_classes=known, peer="test")
+    turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(MANY))
+    heard = 0
+    for event in session.receive(BUFFER, BUFFER.fill(connect(1, 2) + turns)):
+        heard += len(facts(event))
+        if isinstance(event, Connected):
+            known.update(event.class_ids)
+    assert heard == 1 + MANY
+
+
+OFFENCES = {
+    Reason.UNKNOWN_TYPE: build_frame(ord("5"), class_id=1),
+    Reason.UNKNOWN_CLASS: publish(9, b"x"),
+    Reason.BAD_ACK: ack_frame(1, b"5-5"),
+    Reason.BAD_CONNECT: build_frame(CONNECT, content=b"7"),
+    Reason.FRAME_TOO_LONG: publish(1, b"x" * 100),
+}
+
+
+@pytest.mark.parametrize(("reason", "offence"), OFFENCES.items())
+@pytest.mark.parametrize("kinds", [1, 2])
+@pytest.mark.parametrize("before", [0, 1, 3, MANY])
+def test_an_offence_ends_the_session_behind_the_frames_before_it(
+    reason: Reason, offence: bytes, kinds: int, before: int
+) -> None:
+    # Alone, in a few runs, and where frames are sorted.
+    good = [publish(1 + i % kinds, b"%d" % i) for i in range(before)]
+    behind = [publish(1, b"behind")] * 3
+    session = session_of(1, 2, frame_bytes_max=100)
+    heard, why = hear(session, b"".join([*good, offence, *behind]))
+    assert why is reason
+    expected = [("published", 1 + i % kinds, b"%d" % i) for i in range(before)]
+    assert sorted(heard) == sorted(expected)
+
+
+def test_every_other_type_byte_is_refused() -> None:
+    for frame_type in sorted({*range(256)} - {*b"01234"}):
+        for count in (1, 2):
+            heard = hear(session_of(), build_frame(frame_type) * count)
+            assert heard == ([], Reason.UNKNOWN_TYPE), (frame_type, count)
+
+
+def test_an_error_says_what_came_and_what_was_expected() -> None:
+    for offence, words in (
+        (build_frame(0x4D), ["0x4d", "digits 0 to 4"]),
+        (publish(9, b""), ["class 9", "Connect"]),
+        (ack_frame(1, b"8-5"), ["'8-5'", "first-last"]),
+        (build_frame(CONNECT, content=b"[70000]"), ["[70000]", "65535"]),
+    ):
+        with pytest.raises(RemoteProtocolError) as caught:
+            list(session_of().receive(BUFFER, BUFFER.fill(offence)))
+        for word in words:
+            assert word in caught.value.sentence
+
+
+json_like = st.lists(
+    st.sampled_from([b"[", b"]", b",", b" ", b"\n", b"0", b"1", b"65535", b"65536", b"-", b"."]),
+    max_size=7,
+).map(b"".join)
+arrays = st.lists(st.integers(-1, 65537), max_size=6).map(lambda ids: str(ids).encode())
+
+
+@given(st.one_of(json_like, arrays, json_like.map(lambda inner: b"[" + inner + b"]")))
+def test_a_connect_names_what_its_grammar_says_or_nothing(content: bytes) -> None:
+    expected = parse_connect(content)
+    heard, reason = hear(session_of(), build_frame(CONNECT, content=content))
+    if expected is None:
+        assert (heard, reason) == ([], Reason.BAD_CONNECT)
+    else:
+        assert reason is None
+        [(_, class_ids)] = heard
+        assert isinstance(class_ids, tuple)
+        assert len(class_ids) == len(set(class_ids))
+        assert set(class_ids) == expected
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                connect(1),
+                subscribe(1),
+                publish(1, b"<\r\n"),
+                publish(0x3C0D, b"x"),
+                ack(1, 5, 6),
+                heartbeat(),
+            ]
+        ),
+        max_size=20,
+    )
+    .map(b"".join)
+    .flatmap(chunkings)
+)
+def test_events_do_not_depend_on_where_the_stream_was_cut(chunks: Chunks) -> None:
+    def without_repeats(heard: list[Fact]) -> list[Fact]:
+        # Subscribing again changes nothing, and may be left out.
+        repeats = zip(heard, [None, *heard], strict=False)
+        return [fact for fact, before in repeats if fact != before or fact[0] != "subscribed"]
+
+    whole, cut = (understood(*parts, known=[1, 0x3C0D]) for parts in ([b"".join(chunks)], chunks))
+    assert without_repeats(cut) == without_repeats(whole)
+
+
+# Time --------------------------------------------------------------------------------------------
+
+LIMITS = Limits(hello_seconds=30, frame_seconds=60, stall_seconds=10)
+
+
+def ticks_until_overdue(
+    session: Session, *, holds_back: bool = False, most: int = 200, said: bytes = b""
+) -> tuple[int, Reason] | None:
+    """After how many beats of a second, saying this before each, it is cut off, and why."""
+    for ticks in range(1, most + 1):
+        if said:
+            hear(session, said)
+        error = session.tick(LIMITS, 1.0, holds_back=holds_back)
+        if error is not None:
+            return ticks, error.reason
+    return None
+
+
+def test_a_session_that_says_nothing_is_cut_off_after_the_hello_timeout() -> None:
+    assert ticks_until_overdue(session_of()) == (31, Reason.HELLO_TIMEOUT)
+
+
+def test_the_first_byte_is_a_hello() -> None:
+    session = session_of()
+    hear(session, b"3")
+    assert ticks_until_overdue(session) == (61, Reason.FRAME_TIMEOUT)
+
+
+def test_a_frame_begun_and_not_ended_is_cut_off_after_the_frame_timeout() -> None:
+    session = session_of()
+    hear(session, heartbeat() + heartbeat()[:5])
+    overdue = ticks_until_overdue(session)
+    assert overdue in {(61, Reason.FRAME_TIMEOUT), (62, Reason.FRAME_TIMEOUT)}
+
+
+def test_a_frame_that_dribbles_in_is_cut_off_all_the_same() -> None:
+    session = session_of(1)
+    hear(session, publish(1, b"")[:9])
+    assert ticks_until_overdue(session, said=b"x") == (61, Reason.FRAME_TIMEOUT)
+
+
+def test_frames_cut_by_every_tick_but_ended_in_time_are_no_offence() -> None:
+    session = session_of()
+    frame = heartbeat()
+    hear(session, frame[:5])
+    assert ticks_until_overdue(session, said=frame[5:] + frame[:5]) is None
+
+
+def test_silence_after_a_whole_frame_is_no_offence() -> None:
+    session = session_of()
+    hear(session, heartbeat())
+    assert ticks_until_overdue(session) is None
+
+
+def test_shorter_ticks_are_counted_by_their_length() -> None:
+    session = session_of()
+    ticks = next(
+        n for n in range(1, 999) if session.tick(LIMITS, 0.1, holds_back=False) is not None
+    )
+    assert 300 <= ticks <= 302
+
+
+def test_a_peer_that_takes_no_bytes_is_cut_off_only_while_it_holds_back_a_class() -> None:
+    session = session_of()
+    hear(session, heartbeat())
+    session.outbox.reply(b"waits to be taken")
+    assert ticks_until_overdue(session) is None
+    session.tick(LIMITS, 1.0, holds_back=False)
+    assert ticks_until_overdue(session, holds_back=True) == (11, Reason.STALLED)
+
+
+def test_a_peer_that_takes_a_byte_now_and_then_is_not_stalled() -> None:
+    session = session_of()
+    hear(session, heartbeat())
+    session.outbox.reply(b"x" * 100)
+    for _ in range(20):
+        for _ in range(9):
+            assert session.tick(LIMITS, 1.0, holds_back=True) is None
+        session.outbox.peek(0)
+        session.outbox.sent(1, 0)
+        assert session.tick(LIMITS, 1.0, holds_back=True) is None
+
+
+def test_a_peer_with_nothing_to_take_is_not_stalled() -> None:
+    session = session_of()
+    hear(session, heartbeat())
+    assert ticks_until_overdue(session, holds_back=True) is None
+
+
+def test_bytes_kept_for_a_session_are_its_tail_its_replies_and_what_is_parked() -> None:
+    session = session_of()
+    assert session.pending_bytes == 0
+    hear(session, heartbeat() + b"12345")
+    assert session.pending_bytes == 5
+    session.outbox.reply(b"reply")
+    session.parked_bytes += 100
+    assert session.pending_bytes == 110
+
+
+def test_a_delimiter_in_a_payload_makes_its_rest_a_frame_of_its_own() -> None:
+    data = publish(1, b"one")[:-4] + DELIMITER + b"two two two" + DELIMITER
+    heard, reason = hear(session_of(1), data)
+    assert (heard, reason) == ([("published", 1, b"one")], Reason.UNKNOWN_TYPE)

@@ -1,0 +1,189 @@
+"""Frames that come together leave a broker as if each had come by itself.
+
+One law: see test_fastpaths.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.redelivery.ack_window import AckWindow
+from tests.behaviour.wire_peer import (
+    MANY,
+    Bus,
+    ack,
+    connect,
+    heartbeat,
+    numbered,
+    publish,
+    state_of,
+    subscribe,
+)
+from tests.support.oracles import ID_COUNT, AckOracle, build_frame
+from tests.support.strategies import SUBSCRIBE, ack_frame
+
+CLASSES = (0, 1, 256, 0x3C0D)
+"""Named from the beginning. 1 and 256 differ in the order of their bytes; the last one's id is half
+a delimiter."""
+LATE = 77
+"""Named in the middle, perhaps."""
+SENT = 80
+"""Messages that every subscription has been sent beforehand."""
+
+usual_frames = st.one_of(
+    st.builds(publish, st.sampled_from(CLASSES), st.binary(max_size=3)),
+    st.builds(publish, st.sampled_from(CLASSES), st.sampled_from([b"", b"<\r\n", b"longer" * 9])),
+    st.builds(
+        lambda class_id, first, count: ack(class_id, first, first + count),
+        st.sampled_from((*CLASSES, LATE)),
+        st.integers(0, SENT + 5),
+        st.integers(1, 9),
+    ),
+    st.just(heartbeat()),
+)
+rare_frames = st.one_of(
+    st.just(connect(LATE, 1)),
+    st.sampled_from((*CLASSES, LATE)).map(subscribe),
+    st.just(publish(LATE, b"perhaps unknown")),
+)
+bad_frames = st.one_of(
+    st.just(build_frame(ord("9"), class_id=1)),
+    st.just(publish(3, b"nobody named this class")),
+    st.sampled_from([b"", b"5-5", b"x-y"]).map(lambda content: ack_frame(1, content)),
+    st.just(build_frame(SUBSCRIBE - 0x30, class_id=1)),
+    st.just(connect(-1)),
+)
+
+
+def outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
+    """Everything that can be seen of a broker after one of its peers has said this."""
+    bus = Bus()
+    speaker = bus.peer(connect(*CLASSES), *(subscribe(c) for c in CLASSES[:3]))
+    listener = bus.peer(*(subscribe(c) for c in CLASSES[1:]))
+    for class_id in CLASSES:
+        speaker.say(publish(class_id, *numbered(SENT)))
+    assert len(speaker.hear()) == len(listener.hear()) == 3 * SENT
+    reason: Reason | None = None
+    try:
+        speaker.say(*chunks)
+    except RemoteProtocolError as error:
+        reason = error.reason
+    broker = bus.broker
+    heard = [
+        {class_id: [m for m in peer if m.class_id == class_id] for class_id in (*CLASSES, LATE)}
+        for peer in (speaker.hear(), listener.hear())
+    ]
+    unacked = [
+        (subscription.class_id, state_of(subscription.window))
+        for cls in broker.classes.values()
+        for subscription in cls.subscriptions
+    ]
+    stored = {
+        class_id: [cls.ring.frame(s) for s in range(cls.ring.floor, cls.ring.head)]
+        for class_id, cls in broker.classes.items()
+    }
+    return reason, dict(broker.refused), speaker.session.receiver.frames, heard, unacked, stored
+
+
+def assert_same_outcome(some: Sequence[bytes]) -> None:
+    at_once, one_by_one = outcome([b"".join(some)]), outcome(some)
+    assert at_once[0] == one_by_one[0]
+    assert at_once[1] == one_by_one[1]
+    if at_once[0] is None:  # A refused chunk has counted the frames behind the offence as well.
+        assert at_once[2] == one_by_one[2]
+    assert at_once[3:] == one_by_one[3:]
+
+
+@given(st.lists(usual_frames, min_size=1, max_size=12), st.sampled_from([1, 12]), st.randoms())
+def test_messages_and_acks_of_many_classes_mix_as_if_they_came_one_by_one(
+    some: list[bytes], times: int, random: Random
+) -> None:
+    # Shuffled, there are more changes of type and class than runs are gone through one by one.
+    some = some * times
+    random.shuffle(some)
+    assert_same_outcome(some)
+
+
+@given(
+    st.lists(usual_frames, min_size=2, max_size=12),
+    st.lists(rare_frames, max_size=4),
+    st.lists(bad_frames, max_size=2),
+    st.sampled_from([1, 12]),
+    st.randoms(),
+)
+def test_anything_else_between_them_keeps_its_place(
+    some: list[bytes], rare: list[bytes], bad: list[bytes], times: int, random: Random
+) -> None:
+    some = some * times + rare + bad
+    random.shuffle(some)
+    assert_same_outcome(some)
+
+
+@given(
+    st.lists(usual_frames, min_size=1, max_size=12),
+    st.sampled_from([1, 12]),
+    st.integers(1, 100),
+    st.randoms(),
+)
+def test_full_classes_end_up_as_if_frames_came_one_by_one(
+    some: list[bytes], times: int, class_messages: int, random: Random
+) -> None:
+    # What waits for room meanwhile may differ, as acks go before messages. What comes out may not.
+    some = some * times
+    random.shuffle(some)
+    outcomes = []
+    for chunks in ([b"".join(some)], some):
+        bus = Bus(class_messages=class_messages)
+        speaker = bus.peer(connect(*CLASSES), *(subscribe(class_id) for class_id in CLASSES))
+        speaker.say(*chunks)
+        heard: dict[int, list[tuple[int, bytes]]] = {class_id: [] for class_id in CLASSES}
+        while messages := speaker.hear():
+            for message in messages:
+                heard[message.class_id].append((message.message_id, message.payload))
+                speaker.say(ack(message.class_id, message.message_id, message.message_id + 1))
+        assert not speaker.session.parked
+        outcomes.append(heard)
+    assert outcomes[0] == outcomes[1]
+
+
+def test_classes_in_turn_engage_sorting_and_lose_nothing() -> None:
+    some = [publish(class_id, payload) for payload in numbered(MANY) for class_id in CLASSES]
+    bus = Bus()
+    speaker = bus.peer(connect(*CLASSES), *(subscribe(c) for c in CLASSES))
+    speaker.say(b"".join(some))
+    heard = speaker.hear()
+    for class_id in CLASSES:
+        of_class = [m for m in heard if m.class_id == class_id]
+        assert [m.message_id for m in of_class] == list(range(MANY))
+        assert [m.payload for m in of_class] == numbered(MANY)
+
+
+@pytest.mark.parametrize("bad_at", [0, 1, MANY, 2 * MANY - 1])
+def test_frames_before_a_bad_one_count_and_those_behind_it_do_not(bad_at: int) -> None:
+    some = [publish(1 if i % 2 else 256, b"%d" % i) for i in range(2 * MANY)]
+    some[bad_at] = ack_frame(0, b"8-5")
+    bus = Bus()
+    speaker = bus.peer(connect(1, 256))
+    assert speaker.is_refused(b"".join(some)) is Reason.BAD_ACK
+    assert bus.statistics(1).published == bad_at // 2
+    assert bus.statistics(256).published == (bad_at + 1) // 2
+
+
+def test_acks_over_the_wrap_among_many_mean_the_right_messages() -> None:
+    ranges = [(i % ID_COUNT, i % ID_COUNT + 1) for i in range(ID_COUNT - 30, ID_COUNT + MANY)]
+    oracle = AckOracle(floor=ID_COUNT - 30, cursor=ID_COUNT + MANY)
+    window = AckWindow(floor=ID_COUNT - 30)
+    window.cursor = ID_COUNT + MANY
+    pairs = np.array(ranges[1:], np.int64)
+    window.ack(*window.sequences(pairs[:, 0], pairs[:, 1]))
+    window.check()
+    for first, last in ranges[1:]:
+        oracle.ack_ids(first, last)
+    assert state_of(window) == state_of(oracle) == (ID_COUNT - 30, [(ID_COUNT - 30, ID_COUNT - 29)])

@@ -1,0 +1,128 @@
+"""How many messages ahead of a cursor are for its position, against counting them all each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.limits import REDELIVERY_MESSAGES
+from simplebus.core.subscription import selection
+from simplebus.core.subscription.backlog import Ahead
+from simplebus.core.subscription.channel_filter import Wanted
+from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer_v2 import (
+    enveloped,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+)
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(0, 12), st.sampled_from(["a", "b", "ab"])),
+        st.tuples(st.just("reach"), st.integers(0, 12), st.just("")),
+        st.tuples(st.just("look"), st.just(0), st.just("")),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=steps, filtered=st.booleans(), part=st.sampled_from([1, 5, REDELIVERY_MESSAGES]))
+def test_what_is_counted_is_what_is_there(
+    steps: list[tuple[str, int, str]], filtered: bool, part: int
+) -> None:
+    bus = Bus()
+    bus.trusting = True  # The cursor is moved behind its back.
+    writer = peer2(bus, subscribe(1, 5, **({"channels": ["a"]} if filtered else {})))
+    [position] = bus.broker.classes[1].subscriptions
+    ring, window, wanted = position.ring, position.window, position.wanted
+    ahead, published = Ahead(ring, window, wanted), 0
+    for what, count, channels in steps:
+        match what:
+            case "publish":
+                names = (channels * count)[:count]
+                contents = [on_channel(name, b"") for name in names]
+                writer.say(enveloped(1, published, *contents))
+                published += count
+            case "reach":
+                cursor = min(window.cursor + count, ring.head)
+                ahead.reach(cursor)
+                window.cursor = cursor
+                window.ack_range(0, cursor)
+            case _:
+                ahead.look(part)
+        counted = selection.wanted_ranges(ring, window.cursor, ahead.until, wanted)
+        assert ahead.count == selection.total(counted)
+    for _ in range(published + 1):
+        ahead.look(part)
+    assert ahead.until == ring.head
+
+
+def test_however_often_something_is_published_each_message_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = Bus()
+    terms = {"max_pending": 1, "slow": "drop_oldest", "channels": ["x"]}
+    for n in range(20):
+        peer2(bus, subscribe(1, 5, durable=f"d{n}", **terms)).leave()
+    writer = peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * 3000))
+    looked, count = 0, selection.count
+
+    def counting(ring: object, first: int, last: int, *rest: object) -> int:
+        nonlocal looked
+        looked += last - first
+        return count(ring, first, last, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(selection, "count", counting)
+    for n in range(50):
+        writer.say(publish(1, 3000 + n, b""))
+    assert looked <= 20 * 50
+
+
+def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
+    bus = Bus()
+    peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).leave()
+    writer = peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(1000)]))
+    terms = {"max_pending": 7, "slow": "drop_oldest", "channels": ["a"], "max_in_flight": 1}
+    peer2(bus, subscribe(1, 5, durable="d", **terms)).leave()
+    writer.say(publish(1, 1000, b""))
+    [durable] = bus.broker.classes[1].subscriptions
+    assert 0 < durable.dropped < 100
+    bus.tick(20)
+    assert durable.pending() == 7
+    assert durable.dropped == 493
+
+
+def test_what_has_piled_up_for_many_is_counted_for_some_of_them_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
+    monkeypatch.setattr("simplebus.core.store.store.LOOKED_MESSAGES_MAX", 300)
+    bus = Bus()
+    peer2(bus, subscribe(1, 5, durable="keeps")).leave()
+    writer = peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(1000)]))
+    for slow in ("drop_oldest", "drop_newest"):
+        terms = {"max_pending": 7, "slow": slow, "channels": ["a"], "start": "earliest"}
+        for n in range(10):
+            peer2(bus, subscribe(1, 5, durable=f"{slow} {n}", **terms)).leave()
+    looked, of = 0, Wanted.of
+
+    def counting(self: Wanted, numbers: Any) -> Any:
+        nonlocal looked
+        looked += np.size(numbers)
+        return of(self, numbers)
+
+    monkeypatch.setattr(Wanted, "of", counting)
+    writer.say(publish(1, 1000, b""))
+    positions = list(bus.broker.classes[1].policed)
+    assert looked <= 3 * 300 + 10 * len(positions)
+    bus.tick(300)
+    assert {position.pending() for position in positions} == {7}

@@ -1,0 +1,270 @@
+"""Channels as numbers, and who wants which, against patterns matched one by one."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.ring.columns import Rows
+from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.ring import Ring
+from simplebus.core.subscription import channel_filter
+from simplebus.core.subscription.channel_filter import ChannelTable, Wanted
+from simplebus.core.users.permissions import Rule, Rules, Scope
+from tests.behaviour.wire_peer import batch_of
+from tests.behaviour.wire_peer_v2 import enveloped
+from tests.core.channel.channel_oracle import is_match
+
+NAMES = ["", "a", "b", "a.x", "a.y", "c", "d", "e", "f"]
+SCOPES: list[tuple[tuple[Rule, ...] | None, tuple[Rule, ...]]] = [
+    (None, ()),
+    (None, (Rule("1", "a.#"),)),
+    ((Rule("1", "#"),), (Rule("1", "c"),)),
+    ((Rule("1", "a"), Rule("1", "a.*")), ()),
+]
+PATTERNS = ["#", "a", "a.*", ">", "c", "*", "x.y"]
+
+
+def ring(memory: int = 1 << 24) -> Ring:
+    return Ring(class_id=1, messages_max=1 << 16, bytes_max=1 << 22, budget=MemoryBudget(memory))
+
+
+def wants(table: ChannelTable, *patterns: str, scope: Scope | None = None) -> Wanted:
+    wanted = table.add(patterns, scope)
+    assert wanted is not None
+    return wanted
+
+
+def store(table: ChannelTable, there: Ring, names: list[str]) -> None:
+    """One message on each of these channels, as the store does it."""
+    found = table.numbers(names)
+    assert found is not None
+    numbers = np.array(found, np.uint32)
+    frames = [enveloped(1, 0, b"\0")] * len(names)
+    assert there.append(batch_of(*frames), 0, Rows(len(names), numbers)) == len(names)
+    there.check()
+    table.check()
+
+
+steps = st.one_of(
+    st.tuples(st.just("store"), st.lists(st.sampled_from(NAMES), min_size=1, max_size=5)),
+    st.tuples(st.just("want"), st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3)),
+    st.tuples(st.just("see"), st.integers(0, 9)),
+    st.tuples(st.just("drop"), st.integers(0, 5)),
+    st.tuples(st.just("release"), st.integers(0, 9)),
+    st.tuples(st.just("look"), st.integers(0, 5)),
+    st.tuples(st.just("rest"), st.integers(0, 9)),
+)
+
+
+@given(st.lists(steps, max_size=30), st.sampled_from([3, 5, 1000]))
+def test_who_wants_what_is_what_the_patterns_say(
+    script: list[tuple[str, list[str] | int]], most: int
+) -> None:
+    there = ring()
+    stored: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel_filter, "CHANNEL_NAMES_MAX", most)
+        patch.setattr(channel_filter, "CHANNELS_FORGOTTEN", 1)
+        table = ChannelTable(there)
+        wanted: list[Wanted] = []
+        for what, value in script:
+            if isinstance(value, list):
+                if what == "store":
+                    store(table, there, value)
+                    stored += value
+                else:
+                    wanted.append(wants(table, *value))
+            elif what == "see":
+                scope = Rules(*SCOPES[value % len(SCOPES)]).scope(1, "")
+                wanted.append(wants(table, *["#"] * (value % 2), scope=scope))
+            elif what == "drop" and wanted:
+                table.remove(wanted.pop(value % len(wanted)))
+            elif what == "rest":
+                there.free()
+                assert table.rest(value) <= value
+                table.check()
+            elif what == "release":
+                there.release(min(there.head, there.floor + value))
+            elif wanted and len(there):
+                look(wanted[value % len(wanted)], there, stored)
+            table.check()
+        for each in wanted:
+            if len(there):
+                look(each, there, stored)
+
+
+def look(wanted: Wanted, there: Ring, stored: list[str]) -> None:
+    channels = there.rows(there.floor, there.head).channels
+    carried = stored[there.floor : there.head]
+    expected = [
+        any(is_match(pattern, name) for pattern in wanted.patterns or ["#"])
+        and (wanted.scope is None or wanted.scope.allows(name))
+        for name in carried
+    ]
+    if wanted.is_all:
+        assert all(expected)
+    found = np.broadcast_to(wanted.of(channels), len(there))
+    assert found.tolist() == expected
+
+
+def test_names_that_nothing_stored_carries_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 10)
+    monkeypatch.setattr(channel_filter, "CHANNELS_FORGOTTEN", 2)
+    there = ring()
+    table = ChannelTable(there)
+    for number in range(100):
+        store(table, there, [f"n{number}"])
+        there.release(max(0, there.head - 3))
+    assert len(table) <= 10
+
+
+def test_who_wants_many_new_channels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    add = Wanted.add
+
+    def counted(self: Wanted, numbers: list[int]) -> None:
+        told.append(self)
+        add(self, numbers)
+
+    monkeypatch.setattr(Wanted, "add", counted)
+    there = ring()
+    table = ChannelTable(there)
+    beginnings = [".".join(steps) for steps in product("a*", repeat=8)]
+    wanted = [wants(table, *[f"{begin}.{end}" for begin in beginnings]) for end in "#>*"]
+    few = wants(table, "a.#", "*.b")
+    names = [f"{'a.' * 8}{n}" for n in range(500)]
+    store(table, there, [*names, *names, "", "x.b"])
+    assert sorted(map(id, told)) == sorted(map(id, [*wanted, few, few]))
+    for each in (*wanted, few):
+        look(each, there, [*names, *names, "", "x.b"])
+
+
+def test_a_number_that_is_used_again_is_wanted_by_whom_its_new_channel_concerns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 2)
+    there = ring()
+    table = ChannelTable(there)
+    before = wants(table, "a", "c")
+    store(table, there, ["a"])
+    later = wants(table, "a", "b")
+    there.release(1)
+    store(table, there, ["b", "c"])
+    assert table.numbers(["a", "b", "c"]) is not None
+    for wanted in (before, later):
+        look(wanted, there, ["a", "b", "c"])
+
+
+def test_without_memory_a_channel_has_no_number_until_others_are_let_go_of() -> None:
+    there = ring(1 << 18)
+    table = ChannelTable(there)
+    wanted = wants(table, "n.*.#")
+    held = 0
+    while table.numbers([f"n.{held}"]) is not None:
+        store(table, there, [f"n.{held}"])
+        held += 1
+    assert 100 < held < 1500
+    assert table.numbers([f"n.{held - 1}", "", "n.0"]) is not None
+    assert table.numbers(["n.x"]) is None
+    used = there.budget.used
+    there.release(held - 3)
+    assert table.numbers(["n.x", "n.y"]) is not None
+    table.check()
+    assert there.budget.used < used
+    assert len(table) == 5
+    names = [f"n.{number}" for number in range(held)]
+    look(wanted, there, names)
+
+
+def test_a_channel_that_no_message_carried_in_the_end_is_forgotten_too() -> None:
+    there = ring(1 << 20)
+    table = ChannelTable(there)
+    for number in range(10_000):
+        assert table.numbers([f"{number}"]) is not None
+    table.check()
+    assert there.budget.used == table.memory_bytes <= 1 << 20
+
+
+def test_no_more_channels_are_forgotten_at_a_time_than_new_ones_warrant() -> None:
+    there = ring()
+    table = ChannelTable(there)
+    names = [f"n{number}" for number in range(40_000)]
+    store(table, there, names[:20_000])
+    store(table, there, names[20_000:])
+    there.release(there.head)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "_names_max", 0)
+        before = len(table)
+        assert table.numbers(["new"]) is not None
+        assert before - len(table) == channel_filter.CHANNELS_FORGOTTEN - 1
+        patch.setattr(table, "_names_max", 0)
+        before = len(table)
+        assert table.numbers([f"new{number}" for number in range(5000)]) is not None
+        assert before - len(table) == 5000
+    table.check()
+
+
+def test_a_class_at_rest_gives_back_what_it_keeps_for_channels() -> None:
+    there = ring()
+    table = ChannelTable(there)
+    wanted = wants(table, "n.*")
+    before = there.budget.used
+    store(table, there, [f"n.{number}" for number in range(1000)])
+    look(wanted, there, [f"n.{number}" for number in range(1000)])
+    assert not there.tick()
+    there.release(there.head)
+    while not there.tick():
+        pass
+    assert [table.rest(600) for _ in range(3)] == [600, 400, 0]
+    assert table.rest(1) == 0
+    assert there.budget.used == before
+    assert (len(table._names), there.columns.uses.size) == (1, 1)
+    store(table, there, ["n.1", "x", ""])
+    look(wanted, there, [*[""] * 1000, "n.1", "x", ""])
+
+
+def test_patterns_and_verdicts_are_paid_for_and_given_back() -> None:
+    there = ring()
+    table = ChannelTable(there)
+    everything = [wants(table, "#", f"a.{number}.*") for number in range(100)]
+    patterns_bytes = there.budget.used
+    assert patterns_bytes > 100 * 2 * 2500
+    assert table.numbers([f"{number}" for number in range(1000)]) is not None
+    table.check()
+    assert sum(wanted._verdicts.size for wanted in everything) <= table._capacity * 100
+    assert there.budget.used > patterns_bytes + 1000 * (256 + 100)
+    for wanted in everything:
+        table.remove(wanted)
+        table.check()
+    there.budget.limit = there.budget.used + 1000
+    assert table.add(["a"]) is None
+    table.check()
+
+
+def test_who_wants_every_channel_there_is_is_known_without_a_look_at_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 3)
+    monkeypatch.setattr(channel_filter, "CHANNELS_FORGOTTEN", 1)
+    there = ring()
+    table = ChannelTable(there)
+    everything = wants(table, "#")
+    some = wants(table, scope=Rules(deny=(Rule("1", "secret.#"),)).scope(1, ""))
+    named = wants(table, ">")  # Not those without a channel.
+    store(table, there, ["a", "", "b.c"])
+    assert [each.is_all for each in (everything, some, named)] == [True, True, False]
+    store(table, there, ["secret.x"])
+    assert [each.is_all for each in (everything, some)] == [True, False]
+    late = wants(table, "#")
+    assert not late.is_all  # It has not seen those channels yet.
+    look(late, there, ["a", "", "b.c", "secret.x"])
+    assert late.is_all
+    there.release(there.head)
+    store(table, there, ["d", "e", "f"])  # The others are forgotten.
+    assert table.stored("secret.x") == 0
+    assert [each.is_all for each in (everything, some, late)] == [True, True, True]

@@ -1,0 +1,81 @@
+"""When a peer's acks may be read a little later: only where nobody waits for them."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from simplebus.core.limits import ACK_REST_MESSAGES_MAX, PLAIN_FRAMES_MAX, PUBLISHER_TICKS
+from simplebus.core.message_class.message_class import MessageClass
+from tests.behaviour.wire_peer import (
+    Bus,
+    ack,
+    connect,
+    publish,
+    subscribe,
+)
+
+
+def test_a_peer_that_acknowledged_a_little_may_rest_once() -> None:
+    bus = Bus()
+    publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
+    assert not bus.broker.may_rest(subscriber.session)
+    publisher.say(publish(1, b"a", b"b"))
+    subscriber.hear()
+    subscriber.say(ack(1, 0, 2))
+    assert bus.broker.may_rest(subscriber.session)
+    assert not bus.broker.may_rest(subscriber.session)
+
+
+def test_a_peer_that_acknowledged_much_may_not_rest() -> None:
+    bus = Bus()
+    count = ACK_REST_MESSAGES_MAX + 1
+    publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
+    publisher.say(publish(1, *[b"x"] * count))
+    subscriber.hear()
+    subscriber.say(ack(1, 0, count))
+    assert not bus.broker.may_rest(subscriber.session)
+
+
+def test_many_acks_in_one_read_count_by_their_messages() -> None:
+    bus = Bus()
+    ranges = [(i * 10, i * 10 + 10) for i in range(PLAIN_FRAMES_MAX + 1)]
+    bus.peer(connect(1), publish(1, *[b"x"] * 10 * len(ranges)))
+    subscriber = bus.peer(subscribe(1))
+    subscriber.hear()
+    subscriber.say(b"".join(ack(1, first, last) for first, last in ranges))
+    assert subscriber.session.acknowledged == 10 * len(ranges)
+    assert not bus.broker.may_rest(subscriber.session)
+
+
+def test_a_peer_that_published_lately_may_not_rest() -> None:
+    bus = Bus()
+    peer = bus.peer(connect(1), subscribe(1), publish(1, b"to myself", b"again"))
+    peer.hear()
+    peer.say(ack(1, 0, 1))
+    assert not bus.broker.may_rest(peer.session)
+    bus.tick(PUBLISHER_TICKS)
+    peer.say(ack(1, 1, 2))
+    assert bus.broker.may_rest(peer.session)
+
+
+def test_who_holds_back_a_class_is_known_without_a_walk_over_all_classes() -> None:
+    bus = Bus(class_messages=2)
+    publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1, 2), subscribe(1))
+    publisher.say(publish(1, b"a", b"b", b"waits"))
+
+    class Classes(dict[int, MessageClass]):
+        def values(self) -> NoReturn:
+            raise AssertionError("all classes are walked over")
+
+    bus.broker.classes = Classes(bus.broker.classes)
+    assert bus.broker.holds_back(subscriber.session)
+    assert not bus.broker.holds_back(publisher.session)
+
+
+def test_a_peer_that_holds_back_a_full_class_may_not_rest() -> None:
+    bus = Bus(class_messages=2)
+    publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
+    publisher.say(publish(1, b"a", b"b", b"waits", b"waits too"))
+    subscriber.hear()
+    subscriber.say(ack(1, 0, 1))
+    assert not bus.broker.may_rest(subscriber.session)

@@ -1,0 +1,265 @@
+"""What is given up and finds no room among the dead letters waits for it: it is not lost, nobody is
+sent it any more, and who asks is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.errors import Reason
+from simplebus.core.limits import DEAD_LETTERS_MAX
+from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.core.subscription.pending_dead_letters import Unburied
+from simplebus.core.subscription.selection import Ranges
+from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    ack,
+    enveloped,
+    nack,
+    peer2,
+    publish,
+    subscribe,
+    timed,
+)
+from tests.core.broker.test_inquire import only
+from tests.core.broker.test_purge import done, purge
+from tests.core.test_dead_letters import DEAD_1, letters, why
+from tests.models.key_order_model import keyed
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"max_in_flight": 100},
+    {"durable": "d"},
+    {"group": "g"},
+    {"group": "g", "by_key": True},
+]
+BLOCKS = ClassSettings(full_policy=FullPolicy.BLOCK, messages_max=2)
+
+
+def small() -> Settings:
+    """A bus that keeps two dead letters of class 1."""
+    return Settings(classes={"dead.1": BLOCKS})
+
+
+def sequences(bus: Bus) -> list[str]:
+    return [why(letter, "sequence") for letter, _ in letters(bus)]
+
+
+def beat(bus: Bus, *peers: Peer2, times: int = 1) -> list[int]:
+    """Time goes by. Returns what is heard meanwhile."""
+    heard = []
+    for _ in range(times):
+        bus.broker.clock.now += 1
+        bus.tick()
+        bus.broker.wake_due()
+        for peer in peers:
+            heard += peer.ids()
+    return heard
+
+
+def make_room(bus: Bus) -> list[str]:
+    """Somebody reads what lies among the dead letters, and throws it away."""
+    found = sequences(bus)
+    done(peer2(bus), purge(class_id=DEAD_1))
+    bus.tick()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["terminate", "deliveries"])
+def test_it_waits_for_room_and_is_not_sent_again(kind: dict[str, Any], how: str) -> None:
+    bus = Bus(small())
+    peer = peer2(bus, subscribe(1, 5, max_deliveries=1, **kind), publish(1, 0, *numbered(7)))
+    assert peer.ids() == list(range(7))
+    peer.say(ack(5, 1, 2), nack(5, 0, 7, "terminate" if how == "terminate" else 0))
+    assert beat(bus, peer, times=20) == []
+    reason = Reason.TERMINATED if how == "terminate" else Reason.MAX_DELIVERIES
+    assert bus.statistics(1).dropped == {reason: 6}
+    said = only(bus)
+    assert (said.waits, said.unburied, said.in_flight, said.dead_letters) == ("room", 4, 0, 2)
+    assert said.waits_for == "room in 'dead.1': 4 messages are given up"
+    peer.say(publish(1, 7, b"new"))
+    assert beat(bus, peer) == [7], "nobody else waits for that"
+    peer.say(ack(5, 7, 8))
+    assert [make_room(bus) for _ in range(4)] == [["0", "2"], ["3", "4"], ["5", "6"], []]
+    assert bus.statistics(1).dropped == {reason: 6}, "each is counted once"
+    assert bus.statistics(1).acknowledged == 2
+    assert bus.statistics(1).ring.messages == 0
+    assert only(bus).waits == "nothing"
+    assert not bus.broker.store.unburied
+
+
+def test_what_waits_for_room_may_still_be_acknowledged() -> None:
+    bus = Bus(small())
+    peer = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
+    peer.ids()
+    peer.say(nack(5, 0, 6, "terminate"), ack(5, 3, 5))
+    assert make_room(bus) == ["0", "1"]
+    assert sequences(bus) == ["2", "5"]
+    assert bus.statistics(1).ring.messages == 0
+
+
+def test_in_a_lane_those_behind_it_do_not_wait() -> None:
+    bus = Bus(small())
+    peer = peer2(bus, subscribe(1, 5, group="g", by_key=True))
+    peer.say(enveloped(1, 0, *map(keyed, [b"a", b"b", b"c", b"c", b"c"])))
+    assert peer.ids() == [0, 1, 2]
+    peer.say(nack(5, 0, 3, "terminate"))
+    assert peer.ids() == [3]
+    peer.say(nack(5, 3, 4, "terminate"))
+    assert peer.ids() == [4]
+    peer.say(ack(5, 4, 5))
+    assert [make_room(bus) for _ in range(2)] == [["0", "1"], ["2", "3"]]
+
+
+def test_what_waits_for_room_does_not_expire() -> None:
+    bus = Bus(small())
+    peer = peer2(bus, subscribe(1, 5, durable="d"))
+    peer.say(enveloped(1, 0, *[timed(b"x", expires_ms=5000)] * 5))
+    assert peer.ids() == [0, 1, 2, 3, 4]
+    peer.say(nack(5, 0, 4, "terminate"))
+    peer.leave()
+    beat(bus, times=20)
+    assert bus.statistics(1).dropped == {Reason.TERMINATED: 4}
+    assert [make_room(bus) for _ in range(2)] == [["0", "1"], ["2", "3"]]
+    beat(bus)
+    assert bus.statistics(1).dropped == {Reason.TERMINATED: 4, Reason.EXPIRED: 1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_purged_or_dropped_waits_no_longer(kind: dict[str, Any]) -> None:
+    bus = Bus(small())
+    peer = peer2(bus, subscribe(1, 5, **kind), publish(1, 0, *numbered(6)))
+    peer.ids()
+    peer.say(nack(5, 0, 6, "terminate"))
+    done(peer2(bus), purge(3, 5))
+    assert only(bus).unburied == 2
+    [position] = bus.broker.classes[1].subscriptions
+    position.skip_to(3)
+    bus.broker.store.release(bus.broker.classes[1])
+    bus.check()
+    assert only(bus).unburied == 1
+    make_room(bus)
+    assert sequences(bus) == ["5"]
+
+
+def test_who_goes_for_good_leaves_it_to_the_next_one() -> None:
+    bus = Bus(small())
+    peer = peer2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, *numbered(4)))
+    peer.ids()
+    peer.say(nack(5, 0, 4, 0))
+    peer.ids()
+    peer.leave()
+    assert bus.statistics(1).ring.messages == 2
+    make_room(bus)
+    assert not bus.broker.store.unburied
+    peer = peer2(bus, subscribe(1, 5, max_deliveries=1))
+    peer.listen()
+    assert beat(bus, peer, times=10) == [], "the next one is not sent it: its deliveries are spent"
+    assert sequences(bus) == ["2", "3"]
+
+
+def test_where_all_memory_is_spent_nothing_is_lost() -> None:
+    """Neither dead letters nor what becomes none yet; who waits for room is let in at the end."""
+    bus = Bus(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
+    peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
+    found: list[str] = []
+    for _ in range(100):
+        peer.say(nack(5, 0, 200, "terminate"))
+        found += make_room(bus)
+        peer.ids()
+        bus.broker.take_unblocked()
+        if len(found) == 200:
+            break
+    assert [int(sequence) for sequence in found] == list(range(200))
+    assert bus.statistics(1).dropped == {Reason.TERMINATED: 200}
+    assert bus.statistics(DEAD_1).dropped == {Reason.PURGED: 200}
+
+
+def test_dead_letters_of_others_are_not_dropped_for_want_of_memory() -> None:
+    bus = Bus(frame_bytes=10_000, class_bytes=1 << 20, total_bytes=1 << 22)
+    for class_id in range(1, 5):
+        peer = peer2(bus, subscribe(class_id, 5, durable="d"), classes=[class_id])
+        peer.say(publish(class_id, 0, *numbered(100, size=5000)))
+        peer.got()
+        peer.say(nack(5, 0, 100, "terminate"))
+        while not peer.session.outbox.idle:
+            peer.got()
+        bus.broker.take_ready()
+    store = bus.broker.store
+    assert store.table.dead_budget.used <= 1 << 20
+    for class_id in range(1, 5):
+        dead = bus.statistics(store.names[f"dead.{class_id}"])
+        alive = bus.statistics(class_id)
+        assert dead.ring.messages + alive.ring.messages >= 100
+        assert (dead.dropped, alive.dropped) == ({}, {Reason.TERMINATED: 100})
+    assert [cls.class_id for cls in store.unburied][:1] != [1]
+    assert store.unburied
+
+
+# The set -----------------------------------------------------------------------------------------
+
+REASONS = (Reason.TERMINATED, Reason.MAX_DELIVERIES)
+spans = st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda at: (at[0], at[0] + at[1]))
+changes = st.one_of(
+    st.tuples(st.just("add"), spans, st.sampled_from(REASONS), st.integers(0, 2)),
+    st.tuples(st.just("remove"), spans, st.just(None), st.just(0)),
+)
+
+
+@given(st.lists(changes, max_size=20), spans)
+@settings(max_examples=100)
+def test_it_is_what_single_messages_would_be(
+    steps: list[tuple[str, tuple[int, int], Reason, int]], asked: tuple[int, int]
+) -> None:
+    held, oracle = Unburied(), dict[int, tuple[Reason, int]]()
+    for what, (first, last), reason, attempts in steps:
+        if what == "add":
+            held.add([(first, last)], reason, attempts)
+            for sequence in range(first, last):
+                oracle.setdefault(sequence, (reason, attempts))
+        else:
+            held.remove(first, last)
+            for sequence in range(first, last):
+                oracle.pop(sequence, None)
+        held.check()
+    assert len(held) == len(oracle)
+    found = {s: (span.given_up, span.attempts) for span in held for s in range(*_ends(span))}
+    assert found == oracle
+    again = Unburied()
+    for first, last, attempts, reason_ in held.rows():
+        again.add([(first, last)], Reason(reason_), attempts)
+    assert again.rows() == held.rows()
+    assert list(_each(held.left_out([asked]))) == [s for s in range(*asked) if s not in oracle]
+    inside = [s for s in range(*asked) if s in oracle]
+    front = held.front(*asked)
+    assert (front is None) == (not inside)
+    if front is not None:
+        ranges, reason, attempts = front
+        assert ranges[0][0] == inside[0]
+        expected = [s for s in inside if oracle[s] == (reason, attempts)]
+        assert list(_each(ranges)) == expected
+    if oracle:
+        assert held.first == min(oracle)
+
+
+def _ends(span: Any) -> tuple[int, int]:
+    return span.first, span.last
+
+
+def _each(ranges: Ranges) -> list[int]:
+    return [sequence for first, last in ranges for sequence in range(first, last)]
+
+
+def test_of_very_much_that_is_given_up_no_more_is_looked_at_than_is_tried() -> None:
+    unburied = Unburied()
+    unburied.add([(at, at + 1) for at in range(0, 4_000, 2)], Reason.TERMINATED, 1)
+    unburied.add([(at, at + 1) for at in range(1, 4_000, 2)], Reason.MAX_DELIVERIES, 2)
+    found = unburied.front(1_001, 4_000)
+    expected = [(at, at + 1) for at in range(1_001, 1_001 + 2 * DEAD_LETTERS_MAX, 2)]
+    assert found == (expected, Reason.MAX_DELIVERIES, 2)
+    assert unburied.front(3_998, 3_999) == ([(3_998, 3_999)], Reason.TERMINATED, 1)

@@ -1,0 +1,465 @@
+"""A subscription and its outbox alone: what is shown, what was taken, what comes again and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from simplebus.core.limits import (
+    FRAME_BYTES_MIN,
+    LOOKED_MESSAGES_MAX,
+    REDELIVERY_PAUSE_TICKS_MAX,
+    REDELIVERY_PIECES,
+    REDELIVERY_PLAIN_BYTES,
+    REDELIVERY_PLAIN_MESSAGES,
+    SEND_BYTES,
+)
+from simplebus.core.redelivery.ack_timer import Span
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.redelivery.delivery_policy import Terms
+from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.ring import Ring
+from simplebus.core.session.outbox import Outbox
+from simplebus.core.subscription import selection
+from simplebus.core.subscription.selection import Picked
+from simplebus.core.subscription.subscription import Subscription
+from tests.behaviour.wire_peer import Bus, batch_of, numbered
+from tests.behaviour.wire_peer_v2 import (
+    Got,
+    enveloped,
+    hello,
+    on_channel,
+    peer2,
+    subscribe,
+)
+from tests.support.oracles import build_frame, parse_frame, split_frames
+from tests.support.strategies import MESSAGE
+
+ACK_TIMEOUT = 6
+
+
+class Line:
+    """One class's ring, one subscription to it, and the outbox at its end."""
+
+    def __init__(
+        self,
+        *,
+        window: AckWindow | None = None,
+        outbox: Outbox | None = None,
+        spans: Iterable[Span] = (),
+    ) -> None:
+        self.ring = Ring(
+            class_id=1, messages_max=1 << 20, bytes_max=1 << 26, budget=MemoryBudget(1 << 26)
+        )
+        self.outbox = outbox or Outbox(5)
+        self.subscription = self.subscribe(window or AckWindow(floor=0), spans)
+        self.tick_number = 0
+
+    def subscribe(self, window: AckWindow, spans: Iterable[Span] = ()) -> Subscription:
+        return Subscription(
+            ring=self.ring,
+            window=window,
+            outbox=self.outbox,
+            terms=Terms(ack_ticks=ACK_TIMEOUT),
+            spans=spans,
+        )
+
+    def publish(self, *payloads: bytes) -> None:
+        frames = [build_frame(MESSAGE, class_id=1, content=p) for p in payloads]
+        self.ring.append(batch_of(*frames), self.tick_number % ACK_TIMEOUT)
+        self.outbox.wake(self.subscription)
+        self.check()
+
+    def take(self, most: int = 1 << 40) -> bytes:
+        taken = b""
+        while len(taken) < most and (piece := self.outbox.peek(self.tick_number)):
+            count = min(len(piece), most - len(taken))
+            taken += piece[:count]
+            self.outbox.sent(count, self.tick_number)
+            self.check()
+        return taken
+
+    def ids(self) -> list[int]:
+        frames, leftover = split_frames(self.take())
+        assert leftover == b""
+        return [parse_frame(frame)[2] for frame in frames]
+
+    def ack(self, first: int, last: int) -> None:
+        self.subscription.window.ack_range(first, last)
+        self.ring.release(self.subscription.window.floor)
+        self.check()
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.tick_number += 1
+            self.subscription.tick(self.tick_number)
+            self.check()
+
+    def ticks_with_deliveries(self, ticks: int) -> dict[int, list[int]]:
+        """At which of the next ticks something is sent, and the ids."""
+        sent = {}
+        for _ in range(ticks):
+            self.tick()
+            if ids := self.ids():
+                sent[self.tick_number] = ids
+        return sent
+
+    def check(self) -> None:
+        self.ring.check()
+        self.subscription.check()
+
+
+def test_an_outbox_with_nothing_in_it_is_idle() -> None:
+    outbox = Outbox(5)
+    assert outbox.idle
+    assert bytes(outbox.peek(0)) == b""
+    assert (outbox.pending_bytes, outbox.sent_bytes) == (0, 0)
+
+
+def test_replies_go_out_in_order_and_in_pieces() -> None:
+    outbox = Outbox(5)
+    outbox.reply(b"one")
+    outbox.reply(b"two")
+    assert (outbox.idle, outbox.pending_bytes) == (False, 6)
+    assert bytes(outbox.peek(0)) == b"onetwo"
+    outbox.sent(4, 0)
+    outbox.reply(b"three")
+    assert outbox.pending_bytes == 7
+    assert bytes(outbox.peek(0)) == b"wo"
+    outbox.sent(2, 0)
+    assert bytes(outbox.peek(0)) == b"three"
+    outbox.sent(5, 0)
+    assert (outbox.idle, outbox.pending_bytes, outbox.sent_bytes) == (True, 0, 11)
+
+
+def test_new_messages_leave_as_one_piece_without_a_copy() -> None:
+    line = Line()
+    line.publish(*numbered(100))
+    piece = line.outbox.peek(0)
+    assert len(split_frames(bytes(piece))[0]) == 100
+    assert line.outbox.pending_bytes == 0
+
+
+def test_showing_is_not_sending() -> None:
+    line = Line()
+    line.publish(*numbered(3))
+    for _ in range(2):
+        assert len(split_frames(bytes(line.outbox.peek(0)))[0]) == 3
+        line.check()
+    assert line.subscription.statistics().delivered == 0
+    assert line.subscription.statistics().waiting == 3
+    assert line.ids() == [0, 1, 2]
+    assert line.subscription.statistics().waiting == 0
+    assert line.outbox.idle
+
+
+def test_taking_no_byte_sends_no_message() -> None:
+    line = Line()
+    line.publish(*numbered(3))
+    piece = line.outbox.peek(0)
+    line.outbox.sent(0, 0)
+    line.check()
+    assert len(piece) > 0
+    assert line.subscription.window.cursor == 0
+    assert line.ids() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("most", range(1, 46))
+def test_a_stream_cut_at_any_byte_goes_on_behind_it(most: int) -> None:
+    line, whole = Line(), Line()
+    for each in (line, whole):
+        each.publish(b"a", b"bc", b"def")
+    expected = whole.take()
+    begun = line.take(most)
+    # A frame begun counts as sent; one of which no byte was taken does not.
+    assert line.subscription.window.cursor == sum(start < most for start in (0, 14, 29))
+    assert begun + line.take() == expected
+
+
+def test_the_rest_of_a_cut_frame_outlives_its_place_in_the_ring() -> None:
+    line = Line()
+    line.publish(b"first", b"second")
+    frame = line.ring.frame(0)
+    begun = line.take(5)
+    assert line.outbox.pending_bytes == len(frame) - 5
+    line.ack(0, 1)
+    line.publish(b"overwrites", b"what was there")
+    assert (begun + line.take())[: len(frame)] == frame
+
+
+def test_the_tick_a_message_is_sent_in_is_its_timer_index() -> None:
+    line = Line()
+    line.tick(4)
+    line.publish(b"a", b"b")
+    line.tick(3)
+    half = len(line.ring.frame(0))
+    frames = [line.take(half)]
+    line.tick()
+    frames.append(line.take())
+    assert [parse_frame(frame)[3] for frame in frames] == [7 % ACK_TIMEOUT, 8 % ACK_TIMEOUT]
+
+
+def test_the_frame_cut_by_a_tick_carries_the_tick_it_was_begun_in() -> None:
+    line = Line()
+    line.publish(b"a")
+    begun = line.take(3)
+    line.tick()
+    assert parse_frame(begun + line.take())[3] == 0
+
+
+def test_a_message_comes_again_after_growing_pauses_until_it_is_acknowledged() -> None:
+    line = Line()
+    line.tick(2)
+    line.publish(b"a")
+    assert line.ids() == [0]
+    k = 2
+    expected = [k + 6, k + 18, k + 42, k + 90, k + 150, k + 210]
+    assert list(line.ticks_with_deliveries(215)) == expected
+    line.ack(0, 1)
+    assert line.ticks_with_deliveries(100) == {}
+    statistics = line.subscription.statistics()
+    assert (statistics.delivered, statistics.redelivered) == (1, 6)
+    assert (statistics.acknowledged, statistics.in_flight) == (1, 0)
+
+
+def test_a_pause_is_never_shorter_than_the_ack_timeout() -> None:
+    line = Line()
+    line.subscription.terms = Terms(ack_ticks=REDELIVERY_PAUSE_TICKS_MAX + 5)
+    line.publish(b"a")
+    assert line.ids() == [0]
+    pause = REDELIVERY_PAUSE_TICKS_MAX + 5
+    assert list(line.ticks_with_deliveries(3 * pause)) == [pause, 2 * pause, 3 * pause]
+
+
+def test_the_next_pause_counts_from_when_the_peer_took_it() -> None:
+    line = Line()
+    line.publish(b"a")
+    assert line.ids() == [0]
+    line.tick(10)  # Due at 6, taken at 10: again at 10 + 12.
+    assert line.ids() == [0]
+    assert list(line.ticks_with_deliveries(30)) == [22]
+
+
+def test_what_is_due_is_queued_once_however_long_the_peer_takes_nothing() -> None:
+    line = Line()
+    line.publish(*numbered(5))
+    assert line.ids() == [0, 1, 2, 3, 4]
+    line.tick(500)
+    assert line.ids() == [0, 1, 2, 3, 4]
+    assert line.ids() == []
+
+
+def test_only_what_is_not_acknowledged_comes_again() -> None:
+    line = Line()
+    line.publish(*numbered(10))
+    assert len(line.ids()) == 10
+    line.ack(0, 2)
+    line.ack(4, 6)
+    line.ack(9, 10)
+    line.tick(6)
+    assert line.ids() == [2, 3, 6, 7, 8]
+    line.ack(2, 4)
+    assert line.ticks_with_deliveries(12) == {18: [6, 7, 8]}
+
+
+def test_an_ack_of_what_is_due_and_not_yet_taken_again_keeps_it_from_coming() -> None:
+    line = Line()
+    line.publish(*numbered(4))
+    assert len(line.ids()) == 4
+    line.tick(6)
+    line.ack(1, 3)
+    assert line.ids() == [0, 3]
+
+
+def test_messages_sent_in_different_ticks_come_again_in_different_ticks() -> None:
+    line = Line()
+    for number in range(3):
+        line.publish(b"%d" % number)
+        assert line.ids() == [number]
+        line.tick()
+    assert line.ticks_with_deliveries(8) == {6: [0], 7: [1], 8: [2]}
+
+
+def test_a_redelivered_frame_differs_in_its_timer_index_only() -> None:
+    line = Line()
+    line.publish(b"same\r\n")
+    first = line.take()
+    line.tick(7)
+    again = line.take()
+    assert (first[:7], first[9:]) == (again[:7], again[9:])
+    assert (parse_frame(first)[3], parse_frame(again)[3]) == (0, 7 % ACK_TIMEOUT)
+
+
+def test_redeliveries_go_before_new_messages_and_in_bounded_copies() -> None:
+    line = Line()
+    line.publish(*numbered(20, size=100_000))
+    assert line.ids() == list(range(20))
+    line.tick(6)
+    line.publish(b"new")
+    piece = line.outbox.peek(line.tick_number)
+    assert len(piece) <= REDELIVERY_PLAIN_BYTES + 100_013
+    assert line.ids() == [*range(20), 20]
+
+
+def test_of_a_window_full_of_holes_little_is_copied_at_a_time() -> None:
+    line = Line()
+    count = 2 * REDELIVERY_PIECES + 100
+    line.publish(*[b""] * 2 * count)
+    assert len(line.ids()) == 2 * count
+    for number in range(0, 2 * count, 2):
+        line.subscription.window.ack_range(number, number + 1)
+    line.tick(6)
+    sizes = []
+    while piece := line.outbox.peek(line.tick_number):
+        sizes.append(len(piece) // FRAME_BYTES_MIN)
+        line.outbox.sent(len(piece), line.tick_number)
+    assert sizes == [REDELIVERY_PIECES, REDELIVERY_PIECES, 100]
+
+
+def test_of_plain_messages_many_are_copied_at_a_time() -> None:
+    line = Line()
+    count = REDELIVERY_PLAIN_MESSAGES + 5
+    line.publish(*[b""] * count)
+    assert line.ids() == list(range(count))
+    line.tick(6)
+    piece = line.outbox.peek(line.tick_number)
+    assert len(piece) == REDELIVERY_PLAIN_MESSAGES * FRAME_BYTES_MIN
+    assert line.ids() == list(range(count))
+
+
+def test_a_redelivery_cut_at_any_byte_goes_on_behind_it() -> None:
+    line = Line()
+    line.publish(b"a", b"bc")
+    assert line.ids() == [0, 1]
+    line.tick(6)
+    begun = line.take(17)
+    line.ack(0, 2)
+    frames, leftover = split_frames(begun + line.take())
+    assert [parse_frame(frame)[4] for frame in frames] == [b"a", b"bc"]
+    assert leftover == b""
+
+
+def test_one_write_is_bounded() -> None:
+    line = Line()
+    line.publish(*numbered(40, size=100_000))
+    piece = line.outbox.peek(0)
+    assert SEND_BYTES - 100_100 < len(piece) <= SEND_BYTES
+    assert line.ids() == list(range(40))
+
+
+def test_classes_take_turns() -> None:
+    outbox = Outbox(5)
+    lines = [Line(outbox=outbox), Line(outbox=outbox)]
+    for line in lines:
+        line.publish(*numbered(30, size=100_000))
+    order = []
+    while piece := outbox.peek(0):
+        order.append(lines.index(next(ln for ln in lines if ln.subscription is outbox._source)))
+        outbox.sent(len(piece), 0)
+        for line in lines:
+            line.check()
+    assert order[:4] == [0, 1, 0, 1]
+    assert outbox.idle
+
+
+def test_a_subscription_takes_over_what_a_former_one_left() -> None:
+    former = AckWindow(floor=0)
+    former.cursor = 6
+    former.ack_range(0, 2)
+    former.ack_range(3, 4)
+    line = Line(window=former, spans=[Span(0, 5, 1), Span(5, 6, 0)])
+    line.publish(*numbered(8))
+    line.ring.release(2)
+    assert line.ids() == [2, 4, 5, 6, 7]
+    statistics = line.subscription.statistics()
+    assert (statistics.delivered, statistics.redelivered, statistics.in_flight) == (3, 2, 5)
+    assert line.ticks_with_deliveries(12) == {6: [5, 6, 7], 12: [2, 4]}
+    assert line.subscription.statistics().redelivered == 7
+    line.ack(2, 8)
+    assert line.subscription.statistics().acknowledged == 5
+
+
+def test_what_a_policy_took_away_is_neither_sent_nor_sent_again() -> None:
+    line = Line()
+    line.publish(*numbered(6))
+    assert len(split_frames(line.take(3 * len(line.ring.frame(0))))[0]) == 3
+    line.ack(1, 2)
+    line.subscription.skip_to(5)
+    line.ring.release(5)
+    line.check()
+    statistics = line.subscription.statistics()
+    assert (statistics.dropped, statistics.in_flight, statistics.acknowledged) == (4, 0, 1)
+    assert line.ids() == [5]
+    line.tick(6)
+    assert line.ids() == [5]
+
+
+def test_a_subscription_that_is_gone_is_forgotten() -> None:
+    line = Line()
+    line.publish(b"a")
+    line.outbox.forget(line.subscription)
+    line.outbox.forget(line.subscription)
+    assert line.outbox.idle
+    assert line.take() == b""
+
+
+def test_work_that_nobody_was_told_about_is_noticed() -> None:
+    line = Line()
+    line.ring.append(batch_of(build_frame(MESSAGE)), 0)
+    with pytest.raises(AssertionError, match="nobody was told"):
+        line.subscription.check()
+
+
+def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = Bus()
+    bus.trusting = True
+    count = 3 * LOOKED_MESSAGES_MAX // 2
+    contents = [on_channel("a", b"")] * count
+    peer2(bus, enveloped(1, 0, *contents), enveloped(1, count, on_channel("x", b"!")))
+    options = {"channels": ["x"], "start": "earliest"}
+    peer = peer2(bus, *[subscribe(1, n, **options) for n in range(1, 4)])
+    looked, pick = 0, selection.pick
+
+    def counting(ring: Ring, first: int, last: int, *rest: Any) -> Picked:
+        nonlocal looked
+        looked += last - first
+        return pick(ring, first, last, *rest)
+
+    monkeypatch.setattr(selection, "pick", counting)
+    outbox, turns, got = peer.session.outbox, 0, list[Got]()
+    while not outbox.idle:
+        looked = 0
+        got += peer.got()
+        assert looked <= 4 * LOOKED_MESSAGES_MAX
+        turns += 1
+    assert turns >= 3
+    assert sorted(message.number for message in got) == [1, 2, 3]
+    assert {message.message_id for message in got} == {count}
+
+
+def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
+    bus = Bus()
+    bus.trusting = True
+    peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * LOOKED_MESSAGES_MAX)))
+    peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
+    assert [said.kind for said in peer.told()] == ["subscribe"]
+    assert not peer.session.outbox.idle
+    peer.say(hello(1))
+    assert [said.kind for said in peer.told()] == ["connect"]
+    for _ in range(4):
+        assert peer.listen() == ([], [])
+    assert peer.session.outbox.idle
+
+
+def test_who_is_looked_for_is_told_meanwhile_that_the_bus_is_there() -> None:
+    bus = Bus()
+    bus.trusting = True
+    peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * LOOKED_MESSAGES_MAX)))
+    peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"), heartbeat=1)
+    peer.told()
+    bus.tick(3)
+    assert [said.kind for said in peer.told()] == ["heartbeat"]

@@ -1,0 +1,139 @@
+"""Who publishes under a name, and what is remembered of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import PUBLISHER_SECONDS, PUBLISHERS_AHEAD_BYTES_MAX, PUBLISHERS_MAX
+from simplebus.core.producer_state import Ahead, Publisher, Publishers
+from tests.support.oracles import ID_COUNT
+
+
+def left(publishers: Publishers, name: str, ahead: Ahead | None, now: float = 0.0) -> Publisher:
+    """One that came, had number 7 stored, and went."""
+    publisher = publishers.claim(name, "", 1).publisher
+    publishers.note(publisher, 8, ahead)
+    publishers.leave(publisher, now)
+    return publisher
+
+
+def test_a_name_is_taken_over_by_the_same_program_alone() -> None:
+    publishers = Publishers()
+    publisher, *rest = publishers.claim("a", "i", 1)
+    assert rest == [None, False, False]
+    assert publishers.claim("a", "i", 2) == (publisher, 1, True, False)
+    for instance in ("j", ""):
+        with pytest.raises(RemoteProtocolError) as caught:
+            publishers.claim("a", instance, 3)
+        assert caught.value.reason is Reason.NAME_IN_USE
+    publishers.leave(publisher, 0.0)
+    assert publishers.claim("a", "j", 4) == (publisher, None, True, True)
+
+
+def test_who_is_there_is_not_forgotten() -> None:
+    publishers = Publishers()
+    publishers.claim("there", "", 1)
+    gone = publishers.claim("gone", "", 2).publisher
+    publishers.leave(gone, 0.0)
+    publishers.forget(PUBLISHER_SECONDS - 1)
+    assert len(publishers) == 2
+    publishers.forget(PUBLISHER_SECONDS)
+    assert publishers.claim("gone", "", 2).publisher is not gone
+    assert len(publishers) == 2
+
+
+def test_of_too_many_the_one_that_is_gone_longest_is_forgotten() -> None:
+    publishers = Publishers()
+    for number in range(PUBLISHERS_MAX + 3):
+        publisher = publishers.claim(f"{number}", "", number).publisher
+        publisher.next = 7
+        publishers.leave(publisher, 0.0)
+    publishers.forget(1.0)
+    assert len(publishers) == PUBLISHERS_MAX
+    assert [publishers.claim(f"{n}", "", 1).publisher.next for n in (0, 2, 3)] == [0, 0, 7]
+
+
+def test_of_too_many_those_are_forgotten_of_whom_there_are_most() -> None:
+    """Who makes up names has nobody else's forgotten."""
+    publishers = Publishers()
+    for user, count in (("ann", 3), ("bob", PUBLISHERS_MAX - 1), ("cid", 3)):
+        for number in range(count):
+            claim = publishers.claim(f"{number}", "", number, user=user)
+            publishers.leave(claim.publisher, 0.0)
+    publishers.forget(1.0)
+    left = Counter(each.user for each in publishers)
+    assert left == {"ann": 3, "bob": PUBLISHERS_MAX - 6, "cid": 3}
+    assert not publishers.claim("4", "", 1, user="bob").is_known
+    publishers.forget(PUBLISHER_SECONDS)
+    assert [each.user for each in publishers] == ["bob"]
+    assert not publishers._gone_of
+
+
+def test_a_name_is_its_user_s() -> None:
+    publishers = Publishers()
+    found = [
+        publishers.claim(name, "", 1, user=user).publisher
+        for user, name in (("ann", "a"), ("bob", "a"), ("", "a"), ("", "ann\0a"), ("", "\0a"))
+    ]
+    assert len(publishers) == len({each.key for each in found}) == 5
+    assert [each.user for each in found] == ["ann", "bob", "", "", ""]
+    for each in found:
+        again = Publishers()
+        again.restore(each.key, 7, None, 0.0)
+        assert again.claim(each.name, "", 1, user=each.user).publisher.next == 7
+        assert next(iter(again)).name == each.name
+
+
+def test_who_has_left_and_come_again_is_gone_from_then_on() -> None:
+    publishers = Publishers()
+    left(publishers, "first", None, 0.0)
+    left(publishers, "second", None, 1.0)
+    left(publishers, "first", None, 2.0)
+    publishers.forget(PUBLISHER_SECONDS + 1)
+    assert len(publishers) == 1
+    assert publishers.claim("first", "", 1).publisher.next == 8
+
+
+def test_numbers_that_are_ahead_are_forgotten_alone_when_they_are_too_many() -> None:
+    quarter = Ahead(8, np.ones(8 * PUBLISHERS_AHEAD_BYTES_MAX // 4, np.bool_))
+    publishers = Publishers()
+    there = [left(publishers, "plain", None)]
+    there += [left(publishers, f"{number}", quarter) for number in range(6)]
+    publishers.forget(1.0)
+    assert [publisher.next for publisher in there] == [8] * 7
+    assert [publisher.ahead for publisher in there] == [None] * 3 + [quarter] * 4
+    left(publishers, "3", None)
+    left(publishers, "6", quarter)
+    assert [publisher.ahead for publisher in there[3:]] == [quarter, None, quarter, quarter]
+
+
+def test_who_is_forgotten_leaves_no_numbers_that_count() -> None:
+    publishers = Publishers()
+    for number in range(100):
+        left(publishers, f"{number}", Ahead(8, np.ones(80, np.bool_)), float(number))
+        publishers.forget(number + PUBLISHER_SECONDS)
+    assert (len(publishers), publishers._ahead, publishers._ahead_bytes) == (0, {}, 0)
+
+
+@given(
+    st.lists(st.booleans(), max_size=40),
+    st.sampled_from([0, 5, ID_COUNT - 20, ID_COUNT - 1]),
+    st.lists(st.integers(0, ID_COUNT - 1) | st.integers(0, 70), max_size=40),
+)
+def test_numbers_that_are_ahead_are_found_like_in_a_set(
+    flags: list[bool], first: int, asked: list[int]
+) -> None:
+    flags.append(True)
+    expected = {(first + k) % ID_COUNT for k, is_stored in enumerate(flags) if is_stored}
+    ahead = Ahead(first, np.array(flags))
+    asked += [(first + k - 3) % ID_COUNT for k in range(50)]
+    found = ahead.holds(np.array(asked, np.int64))
+    assert found.tolist() == [number in expected for number in asked]
+    assert ahead.end == (first + len(flags)) % ID_COUNT
+    assert ahead.size == (len(flags) + 7) // 8

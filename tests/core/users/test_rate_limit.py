@@ -1,0 +1,221 @@
+"""Rates of publishing: a meter against the obvious sums, and a broker that has users wait."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.users import rate_limit
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.rate_limit import Meter, Rate
+from simplebus.core.users.users import User, Users
+from tests.behaviour import wire_peer_v2
+from tests.behaviour.wire_peer import (
+    Bus,
+    Peer,
+    ack,
+    connect,
+    numbered,
+    publish,
+    subscribe,
+)
+from tests.behaviour.wire_peer_v2 import Peer2, peer2
+
+SIZES = st.lists(st.integers(13, 5000), min_size=1, max_size=8)
+STEPS = st.lists(st.tuples(st.floats(0, 3), SIZES), max_size=12)
+
+
+@given(st.sampled_from([0.0, 0.5, 3.0, 1000.0]), st.sampled_from([0.0, 20.0, 4000.0]), STEPS)
+def test_no_more_is_let_in_than_a_second_holds_and_time_brings(
+    messages: float, size: float, steps: list[tuple[float, list[int]]]
+) -> None:
+    rate = Rate(messages, size)
+    meter, now, count, total, longest = Meter(rate, 0.0), 0.0, 0, 0, 0
+    for pause, sizes in steps:
+        now += pause
+        ends = np.cumsum(sizes)
+        fits = meter.fits(ends, now)
+        taken = int(ends[fits - 1]) if fits else 0
+        meter.charge(fits, taken)
+        count, total = count + fits, total + taken
+        longest = max([longest, *sizes])
+        if messages:
+            assert count <= max(1, messages) + now * messages + 1e-6
+        if size:
+            assert total <= max(1, size) + now * size + longest + 1e-6
+        if fits == len(sizes):
+            continue
+        if fits == 0:
+            due = meter.due(now)
+            assert due > now
+            assert copy.copy(meter).fits(ends, due + 1e-6) > 0
+    if not rate:
+        assert count == sum(len(sizes) for _, sizes in steps)
+
+
+def test_who_has_another_rate_has_what_was_left() -> None:
+    meter = Meter(Rate(10), 0.0)
+    meter.charge(10, 1000)
+    assert not meter.is_full(0.0)
+    meter.set(Rate(100, 50), 0.0)
+    assert meter.fits(np.arange(1, 200), 0.0) == 0
+    assert meter.fits(np.arange(1, 200), 0.5) == 50
+    meter.set(Rate(), 0.5)
+    assert meter.fits(np.arange(1, 200), 0.5) == 199
+    assert meter.due(0.5) == 0.5
+
+
+def test_as_little_is_read_at_once_as_a_rate_allows() -> None:
+    assert rate_limit.read_bytes([Meter(Rate(bytes=10_000_000), 0.0)]) == 500_000
+    assert rate_limit.read_bytes([Meter(Rate(10), 0.0), Meter(Rate(bytes=1e9), 0.0)]) == 256
+
+
+# At a broker -------------------------------------------------------------------------------------
+
+HERE = "10.0.0.1"
+
+
+def limited(rate: Rate, *names: str) -> Bus:
+    """A bus whose users all may publish at this rate, each with its name for a token."""
+    bus = Bus()
+    bus.broker.users = Users([User(name, token=quick_hash(name), rate=rate) for name in names])
+    return bus
+
+
+def at(bus: Bus, now: float) -> None:
+    """It is so late."""
+    bus.broker.clock.now = now
+    bus.broker.wake_due()
+    bus.broker.take_ready()
+    bus.broker.take_unblocked()
+    bus.check()
+
+
+def stored(bus: Bus) -> int:
+    return bus.broker.classes[1].ring.head
+
+
+def test_what_comes_too_fast_is_stored_later_and_confirmed_then() -> None:
+    bus = limited(Rate(10), "ada")
+    first = peer2(bus, classes=[1], auth={"token": "ada"})
+    second = peer2(bus, classes=[1], auth={"token": "ada"})
+    first.say(wire_peer_v2.publish(1, 0, *numbered(8)))
+    second.say(wire_peer_v2.publish(1, 0, *numbered(8)))
+    assert stored(bus) == 10
+    assert [s.message_id for s in first.told() if s.kind == "confirm"] == [8]
+    assert [s.message_id for s in second.told() if s.kind == "confirm"] == [2]
+    assert not second.session.must_wait  # Its acknowledgements are read all the same.
+    due = bus.broker.due
+    assert 0 < due <= 0.2
+    at(bus, due - 0.001)
+    assert stored(bus) == 10
+    first.say(wire_peer_v2.publish(1, 8, b"behind those of the other one"))
+    for seconds in range(1, 11):
+        at(bus, seconds / 10 + 0.001)
+    assert stored(bus) == 17
+    assert [s.message_id for s in second.told() if s.kind == "confirm"][-1] == 8
+    assert [s.message_id for s in first.told() if s.kind == "confirm"][-1] == 9
+
+
+def test_others_are_not_held_up() -> None:
+    bus = limited(Rate(5), "ada", "bob")
+    ada = peer2(bus, classes=[1], auth={"token": "ada"})
+    bob = peer2(bus, classes=[1], auth={"token": "bob"})
+    ada.say(wire_peer_v2.publish(1, 0, *numbered(50)))
+    bob.say(wire_peer_v2.publish(1, 0, *numbered(5)))
+    assert stored(bus) == 10
+    assert [s.message_id for s in bob.told() if s.kind == "confirm"] == [5]
+
+
+def test_one_of_version_1_is_not_read_from_meanwhile_and_nothing_is_lost() -> None:
+    bus = Bus()
+    bus.broker.metering.limit_addresses(Rate(bytes=1000))
+    old, other = Peer(bus, bus.broker.open(address=HERE)), bus.peer(connect(1), subscribe(1))
+    old.say(connect(1), publish(1, *numbered(100, size=87)))  # Frames of 100 bytes.
+    assert stored(bus) == 10
+    assert old.session.must_wait
+    at(bus, 2.0)
+    assert stored(bus) == 20
+    old.leave()  # What it has left behind is stored as its address may.
+    at(bus, 3.0)
+    assert stored(bus) == 30
+    bus.broker.metering.end_rates()
+    at(bus, 3.0)
+    bus.broker.store.room.pacing.wake_due()
+    assert stored(bus) == 100
+    assert other.hear_ids(1) == list(range(100))
+
+
+def test_a_class_that_is_full_and_a_rate_are_both_waited_for() -> None:
+    bus = Bus(class_messages=4)
+    bus.broker.metering.limit_addresses(Rate(3))
+    reader = bus.peer(connect(1), subscribe(1))
+    old = Peer(bus, bus.broker.open(address=HERE))
+    old.say(connect(1), publish(1, *numbered(9)))
+    assert stored(bus) == 3
+    at(bus, 1.0)
+    assert stored(bus) == 4
+    assert reader.hear_ids(1) == [0, 1, 2, 3]
+    reader.say(ack(1, 0, 4))
+    at(bus, 1.0)
+    assert stored(bus) == 6
+    at(bus, 2.0)
+    assert stored(bus) == 8
+    reader.hear()
+    reader.say(ack(1, 0, 8))
+    at(bus, 3.0)
+    assert stored(bus) == 9
+    assert not old.session.must_wait
+
+
+def test_what_a_peer_of_version_2_has_not_been_told_is_forgotten_with_it() -> None:
+    bus = Bus()
+    bus.broker.metering.limit_addresses(Rate(2))
+    ada = Peer2(bus, bus.broker.open(address=HERE))
+    ada.say(wire_peer_v2.hello(1), wire_peer_v2.publish(1, 0, *numbered(5)))
+    assert stored(bus) == 2
+    ada.leave()
+    at(bus, 100.0)
+    assert stored(bus) == 2
+    assert not bus.broker.store.room.pacing.waiting
+
+
+def test_an_address_of_version_6_counts_as_its_network() -> None:
+    bus = Bus()
+    bus.broker.metering.limit_addresses(Rate(2))
+    for n, address in enumerate(("2001:db8::1", "2001:db8::2", "2001:db8:1::1", "::ffff:9.9.9.9")):
+        peer = Peer(bus, bus.broker.open(address=address))
+        peer.say(connect(1), publish(1, b"x", b"y"))
+        assert stored(bus) == (2, 2, 4, 6)[n]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30)), max_size=12), st.data())
+def test_whatever_waits_is_stored_in_the_order_of_its_publisher(
+    said: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    bus = Bus()
+    bus.broker.metering.limit_addresses(Rate(20))
+    peers = [Peer2(bus, bus.broker.open(address=HERE)) for _ in range(3)]
+    sent = [0, 0, 0]
+    for peer in peers:
+        peer.say(wire_peer_v2.hello(1, 2))
+    reader = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
+    for who, count in said:
+        payloads = [b"%d %d" % (who, sent[who] + n) for n in range(count)]
+        class_id = data.draw(st.sampled_from([1, 2]))
+        peers[who].say(wire_peer_v2.publish(class_id, sent[who], *payloads))
+        sent[who] += count
+        at(bus, bus.broker.clock.now + data.draw(st.floats(0, 2)))
+    at(bus, bus.broker.clock.now + 1.0)
+    while bus.broker.due < float("inf"):
+        at(bus, bus.broker.due)
+    heard = [(each.class_id, *map(int, each.payload.split())) for each in reader.hear()]
+    for who, count in enumerate(sent):
+        assert sorted(n for _, w, n in heard if w == who) == list(range(count))
+        for class_id in (1, 2):
+            of_class = [n for c, w, n in heard if (c, w) == (class_id, who)]
+            assert of_class == sorted(of_class)
+    assert not any(peer.session.parked for peer in peers)

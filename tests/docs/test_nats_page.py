@@ -1,0 +1,91 @@
+"""What the page for NATS clients says: its tests, flags and defaults are there, examples work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from simplebus import cli
+from simplebus.commands.serve.command import nats_door
+from simplebus.nats.limits import NatsLimits
+from tests.nats.running_server import IS_REFERENCE, Door, Raw
+
+TESTS = Path(__file__).parents[1]
+PAGE = (TESTS.parent / "protocol" / "nats.md").read_text()
+SERVE = typer.main.get_group(cli.app).commands["serve"]
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return [block for kind, block in found if kind == language]
+
+
+def test_every_test_that_it_names_is_there() -> None:
+    files = [*TESTS.glob("nats/**/test_*.py"), *TESTS.glob("server/**/test_*.py")]
+    code = "\n".join(path.read_text() for path in files)
+    tests = set(re.findall(r"^(?:async )?def (test_\w+)", code, re.MULTILINE))
+    named = set(re.findall(r"\*(test_\w+)\*", PAGE))
+    assert len(named) > 30
+    assert named <= tests, f"no tests are called {named - tests}"
+
+
+def test_its_flags_are_those_of_serve() -> None:
+    flags = {flag for parameter in SERVE.params for flag in parameter.opts}
+    named = set(re.findall(r"`(--[\w-]+)", PAGE)) | set(re.findall(r"serve (--[\w-]+)", PAGE))
+    assert named <= flags
+    assert {flag for flag in flags if "nats" in flag} <= named
+
+
+def test_its_defaults_are_the_defaults() -> None:
+    limits = NatsLimits()
+    for flag, said in (
+        ("max-payload", f"{limits.max_payload >> 20} MiB"),
+        ("max-control-line", f"{limits.max_control_line >> 10} KiB"),
+        ("max-subs", f"{limits.max_subs}: any number"),
+        ("max-pending", f"{limits.max_pending >> 20} MiB"),
+        ("max-connections", f"{limits.connections:,}"),
+        ("ping-interval", f"{limits.ping_seconds:g} s"),
+        ("max-pings-out", f"{limits.pings_max}"),
+        ("auth-timeout", f"{limits.auth_seconds:g} s"),
+        ("write-timeout", f"{limits.write_seconds:g} s"),
+        ("tls-timeout", f"{limits.tls_seconds:g} s"),
+    ):
+        assert f"\n| `--nats-{flag}` | {said} |" in PAGE
+    grace, closing = limits.lame_duck_grace_seconds, limits.lame_duck_seconds
+    assert f"`--nats-lame-duck-time` | {grace:g} s, {closing:g} s |" in PAGE
+
+
+def test_its_configuration_is_understood(tmp_path: Path) -> None:
+    bound, users = blocks("toml")
+    file = tmp_path / "bus.toml"
+    file.touch(0o600)
+    file.write_text(users + bound)
+    with SERVE.make_context("serve", ["--config", str(file)]) as context:
+        auth = nats_door(context).settings.auth
+        config = context.params["config"]
+    assert [user.name for user in auth.users] == ["billing", "", "guest"]
+    assert auth.silent_user() is auth.users[2]
+    assert auth.users[2].permissions is not None
+    assert auth.users[2].permissions.publish_deny == ("shop.secret",)
+    assert config.classes["orders"].subjects == ["orders.>"]
+
+
+@pytest.mark.xdist_group("nats clients")
+@pytest.mark.skipif(IS_REFERENCE, reason="the page is about simplebus")
+@pytest.mark.parametrize(
+    "dialogue",
+    [block for block in blocks("") if "telnet" in block],
+    ids=["subjects", "classes"],
+)
+def test_what_it_types_by_hand_is_answered_so(shared_door: Door, dialogue: str) -> None:
+    with Raw(shared_door) as client:
+        for line in dialogue.splitlines()[1:]:
+            if line.startswith("> "):
+                expected = re.escape(line[2:]).replace("…", ".*")
+                said = client.until(b"\r\n").decode().removesuffix("\r\n")
+                assert re.fullmatch(expected, said), said
+            else:
+                client.say(line)

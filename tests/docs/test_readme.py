@@ -1,0 +1,112 @@
+"""What README shows is what there is."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from simplebus.core.broker.broker import Settings
+from simplebus.core.limits import Limits
+from tests.support.programs import PATIENCE_SECONDS, server
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+NATS_FLAGS = shlex.split(re.findall(r"^simplebus serve (--bind .*)$", README, re.MULTILINE)[0])
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_test_command_is_what_ci_runs() -> None:
+    section = README.split("## Test it", 1)[1]
+    command = re.search(r"^```sh\n(.*?)\n```", section, re.MULTILINE | re.DOTALL)
+    assert command is not None
+    assert command[1] in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[0])
+def test_the_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each example talks to a server on port 8888, and those for NATS on 4222: here, to one on free
+    ports."""
+    with ExitStack() as stack:
+        if "8888" in code or "4222" in code:
+            code = stack.enter_context(served(code))
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        )
+    assert done.returncode == 0, done.stderr
+    expected = re.findall(r"# prints (.*)", code)
+    assert done.stdout.splitlines() == expected
+
+
+@contextmanager
+def served(code: str) -> Iterator[str]:
+    """The example, with the ports of a server that runs meanwhile."""
+    nats = NATS_FLAGS if "4222" in code else ["--no-nats"]
+    with server(*nats) as (it, url):
+        code = code.replace("8888", url.rpartition(":")[2])
+        yield code.replace("4222", it.nats.rpartition(":")[2])
+
+
+def test_the_defaults_it_names_are_the_defaults() -> None:
+    limits = Limits()
+    for said in (
+        f"{limits.frame_bytes >> 20} MiB",
+        f"{limits.class_bytes >> 20} MiB",
+        f"{limits.total_bytes >> 30} GiB",
+        f"{limits.connections:,}",
+        f"{Settings().ack_timeout} ticks",
+    ):
+        assert said in README, said
+
+
+def test_the_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
+        assert (ROOT / target).exists(), target
+
+
+@contextmanager
+def heard(name: str) -> Iterator[list[str]]:
+    """What is said to a logger, whatever other tests have left of those above it."""
+    lines: list[str] = []
+    log, handler = logging.getLogger(name), logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    yield lines
+    log.removeHandler(handler)
+    log.setLevel(level)
+
+
+async def test_the_example_of_a_gateway_runs_as_it_is(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import trio
+
+    from simplebus.gateway import open_gateway
+    from simplebus.gateway.config import read
+
+    (shout,) = [code for code in blocks("py") if "class Shout" in code]
+    (gateway,) = [text for text in blocks("toml") if "[modules.loud]" in text]
+    (tmp_path / "shout.py").write_text(shout)
+    (tmp_path / "gateway.toml").write_text(gateway)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with heard("simplebus.gateway.log") as lines:
+        async with open_gateway(read(tmp_path / "gateway.toml")):
+            await trio.sleep(1.5)
+    shown = re.findall(r"^… INFO (.*)", README, re.MULTILINE)
+    assert lines == shown

@@ -1,0 +1,152 @@
+"""The logger, the timer and the transform; and that all that is shipped can be found."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from simplebus.config.mistakes import ConfigError
+from simplebus.gateway import ModuleMessage
+from simplebus.gateway.config import GatewayPlan, ModulePlan, find
+from simplebus.gateway.gateway import open_gateway
+from simplebus.gateway.modules import SHIPPED
+from simplebus.gateway.modules.transform import TransformSettings, changed
+from tests.gateway import sample_modules
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_shipped_is_there(name: str) -> None:
+    module = find(name)
+    assert module.__doc__
+    assert module.__module__.rpartition(".")[2] == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({}, "héllo\\n site='roof'"),
+        ({"length": 2}, "h� … (7 bytes) site='roof'"),
+        ({"content": "hex", "length": 3}, "68 c3 a9… (7 bytes) site='roof'"),
+        ({"content": "size"}, "7 bytes site='roof'"),
+    ],
+)
+async def test_the_logger_writes_what_it_hears(
+    settings: dict[str, object], line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = GatewayPlan(
+        (ModulePlan.of("log", "logger", {**settings, "level": "warning"}),), (("*", "log"),)
+    )
+    async with open_gateway(plan) as gateway:
+        await gateway.publish(ModuleMessage("héllo\n".encode(), {"site": "roof"}))
+    (record,) = [each for each in caplog.records if each.name == "simplebus.gateway.log"]
+    assert record.getMessage().replace(" …", "…") == f"log: {line}".replace(" …", "…")
+    assert record.levelno == logging.WARNING
+
+
+async def test_the_timer_keeps_its_beat(autojump_clock: trio.testing.MockClock) -> None:
+    heard: list[tuple[float, bytes, dict[str, str]]] = []
+
+    class Listener(sample_modules.Recorder):
+        async def receive(self, message: ModuleMessage) -> None:
+            heard.append((trio.current_time(), message.content, dict(message.properties)))
+
+    settings = {"every": 2.5, "content": "now", "properties": {"a": "1"}, "count": 3}
+    plan = GatewayPlan(
+        (
+            ModulePlan.of("timer", "timer", settings),
+            ModulePlan("all", "", sample_modules.Settings(), factory=Listener),
+        ),
+        (("timer", "all"),),
+    )
+    begun = trio.current_time()
+    async with open_gateway(plan):
+        await trio.sleep(20)
+    assert [(round(at - begun, 1), text) for at, text, _ in heard] == [
+        (2.5, b"now"),
+        (5.0, b"now"),
+        (7.5, b"now"),
+    ]
+    assert [properties for _, _, properties in heard] == [
+        {"a": "1", "tick": str(tick)} for tick in range(3)
+    ]
+
+
+async def test_a_timer_says_as_many_as_it_was_told_also_when_it_misses_some(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    heard: list[str] = []
+
+    class Slow(sample_modules.Recorder):
+        async def receive(self, message: ModuleMessage) -> None:
+            heard.append(message.properties["tick"])
+            await trio.sleep(3.5)
+
+    plan = GatewayPlan(
+        (
+            ModulePlan.of("timer", "timer", {"every": 1, "count": 5}),
+            ModulePlan("all", "", sample_modules.Settings(), places=1, factory=Slow),
+        ),
+        (("timer", "all"),),
+    )
+    async with open_gateway(plan):
+        await trio.sleep(60)
+    assert len(heard) == 5
+    assert heard[:2] == ["0", "1"]
+    assert int(heard[-1]) > 4, "some were missed"
+
+
+def test_a_transform_renames_removes_and_sets() -> None:
+    message = ModuleMessage(b"x", {"a": "1", "b": "2", "c": "3"})
+    settings = TransformSettings(
+        only={"a": "1"}, rename={"b": "beta"}, remove=["c"], set={"site": "roof"}
+    )
+    assert changed(settings, message) == ModuleMessage(
+        b"x", {"a": "1", "beta": "2", "site": "roof"}
+    )
+    assert changed(TransformSettings(only={"a": "2"}), message) is None
+    assert changed(TransformSettings(only={"d": "4"}), message) is None
+    assert changed(TransformSettings(), message) == message
+
+
+async def test_a_function_that_returns_no_message_is_told_which_and_what(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    plan = ModulePlan.of("a", "transform", {"function": "tests.gateway.sample_modules:text_of"})
+    async with open_gateway(GatewayPlan((plan,), (("*", "a"),))) as gateway:
+        await gateway.publish(ModuleMessage(b"21.5"))
+        while not (error := gateway.statistics().modules[0].error):  # noqa: ASYNC110
+            await trio.sleep(0.1)
+    assert error == (
+        "TypeError: expected tests.gateway.sample_modules:text_of to return a ModuleMessage, several, or None; "
+        "got '21.5'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "why"),
+    [
+        ("transform", {"function": "tests.gateway.sample_modules:twyce"}, "did you mean 'twice'"),
+        ("transform", {"function": "no_such_thing:f"}, "cannot be imported"),
+        ("transform", {"set": {"a": "b\0"}}, "property"),
+        ("transform", {"rename": {"a": "b\0"}}, "property"),
+        ("timer", {"every": float("inf")}, "every: Expected `float` <= "),
+        ("timer", {"every": 1e-9}, "every: Expected `float` >= 0.001"),
+        ("timer", {"every": 1, "properties": {"a\0": "x"}}, "property"),
+        ("tail", {"path": ""}, "path: expected that of a file, got ''"),
+        ("tail", {"path": "a\0"}, "no file can be called"),
+        ("tail", {"path": "/"}, "expected a regular file, and / is a directory"),
+        ("tail", {"path": "/dev/null"}, "/dev/null is a device"),
+        ("tail", {"path": "a", "remember": "/dev/null"}, "/dev/null is a device"),
+        ("tail", {"path": "a", "poll_seconds": float("inf")}, "poll_seconds"),
+        ("json:loads", {}, "'json:loads' is no module"),
+    ],
+)
+def test_what_can_never_work_is_told_before_it_begins(
+    module: str, settings: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        ModulePlan.of("a", module, settings)

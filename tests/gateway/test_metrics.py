@@ -1,0 +1,86 @@
+"""What a gateway tells operators: seen from outside."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.programs import PATIENCE_SECONDS, program
+
+OWN = """
+from simplebus.gateway import Module
+
+
+class Tells(Module):
+    def health(self):
+        return {"level": 7, "mood": "fine"}
+
+
+class Fails(Module):
+    async def receive(self, message):
+        raise ValueError("on purpose")
+"""
+
+MODULES = """
+[modules.clock]
+module = "timer"
+settings = { every = 0.05 }
+
+[modules.log]
+module = "logger"
+hears = ["clock"]
+"""
+
+
+def test_a_gateway_tells_how_its_modules_do(tmp_path: Path) -> None:
+    file = tmp_path / "modules.toml"
+    file.write_text(MODULES)
+    with program("gateway", str(file), "--http", "0") as it:
+        ready, _, at = it.line().partition(" http=")
+        assert ready == "simplebus gateway ready modules=2"
+
+        def ask(path: str) -> bytes:
+            with urllib.request.urlopen(f"http://{at}{path}", timeout=60) as answer:
+                body = answer.read()
+            assert isinstance(body, bytes)
+            return body
+
+        assert json.loads(ask("/healthz"))["status"] == "ok"
+        facts = json.loads(ask("/facts"))["facts"]
+        assert facts["title"] == "simplebus gateway"
+        modules = next(table for table in facts["tables"] if table["key"] == "modules")
+        assert [(row[0], row[2]) for row in modules["rows"]] == [
+            ("clock", "running"),
+            ("log", "running"),
+        ]
+        families = text_string_to_metric_families(ask("/metrics").decode())
+        running = next(each for each in families if each.name == "simplebus_gateway_module_running")
+        assert {s.labels["module"]: s.value for s in running.samples} == {"clock": 1, "log": 1}
+
+
+def test_one_that_fails_is_told_and_what_modules_say_of_themselves(tmp_path: Path) -> None:
+    file = tmp_path / "modules.toml"
+    (tmp_path / "own_of_test.py").write_text(OWN)
+    file.write_text(
+        '[modules.tells]\nmodule = "own_of_test:Tells"\n'
+        '[modules.fails]\nmodule = "own_of_test:Fails"\nhears = ["clock"]\n' + MODULES
+    )
+    with program("gateway", str(file), "--http", "0") as it:
+        at = it.line().partition(" http=")[2]
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        metrics = told = b""
+        while b'_module_value{module="tells",what="level"} 7' not in metrics or not told:
+            assert time.monotonic() < deadline, (metrics, told)
+            with urllib.request.urlopen(f"http://{at}/metrics", timeout=60) as answer:
+                metrics = answer.read()
+            try:
+                with urllib.request.urlopen(f"http://{at}/healthz", timeout=60) as answer:
+                    assert answer.status == 200
+            except urllib.error.HTTPError as error:
+                told = error.read()
+        assert b"failed: fails" in told

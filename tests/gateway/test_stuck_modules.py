@@ -1,0 +1,349 @@
+"""What becomes of a module's call that does not return: nobody waits for it for ever, and it says
+nothing any more once there is another module in its place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import trio
+import trio.testing
+
+from simplebus.gateway import ModuleBus, ModuleBusError, ModuleMessage
+from simplebus.gateway.config import GatewayPlan, ModulePlan
+from simplebus.gateway.gateway import IN_ORDER_S, open_gateway
+from simplebus.gateway.module import BlockingModule, BlockingPort, Module
+from simplebus.gateway.supervisor import GRACE_S, State
+from tests.gateway import sample_modules
+from tests.gateway.recording_modules import SOON, assert_no_threads_left, said
+
+
+@pytest.fixture(autouse=True)
+def no_threads() -> Iterator[None]:
+    sample_modules.HAPPENED.clear()
+    yield
+    assert_no_threads_left()
+
+
+def alone(factory: Callable[..., object], **options: object) -> GatewayPlan:
+    plan = ModulePlan("a", "x", sample_modules.Settings(), factory=factory, **options)  # type: ignore[arg-type]
+    return GatewayPlan((plan,), (("*", "a"),))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Of what happens in a thread; the clock jumps meanwhile, as often as it takes."""
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(1)
+
+
+async def test_one_that_waits_for_its_run_hears_that_it_failed_and_its_message_again(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[Module] = []
+    heard: list[bytes] = []
+
+    class Opens(Module):
+        """Its `receive` waits until `run` has opened something, which fails twice."""
+
+        def __init__(self, bus: object, settings: object) -> None:
+            super().__init__(bus, settings)  # type: ignore[arg-type]
+            made.append(self)
+            self.is_open = trio.Event()
+
+        async def run(self) -> None:
+            await trio.sleep(1)
+            if len(made) < 3:
+                raise OSError("it is in use")
+            self.is_open.set()
+            await trio.sleep_forever()
+
+        async def receive(self, message: ModuleMessage) -> None:
+            await self.is_open.wait()
+            heard.append(message.content)
+
+    async with open_gateway(alone(Opens)) as gateway:
+        for text in "one", "two":
+            await gateway.publish(said(text))
+        await gateway.bus.wait_quiet_async()
+        (found,) = gateway.statistics().modules
+        assert (found.state, found.failures, found.delivered) == (State.RUNNING, 2, 2)
+    assert heard == [b"one", b"two"]
+    assert caplog.text.count("is made again in") == 2
+    assert gateway.statistics().lost == 0
+
+
+@pytest.mark.parametrize(
+    "how", ["plainly", "in a nursery", "and makes an error of it", "and says nothing of it"]
+)
+async def test_a_message_that_was_given_up_comes_again_whatever_its_module_makes_of_that(
+    autojump_clock: trio.testing.MockClock, how: str
+) -> None:
+    made: list[Module] = []
+    heard: list[bytes] = []
+
+    class Waits(Module):
+        def __init__(self, bus: object, settings: object) -> None:
+            super().__init__(bus, settings)  # type: ignore[arg-type]
+            made.append(self)
+
+        async def run(self) -> None:
+            await trio.sleep(1)
+            if len(made) < 2:
+                raise OSError("it is in use")
+            await trio.sleep_forever()
+
+        async def receive(self, message: ModuleMessage) -> None:
+            if len(made) < 2:
+                try:
+                    await self.wait()
+                except trio.Cancelled:
+                    if how == "and says nothing of it":
+                        return
+                    raise
+            heard.append(message.content)
+
+        async def wait(self) -> None:
+            async with trio.open_nursery() as nursery:
+                if how == "in a nursery":
+                    nursery.start_soon(trio.sleep_forever)
+                try:
+                    await trio.sleep_forever()
+                except trio.Cancelled as cancelled:
+                    if how == "and makes an error of it":
+                        raise ValueError("it was cancelled") from cancelled
+                    raise
+
+    async with open_gateway(alone(Waits)) as gateway:
+        for text in "one", "two":
+            await gateway.publish(said(text))
+        await gateway.bus.wait_quiet_async()
+        (found,) = gateway.statistics().modules
+        assert found.delivered == 2
+    assert heard == [b"one", b"two"]
+
+
+async def test_one_that_waits_for_ever_is_made_again_when_it_has_another_plan(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Waits(sample_modules.Recorder):
+        async def receive(self, message: ModuleMessage) -> None:
+            if self.settings.times == 1:
+                await trio.sleep_forever()
+            await super().receive(message)
+
+    async with open_gateway(alone(Waits)) as gateway:
+        await gateway.publish(said("one"))
+        await trio.testing.wait_all_tasks_blocked()
+        mended = ModulePlan("a", "x", sample_modules.Settings(times=2), factory=Waits)
+        await gateway.apply(GatewayPlan((mended,), (("*", "a"),)))
+        await gateway.bus.wait_quiet_async()
+    assert [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"] == ["one"]
+
+
+async def test_a_thread_that_is_stuck_when_run_fails_is_left_and_says_nothing_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    go, entered, over = threading.Event(), threading.Event(), threading.Event()
+    made: list[BlockingModule] = []
+    raised: list[BaseException] = []
+
+    class Stuck(BlockingModule):
+        def __init__(self, bus: BlockingPort, settings: object) -> None:
+            super().__init__(bus, settings)
+            self.is_first = not made
+            made.append(self)
+
+        def run(self) -> None:
+            if self.is_first:
+                entered.wait(SOON)
+                raise OSError("on purpose")
+
+        def receive(self, message: ModuleMessage) -> None:
+            if self.is_first:
+                entered.set()
+                go.wait(SOON)
+                try:
+                    self.bus.publish(b"late")
+                except ModuleBusError as error:
+                    raised.append(error)
+                over.set()
+            self.bus.publish(message)
+
+    async with open_gateway(alone(Stuck)) as gateway:
+        await gateway.add(ModulePlan.of("b", "tests.gateway.sample_modules:Recorder"))
+        gateway.link("a", "b")
+        for text in "one", "two", "three":
+            await gateway.publish(said(text))
+        await until(entered.is_set)
+        await until(lambda: gateway.statistics().modules[0].delivered == 3)
+        go.set()
+        await until(over.is_set)
+        await gateway.bus.wait_quiet_async()
+    assert [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"] == ["two", "three"]
+    assert len(made) == 2
+    assert "has ended: it publishes nothing any more" in str(raised[0])
+
+
+@pytest.mark.parametrize("how", ["end", "stop"])
+def test_a_port_that_waits_for_room_is_told(how: str) -> None:
+    """When the module has ended, `publish`; when it is to end, `publish_until_stopping` already."""
+    hold, got = threading.Event(), list[object]()
+
+    def hear(message: ModuleMessage) -> None:
+        hold.wait(SOON)
+
+    with ModuleBus() as bus:
+        bus.add_module(hear, places=1)
+        port = BlockingPort(bus, object(), "a")
+
+        def publish() -> None:
+            try:
+                if how == "stop":
+                    while port.publish_until_stopping(b"x"):
+                        pass
+                else:
+                    while True:
+                        port.publish(b"x")
+            except ModuleBusError as error:
+                got.append(error)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        while not bus.statistics().waiting:
+            pass
+        published = bus.statistics().published
+        if how == "stop":
+            port.stop()
+        else:
+            port.end()
+        thread.join(SOON)
+        assert not thread.is_alive()
+        assert [str(each) for each in got] == (
+            [] if how == "stop" else ["module 'a' has ended: it publishes nothing any more"]
+        )
+        assert (bus.statistics().waiting, bus.statistics().published) == (0, published)
+        assert port.published == published
+        if how == "end":
+            with pytest.raises(ModuleBusError, match="has ended"):
+                port.publish_nowait(b"x")
+        hold.set()
+
+
+@pytest.mark.parametrize("where", ["receive", "destroy"])
+async def test_one_that_is_stuck_in_a_thread_is_replaced_all_the_same(
+    where: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = threading.Event()
+
+    class Stuck(BlockingModule):
+        def receive(self, message: ModuleMessage) -> None:
+            if where == "receive":
+                go.wait(SOON)
+
+        def destroy(self) -> None:
+            if where == "destroy":
+                go.wait(SOON)
+
+    async with open_gateway(alone(Stuck)) as gateway:
+        await gateway.publish(said("one"))
+        await until(lambda: gateway.statistics().modules[0].delivered == 1)
+        await gateway.replace(ModulePlan.of("a", "tests.gateway.sample_modules:Recorder"))
+        await gateway.publish(said("two"))
+        await gateway.bus.wait_quiet_async()
+        assert [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"] == ["two"]
+        go.set()
+    assert "given up" in caplog.text
+
+
+async def test_one_that_shields_itself_holds_up_no_other_change(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    go, refused = trio.Event(), trio.Event()
+
+    class Shielded(Module):
+        async def receive(self, message: ModuleMessage) -> None:
+            with trio.CancelScope(shield=True):
+                await go.wait()
+                with pytest.raises(ModuleBusError, match="has ended"):
+                    await self.bus.publish(b"late")
+                refused.set()
+
+    async with open_gateway(alone(Shielded)) as gateway:
+        await gateway.publish(said("one"))
+        await trio.testing.wait_all_tasks_blocked()
+        await gateway.remove("a")
+        await gateway.add(ModulePlan.of("b", "tests.gateway.sample_modules:Recorder"))
+        assert gateway.names == ("b",)
+        go.set()
+        await refused.wait()
+    assert "module 'a' shields itself from being given up" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["receive", "destroy"])
+@pytest.mark.parametrize("how", ["the gateway ends", "another plan is applied"])
+async def test_many_that_do_not_end_are_given_up_in_the_time_of_one(
+    how: str,
+    where: str,
+    autojump_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who only takes long has its whole grace all the same, whoever goes before it."""
+    ended: list[str] = []
+
+    class Stuck(Module):
+        async def receive(self, message: ModuleMessage) -> None:
+            if where == "receive":
+                await trio.sleep_forever()
+
+        async def destroy(self) -> None:
+            if where == "destroy":
+                await trio.sleep_forever()
+
+    class Slow(Module):
+        async def destroy(self) -> None:
+            await trio.sleep(GRACE_S - 1)
+            ended.append(self.bus.name)
+
+    def plans(factory: Callable[..., object], *names: str) -> list[ModulePlan]:
+        return [ModulePlan(each, "x", sample_modules.Settings(), factory=factory) for each in names]
+
+    modules = [
+        *plans(Slow, "slow-1", "slow-2"),
+        *plans(Stuck, "a", "b", "c", "d", "e"),
+        *plans(Slow, "slow-3"),
+    ]
+    hear = tuple(("*", each.name) for each in modules)
+    async with open_gateway(GatewayPlan(tuple(modules), hear), drain=0) as gateway:
+        await gateway.publish(said("one"))
+        await trio.testing.wait_all_tasks_blocked()
+        begun = trio.current_time()
+        if how == "another plan is applied":
+            await gateway.apply(GatewayPlan())
+            assert gateway.names == ()
+            assert trio.current_time() - begun <= IN_ORDER_S + GRACE_S
+    assert trio.current_time() - begun <= IN_ORDER_S + GRACE_S
+    assert sorted(ended) == ["slow-1", "slow-2", "slow-3"]
+    assert caplog.text.count(": given up") == 5
+
+
+async def test_one_that_has_itself_and_others_removed_does_not_wait_for_itself(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    took: list[float] = []
+
+    class Ends(sample_modules.Recorder):
+        async def receive(self, message: ModuleMessage) -> None:
+            begun = trio.current_time()
+            await gateway.apply(GatewayPlan())
+            took.append(trio.current_time() - begun)
+
+    own = ModulePlan("a", "x", sample_modules.Settings(), factory=Ends)
+    others = [ModulePlan.of(name, "tests.gateway.sample_modules:Recorder") for name in "bc"]
+    plan = GatewayPlan((others[0], own, others[1]), (("*", "a"),))
+    async with open_gateway(plan) as gateway:
+        await gateway.publish(said("one"))
+        await trio.sleep(GRACE_S)
+        assert gateway.names == ()
+        gone = [what[0] for what in sample_modules.HAPPENED if what[1] == "destroy"]
+    assert (took, gone) == ([0.0], ["c", "b", "a"])

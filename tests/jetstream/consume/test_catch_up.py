@@ -1,0 +1,136 @@
+"""When it is said that all that is stored has come: the cluster answers as it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from simplebus.core.errors import BusConnectionError
+from simplebus.jetstream.consume.ack_all import Sole
+from simplebus.jetstream.consume.catch_up import PATIENCE_SECONDS, SHARED_SECONDS, when_all_has_come
+from simplebus.jetstream.names import Names
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from tests.jetstream.consume.test_feed import Door, message
+
+
+class FakeLink:
+    """Of a stream with messages 1 to `last`, of which the consumer has sent so many."""
+
+    def __init__(self) -> None:
+        self.last = 3
+        self.sent = 0
+        self.error: Exception | None = None
+
+    async def wait_ready(self) -> None:
+        pass
+
+    async def ask(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        if subject.startswith("STREAM.MSG.GET."):
+            if not self.last:
+                raise JetStreamError(10037, "no message found")
+            return {"message": {"seq": self.last}}
+        return {"delivered": {"stream_seq": self.sent, "consumer_seq": self.sent}}
+
+
+class Case:
+    """A feed before such a cluster, and whether it was told."""
+
+    def __init__(self, *, is_sole: bool) -> None:
+        self.door = Door()
+        self.link = FakeLink()
+        if is_sole:
+            self.door.feed.sole = Sole()
+        self.told_at: float | None = None
+
+    def tell(self) -> None:
+        self.told_at = trio.current_time()
+
+    async def wait(self) -> None:
+        await when_all_has_come(self.link, Names(), "c", self.door.feed, self.tell)  # type: ignore[arg-type]
+
+    def take(self, *numbers: int) -> None:
+        """These come and are acknowledged."""
+        self.door.take(*(message(number) for number in numbers))
+        self.door.taken()
+        self.door.ack(0, self.door.feed.position.ring.head)
+
+
+@pytest.mark.parametrize("is_sole", [True, False])
+async def test_it_is_said_when_the_last_message_is_here(
+    autojump_clock: MockClock, is_sole: bool
+) -> None:
+    case = Case(is_sole=is_sole)
+    case.take(1, 2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(case.wait)
+        await trio.sleep(1.0)
+        assert case.told_at is None  # The consumer has not sent the third one.
+        case.link.sent = 3
+        await trio.sleep(SHARED_SECONDS / 2)
+        assert case.told_at is None  # It is on its way.
+        case.take(3)
+    assert case.told_at is not None
+    assert case.told_at - 1.0 < SHARED_SECONDS
+
+
+async def test_what_went_to_other_doors_is_waited_for_a_moment(autojump_clock: MockClock) -> None:
+    case = Case(is_sole=False)
+    case.link.sent = 3
+    await case.wait()
+    assert case.told_at is not None
+    assert SHARED_SECONDS <= case.told_at < SHARED_SECONDS + 1.0
+
+
+async def test_what_was_sent_before_is_not_waited_for(autojump_clock: MockClock) -> None:
+    case = Case(is_sole=False)
+    case.link.sent = case.door.feed.sent_before = 3
+    await case.wait()
+    assert case.told_at == 0.0
+
+
+async def test_of_an_empty_stream_all_is_here(autojump_clock: MockClock) -> None:
+    case = Case(is_sole=True)
+    case.link.last = 0
+    await case.wait()
+    assert case.told_at == 0.0
+
+
+async def test_who_has_messages_is_told_at_once(autojump_clock: MockClock) -> None:
+    case = Case(is_sole=True)
+    case.door.take(message(1))
+    case.door.taken()
+    await case.wait()
+    assert case.told_at == 0.0
+
+
+@pytest.mark.parametrize(
+    "error", [BusConnectionError("it is gone"), JetStreamError(503, "it has no leader")]
+)
+async def test_a_cluster_that_does_not_answer_keeps_nobody(
+    autojump_clock: MockClock, error: Exception
+) -> None:
+    case = Case(is_sole=True)
+    case.link.error = error
+    await case.wait()
+    assert case.told_at == PATIENCE_SECONDS
+
+
+async def test_a_consumer_that_is_gone_has_nothing_more(autojump_clock: MockClock) -> None:
+    case = Case(is_sole=True)
+    case.link.error = JetStreamError(10014, "consumer not found")
+    await case.wait()
+    assert case.told_at == 0.0
+
+
+async def test_a_fault_of_the_doors_own_keeps_nobody_and_ends_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    case = Case(is_sole=True)
+    case.link.error = ValueError("on purpose")
+    await case.wait()
+    assert case.told_at == 0.0

@@ -1,0 +1,453 @@
+"""How positions begin and end while JetStream does not do as it is asked: nobody else is held up,
+and nothing is left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.commit_log import Lot
+from simplebus.core.errors import BusConnectionError, RefusedError
+from simplebus.core.protocol.requests import Start
+from simplebus.jetstream import api
+from simplebus.jetstream.class_jobs import Jobs
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.server.run import Serving
+from tests.jetstream.faulty_api import answers_lost, asked_in_vain
+from tests.jetstream.nats_servers import NatsServer, nats_server
+from tests.jetstream.publish.test_stream_publisher import Stream, entry, frame
+from tests.jetstream.stateless_servers import PATIENCE_SECONDS, door, options
+from tests.jetstream.test_two_servers import at, cluster_of, until
+from tests.net.test_nats_connection import linked
+
+LATE = [0.0, -1.0, -1e300, float("nan")]
+EARLY = [1.76e12, 2.6e11, 1e18, 1e300, float("inf")]
+NO_MORE = JetStreamError(10026, "maximum consumers limit reached", is_final=True)
+NO_LEADER = JetStreamError(10008, "JetStream system temporarily unavailable")
+
+
+async def consumers_of(up: Serving, class_id: int = 7) -> list[dict[str, Any]]:
+    found = await cluster_of(up).positions.all(class_id)
+    return [info for info in found if api.kind_of(info)]
+
+
+async def is_quiet(up: Serving) -> None:
+    await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
+
+
+def test_who_goes_before_his_turn_holds_up_what_came_before_the_next_one_alone() -> None:
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    holds: list[int] = []
+    for lot in (1, 2, 3):
+        holds.append(stream.uplink.hold(7))
+        stream.uplink.put(Lot(lot, [entry(frame(b"%d" % lot, lot))]))
+    stream.uplink.let_go(7, holds[1])
+    stream.uplink.go_on(0.0)
+    assert stream.take() == []
+    stream.uplink.let_go(7, holds[0])
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) == 2
+    stream.uplink.let_go(7, holds[2])
+    stream.uplink.go_on(0.0)
+    assert stream.answer(stream.take(), 0.0) == 3
+    assert stream.uplink.is_empty
+
+
+async def test_what_was_to_be_asked_for_who_is_gone_is_not() -> None:
+    done: list[str] = []
+    go_on = trio.Event()
+
+    async def job(name: str) -> None:
+        done.append(name)
+        await go_on.wait()
+
+    async with trio.open_nursery() as nursery:
+        jobs = Jobs(lambda: done.append("all"))
+        jobs.begin(nursery)
+        for name, whose in (("a", "ada"), ("b", "bob"), ("c", "ada"), ("d", "bob"), ("e", None)):
+            jobs.do(7, partial(job, name), whose)
+        await trio.testing.wait_all_tasks_blocked()
+        assert jobs.drop(7, "ada")  # What is under way goes on.
+        assert not jobs.drop(7, "ada")
+        assert not jobs.drop(8, "bob")
+        go_on.set()
+    assert done == ["a", "b", "d", "e", "all"]
+
+
+async def test_who_comes_and_goes_while_the_cluster_is_away_leaves_nothing(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        async with door(replace(options(server.url), storage="file")) as up:
+            cluster = cluster_of(up)
+            async with simplebus.connect(at(up), name="one") as bus:
+                with trio.fail_after(PATIENCE_SECONDS):
+                    await bus.publish(b"before", class_id=7)
+                    server.stop()
+                    await until(lambda: not cluster.link.is_ready)
+                    for _ in range(20):
+                        with trio.move_on_after(0.05):
+                            async with simplebus.connect(at(up)) as other, other.subscribe(7):
+                                await trio.sleep_forever()
+                    await until(lambda: not cluster.feeds)
+                    assert len(cluster._jobs._jobs.get(7, ())) <= 2
+                    assert len(cluster.uplink._held.get(7, ())) <= 1
+                    server.start()
+                    await bus.publish(b"after", class_id=7)
+                    async with bus.subscribe(7) as messages:
+                        got = [(await messages.get()).payload for _ in range(2)]
+                    assert got == [b"before", b"after"]
+
+
+def test_what_is_published_waits_for_positions_that_came_before_it_alone() -> None:
+    """Whoever comes and goes all the time holds up nobody for longer than what he was before."""
+    stream = Stream()
+    stream.uplink.open_classes.add(7)
+    stream.uplink.put(Lot(1, [entry(frame(b"1", 0))]))
+    holds: list[int] = []
+    for lot in range(2, 6):
+        holds.append(stream.uplink.hold(7))
+        stream.uplink.put(Lot(lot, [entry(frame(b"%d" % lot, lot))]))
+    for lot in range(1, 6):
+        stream.uplink.go_on(0.0)
+        assert stream.answer(stream.take(), 0.0) == lot
+        stored = [payload for _, payload, _ in stream.stored]
+        assert stored == [b"%d" % each for each in range(1, lot + 1)]
+        if lot < 5:
+            holds.append(stream.uplink.hold(7))
+            stream.uplink.let_go(7, holds.pop(0))
+    assert stream.uplink.is_empty
+
+
+@pytest.mark.parametrize("time", [*LATE, *EARLY, 1.5, 4e9])
+def test_any_time_is_one_to_begin_at(time: float) -> None:
+    said = api.starting(Start(time=time))
+    policy = {1.5: "by_start_time", 4e9: "by_start_time"}
+    assert said["deliver_policy"] == policy.get(time, "new" if time in EARLY else "all")
+
+
+@pytest.mark.parametrize("sequence", [0, 7, 10, 11, 1 << 53, (1 << 63) - 1, (1 << 64) - 1])
+def test_who_begins_behind_the_next_message_begins_with_it(sequence: int) -> None:
+    said = api.starting(Start(sequence=sequence), last=10)
+    assert said["opt_start_seq"] == min(sequence, 10) + 1
+
+
+@pytest.mark.parametrize(
+    "start", [Start(time=1.76e12), Start(sequence=1000), Start(sequence=(1 << 63) - 1)]
+)
+async def test_a_position_that_is_to_begin_far_ahead_begins_with_what_is_new(
+    jetstream_server: NatsServer, start: Start
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        await bus.publish(b"old", class_id=7)
+        async with bus.subscribe(7, durable="d", start=start) as messages:
+            await bus.publish(b"new", class_id=7)
+            assert (await messages.get(PATIENCE_SECONDS)).payload == b"new"
+        assert await bus.fetch(7, time=datetime(9000, 1, 1, tzinfo=UTC)) == []
+
+
+async def test_who_may_have_no_consumer_is_told_and_holds_up_nobody(
+    jetstream_server: NatsServer,
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        await bus.publish(b"", class_id=7)
+        meddle = lambda subject: NO_MORE if subject.startswith("CONSUMER.CREATE") else None  # noqa: E731
+        with trio.fail_after(PATIENCE_SECONDS), asked_in_vain(cluster_of(up).link, meddle):
+            with pytest.raises(RefusedError, match="maximum consumers limit reached"):
+                async with bus.subscribe(7):
+                    pass
+            await bus.publish(b"", class_id=7)
+
+
+async def test_an_opening_that_is_tried_again_holds_up_no_publisher_and_nobody_who_leaves(
+    jetstream_server: NatsServer,
+) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(at(up)) as bus,
+        simplebus.connect(at(up)) as other,
+    ):
+        link, got = cluster_of(up).link, list[bytes]()
+        await bus.publish(b"before", class_id=7)
+
+        async def listen() -> None:
+            async with other.subscribe(7, durable="d", start="new") as messages:
+                got.append((await messages.get()).payload)
+
+        meddle = lambda subject: NO_LEADER if subject.endswith(".d-d") else None  # noqa: E731
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                with asked_in_vain(link, meddle) as failed:
+                    async with bus.subscribe(7) as messages:
+                        assert (await messages.get()).payload == b"before"
+                        nursery.start_soon(listen)
+                        await until(lambda: failed.total() > 1)
+                        await bus.publish(b"meanwhile", class_id=7)
+                        assert (await messages.get()).payload == b"meanwhile"
+                    await bus.publish(b"later", class_id=7)
+                    await until(lambda: len(cluster_of(up).listening.consumers) == 0)
+                await until(lambda: any(feed.is_open for feed in cluster_of(up).feeds.values()))
+                await bus.publish(b"behind", class_id=7)
+        assert got == [b"behind"]
+
+
+@pytest.mark.parametrize("begin", ["CONSUMER.CREATE", "CONSUMER.DELETE"])
+async def test_a_consumer_of_which_nobody_hears_is_had_all_the_same(
+    jetstream_server: NatsServer, begin: str
+) -> None:
+    """The first one of all takes over what waits, and gets it whatever answer is lost."""
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        await bus.publish(b"waits", class_id=7)
+        with answers_lost(cluster_of(up).link, begin) as lost:
+            async with bus.subscribe(7) as messages:
+                assert (await messages.get(PATIENCE_SECONDS)).payload == b"waits"
+                assert lost.total() == 1
+                (info,) = await consumers_of(up)
+                assert [info["name"]] == list(cluster_of(up).listening.consumers.values())
+
+
+async def test_who_goes_while_his_consumer_is_asked_for_leaves_none(
+    jetstream_server: NatsServer,
+) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(at(up)) as bus,
+        bus.subscribe(7),
+    ):
+        with answers_lost(cluster_of(up).link, "CONSUMER.CREATE", 1 << 30) as lost:
+            with trio.fail_after(PATIENCE_SECONDS):
+                async with simplebus.connect(at(up)) as other, trio.open_nursery() as nursery:
+                    nursery.start_soon(_subscribe, other)
+                    await until(lambda: lost.total() > 1)
+                    nursery.cancel_scope.cancel()
+            await until(lambda: len(cluster_of(up).feeds) == 1)
+        await until(lambda: not cluster_of(up).is_busy)
+        assert len(await consumers_of(up)) == 1
+
+
+async def _subscribe(bus: simplebus.Bus) -> None:
+    async with bus.subscribe(7):
+        await trio.sleep_forever()
+
+
+async def test_what_somebody_leaves_waits_for_the_next_one_whatever_is_answered(
+    jetstream_server: NatsServer,
+) -> None:
+    """As long as the door does not do as it should, its consumer would be nobody's."""
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        link, names = cluster_of(up).link, list[str]()
+        await bus.publish_many([b"%d" % number for number in range(5)], class_id=7)
+
+        def meddle(subject: str) -> BaseException | None:
+            is_of_it = subject.startswith("CONSUMER.INFO") and bool(names)
+            return (NO_LEADER, BusConnectionError("lost"))[failed.total() % 2] if is_of_it else None
+
+        with asked_in_vain(link, meddle) as failed:
+            async with bus.subscribe(7, auto_ack=False) as messages:
+                for _ in range(5):
+                    await messages.get(PATIENCE_SECONDS)
+                names += cluster_of(up).listening.consumers.values()
+            await until(lambda: failed.total() > 3)
+            assert cluster_of(up).is_busy
+            names.clear()
+            await is_quiet(up)
+        async with bus.subscribe(7) as messages:
+            got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(5)]
+        assert got == [b"%d" % number for number in range(5)]
+        await is_quiet(up)
+        (info,) = await consumers_of(up)
+        assert api.door_of(info) == ""
+
+
+async def test_what_is_to_be_forgotten_is_forgotten_later_but_not_if_somebody_has_come_for_it(
+    jetstream_server: NatsServer,
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        cluster, is_there = cluster_of(up), False
+        link, failing = cluster.link, [True]
+        delete = f"CONSUMER.DELETE.{cluster.options.names.stream(7)}.d-d"
+        meddle = lambda subject: NO_LEADER if failing[0] and subject == delete else None  # noqa: E731
+        with asked_in_vain(link, meddle) as failed:
+            for comes_back in (True, False):
+                failing[0] = True
+                async with bus.subscribe(7, durable="d") as messages:
+                    messages.forget()
+                await until(lambda: failed.total() > 1)
+                if comes_back:
+                    async with bus.subscribe(7, durable="d"):
+                        failing[0] = False
+                        await until(lambda: not cluster.is_busy)
+                        is_there = "d-d" in [info["name"] for info in await consumers_of(up)]
+                    await is_quiet(up)
+                failing[0] = False
+                await is_quiet(up)
+                failed.clear()
+        assert is_there
+        assert "d-d" not in [info["name"] for info in await consumers_of(up)]
+
+
+async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
+    jetstream_server: NatsServer,
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        cluster, asked = cluster_of(up), list[str]()
+        await bus.publish(b"", class_id=7)
+        name = "p-frozen-1"
+        config = api.consumer(
+            cluster.options, name, kind="plain", door="frozen", start={"deliver_policy": "all"}
+        )
+        stream, request = cluster.options.names.stream(7), cluster.link.request
+        body = {"stream_name": stream, "config": config, "action": "create"}
+        await cluster.link.ask(f"CONSUMER.CREATE.{stream}.{name}", body)
+        await cluster.link.ask(f"CONSUMER.DELETE.{stream}.waiting")
+
+        async def meddled(subject: str, *more: Any, **options: Any) -> tuple[bytes, bytes]:
+            if subject == cluster.options.names.door("frozen"):
+                asked.append(subject)
+                raise BusConnectionError(f"{subject} was not answered")
+            return await request(subject, *more, **options)
+
+        cluster.link.request = meddled  # type: ignore[method-assign]
+        with trio.fail_after(PATIENCE_SECONDS):
+            for _ in range(2):
+                async with bus.subscribe(7) as messages:
+                    await bus.publish(b"new", class_id=7)
+                    assert (await messages.get()).payload == b"new"
+                await is_quiet(up)
+        assert len(asked) == 1
+        assert name in [info["name"] for info in await consumers_of(up)]
+
+
+async def test_a_door_that_is_gone_is_gone_though_somebody_hears_what_it_is_asked(
+    jetstream_server: NatsServer,
+) -> None:
+    """Who looks at all that passes by, for one: then no server says that nobody is there. What a
+    dead door's subscription had left was nobody's as long as that one listened."""
+    async with (
+        door(options(jetstream_server.url)) as up,
+        linked(jetstream_server.url) as (listener, _),
+        simplebus.connect(at(up)) as bus,
+    ):
+        cluster = cluster_of(up)
+        names, request = cluster.options.names, cluster.link.request
+        await bus.publish(b"left", class_id=7)
+        name, stream = "p-dead-1", names.stream(7)
+        config = api.consumer(
+            cluster.options, name, kind="plain", door="dead", start={"deliver_policy": "all"}
+        )
+        body = {"stream_name": stream, "config": config, "action": "create"}
+        await cluster.link.ask(f"CONSUMER.CREATE.{stream}.{name}", body)
+        await cluster.link.ask(f"CONSUMER.DELETE.{stream}.waiting")
+        listener.core.subscribe(f"{names.door('dead').rpartition('.')[0]}.*")
+        listener.flush()
+        await listener.ask("INFO")  # It is heard by now.
+
+        async def soon(subject: str, *more: Any, **options: Any) -> tuple[bytes, bytes]:
+            if subject == names.door("dead"):
+                options["seconds"] = 0.3
+            return await request(subject, *more, **options)
+
+        cluster.link.request = soon  # type: ignore[method-assign]
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with bus.subscribe(7) as messages:
+                assert (await messages.get()).payload == b"left"
+
+
+async def test_what_goes_wrong_with_one_thing_that_is_asked_ends_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done, told = list[int](), trio.Event()
+
+    async def job(number: int) -> None:
+        if number == 1:
+            raise ValueError("a fault of the door's own")
+        done.append(number)
+
+    async with trio.open_nursery() as nursery:
+        jobs = Jobs(told.set)
+        jobs.begin(nursery)
+        for number in range(3):
+            jobs.do(7, partial(job, number))
+        await told.wait()
+    assert done == [0, 2]
+    assert jobs.is_empty
+    assert "a fault of the door's own" in caplog.text
+
+
+async def test_a_fault_of_the_door_where_somebody_goes_holds_up_no_publisher(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        cluster = cluster_of(up)
+        find = cluster.positions.open
+
+        async def open_late(*asked: Any, **more: Any) -> Any:
+            found = await find(*asked, **more)
+            await until(lambda: not cluster.feeds)
+            return found
+
+        async def close(*_: Any, **__: Any) -> None:
+            raise ValueError("a fault of the door's own")
+
+        monkeypatch.setattr(cluster.positions, "open", open_late)
+        monkeypatch.setattr(cluster.positions, "close", close)
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with simplebus.connect(at(up)) as other, trio.open_nursery() as nursery:
+                nursery.start_soon(_subscribe, other)
+                await until(lambda: bool(cluster.feeds))
+                nursery.cancel_scope.cancel()
+            await bus.publish(b"", class_id=7)
+        assert "a fault of the door's own" in caplog.text
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+async def test_who_goes_while_there_is_no_connection_leaves_no_fault(
+    tmp_path: Path, group: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is lost of his consumer is looked for again, and he is gone by then."""
+    with nats_server(tmp_path) as server:
+        async with door(options(server.url)) as up:
+            cluster = cluster_of(up)
+            with trio.fail_after(PATIENCE_SECONDS):
+                async with (
+                    simplebus.connect(at(up)) as bus,
+                    bus.subscribe(7, group=group),
+                ):
+                    [feed] = cluster.feeds.values()
+                    server.kill()
+                    await until(lambda: not cluster.link.is_ready)
+                    cluster._renew(feed)
+                    await until(lambda: 7 in cluster._jobs.classes)
+                await until(lambda: not cluster.feeds)
+                server.start()
+                await until(lambda: not cluster.is_busy)
+    assert "went wrong" not in caplog.text
+
+
+async def test_a_fault_where_a_consumer_is_looked_for_again_is_tried_on(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [ValueError("a fault of the door's own")] * 2
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        cluster = cluster_of(up)
+        renew = cluster.positions.renew
+
+        async def renew_late(*asked: Any) -> Any:
+            if faults:
+                raise faults.pop()
+            return await renew(*asked)
+
+        monkeypatch.setattr(cluster.positions, "renew", renew_late)
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with bus.subscribe(7) as messages:
+                [feed] = cluster.feeds.values()
+                cluster._renew(feed)
+                await until(lambda: not (faults or feed.is_renewing))
+                await bus.publish(b"then", class_id=7)
+                assert (await messages.get()).payload == b"then"

@@ -1,0 +1,192 @@
+"""What somebody deletes or changes in the cluster under a door: it is made again, and said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.jetstream.consume.feed import REFUSALS_MAX
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.jetstream.test_two_servers import cluster_of, until
+
+KINDS: list[dict[str, Any]] = [{}, {"durable": "d"}, {"group": "g"}, {"durable": "d", "group": "g"}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["CONSUMER", "STREAM"])
+async def test_what_is_deleted_is_made_again(
+    jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, what: str, kind: dict[str, Any]
+) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+        bus.subscribe(1, **kind) as messages,
+    ):
+        cluster = cluster_of(up)
+        stream = cluster.options.names.stream(1)
+        with trio.fail_after(PATIENCE_SECONDS):
+            for number in range(3):
+                await bus.publish(b"%d" % number, class_id=1)
+            held = [await messages.get() for _ in range(3)]
+            assert [message.payload for message in held] == [b"0", b"1", b"2"]
+            (consumer,) = cluster.listening.consumers.values()
+            name = f"CONSUMER.DELETE.{stream}.{consumer}"
+            await cluster.link.ask(name if what == "CONSUMER" else f"STREAM.DELETE.{stream}")
+            got: list[bytes] = []
+            for number in range(3, 6):
+                await bus.publish(b"%d" % number, class_id=1)
+            while len(got) < 3:
+                payload = (await messages.get()).payload
+                if int(payload) > 2:  # What was held may come again.
+                    got.append(payload)
+            assert got == [b"3", b"4", b"5"]
+    assert f"consumer {consumer} of class 1 is gone" in caplog.text
+    assert ("the stream of class 1 is a new one" in caplog.text) == (what == "STREAM")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_confirmed_while_a_consumer_is_gone_that_has_sent_nothing_is_delivered(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
+        cluster = cluster_of(up)
+        stream = cluster.options.names.stream(1)
+        async with bus.subscribe(1) as messages:  # So that nothing waits for whoever is first.
+            await bus.publish(b"before", class_id=1)
+            await messages.get()
+        begins: dict[str, Any] = {**kind, "start": "new"}
+        renew, is_published = cluster.positions.renew, trio.Event()
+
+        async def late(*given: Any) -> Any:
+            await is_published.wait()
+            return await renew(*given)
+
+        monkeypatch.setattr(cluster.positions, "renew", late)
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with bus.subscribe(1, **begins) as messages:
+                await until(lambda: bool(cluster.listening.consumers))
+                for is_last in (False, True):
+                    (name,) = cluster.listening.consumers.values()
+                    is_published = trio.Event()
+                    (feed,) = cluster.feeds.values()
+                    await cluster.link.ask(f"CONSUMER.DELETE.{stream}.{name}")
+                    await until(lambda feed=feed: feed.is_renewing)  # type: ignore[misc]
+                    if is_last:
+                        await bus.publish_many([b"0", b"1", b"2"], class_id=1)
+                    is_published.set()
+                    await until(lambda feed=feed: not feed.is_renewing)  # type: ignore[misc]
+                got = [(await messages.get()).payload for _ in range(3)]
+                while got[0] == b"before":  # A group has all again that is stored.
+                    got = [*got[1:], (await messages.get()).payload]
+                assert got == [b"0", b"1", b"2"]
+
+
+async def test_what_a_deleted_consumer_was_to_send_later_comes_when_it_is_made_again(
+    jetstream_server: NatsServer,
+) -> None:
+    """It was given back with a pause: nobody at the door has it."""
+    durable = {"durable": "d"}
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
+        cluster = cluster_of(up)
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with bus.subscribe(1, auto_ack=False, **durable) as messages:
+                await bus.publish_many([b"%d" % number for number in range(3)], class_id=1)
+                (await messages.get()).nack(delay=3600.0)
+                for _ in range(2):
+                    (await messages.get()).ack()
+            async with bus.subscribe(1, **durable) as messages:
+                await until(lambda: bool(cluster.listening.consumers))
+                await cluster.link.ask(f"CONSUMER.DELETE.{cluster.options.names.stream(1)}.d-d")
+                again = await messages.get()
+                assert (again.payload, again.attempt) == (b"0", 2)
+                await bus.publish(b"3", class_id=1)
+                while (await messages.get()).payload != b"3":
+                    """What was acknowledged in the other session may come again."""
+
+
+async def test_a_consumer_that_is_gone_costs_nothing_where_its_stream_cannot_be_made(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for a few times in a second, and had again when that is possible."""
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+        bus.subscribe(1, durable="d") as messages,
+    ):
+        cluster = cluster_of(up)
+        asked = 0
+        ask = cluster.link.ask
+
+        async def refuses(subject: str, *given: Any, **more: Any) -> Any:
+            nonlocal asked
+            if subject.startswith("STREAM.CREATE"):
+                asked += 1
+                if asked < 3:
+                    raise JetStreamError(10028, "no room")
+            return await ask(subject, *given, **more)
+
+        with trio.fail_after(PATIENCE_SECONDS):
+            await until(lambda: bool(cluster.listening.consumers))
+            monkeypatch.setattr(cluster.link, "ask", refuses)
+            await ask(f"STREAM.DELETE.{cluster.options.names.stream(1)}")
+            await bus.publish(b"late", class_id=1)
+            assert (await messages.get()).payload == b"late"
+        assert asked < 6
+
+
+async def test_a_consumer_that_refuses_is_asked_now_and_then(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+        bus.subscribe(1, durable="d") as messages,
+    ):
+        cluster = cluster_of(up)
+        name = f"{cluster.options.names.stream(1)}.d-d"
+        counts = Counter[str]()
+        publish, beat = cluster.link.core.publish, cluster._beat
+
+        def asking(subject: str, payload: bytes, **more: Any) -> None:
+            counts["asked"] += "MSG.NEXT" in subject
+            publish(subject, payload, **more)
+
+        def beating() -> None:
+            counts["beats"] += 1
+            beat()
+
+        monkeypatch.setattr(cluster.link.core, "publish", asking)
+        monkeypatch.setattr(cluster, "_beat", beating)
+        with trio.fail_after(PATIENCE_SECONDS):
+            info = await cluster.link.ask(f"CONSUMER.INFO.{name}")
+            for longest in (1_000_000_000, 0):  # Of a request; a door's takes longer.
+                body = {
+                    "stream_name": info["stream_name"],
+                    "config": {**info["config"], "max_expires": longest},
+                    "action": "update",
+                }
+                await cluster.link.ask(f"CONSUMER.CREATE.{name}", body)
+                for feed in cluster.feeds.values():
+                    feed.asked = 0  # As when what was asked for has come.
+                if longest:
+                    await until(lambda: counts["beats"] > 8)
+                    assert 0 < counts["asked"] <= counts["beats"] + REFUSALS_MAX + 1
+            await bus.publish(b"late", class_id=1)
+            assert (await messages.get()).payload == b"late"

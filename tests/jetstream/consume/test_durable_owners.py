@@ -1,0 +1,97 @@
+"""Whose durables and groups are is known at every door: what one door has told the cluster, another
+one finds there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+import simplebus
+from simplebus.core.errors import RefusedError
+from simplebus.core.protocol import frames
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.server.run import Serving
+from tests.behaviour.wire_peer_v2 import hello, subscribe
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import door, options
+from tests.jetstream.test_two_servers import at, cluster_of, until
+from tests.support import running_server
+
+
+def user(name: str, *subscribe: str, admin: tuple[tuple[Right, str], ...] = ()) -> User:
+    rules = Rules(tuple(map(Rule.parse, subscribe)) or None)
+    return User(name, token=quick_hash(name), permissions=Permissions(Rules(), rules, admin))
+
+
+USERS = Users(
+    [
+        user("ada"),
+        user("bob"),
+        user("eu", "1 eu.#"),
+        user("keeper", admin=((Right.CONFIGURE, "*"),)),
+    ],
+    Passwords(b"by chance"),
+)
+
+
+@contextlib.asynccontextmanager
+async def two_doors(server: NatsServer) -> AsyncIterator[list[Serving]]:
+    cluster = options(server.url)
+    async with door(cluster, users=USERS) as one, door(cluster, users=USERS) as other:
+        yield [one, other]
+
+
+async def takes_up(up: Serving, who: str, *, forget: bool = False, **what: str) -> str:
+    """What somebody hears who subscribes to this, and goes again; "" for being let in."""
+    async with simplebus.connect(at(up), token=who) as bus:
+        try:
+            async with bus.subscribe(1, **what) as messages:
+                if forget:
+                    messages.forget()
+        except RefusedError as error:
+            return str(error)
+    await until(lambda: not cluster_of(up).is_busy)
+    return ""
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_durable_is_who_made_its_own_at_every_door(
+    jetstream_server: NatsServer, first: int
+) -> None:
+    async with two_doors(jetstream_server) as doors:
+        assert await takes_up(doors[first], "ada", durable="d") == ""
+        for up in doors:
+            assert "the durable 'd' is not its own" in await takes_up(up, "bob", durable="d")
+            assert await takes_up(up, "ada", durable="d") == ""
+            assert await takes_up(up, "keeper", durable="d") == ""
+        assert await takes_up(doors[0], "ada", durable="d", forget=True) == ""
+        assert await takes_up(doors[1], "bob", durable="d") == ""
+        assert "is not its own" in await takes_up(doors[0], "ada", durable="d")
+
+
+async def test_a_group_is_for_whoever_sees_as_much_as_its_maker(
+    jetstream_server: NatsServer,
+) -> None:
+    async with two_doors(jetstream_server) as doors:
+        assert await takes_up(doors[0], "ada", group="g") == ""
+        assert await takes_up(doors[1], "bob", group="g") == ""
+        assert "is for more than it may see" in await takes_up(doors[1], "eu", group="g")
+
+
+async def test_nobody_moves_what_is_another_ones(jetstream_server: NatsServer) -> None:
+    async with two_doors(jetstream_server) as doors:
+        assert await takes_up(doors[0], "ada", durable="d") == ""
+        for who in ("bob", "ada", "keeper"):
+            peer = await running_server.connect(doors[1])
+            await peer.send(hello(1, auth={"token": who}))
+            assert (await peer.frame())[0] == frames.CONNECT
+            await peer.send(subscribe(1, 1, durable="d", start="earliest", seek=True))
+            told = await peer.frame()
+            assert (b"not its own to move" in told) == (who == "bob")
+            assert (told[0] == frames.SUBSCRIBE) == (who != "bob")
+            await peer.stream.aclose()
+            await until(lambda: not (cluster_of(doors[1]).feeds or cluster_of(doors[1]).is_busy))

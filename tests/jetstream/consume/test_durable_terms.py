@@ -1,0 +1,130 @@
+"""How a durable or a group is served is one thing at all doors: what who had it first has said."""
+
+from __future__ import annotations
+
+import pytest
+
+import simplebus
+from simplebus.core.errors import RefusedError
+from simplebus.jetstream.consume.durable_check import Judge
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.server.run import Serving
+from tests.jetstream.consume.test_durable_owners import two_doors
+from tests.jetstream.faulty_api import asked_in_vain
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import door, options
+from tests.jetstream.test_two_servers import at, cluster_of, until
+
+FIRST = {"ack_seconds": 7.0, "max_deliveries": 3, "backoff": [1.0, 2.0]}
+OTHER = {"ack_seconds": 9.0, "max_deliveries": 5}
+NAMES = [{"durable": "d"}, {"group": "g"}, {"durable": "d", "group": "g"}]
+
+
+def terms_at(up: Serving) -> tuple[int, int, tuple[int, ...]]:
+    """Of the only position there: ticks are seconds."""
+    [position] = cluster_of(up).feeds
+    terms = position.terms
+    return terms.ack_ticks, terms.deliveries_max, terms.backoff_ticks
+
+
+async def is_left(up: Serving) -> None:
+    await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
+
+
+@pytest.mark.parametrize("names", NAMES)
+async def test_as_long_as_somebody_has_it_whoever_comes_is_served_so(
+    jetstream_server: NatsServer, names: dict[str, str]
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(at(one)) as here,
+        simplebus.connect(at(other)) as there,
+    ):
+        async with here.subscribe(1, **names, **FIRST):
+            assert terms_at(one) == (7, 3, (1, 2))
+            async with there.subscribe(1, **names, **OTHER):
+                assert terms_at(other) == (7, 3, (1, 2))
+            await is_left(other)
+        await is_left(one)
+        async with there.subscribe(1, **names, **OTHER):
+            assert terms_at(other) == (9, 5, ())
+            async with here.subscribe(1, **names, **FIRST):
+                assert terms_at(one) == (9, 5, ())
+
+
+async def test_who_may_not_change_a_group_is_served_as_its_maker_says(
+    jetstream_server: NatsServer,
+) -> None:
+    async with two_doors(jetstream_server) as (one, other):
+        for up, who, asked, found in (
+            (one, "ada", FIRST, (7, 3, (1, 2))),
+            (other, "bob", OTHER, (7, 3, (1, 2))),
+            (other, "ada", OTHER, (9, 5, ())),
+            (one, "keeper", FIRST, (7, 3, (1, 2))),
+        ):
+            async with (
+                simplebus.connect(at(up), token=who) as bus,
+                bus.subscribe(1, group="g", **asked),
+            ):
+                assert terms_at(up) == found
+            await is_left(up)
+
+
+async def test_a_durable_has_one_group_at_all_doors(jetstream_server: NatsServer) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(at(one)) as here,
+        simplebus.connect(at(other)) as there,
+    ):
+        for durable, group, wrong in (("a", "g", "h"), ("b", "g", None), ("c", None, "g")):
+            async with here.subscribe(1, durable=durable, group=group):
+                pass
+            for bus in here, there:
+                with pytest.raises(RefusedError, match=f"subscription_mismatch.*{durable!r}"):
+                    async with bus.subscribe(1, durable=durable, group=wrong):
+                        raise AssertionError
+                async with bus.subscribe(1, durable=durable, group=group):
+                    pass
+
+
+async def test_of_two_doors_that_make_a_durable_at_once_for_other_channels_one_is_told(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster, blind = options(jetstream_server.url), [True]
+
+    def meddle(subject: str) -> JetStreamError | None:
+        if blind and subject.startswith("CONSUMER.INFO"):
+            blind.clear()
+            return JetStreamError(10014, "consumer not found")
+        return None
+
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(at(one)) as here,
+        simplebus.connect(at(other)) as there,
+        here.subscribe(1, "eu.#", durable="d"),
+    ):
+        with (
+            asked_in_vain(cluster_of(other).link, meddle),
+            pytest.raises(RefusedError, match="subscription_mismatch"),
+        ):
+            async with there.subscribe(1, "us.#", durable="d"):
+                raise AssertionError
+        assert not blind
+
+
+@pytest.mark.parametrize("said", ["", "{", "[]", '{"ack":-1}', '{"ack":1,"deliveries":1e9}'])
+async def test_terms_that_are_none_change_nothing(jetstream_server: NatsServer, said: str) -> None:
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(at(up)) as bus,
+        bus.subscribe(1, durable="d", **FIRST),
+    ):
+        [position] = cluster_of(up).feeds
+        Judge(cluster_of(up)._broker).agree(position, said)
+        assert terms_at(up) == (7, 3, (1, 2))

@@ -1,0 +1,253 @@
+"""A position and the consumer that feeds it, without a socket: what is sent is late or lost with a
+connection, a server forgets what it was told a moment before, and a consumer is deleted.
+
+Rule 1: a consumer is told of a message when its subscriber has acknowledged it, and not before.
+Rule 2: its subscriber is sent each message, and none twice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.jetstream.consume.feed import Found
+from simplebus.nats.client import jetstream_codec
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.protocol.events import Pub
+from simplebus.nats.protocol.line_parser import Reader
+from tests.jetstream.consume.test_feed import Door, message
+
+WILD_TURNS, CALM_TURNS = 60, 200
+
+
+@dataclass(slots=True)
+class State:
+    """What a consumer knows."""
+
+    next: int
+    """The message of the stream that it sends next."""
+    floor: int
+    """All before it is acknowledged."""
+    count: int = 0
+    """How many messages it has sent."""
+    floor_count: int = 0
+    """How many it had with the last one that is acknowledged with all before it."""
+    pending: dict[int, int] = field(default_factory=dict)
+    """How often each was sent that is not acknowledged."""
+    again: deque[int] = field(default_factory=deque)
+    """What is to be sent again."""
+
+
+class Consumer:
+    """What JetStream does with one: of each message a word, or of all up to one."""
+
+    def __init__(self, stream: list[int], start: int, *, is_sole: bool) -> None:
+        self.stream = stream
+        self.is_sole = is_sole
+        self.state = State(start, start)
+        self.wanted = 0
+        self.kept = deepcopy(self.state)
+        """What it knows still if its server is killed."""
+
+    def send(self, most: int) -> list[bytes]:
+        """What was asked for, as far as there is something."""
+        state, found = self.state, list[bytes]()
+        while len(found) < min(most, self.wanted):
+            if state.again:
+                sequence = state.again.popleft()
+                if sequence not in state.pending:
+                    continue
+            else:
+                sequence = next((each for each in self.stream if each >= state.next), 0)
+                if not sequence:
+                    break
+                state.next = sequence + 1
+            state.pending[sequence] = attempt = state.pending.get(sequence, 0) + 1
+            state.count += 1
+            found.append(message(sequence, attempt=attempt, count=state.count))
+        self.wanted -= len(found)
+        return found
+
+    def hear(self, subject: bytes, word: bytes) -> None:
+        _, _, _, _, _, sequence, count, *_ = map(bytes, subject.split(b"."))
+        self.learn(int(sequence), int(count), word)
+
+    def learn(self, sequence: int, count: int, word: bytes) -> None:
+        state = self.state
+        if word not in (jetstream_codec.ACK, jetstream_codec.TERMINATE):
+            return
+        if not self.is_sole:
+            state.pending.pop(sequence, None)
+            while state.floor < state.next and state.floor not in state.pending:
+                state.floor += 1
+        elif count > state.floor_count and sequence >= state.floor:
+            state.floor_count, state.floor = count, sequence + 1
+            for each in [each for each in state.pending if each <= sequence]:
+                del state.pending[each]
+
+
+class Fed(Door):
+    """A door whose position has such a consumer, behind a connection."""
+
+    def __init__(self, chance: random.Random, *, is_sole: bool) -> None:
+        super().__init__()
+        self.chance = chance
+        self.is_sole = is_sole
+        self.stream: list[int] = []
+        self.last = chance.randrange(5)
+        self.start = self.last + 1
+        """From where on its consumer was made."""
+        self.consumer: Consumer | None = Consumer(self.stream, self.start, is_sole=is_sole)
+        self.coming: list[bytes] = []
+        """What it has sent that has not come."""
+        self.going: list[bytes] = []
+        """What was said to it that has not come there."""
+        self.sent: dict[int, int] = {}
+        """Messages of the stream that the subscriber was sent, by their numbers."""
+        self.done: set[int] = set()
+        """Which of them it has acknowledged."""
+        self.feed.begin(Found("c", False, is_sole, floor=self.start))
+
+    def publish(self, count: int) -> None:
+        for _ in range(count):
+            self.last += self.chance.choice([1, 1, 1, 2])
+            self.stream.append(self.last)
+
+    def serve(self) -> None:
+        """What a door does at the end of a turn."""
+        feed = self.feed
+        for messages in feed.acked():
+            self.going.append(bytes(jetstream_codec.say(messages)))
+        self.going.append(feed.fill())
+        if count := feed.wanted():
+            feed.asked += count
+            self.going.append(b"PUB want %d\r\n%b\r\n" % (len(b"%d" % count), b"%d" % count))
+        self.broker.answers.wake(feed.position)
+
+    def hear(self, most: int) -> None:
+        """The consumer hears so much."""
+        some, self.going = self.going[:most], self.going[most:]
+        for subject, word in read(b"".join(some)):
+            if self.consumer is None:
+                continue
+            if subject == b"want":
+                self.consumer.wanted += int(word)
+            else:
+                self.consumer.hear(subject, word)
+        if self.consumer is not None:
+            state = self.consumer.state
+            told = {each for each in self.stream if each < state.next} - set(state.pending)
+            assert {each for each in told if each >= self.start} <= self.done
+
+    def come(self, most: int) -> None:
+        """So much comes from it."""
+        some, self.coming = self.coming[:most], self.coming[most:]
+        if some:
+            self.going.append(self.take(*some))
+
+    def renew(self) -> None:
+        """Have another consumer, if that is needed: as positions do."""
+        feed, consumer = self.feed, self.consumer
+        if consumer is not None and not feed.is_broken:
+            feed.asked = 0
+            consumer.wanted = 0
+            return
+        needed = feed.needed
+        if consumer is not None:
+            needed = min(consumer.state.floor, needed) if needed else consumer.state.floor
+        assert needed, "it would begin with what is new"
+        self.start = needed
+        self.consumer = Consumer(self.stream, self.start, is_sole=self.is_sole)
+        self.coming.clear()
+        feed.asked = 0
+        feed.begin_anew(Found("c", True, self.is_sole))
+
+    def lose(self) -> None:
+        """The connection is lost, and another one made."""
+        self.hear(self.chance.randrange(len(self.going) + 1))
+        self.going.clear()
+        self.coming.clear()
+        self.feed.asked = 0
+        if self.consumer is not None:
+            self.consumer.wanted = 0
+        if self.feed.sole is not None:
+            self.feed.sole.is_broken = True
+
+    def subscriber(self) -> None:
+        """It is sent what there is."""
+        for number, payload in self.taken():
+            assert number not in self.sent
+            assert int(payload) not in self.sent.values(), "twice"
+            self.sent[number] = int(payload)
+
+    def acknowledge(self) -> None:
+        open_ = [number for number, each in self.sent.items() if each not in self.done]
+        if not open_:
+            return
+        first = self.chance.choice(open_)
+        last = min(max(self.sent) + 1, first + self.chance.choice([1, 2, 9, 100]))
+        if self.chance.random() < 0.5:
+            first = min(open_)
+        self.ack(first, last)
+        self.done |= {self.sent[number] for number in range(first, last) if number in self.sent}
+
+
+def read(raw: bytes) -> list[tuple[bytes, bytes]]:
+    """Subjects and words."""
+    reader, at, found, buffer = Reader(NatsLimits()), 0, [], bytearray(raw)
+    while at < len(raw):
+        at = reader.read(buffer, at, len(raw))
+        one = reader.take()
+        assert isinstance(one, Pub)
+        found.append((bytes(one.subject), bytes(one.body)))
+        one.body.release()
+    return found
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 10**6), st.booleans())
+def test_whatever_is_lost_or_forgotten_each_is_sent_once_and_told_when_it_is_acknowledged(
+    seed: int, is_sole: bool
+) -> None:
+    chance = random.Random(seed)
+    door = Fed(chance, is_sole=is_sole)
+    if chance.random() < 0.5:
+        door.feed.position.ring.messages_max = 16
+    for turn in range(WILD_TURNS + CALM_TURNS):
+        is_wild = turn < WILD_TURNS
+        if is_wild and chance.random() < 0.3:
+            door.publish(chance.choice([1, 3, 30]))
+        door.serve()
+        door.hear(chance.choice([0, 1, 3, 1000]))
+        consumer = door.consumer
+        if consumer is not None:
+            door.coming += consumer.send(chance.choice([0, 1, 7, 1000]))
+            if chance.random() < 0.1:  # The ack wait is over.
+                late = [each for each in consumer.state.pending if chance.random() < 0.5]
+                consumer.state.again.extend(late)
+            if is_wild and chance.random() < 0.1:
+                consumer.kept = deepcopy(consumer.state)
+            if is_wild and chance.random() < 0.05:
+                consumer.state = deepcopy(consumer.kept)
+        if not is_sole and chance.random() < 0.2:
+            chance.shuffle(door.coming)
+        door.come(chance.choice([0, 1, 7, 1000]))
+        door.subscriber()
+        if chance.random() < 0.4 or not is_wild:
+            door.acknowledge()
+        if is_wild and chance.random() < 0.03:
+            door.lose()
+        if is_wild and chance.random() < 0.03:
+            door.consumer = None
+        if (door.feed.is_broken or door.consumer is None or not is_wild) and chance.random() < 0.3:
+            door.renew()
+        door.feed.position.check()
+        if not is_wild and door.done == set(door.stream):
+            break
+    assert door.done == set(door.stream), "it hangs"
+    assert len(door.sent) == len(door.stream)

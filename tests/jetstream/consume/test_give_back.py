@@ -1,0 +1,229 @@
+"""What a door gives back comes again first and in order, at whichever door, whatever happens to the
+stream meanwhile: before a server that would send it after the ack wait only, which is longer than
+anybody waits here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.protocol import frames
+from simplebus.jetstream.consume.give_back import (
+    RETURN_MAX,
+    Leaving,
+    awaited,
+    give_back,
+    noted,
+    with_note,
+)
+from tests.behaviour.wire_peer_v2 import ack, hello, subscribe
+from tests.jetstream.consume.test_feed import arrived, message
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import PATIENCE_SECONDS, door, options
+from tests.jetstream.test_two_servers import at, cluster_of, until
+from tests.support import running_server
+
+ACK_WAIT_SECONDS = 3600.0
+NUMBERED = [b"%d" % number for number in range(10)]
+
+
+async def get(messages: Any, count: int) -> list[bytes]:
+    return [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(count)]
+
+
+async def is_quiet(up: Any) -> None:
+    """What its sessions have left is with the cluster."""
+    await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
+
+
+@pytest.mark.parametrize("wish", [{"durable": "d"}, {"durable": "d", "group": "g"}, {}])
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+async def test_what_was_given_back_comes_first_though_the_stream_was_purged_in_front_of_it(
+    jetstream_server: NatsServer, wish: dict[str, str], is_elsewhere: bool
+) -> None:
+    cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
+    async with door(cluster) as up, door(cluster) as other, simplebus.connect(at(up)) as bus:
+        async with (
+            simplebus.connect(at(up)) as first,
+            first.subscribe(7, auto_ack=False, **wish) as messages,
+        ):
+            await bus.publish_many(NUMBERED[:5], class_id=7)
+            for message in [await messages.get(PATIENCE_SECONDS) for _ in range(5)][:3]:
+                message.ack()
+        await is_quiet(up)
+        await cluster_of(up).link.ask(f"STREAM.PURGE.{cluster.names.stream(7)}", {"seq": 4})
+        await bus.publish_many(NUMBERED[5:], class_id=7)
+        async with (
+            simplebus.connect(at(other if is_elsewhere else up)) as second,
+            second.subscribe(7, **wish) as messages,
+        ):
+            assert await get(messages, 7) == NUMBERED[3:]
+
+
+async def test_what_was_on_its_way_to_nobody_comes_to_whoever_comes_next(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
+    async with door(cluster) as up, simplebus.connect(at(up)) as bus:
+        async with (
+            simplebus.connect(at(up)) as first,
+            first.subscribe(7, auto_ack=False, durable="d", max_in_flight=2) as messages,
+        ):
+            await bus.publish_many(NUMBERED, class_id=7)
+            assert await get(messages, 2) == NUMBERED[:2]
+            link, stream = cluster_of(up).link, cluster.names.stream(7)
+            request = b'{"batch":3,"no_wait":true}'
+            lost = await link.collect(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.d-d", request, most=3)
+            assert [p for some in lost for p in some.all_payloads()] == NUMBERED[2:5]
+        await is_quiet(up)
+        async with (
+            simplebus.connect(at(up)) as second,
+            second.subscribe(7, durable="d") as messages,
+        ):
+            assert await get(messages, 10) == NUMBERED
+
+
+class FakeLink:
+    """Writes down what a consumer is told that has sent messages 1 to `sent`."""
+
+    def __init__(self, sent: int, *, waiting: int = 0) -> None:
+        self.core = self
+        self.said: list[str] = []
+        self._info = {**info(sent), "name": "c", "num_waiting": waiting, "ack_floor": {}}
+
+    async def ask(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        self.said.append(subject)
+        return self._info
+
+    def write(self, data: bytes) -> None:
+        words = data.decode().split("\r\n")
+        for head, word in zip(words[::2], words[1::2], strict=False):
+            self._say(head.split()[1], word)
+
+    async def request(self, subject: str, payload: bytes) -> tuple[bytes, bytes]:
+        self._say(subject, payload.decode())
+        return b"", b""
+
+    def _say(self, subject: str, word: str) -> None:
+        self.said.append(f"{subject.split('.')[5]} {word[:12]}")
+
+
+async def test_a_server_forgets_requests_of_nobody_before_anything_is_given_back() -> None:
+    link = FakeLink(5)
+    left = [(arrived(message(3), message(5)), 0.0), (arrived(message(4)), 2.0)]
+    config = await give_back(link, "S", "c", Leaving(left, (5, 5)))  # type: ignore[arg-type]
+    later = '4 -NAK {"delay'
+    assert link.said == ["CONSUMER.INFO.S.c", "3 -NAK", "5 -NAK", later, later]
+    assert config is not None
+    assert config["metadata"] == {"simplebus-left": "5 3-3 5-5", "simplebus-pause": "4-4"}
+
+
+async def test_what_was_lost_comes_behind_what_is_older() -> None:
+    link = FakeLink(7)
+    left = [(arrived(message(4), message(5)), 0.0)]
+    config = await give_back(link, "S", "c", Leaving(left, (5, 5)))  # type: ignore[arg-type]
+    aside = '-NAK {"delay'
+    assert link.said[1:3] == [f"6 {aside}", f"7 {aside}"]
+    assert link.said[3:] == ["4 -NAK", "5 -NAK", "6 -NAK", "7 -NAK", "7 -NAK"]
+    assert config is not None
+    assert config["metadata"] == {"simplebus-left": "7 4-7"}
+
+
+@pytest.mark.parametrize(("known", "waiting"), [(None, 0), ((5, 5), 1), ((7, 7), 0)])
+async def test_what_may_be_another_doors_is_left_to_it(
+    known: tuple[int, int] | None, waiting: int
+) -> None:
+    link = FakeLink(7, waiting=waiting)
+    config = await give_back(link, "S", "c", Leaving([], known))  # type: ignore[arg-type]
+    assert link.said == ["CONSUMER.INFO.S.c"]
+    assert config is None
+
+
+async def test_what_a_dead_door_had_of_a_durable_comes_first_at_another(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
+    async with door(cluster) as up, simplebus.connect(at(up)) as publisher:
+        async with door(cluster) as dies:
+            peer = await running_server.connect(dies)
+            await peer.send(hello(7) + subscribe(7, 1, durable="d"))
+            for expected in (frames.CONNECT, frames.SUBSCRIBE):
+                assert (await peer.frame())[0] == expected
+            await publisher.publish_many(NUMBERED[:5], class_id=7)
+            taken: list[bytes] = []
+            while len(taken) < 5:
+                frame = await peer.frame()
+                taken += [frame[9:-4]] if frame[0] == frames.MESSAGE else []
+            assert taken == NUMBERED[:5]
+            await peer.send(ack(1, 0, 2))
+            asked = f"CONSUMER.INFO.{cluster.names.stream(7)}.d-d"
+            with trio.fail_after(PATIENCE_SECONDS):
+                while True:
+                    info = await cluster_of(up).link.ask(asked)
+                    if info["ack_floor"]["stream_seq"] == 2:
+                        break
+                    await trio.sleep(0.01)
+            (feed,) = cluster_of(dies).feeds.values()
+            cluster_of(dies).link.core.lose()  # From now on it says nothing to anybody.
+            assert feed.outstanding
+        await publisher.publish_many(NUMBERED[5:], class_id=7)
+        async with publisher.subscribe(7, durable="d") as messages:
+            got = [await messages.get(PATIENCE_SECONDS) for _ in range(8)]
+            assert [message.payload for message in got] == NUMBERED[2:]
+            assert all(message.attempt > 1 for message in got[:3])
+
+
+@pytest.mark.parametrize("pauses", ["", "4-5", "4-5 7-7"])
+def test_what_nobody_has_is_waited_for_but_for_what_pauses(pauses: str) -> None:
+    found = {
+        **info(8, {"simplebus-pause": pauses}),
+        "ack_floor": {"stream_seq": 2},
+    }
+    paused = {"": [], "4-5": [4, 5], "4-5 7-7": [4, 5, 7]}[pauses]
+    assert awaited(found) == [n for n in range(3, 9) if n not in paused]
+
+
+def info(sent: int, metadata: dict[str, str] | None = None) -> dict[str, Any]:
+    return {
+        "config": {"metadata": metadata},
+        "delivered": {"stream_seq": sent, "consumer_seq": sent},
+    }
+
+
+@pytest.mark.parametrize(
+    "sequences", [[], [4], [4, 5, 9], list(range(1, 200, 2)), [10**17, 10**17 + 1]]
+)
+def test_what_was_noted_is_found_as_long_as_nothing_was_sent(sequences: list[int]) -> None:
+    config = with_note(info(7, {"simplebus": "durable"}), np.array(sequences, np.int64))
+    assert config["metadata"]["simplebus"] == "durable"
+    assert noted({**info(7), "config": config}) == sequences
+    assert noted({**info(8), "config": config}) == []
+    assert with_note({**info(8), "config": config}, np.empty(0, np.int64))["metadata"] == {
+        "simplebus": "durable"
+    }
+
+
+def test_a_note_has_a_bound() -> None:
+    many = np.arange(1, 10 * RETURN_MAX)
+    assert noted({**info(7), "config": with_note(info(7), many)}) == many[:RETURN_MAX].tolist()
+    holes = noted({**info(7), "config": with_note(info(7), many[::2])})
+    assert holes == many[::2][: len(holes)].tolist()
+    assert len(holes) > 200
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "7", "7 ", "7 4", "7 4-", "7 5-4", "8 4-5", "7 4-5,6", "x", "7 4-5\n", "-1 4-5", "٧ 4-5"],
+)
+def test_a_note_that_says_nothing_is_none(said: str) -> None:
+    assert noted(info(7, {"simplebus-left": said})) == []
+    assert noted(info(7)) == []
+
+
+def test_a_note_of_somebody_else_has_the_same_bound() -> None:
+    assert len(noted(info(7, {"simplebus-left": "7 1-999999999999999999"}))) == RETURN_MAX
+    assert len(noted(info(7, {"simplebus-left": "7" + " 1-9999" * 200}))) <= RETURN_MAX

@@ -1,0 +1,235 @@
+"""What a door is about to leave, and who takes it over meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.errors import BusConnectionError
+from simplebus.jetstream.consume import close, handover
+from simplebus.jetstream.consume.handover import LEFT, MOMENT_SECONDS, TAKING_SECONDS, WAIT, Going
+from simplebus.server.run import Serving
+from tests.jetstream.faulty_api import asked_in_vain
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.jetstream.test_two_servers import cluster_of, until
+
+PAYLOADS = [b"%d" % number for number in range(20)]
+
+
+def test_what_waits_to_be_left_is_told_and_then_left_alone_for_a_while() -> None:
+    one: Any = object()
+    two: Any = object()
+    goes_on = {one: ""}
+    of_door = Going(lambda position: goes_on.get(position, ""))
+    assert of_door.answer(b"7", 0.0) == b""
+    of_door.put(one, 7, "p-one", -MOMENT_SECONDS)
+    of_door.put(two, 8, "p-two", -MOMENT_SECONDS)
+    assert not of_door.is_being_taken(one, 0.0)
+    assert of_door.answer(b"7", 0.0) == LEFT + b" p-one"
+    assert of_door.is_being_taken(one, TAKING_SECONDS - 0.1)
+    assert not of_door.is_being_taken(one, TAKING_SECONDS)
+    assert not of_door.is_being_taken(two, 0.0)
+    goes_on[one] = "p-more"
+    assert of_door.answer(b"7", 5.0) == LEFT + b" p-more p-one"
+    of_door.remove(one)
+    assert of_door.answer(b"7", 5.0) == b""
+    assert not of_door.is_being_taken(one, 5.0)
+
+
+def test_while_it_is_being_left_who_asks_is_to_wait() -> None:
+    one: Any = object()
+    of_door = Going(lambda position: "")
+    of_door.put(one, 7, "p-one", 0.0)
+    assert of_door.answer(b"7", MOMENT_SECONDS - 0.1) == WAIT  # It is left in a moment.
+    with of_door.leaving(one):
+        assert of_door.answer(b"7", 0.0) == WAIT
+        assert of_door.answer(b"8", 0.0) == b""
+        assert of_door.answer(b"", 0.0) == b""  # Whether this door is there.
+    assert not of_door.is_being_taken(one, 0.0)
+    assert of_door.answer(b"7", 0.0) == LEFT + b" p-one"
+
+
+@pytest.mark.parametrize("asked", [b"", b"x", b"-1", b"123456", b"\xff", b"7 "])
+def test_whatever_is_asked_otherwise_is_answered_with_nothing(asked: bytes) -> None:
+    one: Any = object()
+    of_door = Going(lambda position: "")
+    of_door.put(one, 7, "p-one", -MOMENT_SECONDS)
+    assert of_door.answer(asked, 0.0) == b""
+
+
+@pytest.mark.parametrize("at_which", ["another", "the same"])
+async def test_what_could_not_be_left_yet_goes_to_who_comes_meanwhile(
+    jetstream_server: NatsServer, at_which: str
+) -> None:
+    """The cluster answers nothing about what is to be left, and the door tries on."""
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as one, door(cluster) as other:
+        left = cluster_of(one)
+        names: set[str] = set()
+
+        def fails(subject: str) -> BusConnectionError | None:
+            is_meant = subject.startswith("CONSUMER") and subject.split(".")[-1] in names
+            return BusConnectionError("no answer") if is_meant else None
+
+        with trio.fail_after(PATIENCE_SECONDS), asked_in_vain(left.link, fails) as failed:
+            async with (
+                simplebus.connect(address(one)) as bus,
+                bus.subscribe(1, auto_ack=False) as messages,
+            ):
+                await bus.publish_many(PAYLOADS, class_id=1)
+                (await messages.get()).ack()
+                names.update(left.listening.consumers.values())
+            await until(lambda: failed.total() > 1)
+            up = other if at_which == "another" else one
+            if at_which == "the same":
+                names.clear()  # It is tried again in a moment, but not before this.
+            async with simplebus.connect(address(up)) as bus, bus.subscribe(1) as messages:
+                again = [await messages.get() for _ in PAYLOADS[1:]]
+                assert [message.payload for message in again] == PAYLOADS[1:]
+                await bus.publish(b"more", class_id=1)
+                assert (await messages.get()).payload == b"more"
+
+
+async def quiet(*up: Serving) -> None:
+    """All that was asked for is done, and nobody is there."""
+    await until(lambda: not any(cluster_of(each).is_busy or cluster_of(each).feeds for each in up))
+
+
+async def taken(messages: Any, count: int) -> list[tuple[int, int]]:
+    """So many messages, by number, and how often each was sent."""
+    found = [await messages.get() for _ in range(count)]
+    return [(int(message.payload), message.attempt) for message in found]
+
+
+async def test_who_comes_at_another_door_while_the_last_one_leaves_is_given_what_it_leaves(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(address(one)) as there,
+        simplebus.connect(address(other)) as here,
+    ):
+        with trio.fail_after(PATIENCE_SECONDS):
+            for class_id in range(1, 11):
+                await there.publish_many(PAYLOADS, class_id=class_id)
+                async with there.subscribe(class_id, auto_ack=False) as messages:
+                    await taken(messages, len(PAYLOADS))
+                await until(lambda: not cluster_of(one).feeds)  # It leaves now.
+                async with here.subscribe(class_id) as messages:
+                    again = await taken(messages, len(PAYLOADS))
+                assert [number for number, _ in again] == list(range(len(PAYLOADS)))
+
+
+async def test_doors_that_take_over_from_each_other_know_what_was_sent_and_acknowledged(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(address(one)) as there,
+        simplebus.connect(address(other)) as here,
+    ):
+        with trio.fail_after(PATIENCE_SECONDS):
+            await there.publish_many(PAYLOADS[:10], class_id=1)
+            async with there.subscribe(1, auto_ack=False) as messages:
+                await taken(messages, 10)
+            await quiet(one, other)
+            async with there.subscribe(1, auto_ack=False) as messages:
+                for _ in range(10):
+                    message = await messages.get()
+                    if int(message.payload) % 2 == 0:
+                        message.ack()
+                    elif message.payload == b"1":
+                        message.nack(delay=600.0)
+                await there.publish_many(PAYLOADS[10:], class_id=1)
+                assert await taken(messages, 10) == [(n, 1) for n in range(10, 20)]
+            await quiet(one, other)
+            async with here.subscribe(1, auto_ack=False, max_in_flight=2) as messages:
+                assert await taken(messages, 2) == [(10, 2), (11, 2)]
+            await quiet(one, other)
+            async with there.subscribe(1) as messages:  # What was sent twice pauses.
+                again = await taken(messages, 8)
+                assert [number for number, _ in again] == list(range(12, 20))
+                assert all(attempt > 1 for _, attempt in again)
+
+
+async def test_a_consumer_that_was_made_in_vain_is_not_left_behind(
+    jetstream_server: NatsServer,
+) -> None:
+    """Two leave at once, and of those that they leave one cannot be removed at first."""
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(address(one)) as there,
+        simplebus.connect(address(other)) as here,
+    ):
+        link, positions = cluster_of(one).link, cluster_of(one).positions
+        fails = iter([False, True])
+
+        def meddle(subject: str) -> BusConnectionError | None:
+            is_meant = subject.startswith("CONSUMER.DELETE") and next(fails, False)
+            return BusConnectionError("no answer") if is_meant else None
+
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with (
+                there.subscribe(1, auto_ack=False) as messages,
+                here.subscribe(1, auto_ack=False) as others,
+            ):
+                await there.publish_many(PAYLOADS, class_id=1)
+                await taken(messages, len(PAYLOADS))
+                await taken(others, len(PAYLOADS))
+            await quiet(one, other)
+            with asked_in_vain(link, meddle):
+                async with there.subscribe(1, auto_ack=False) as messages:
+                    await taken(messages, len(PAYLOADS))
+            await quiet(one, other)
+            (left,) = await positions.left(1)
+            assert left["num_ack_pending"] + left["num_pending"] == len(PAYLOADS)
+
+
+async def test_who_has_nothing_to_leave_any_more_is_done(
+    jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else has taken over what it had claimed, when it can be asked again."""
+    for module in handover, close:
+        monkeypatch.setattr(module, "TAKING_SECONDS", 0.5)
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(address(one)) as there,
+        simplebus.connect(address(other)) as here,
+    ):
+        left, names = cluster_of(one), set[str]()
+
+        def fails(subject: str) -> BusConnectionError | None:
+            is_meant = subject.startswith("CONSUMER") and subject.split(".")[-1] in names
+            return BusConnectionError("no answer") if is_meant else None
+
+        with trio.fail_after(PATIENCE_SECONDS):
+            await there.publish_many(PAYLOADS, class_id=1)
+            async with there.subscribe(1, auto_ack=False) as messages:
+                await taken(messages, len(PAYLOADS))
+            await quiet(one)
+            with asked_in_vain(left.link, fails) as failed:
+                async with there.subscribe(1, auto_ack=False) as messages:
+                    await taken(messages, len(PAYLOADS))
+                    names.update(left.listening.consumers.values())
+                await until(lambda: failed.total() > 1)
+                async with here.subscribe(1):
+                    await until(lambda: bool(cluster_of(other).listening.consumers))
+            await quiet(one, other)
+    assert "consumer not found" not in caplog.text

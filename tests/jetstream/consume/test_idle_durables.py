@@ -1,0 +1,60 @@
+"""Durables at a door that nobody uses: kept for as long as was asked for, by the cluster."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.jetstream import api
+from simplebus.jetstream.backend import Cluster
+from simplebus.nats.client import jetstream_codec
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.jetstream.test_two_servers import cluster_of
+
+IDLE_SECONDS = 1.5
+"""Longer than a busy machine keeps a door from asking for more."""
+
+
+async def kept_for(cluster: Cluster) -> float | None:
+    """For how long the durable of class 7 is kept; None if it is gone, 0.0 for ever."""
+    try:
+        info = await cluster.link.ask(f"CONSUMER.INFO.{cluster.options.names.stream(7)}.d-d")
+    except JetStreamError as error:
+        if error.code not in jetstream_codec.NOT_FOUND:
+            raise
+        return None
+    return api.idle_seconds_of(info) or 0.0
+
+
+async def test_who_subscribes_says_for_how_long(jetstream_server: NatsServer) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+        found: list[float | None] = []
+        for seconds in (None, 3600.0, 7200.0, None, 0.5):
+            async with bus.subscribe(7, durable="d", durable_seconds=seconds):
+                found.append(await kept_for(cluster_of(up)))
+        assert found == [0.0, 3600.0, 7200.0, 7200.0, api.IDLE_SECONDS_MIN]
+
+
+async def test_one_that_nobody_uses_is_forgotten_and_one_in_use_is_not(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "IDLE_SECONDS_MIN", IDLE_SECONDS)
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with bus.subscribe(7, durable="d", durable_seconds=IDLE_SECONDS) as messages:
+                for number in range(5):
+                    await bus.publish(b"%d" % number, class_id=7)
+                    message = await messages.get()
+                    await trio.sleep(IDLE_SECONDS / 3)
+                    message.ack()
+                    assert await kept_for(cluster_of(up)) == IDLE_SECONDS
+            while await kept_for(cluster_of(up)) is not None:  # noqa: ASYNC110 - nobody says it.
+                await trio.sleep(0.05)

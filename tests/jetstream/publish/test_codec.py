@@ -1,0 +1,32 @@
+"""Frames as messages of a stream, and the way back."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.jetstream.publish import codec
+from tests.jetstream.consume.test_feed import ENVELOPE, arrived, message
+
+PLAIN = b"NATS/1.0\r\nNats-Msg-Id: :d:0000000032\r\n\r\n"
+BLOCKS = [
+    PLAIN,
+    ENVELOPE,
+    ENVELOPE[:-4] + b"0\r\n\r\n",
+    PLAIN[:-2] + ENVELOPE[len(b"NATS/1.0\r\n") :],
+    ENVELOPE[:-2] + b"Others: x\r\n\r\n",
+    ENVELOPE.replace(b": 5", b": 6"),
+]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from(BLOCKS)), min_size=1, max_size=20))
+def test_which_have_envelopes_is_found_of_few_with_headers_as_of_many(
+    drawn: list[tuple[int, bytes]],
+) -> None:
+    # In front of each one with headers some without, the payloads of which look like them: of few
+    # among many each is looked at, of many all that lies between.
+    blocks = [each for bare, block in drawn for each in (*[b""] * bare, block)]
+    messages = arrived(*(message(n + 1, ENVELOPE, head=h) for n, h in enumerate(blocks)))
+    expected = [codec.ENVELOPE_HEADER in block for block in blocks]
+    assert codec.are_envelopes(messages).tolist() == expected
+    assert not codec.are_envelopes(messages.pick(slice(0, 0))).size

@@ -1,0 +1,344 @@
+"""The way into a stream that gets full, is read, and gets full again, without a socket.
+
+Rule 1: what was written is dealt with late, a part at a time; so are the answers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.commit_log import Lot
+from simplebus.jetstream.publish.class_queue import NAMES_MAX
+from simplebus.jetstream.publish.codec import MILESTONE_MESSAGES
+from simplebus.jetstream.publish.stream_publisher import PATIENCE_SECONDS, PAUSE_SECONDS
+from simplebus.nats.protocol.events import Pub
+from tests.jetstream.publish.test_batched_publish import ChainStream, opened
+from tests.jetstream.publish.test_stream_publisher import entry, frame, turns
+
+FORGETS_SECONDS = 120.0
+
+
+class SlowStream(ChainStream):
+    """One that has room for so many."""
+
+    looks_first = True
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.uplink.open_classes.add(7)
+        self.room = chance.choice([0, 5, 40, 100])
+        self.refuses = lambda: self.room <= 0
+        self.written: deque[Pub] = deque()
+        self.answers: deque[bytes] = deque()
+        self.known_at: dict[str, float] = {}
+
+    def read(self) -> None:
+        """What was published is on its way."""
+        self.written += self.said()
+
+    def work(self, most: int, now: float) -> None:
+        """Deal with so many, and forget ids of long ago."""
+        for id_ in [i for i, at in self.known_at.items() if at < now - FORGETS_SECONDS]:
+            del self.known_at[id_], self.ids[id_]
+        for _ in range(min(most, len(self.written))):
+            message = self.written.popleft()
+            before = len(self.stored)
+            self.answers += self.answers_to(message)
+            self.room -= len(self.stored) - before
+        self.known_at |= dict.fromkeys(self.ids.keys() - self.known_at.keys(), now)
+
+    def tell(self, most: int, now: float) -> int | None:
+        """So many answers come. Returns the last lot that has reached it."""
+        some = [self.answers.popleft() for _ in range(min(most, len(self.answers)))]
+        return self.answer(some, now) if some else None
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether nothing is on its way, for want of room."""
+        lanes = self.uplink._lanes.values()
+        is_quiet = all(lane.window and not (lane.begun or lane.doubted) for lane in lanes)
+        return is_quiet and not (self.written or self.answers)
+
+    def cut(self, chance: random.Random, now: float) -> None:
+        """The connection is lost, and another one made."""
+        self.core.lose()
+        self.work(chance.randrange(len(self.written) + 1), now)
+        self.written.clear()
+        self.answers.clear()
+        self.chains.clear()
+        self.connect(now)
+        self.core.take_output()
+        self.uplink.begin_anew(now)
+
+
+def numbers(stream: ChainStream) -> list[int]:
+    return [int(payload) for payload in stream.payloads()]
+
+
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(["", "pub"]), cuts=st.booleans())
+def test_whatever_is_late_all_is_stored_and_nothing_waits_for_ever(
+    seed: int, name: str, cuts: bool
+) -> None:
+    chance = random.Random(seed)
+    stream, now = SlowStream(chance), 0.0
+    uplink, total, put, lost = stream.uplink, chance.choice([50, 300]), 0, 0
+    ends, confirmed = [0], 0
+    """Up to which message each lot tells all, and how many were confirmed."""
+    for _ in turns():
+        is_said_again = bool(name) and put > confirmed and chance.random() < 0.05
+        if is_said_again or (put < total and chance.random() < 0.4):
+            first, count = confirmed if is_said_again else put, chance.choice([1, 3, 10, 64, 200])
+            last = min(total, max(put, first + count))
+            whole = [frame(b"%d" % number, number) for number in range(first, last)]
+            uplink.put(Lot(len(ends), [entry(*whole, name=name)]))
+            ends.append(last)
+            put = last
+        uplink.go_on(now)
+        stream.read()
+        stream.work(chance.choice([0, 1, 5, 40, 1000]), now)
+        if chance.random() < 0.15:
+            stream.room = chance.choice([1, 3, 20, 50, 200])
+        reached = stream.tell(chance.choice([0, 1, 5, 40, 1000]), now)
+        confirmed = ends[reached] if reached else confirmed
+        assert set(range(confirmed)) <= set(numbers(stream))
+        now += chance.choice([0.0, 0.02, 0.1, PAUSE_SECONDS, 2 * PATIENCE_SECONDS / 100])
+        now += PATIENCE_SECONDS * (chance.random() < 0.005)
+        now += 2 * FORGETS_SECONDS * (stream.waits_for_room and chance.random() < 0.2)
+        if cuts and chance.random() < 0.01:
+            stream.cut(chance, now)
+            lost += 1
+        if put == total and uplink.is_empty:
+            break
+    stored = numbers(stream)
+    assert sorted(set(stored)) == list(range(total))
+    assert len(stored) - total <= (0 if name else lost * MILESTONE_MESSAGES)
+    assert uplink.is_empty
+    assert (uplink.full, uplink._lanes, uplink._whose) == (set(), {}, {})
+
+
+def test_a_full_stream_is_asked_which_single_messages_it_has_and_none_is_overtaken() -> None:
+    stream = opened()
+    stream.put(1, 40, "pub")
+    rooms = iter([True] * 10)
+    stream.refuses = lambda: not next(rooms, False)
+    stream.uplink.go_on(0.0)
+    stream.answer(stream.take(), 0.0)
+    stream.uplink.go_on(PAUSE_SECONDS)
+    answers = stream.take()
+    assert (len(answers), len(stream.stored)) == (40, 10)
+    stream.answer(answers, PAUSE_SECONDS)
+    rooms = iter([False] * 3)  # Somebody makes room while it is tried.
+    stream.refuses = lambda: not next(rooms, True)
+    now = PAUSE_SECONDS
+    for _ in turns():
+        if stream.uplink.is_empty:
+            break
+        stream.uplink.go_on(now)
+        stream.answer(stream.take(), now)
+        now += PAUSE_SECONDS
+    assert [int(payload.split()[1]) - 1000 for payload in stream.payloads()] == list(range(40))
+
+
+def test_while_something_is_refused_nothing_is_begun_behind_it() -> None:
+    stream = opened()
+    stream.put(1, 10, "pub")
+    stream.refuses = lambda: True
+    stream.uplink.go_on(0.0)
+    answers = stream.take()
+    stream.answer(answers[:1], 0.0)
+    stream.put(2, 10, "pub")
+    stream.refuses = lambda: False
+    stream.uplink.go_on(0.0)
+    assert stream.take() == []
+    stream.answer(answers[1:], PAUSE_SECONDS / 2)
+    stream.uplink.go_on(PAUSE_SECONDS)  # That was answered later: it is not late yet.
+    assert stream.take() == []
+    assert stream.answer_all(2 * PAUSE_SECONDS) == 2
+    assert [payload.split()[0] for payload in stream.payloads()] == [b"1"] * 10 + [b"2"] * 10
+
+
+def test_in_a_full_stream_what_it_has_already_waits_for_nothing() -> None:
+    stream = opened()
+    expected = stream.put(1, 100, "pub")
+    stream.refuses = lambda: True
+    stream.uplink.go_on(0.0)
+    stream.answer(stream.take(), 0.0)
+    whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
+    for lot in range(2, 10):  # A publisher that came back some times says all again.
+        stream.uplink.put(Lot(lot, [entry(*whole, name="pub")]))
+    stream.refuses = lambda: False
+    assert stream.answer_all(PAUSE_SECONDS) == 9
+    assert stream.payloads() == expected
+
+
+def test_what_waits_for_room_and_is_said_again_is_stored_once_whatever_the_stream_forgets() -> None:
+    stream = opened()
+    expected = stream.put(1, 100, "pub")
+    stream.refuses = lambda: True
+    stream.uplink.go_on(0.0)
+    stream.answer(stream.take(), 0.0)
+    whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
+    waiting = stream.uplink._lanes[7].waiting_bytes
+    for lot in (2, 3):
+        stream.uplink.put(Lot(lot, [entry(*whole, name="pub")]))
+    assert stream.uplink._lanes[7].waiting_bytes == waiting
+    more = [frame(b"more", 1100)]
+    stream.uplink.put(Lot(4, [entry(*whole[90:], *more, name="pub")]))
+    stream.uplink.put(Lot(5, [entry(*whole[:1], name="other")]))
+    rooms = iter([True] * 20)
+    stream.refuses = lambda: not next(rooms, False)
+    now = PAUSE_SECONDS
+    for _ in turns():
+        if stream.uplink.lots <= 4:
+            break
+        rooms = iter([True] * 20)
+        assert stream.answer_all(now) in (None, 3)
+        stream.ids.clear()
+        now += PAUSE_SECONDS
+    stream.refuses = lambda: False
+    for _ in turns():
+        if stream.uplink.is_empty:
+            break
+        stream.answer_all(now)
+        now += PAUSE_SECONDS
+    assert stream.payloads() == [*expected, b"more", expected[0]]
+
+
+def test_what_is_stored_and_not_confirmed_is_not_stored_again_when_it_is_said_again() -> None:
+    stream = opened()
+    stream.looks_first = True
+    expected = stream.put(1, 5000, "pub")  # Two pieces of one lot, the first is stored as a whole.
+    rooms = iter([True] * 4500)
+    stream.refuses = lambda: not next(rooms, False)
+    assert stream.answer_all(0.0) is None
+    assert stream.answer_all(PAUSE_SECONDS) is None
+    assert len(stream.stored) == 4500
+    whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
+    stream.uplink.put(Lot(2, [entry(*whole, name="pub")]))
+    stream.ids.clear()
+    stream.refuses = lambda: False
+    now = PAUSE_SECONDS
+    for _ in turns():
+        if stream.uplink.is_empty:
+            break
+        now += PAUSE_SECONDS
+        stream.answer_all(now)
+    assert stream.payloads() == expected
+
+
+NO_LEADER = b'{"error":{"code":503,"err_code":10008,"description":"temporarily unavailable"}}'
+
+
+@pytest.mark.parametrize("name", ["", "pub"])
+@pytest.mark.parametrize("how", ["cut", "silent", "without a leader"])
+def test_a_full_stream_that_says_but_in_part_what_it_has_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, how: str, name: str
+) -> None:
+    """All of the first piece is stored, and some of the second."""
+    stream = opened()
+    uplink = stream.uplink
+    for lot in (1, 2):
+        whole = [frame(b"%d" % number, number) for number in range(10 * lot, 10 * lot + 10)]
+        uplink.put(Lot(lot, [entry(*whole, name=name)]))
+    stream.refuses = lambda: len(stream.stored) >= 15
+    uplink.go_on(0.0)
+    answers = stream.take()
+    stream.answer(answers[:5] + answers[10:], 0.0)  # The others are late.
+    now = PAUSE_SECONDS
+    uplink.go_on(now)
+    with monkeypatch.context() as patch:
+        if how == "without a leader":
+            asked = iter(range(20))
+            honest = stream.whether
+            patch.setattr(
+                stream, "whether", lambda id_: honest(id_) if next(asked) < 10 else NO_LEADER
+            )
+        answers = stream.take()
+    assert len(answers) == 20
+    stream.answer(answers if how == "without a leader" else answers[:10], now)
+    if how == "cut":
+        stream.core.lose()
+        stream.connect(now)
+        stream.core.take_output()
+        uplink.begin_anew(now)
+    stream.refuses = lambda: False
+    for _ in range(100):
+        now += PAUSE_SECONDS
+        uplink.go_on(now)
+        stream.answer(stream.take(), now)
+    assert uplink.is_empty
+    assert numbers(stream) == list(range(10, 30))
+
+
+def test_a_class_that_is_full_for_hours_keeps_nothing_for_that() -> None:
+    stream = opened()
+    for lot in range(1, 4):
+        stream.put(lot, 10, "pub")
+    rooms = iter([True] * 5)
+    stream.refuses = lambda: not next(rooms, False)
+    for turn in range(1000):
+        if turn == 500:
+            rooms = iter([True] * 2)
+        stream.answer_all(turn * PAUSE_SECONDS)
+    assert len(stream.stored) == 7
+    kept = [ids for _, piece in stream.uplink._lanes[7].pieces for ids in piece.done]
+    assert len(kept) <= len(stream.stored)
+
+
+@pytest.mark.parametrize("is_told_by", ["its own answers", "what was asked"])
+def test_what_was_asked_holds_nobody_up_once_all_is_known(is_told_by: str) -> None:
+    stream = opened()
+    stream.put(1, 100)
+    stream.uplink.go_on(0.0)
+    late = stream.take()
+    stream.uplink.go_on(PATIENCE_SECONDS)
+    asked = stream.take()
+    assert len(asked) == 4
+    stream.put(2, 5)
+    stream.answer(late if is_told_by == "its own answers" else asked, PATIENCE_SECONDS)
+    stream.uplink.go_on(PATIENCE_SECONDS)
+    answers = stream.take()
+    assert len(stream.stored) == 105
+    stream.uplink.go_on(PATIENCE_SECONDS + 0.01)
+    assert stream.take() == []  # Nor is anything written again at once.
+    stream.answer(answers, PATIENCE_SECONDS + 0.01)
+    assert stream.uplink.is_empty
+
+
+def test_what_is_said_twice_at_once_is_stored_and_told_once() -> None:
+    stream = opened()
+    whole = [frame(b"%d" % number, number) for number in range(10)]
+    stream.uplink.put(Lot(1, [entry(*whole, *whole[2:], name="pub")]))
+    assert stream.answer_all(0.0) == 1
+    assert numbers(stream) == list(range(10))
+
+
+def test_whoever_else_publishes_it_is_known_what_waits_and_what_is_stored_before_it() -> None:
+    stream = opened()
+    stream.takes_chains = False
+    whole = [frame(b"%d" % number, number) for number in range(20)]
+    other = [frame(b"%d" % number, number) for number in range(100, 110)]
+    lot = entry(*whole[:10], name="pub")
+    for each in other:
+        lot.add(1, each, "other")
+    stream.uplink.put(Lot(1, [lot]))
+    stream.refuses = lambda: len(stream.stored) >= 10
+    stream.answer_all(0.0)
+    assert numbers(stream) == list(range(10))  # They are stored, and not confirmed.
+    for number in range(NAMES_MAX):
+        stream.uplink.put(Lot(2 + number, [entry(frame(b"999", number), name=f"p{number}")]))
+    stream.uplink.put(Lot(2 + NAMES_MAX, [entry(*whole, name="pub")]))
+    stream.ids.clear()
+    stream.refuses = lambda: False
+    now = PAUSE_SECONDS
+    for _ in turns():
+        if stream.uplink.is_empty:
+            break
+        stream.answer_all(now)
+        now += PAUSE_SECONDS
+    assert sorted(n for n in numbers(stream) if n < 20) == list(range(20))

@@ -1,0 +1,163 @@
+"""A class that cannot be stored, and what that is to others: nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.jetstream.backend import Cluster
+from simplebus.jetstream.publish import class_queue
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.jetstream.test_two_servers import cluster_of, until
+
+FULL, FREE = 8, 7
+
+
+async def test_a_class_whose_subject_is_another_streams_holds_up_no_other(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as up:
+        link, uplink = cluster_of(up).link, cluster_of(up).uplink
+        other = f"other_{cluster.names.prefix}"
+        body = {"name": other, "subjects": [cluster.names.subject(FULL)], "storage": "memory"}
+        async with (
+            simplebus.connect(address(up), name="one") as one,
+            simplebus.connect(address(up), name="two") as two,
+            trio.open_nursery() as nursery,
+        ):
+            with trio.fail_after(PATIENCE_SECONDS):
+                await link.ask(f"STREAM.CREATE.{other}", body)
+                nursery.start_soon(partial(one.publish, b"taken", class_id=FULL))
+                await until(lambda: FULL in cluster_of(up)._jobs.classes)
+                await two.publish(b"free", class_id=FREE)
+                assert uplink.lots
+                await link.ask(f"STREAM.DELETE.{other}")
+
+
+async def test_a_class_whose_stream_is_full_holds_up_no_other(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, max_bytes=100 * 1024)
+    async with door(cluster) as up:
+        uplink = cluster_of(up).uplink
+        async with (
+            simplebus.connect(address(up), name="one") as one,
+            simplebus.connect(address(up), name="two") as two,
+            trio.open_nursery() as nursery,
+        ):
+            with trio.fail_after(PATIENCE_SECONDS):
+                publish = partial(one.publish_many, [bytes(1000)] * 160, class_id=FULL)
+                nursery.start_soon(publish)
+                await until(lambda: uplink.refused > 0)
+                await two.publish(b"free", class_id=FREE)
+                async with two.subscribe(FREE, durable="d") as messages:
+                    assert (await messages.get()).payload == b"free"
+                assert uplink.lots  # It waits still.
+                async with two.subscribe(FULL) as messages:  # Which makes room.
+                    for _ in range(160):
+                        (await messages.get()).ack()
+
+
+async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_stored(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(class_queue, "WAITING_BYTES_MAX", 50_000)
+    cluster = options(jetstream_server.url, max_bytes=100 * 1024)
+    payloads = [b"%d" % number + bytes(1000) for number in range(240)]
+    async with door(cluster) as up:
+        ring_of = cluster_of(up)._broker.classes
+        async with (
+            simplebus.connect(address(up), name="one") as one,
+            simplebus.connect(address(up), name="two") as two,
+            trio.open_nursery() as nursery,
+        ):
+            with trio.fail_after(PATIENCE_SECONDS):
+                for batch in payloads[:120], payloads[120:]:
+                    nursery.start_soon(partial(one.publish_many, batch, class_id=FULL))
+                    await until(lambda: cluster_of(up).uplink.full == {FULL})
+                await until(lambda: bool(ring_of[FULL].blocked))
+                assert len(ring_of[FULL].ring) == 0
+                await two.publish(b"free", class_id=FREE)
+                async with two.subscribe(FULL) as messages:
+                    found: list[bytes] = []
+                    while len(found) < len(payloads):
+                        message = await messages.get()
+                        found.append(message.payload)
+                        message.ack()
+                assert sorted(found) == sorted(payloads)
+        assert not ring_of[FULL].blocked
+
+
+async def test_what_lies_in_a_full_class_is_seen_and_purged_and_the_rest_is_stored(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, max_bytes=48 * 1024)
+    payloads = [b"%03d" % number + bytes(1200) for number in range(60)]
+    async with door(cluster) as up:
+        uplink = cluster_of(up).uplink
+        async with (
+            simplebus.connect(address(up), name="one") as one,
+            simplebus.connect(address(up), name="two") as two,
+            trio.open_nursery() as nursery,
+        ):
+            with trio.fail_after(PATIENCE_SECONDS):
+                nursery.start_soon(partial(one.publish_many, payloads, class_id=FULL))
+                await until(lambda: uplink.refusal(FULL) is not None)
+                seen: list[bytes] = []
+                while len(seen) < len(payloads):
+                    found = await two.fetch(FULL)
+                    seen += [message.payload for message in found]
+                    purged = await two.purge(FULL, last=found[-1].sequence + 1) if found else 0
+                    assert purged == len(found)
+                assert sorted(seen) == payloads
+
+
+async def test_where_dead_letters_find_no_room_other_classes_are_acknowledged(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, max_bytes=48 * 1024)
+    async with door(cluster) as up:
+        here = cluster_of(up)
+        async with simplebus.connect(address(up), name="one") as bus:
+            with trio.fail_after(PATIENCE_SECONDS):
+                async with (
+                    bus.subscribe(FULL, group="g") as bad,
+                    bus.subscribe(FREE, group="g") as good,
+                ):
+                    for _ in range(3):
+                        await bus.publish_many([bytes(1000)] * 20, class_id=FULL)
+                        for _ in range(20):
+                            (await bad.get()).terminate()
+                    dead = here._broker.store.names[f"dead.{FULL}"]
+                    await until(lambda: here.uplink.refusal(dead) is not None)
+                    await bus.publish_many([b"free"] * 5, class_id=FREE)
+                    for _ in range(5):
+                        (await good.get()).ack()
+                    await until_acked(here, FREE, 5)
+                    assert await acked_of(here, FULL) < 60
+                    await bus.purge(dead)
+                    await until_acked(here, FULL, 60)
+                    assert here.uplink.is_empty
+
+
+async def acked_of(cluster: Cluster, class_id: int) -> int:
+    """Up to which message of its stream the group of a class has acknowledged all."""
+    stream = cluster.options.names.stream(class_id)
+    info = await cluster.link.ask(f"CONSUMER.INFO.{stream}.g-g")
+    floor: int = info["ack_floor"]["stream_seq"]
+    return floor
+
+
+async def until_acked(cluster: Cluster, class_id: int, last: int) -> None:
+    while await acked_of(cluster, class_id) < last:  # noqa: ASYNC110 - the server says no more.
+        await trio.sleep(0.05)

@@ -1,0 +1,195 @@
+"""A class whose stream takes nothing: who is told, and how often."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.errors import RefusedError
+from simplebus.jetstream.publish import refusals, stream_publisher
+from simplebus.jetstream.publish.refusals import CALM_SECONDS, Refusals
+from simplebus.monitor.facts import Facts
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.server.run import Serving
+from tests.jetstream.faulty_api import asked_in_vain
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.jetstream.test_two_servers import cluster_of, until
+from tests.net.test_nats_connection import linked
+
+FULL = JetStreamError(10077, "maximum bytes exceeded")
+
+
+def test_the_log_has_a_word_when_it_begins_and_one_when_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    lanes: dict[int, JetStreamError | None] = {7: FULL, 8: None}
+    found = Refusals(lanes.get)
+    for beat in range(1000):  # A message has room now and then.
+        lanes[7] = None if beat % 3 == 2 else FULL
+        found.hear({7, 8}, beat * 0.25)
+        found.beat(beat * 0.25)
+    assert (found(7), found(8), found(9)) == (FULL.sentence, "it does not say why", "")
+    assert len(caplog.messages) == len(found) == 2
+    lanes[7] = None
+    found.beat(249.75 + CALM_SECONDS - 0.25)
+    assert len(found) == 2
+    found.beat(249.75 + CALM_SECONDS)
+    assert len(found) == 0
+    assert sorted(caplog.messages[2:]) == [
+        f"class {id_}: its stream takes messages again" for id_ in (7, 8)
+    ]
+
+
+def test_reasons_that_come_in_turn_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    found = Refusals(lambda class_id: None)
+    for beat in range(400):
+        found.note(7, f"reason {beat % 2}", beat * 0.25)
+    assert len(caplog.messages) <= 100 / CALM_SECONDS
+
+
+async def test_who_asks_is_told_why_a_class_takes_nothing(
+    jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "CALM_SECONDS", 0.3)
+    cluster = options(jetstream_server.url, max_bytes=48 * 1024)
+    async with (
+        door(cluster, http_port=0) as up,
+        simplebus.connect(address(up), name="one") as one,
+        simplebus.connect(address(up), name="two") as two,
+        trio.open_nursery() as nursery,
+    ):
+        with trio.fail_after(PATIENCE_SECONDS):
+            nursery.start_soon(partial(one.publish_many, [bytes(1000)] * 60, class_id=8))
+            await until(lambda: len(cluster_of(up).refusals) == 1)
+            said = await two.explain(8)
+            assert said.waits_for.startswith(
+                "what is published waits: its stream takes nothing: maximum bytes exceeded; "
+            )
+            assert said.on_way > 0
+            facts = told_by(up)
+            assert refused_classes(facts) == 1
+            assert [note.about for note in facts.notes] == ["class '8'"]
+            async with two.subscribe(8) as messages:
+                for _ in range(60):
+                    (await messages.get()).ack()
+            await until(lambda: not len(cluster_of(up).refusals))
+            assert "takes nothing" not in (await two.explain(8)).waits_for
+            assert refused_classes(told_by(up)) == 0
+    told = ["takes nothing" in text for text in caplog.messages if "its stream" in text]
+    assert told == [True, False] * (len(told) // 2)  # One as it begins, and one as it ends.
+
+
+@pytest.mark.parametrize("change", [{"subjects": ["elsewhere"]}, {"no_ack": True}])
+async def test_a_stream_that_says_nothing_of_what_it_is_sent_is_such_a_one(
+    change: dict[str, object], jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has changed it. Where somebody else hears its subject, who looks at all that passes
+    by, for one, no server says that nobody is there: publishers waited, and nobody was told why."""
+    monkeypatch.setattr(refusals, "CALM_SECONDS", 0.3)
+    monkeypatch.setattr(stream_publisher, "PATIENCE_SECONDS", 0.3)
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as up,
+        simplebus.connect(address(up)) as bus,
+        simplebus.connect(address(up)) as other,
+        linked(jetstream_server.url) as (link, _),
+        trio.open_nursery() as nursery,
+    ):
+        names = cluster.names
+        with trio.fail_after(PATIENCE_SECONDS):
+            await bus.publish(b"before", class_id=8)
+            config = (await link.ask(f"STREAM.INFO.{names.stream(8)}"))["config"]
+            link.core.subscribe(names.subject(8))
+            elsewhere = {"subjects": [f"elsewhere.{names.subject(8)}"]}
+            changed = elsewhere if "subjects" in change else change
+            link.flush()
+            await link.ask(f"STREAM.UPDATE.{names.stream(8)}", {**config, **changed})
+            nursery.start_soon(partial(bus.publish, b"behind", class_id=8))
+            await until(lambda: bool(cluster_of(up).refusals(8)))
+            said = await other.explain(8)
+            assert f"nothing is said of what comes to {names.subject(8)!r}" in said.waits_for
+            await link.ask(f"STREAM.UPDATE.{names.stream(8)}", config)
+            await until(lambda: not len(cluster_of(up).refusals))
+            async with other.subscribe(8) as messages:
+                found = [(await messages.get()).payload for _ in range(2)]
+    assert found == [b"before", b"behind"]
+
+
+async def test_a_stream_that_cannot_be_made_is_such_a_one(
+    jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+        ask = cluster_of(up).link.ask
+        body = {"name": f"other_{cluster.names.prefix}", "storage": "memory"}
+        await ask(f"STREAM.CREATE.{body['name']}", {**body, "subjects": [cluster.names.subject(8)]})
+        tries: list[str] = []
+
+        def count(subject: str) -> None:
+            tries.extend([subject] * subject.startswith("STREAM.CREATE"))
+
+        async with trio.open_nursery() as nursery:
+            with trio.fail_after(PATIENCE_SECONDS):
+                nursery.start_soon(partial(bus.publish, b"taken", class_id=8))
+                await until(lambda: bool(cluster_of(up).refusals(8)))
+                async with simplebus.connect(address(up)) as other:
+                    said = await other.explain(8)
+                assert "subjects overlap" in said.waits_for
+                with asked_in_vain(cluster_of(up).link, count):
+                    await until(lambda: len(tries) > 3)
+                await ask(f"STREAM.DELETE.{body['name']}")
+    assert len([text for text in caplog.messages if "its stream" in text]) == 1
+
+
+async def test_who_asks_about_a_class_without_a_stream_is_answered(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as up,
+        simplebus.connect(address(up)) as bus,
+        simplebus.connect(address(up)) as other,
+        trio.open_nursery() as nursery,
+    ):
+        ask, name = cluster_of(up).link.ask, f"other_{cluster.names.prefix}"
+        body = {"name": name, "subjects": [cluster.names.subject(8)], "storage": "memory"}
+        with trio.fail_after(PATIENCE_SECONDS):
+            await ask(f"STREAM.CREATE.{name}", body)
+            nursery.start_soon(partial(bus.publish, b"taken", class_id=8))
+            await until(lambda: bool(cluster_of(up).refusals(8)))
+            for _ in range(3):
+                with pytest.raises(RefusedError, match="subjects overlap"):
+                    await other.fetch(8)
+                with trio.move_on_after(0.1):
+                    async with simplebus.connect(address(up)) as late, late.subscribe(8):
+                        raise AssertionError
+            await until(lambda: not cluster_of(up).feeds)
+            await ask(f"STREAM.DELETE.{name}")
+            await until(lambda: cluster_of(up).uplink.is_empty and not cluster_of(up).is_busy)
+
+
+def told_by(up: Serving) -> Facts:
+    """What the HTTP door would tell."""
+    assert up.watch is not None
+    telling = up.watch.tell(detailed=True)
+    while True:
+        try:
+            next(telling)
+        except StopIteration as end:
+            facts: Facts = end.value
+            return facts
+
+
+def refused_classes(facts: Facts) -> object:
+    return {each.name: each.values[0][1] for each in facts.metrics}["engine_refused_classes"]

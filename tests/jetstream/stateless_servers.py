@@ -1,0 +1,37 @@
+"""Doors before a JetStream cluster, in this process, and clients of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+from simplebus.core.broker.broker import Settings
+from simplebus.jetstream.names import Names
+from simplebus.jetstream.settings import EngineOptions
+from simplebus.net.nats_connection import NatsAddress
+from simplebus.server.run import Serving
+from tests.support.running_server import serving
+
+PATIENCE_SECONDS = 60.0
+_prefixes = count()
+
+
+def options(*urls: str, prefix: str = "", **more: Any) -> EngineOptions:
+    """Of an engine that is nobody else's, unless a prefix is given."""
+    prefix = prefix or f"t{next(_prefixes)}"
+    servers = tuple(NatsAddress.of(url) for url in urls)
+    return EngineOptions(servers, Names(prefix), storage="memory", **more)
+
+
+@asynccontextmanager
+async def door(
+    cluster: EngineOptions, settings: Settings | None = None, **more: Any
+) -> AsyncIterator[Serving]:
+    async with serving(settings, cluster=cluster, **more) as up:
+        yield up
+
+
+def address(up: Serving) -> str:
+    return f"simplebus://{up.addresses[0]}"

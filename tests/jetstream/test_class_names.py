@@ -1,0 +1,267 @@
+"""Class names that doors tell one another, and streams say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import NAME_CHARACTERS_MAX
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.jetstream import class_names
+from simplebus.jetstream.api import streams
+from simplebus.jetstream.class_jobs import Job
+from simplebus.jetstream.class_names import UNTOLD_SECONDS, Naming
+from simplebus.jetstream.names import Names as Subjects
+from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.server.run import Serving
+from tests.behaviour.wire_peer_v2 import hello
+from tests.jetstream.consume.test_feed import arrived
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.jetstream.test_two_servers import cluster_of, until
+from tests.support import running_server
+
+SUBJECTS = Subjects("bus")
+NOBODY = b"HMSG s 2 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
+
+
+class Names(dict[str, int]):
+    """Those of a door, and what it says."""
+
+    is_ready = True
+
+    def __init__(self, **known: int) -> None:
+        super().__init__(known)
+        self.said: list[tuple[str, bytes]] = []
+        self.sids: dict[str, int] = {}
+        self.jobs: list[Job] = []
+        self.asked = self.untold = 0
+        self.naming = Naming(self, SUBJECTS, "d1", self, self.take, do=self.do)  # type: ignore[arg-type]
+
+    def take(self, named: list[Any]) -> None:
+        for each in named:
+            if isinstance(each, NamedClass):
+                assert each.name is not None
+                assert each.id is not None
+                is_other = self.get(each.name, each.id) != each.id
+                if is_other or each.id in {i for n, i in self.items() if n != each.name}:
+                    raise RemoteProtocolError(Reason.CLASS_NAME_CONFLICT, "another one")
+                self[each.name] = each.id
+
+    def subscribe(self, subject: str) -> int:
+        return self.sids.setdefault(subject, 1 + len(self.sids))
+
+    def publish(self, subject: str, payload: bytes, *, reply: str = "") -> None:
+        self.said.append((subject, payload))
+
+    def do(self, class_id: int, job: Job) -> None:
+        self.jobs.append(job)
+
+    async def ask(
+        self, subject: str, body: dict[str, Any] | None = None, *, seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Of a stream that says nothing; that it is to say something is refused."""
+        if body is not None:
+            self.said.append((subject, body["description"].encode()))
+            raise JetStreamError(10052, "no")
+        return {"config": {}}
+
+    async def classes(self) -> tuple[list[tuple[int, str]], list[str]]:
+        """There are no streams, but for one that cannot be asked so often."""
+        self.asked += 1
+        return ([], ["bus_7"]) if self.asked <= self.untold else ([(7, "orders")] * self.untold, [])
+
+    async def learn(self) -> None:
+        """Nobody is there to be asked."""
+        [inbox] = [each for each in self.sids if each.startswith("_INBOX")]
+        self.naming.take(self.sids[inbox], arrived(NOBODY))
+        await self.naming.learn(self)  # type: ignore[arg-type]
+
+    def told(self, now: float = 0.0) -> list[bytes]:
+        self.said.clear()
+        self.naming.tell(self, now)  # type: ignore[arg-type]
+        assert {subject for subject, _ in self.said} <= {"bus.naming"}
+        return [payload for _, payload in self.said]
+
+
+async def test_what_one_tells_another_hears_and_tells_nobody_again() -> None:
+    ours, theirs = Names(**{f"class {n}": n for n in range(50)}), Names()
+    await ours.learn()
+    await theirs.learn()
+    for said in ours.told():
+        theirs.naming.hear(said)
+    assert dict(theirs) == dict(ours)
+    assert ours.told() == theirs.told() == []
+    ours.naming.begin_anew()
+    assert {name for said in ours.told() for name in msgspec.json.decode(said)} == set(ours)
+    assert ours.told() == []
+
+
+async def test_two_that_call_a_class_otherwise_both_hear_so_and_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, theirs = Names(orders=7, bills=9), Names(orders=8)
+    await ours.learn()
+    await theirs.learn()
+    ours.told()
+    theirs.told()
+    for _ in range(3):
+        for said in theirs.told() or [b'{"orders":8}']:
+            ours.naming.hear(said)
+        for said in ours.told():
+            theirs.naming.hear(said)
+    assert [record.args for record in caplog.records] == [(8, "another one"), (7, "another one")]
+    assert dict(ours) == {"orders": 7, "bills": 9}
+    assert dict(theirs) == {"orders": 8}
+    assert ours.told() == theirs.told() == []
+
+
+async def test_who_asks_is_told_all_and_that_it_was_all() -> None:
+    ours = Names(orders=7, bills=9)
+    await ours.learn()
+    ours.said.clear()
+    for who in (b"d1", b"d2"):
+        asked = arrived(b"MSG bus.door.names 9 their.inbox 2\r\n%b\r\n" % who)
+        assert ours.naming.take(ours.sids["bus.door.names"], asked)
+    assert ours.said == [("their.inbox", b'{"orders":7,"bills":9}'), ("their.inbox", b"{}")]
+
+
+@pytest.mark.parametrize(("untold", "names"), [(3, {"orders": 7}), (1 << 20, {})])
+async def test_a_stream_without_a_leader_is_waited_for_but_not_for_long(
+    untold: int, names: dict[str, int], autojump_clock: trio.testing.MockClock
+) -> None:
+    door = Names()
+    door.untold = untold
+    await door.learn()
+    assert door == names
+    assert trio.current_time() <= UNTOLD_SECONDS + 1
+
+
+class Listed:
+    """A cluster of so many streams, of which the servers tell three at once; some have no
+    leader."""
+
+    def __init__(self, count: int, *leaderless: int) -> None:
+        self.names = [f"t_{number}" for number in range(count)]
+        self.missing = [self.names[number] for number in leaderless]
+
+    async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+        some = self.names[body["offset"] :][:3]
+        told = [{"config": {"name": name}} for name in some if name not in self.missing]
+        missing = [name for name in some if name in self.missing]
+        return {"total": len(self.names), "streams": told, "missing": missing or None}
+
+
+@pytest.mark.parametrize("leaderless", [(), (0,), (2, 3), (4, 5, 6), range(8)])
+async def test_all_streams_are_listed_but_those_without_a_leader(leaderless: Iterable[int]) -> None:
+    link = Listed(8, *leaderless)
+    configs, untold = await streams(link)  # type: ignore[arg-type]
+    assert untold == link.missing
+    assert [each["name"] for each in configs] == [n for n in link.names if n not in untold]
+
+
+async def test_others_that_are_silent_hold_no_door_up_for_long(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = Names()
+    await ours.naming.learn(ours)  # type: ignore[arg-type]
+    assert trio.current_time() < 2 * class_names.PATIENCE_SECONDS
+    assert "no other door has said" in caplog.text
+
+
+async def test_a_stream_that_refuses_to_say_a_name_is_asked_now_and_then(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    ours = Names(orders=7)
+    await ours.learn()
+    for _ in range(600):
+        ours.naming.tell(ours, trio.current_time())  # type: ignore[arg-type]
+        for job in ours.jobs:
+            await job()
+        ours.jobs.clear()
+        await trio.sleep(0.25)
+    assert 8 < ours.said.count(("STREAM.UPDATE.bus_7", b"orders")) < 16
+
+
+async def test_no_message_of_names_is_too_long_for_any_server() -> None:
+    long = {chr(n % 32) * (NAME_CHARACTERS_MAX - 4) + f"{n:04}": n for n in range(4096)}
+    names = Names(**long)
+    await names.learn()
+    assert all(len(said) <= HEADERS_BYTES_MAX for said in names.told())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"[1]", b'{"a":70000}', b'{"a":-1}', b'{"a":"b"}', b'{"":1}', b"[" * 5000,
+     b'{"%b":1}' % (b"x" * 300)],
+)  # fmt: skip
+def test_nonsense_names_nothing(said: bytes) -> None:
+    names = Names()
+    names.naming.hear(said)
+    assert names == {}
+
+
+async def name_orders(up: Serving) -> None:
+    """A program calls class 7 `orders`, and is gone."""
+    peer = await running_server.connect(up)
+    await peer.send(hello({"id": 7, "name": "orders"}))
+    assert (await peer.frame())[0] == frames.CONNECT
+
+
+async def test_a_door_that_comes_knows_names_that_no_stream_says(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as up:
+        await name_orders(up)
+        async with door(cluster) as late, simplebus.connect(address(late)) as bus:
+            await bus.publish(b"one", class_id="orders")
+            await until(lambda: 7 in cluster_of(late).uplink.open_classes)
+            streams = await cluster_of(up).positions.classes()
+    assert streams == ([(7, "orders")], [])
+
+
+async def test_a_class_that_is_named_late_is_called_so_when_all_doors_are_gone(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+        await bus.publish(b"one", class_id=7)
+        positions = cluster_of(up).positions
+        assert await positions.classes() == ([(7, "")], [])
+        await name_orders(up)
+        await bus.publish(b"two", class_id="orders")
+        with trio.fail_after(PATIENCE_SECONDS):
+            while await positions.classes() != ([(7, "orders")], []):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    async with (
+        door(cluster) as up,
+        simplebus.connect(address(up)) as bus,
+        bus.subscribe("orders", start="earliest") as messages,
+    ):
+        got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(2)]
+    assert got == [b"one", b"two"]
+
+
+async def test_what_a_stream_that_others_made_says_is_heard(jetstream_server: NatsServer) -> None:
+    cluster = options(jetstream_server.url)
+    stream = {"name": cluster.names.stream(7), "subjects": [cluster.names.subject(7)]}
+    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+        body = {**stream, "description": "orders"}
+        await cluster_of(up).link.ask(f"STREAM.CREATE.{stream['name']}", body)
+        await bus.publish(b"one", class_id=7)
+        async with bus.subscribe("orders") as messages:
+            assert (await messages.get(PATIENCE_SECONDS)).payload == b"one"

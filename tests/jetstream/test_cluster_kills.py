@@ -1,0 +1,197 @@
+"""Three real nats-servers and real doors: one of either is killed under load, or all servers are
+restarted in turn, and nothing that was confirmed is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import simplebus
+from load.ports import HOST, free_port
+from simplebus.core.errors import BusConnectionError
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.net.nats_connection import Link
+from tests.jetstream.nats_servers import cluster
+from tests.jetstream.stateless_servers import address, door, options
+from tests.net.test_nats_connection import linked
+from tests.support.programs import Program, program
+
+PATIENCE_SECONDS = 120.0
+CLASS = 7
+STREAM = "simplebus_7"
+
+
+class Door:
+    """A door in a process of its own, on a port that stays."""
+
+    def __init__(self, urls: list[str], *arguments: str) -> None:
+        self.port = free_port()
+        self.address = f"simplebus://{HOST}:{self.port}"
+        self._arguments = (
+            *("--engine", ",".join(urls), "--engine-replicas", "3", "--engine-ack-wait", "3"),
+            *("--port", str(self.port), "--host", HOST, "--no-nats", "--log-level", "error"),
+            *arguments,
+        )
+        self._stack = contextlib.ExitStack()
+        self.program: Program | None = None
+
+    def start(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self.program = self._stack.enter_context(program("serve", *self._arguments))
+        assert self.program.line().startswith("simplebus ready")
+
+    def kill(self) -> None:
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def doors(urls: list[str], count: int) -> Iterator[list[Door]]:
+    made = [Door(urls) for _ in range(count)]
+    try:
+        for each in made:
+            each.start()
+        yield made
+    finally:
+        for each in made:
+            each.kill()
+
+
+class Traffic:
+    """A publisher, and members of a durable group; each knows all doors."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.addresses = addresses
+        self.confirmed = 0
+        self.seen: Counter[int] = Counter()
+        self.first_seen: list[int] = []
+        self.sent = 0
+        self.goes_on = True
+
+    async def publish(self) -> None:
+        async with simplebus.connect(self.addresses, name="source", reconnect=50) as bus:
+            while self.goes_on:
+                batch = [b"%d" % n for n in range(self.sent, self.sent + 20)]
+                self.sent += len(batch)
+                await bus.publish_many(batch, class_id=CLASS)
+                self.confirmed = self.sent
+                await trio.sleep(0.01)
+
+    async def consume(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        async with (
+            simplebus.connect(self.addresses[::-1], reconnect=50) as bus,
+            bus.subscribe(CLASS, durable="all", group="g") as messages,
+        ):
+            task_status.started()
+            async for message in messages:
+                number = int(message.payload)
+                if not self.seen[number]:
+                    self.first_seen.append(number)
+                self.seen[number] += 1
+
+    async def until(self, count: int) -> None:
+        """So many more are confirmed."""
+        target = self.confirmed + count
+        while self.confirmed < target:  # noqa: ASYNC110 - what is looked at has no event.
+            await trio.sleep(0.02)
+
+
+@pytest.mark.long
+async def test_a_door_and_a_server_are_killed_and_nothing_confirmed_is_lost(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path) as servers, doors([s.url for s in servers], 2) as both:
+        traffic = Traffic([door.address for door in both])
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(traffic.consume)
+                nursery.start_soon(traffic.publish)
+                await traffic.until(200)
+                servers[0].kill()
+                await traffic.until(200)
+                both[0].kill()
+                await traffic.until(200)
+                servers[0].start()
+                both[0].start()
+                both[1].kill()
+                await traffic.until(200)
+                traffic.goes_on = False
+                while min(len(traffic.seen), traffic.confirmed) < traffic.sent:  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+                nursery.cancel_scope.cancel()
+    assert traffic.confirmed == traffic.sent
+    assert sorted(traffic.seen) == list(range(traffic.sent))
+
+
+async def info(link: Link, what: str) -> dict[str, Any]:
+    """Of a stream or a consumer; of none, of one without a leader, and where nobody answers, there
+    is nothing."""
+    try:
+        return await link.ask(what, seconds=1.0)
+    except (BusConnectionError, JetStreamError):
+        return {}
+
+
+async def whole(link: Link, what: str) -> dict[str, Any]:
+    """The same, as soon as all three servers have all that there is of it."""
+    while True:
+        found = await info(link, what)
+        others = found.get("cluster", {}).get("replicas", [])
+        if found.get("cluster", {}).get("leader") and sum(o["current"] for o in others) == 2:
+            return found
+        await trio.sleep(0.1)
+
+
+@pytest.mark.long
+async def test_all_servers_are_restarted_in_turn_and_nothing_confirmed_is_lost(
+    tmp_path: Path,
+) -> None:
+    """Each is left the time to have what the others have: else two would be away at once."""
+    with cluster(tmp_path) as servers, doors([s.url for s in servers], 1) as (door,):
+        traffic, urls = Traffic([door.address]), [s.url for s in servers]
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with linked(*urls) as (link, _), trio.open_nursery() as nursery:
+                await nursery.start(traffic.consume)
+                async with trio.open_nursery() as publishers:
+                    publishers.start_soon(traffic.publish)
+                    for server in servers:
+                        await traffic.until(200)
+                        await trio.to_thread.run_sync(server.stop)
+                        await traffic.until(200)
+                        await trio.to_thread.run_sync(server.start)
+                        for what in f"STREAM.INFO.{STREAM}", f"CONSUMER.INFO.{STREAM}.g-g-d-all":
+                            await whole(link, what)
+                    traffic.goes_on = False
+                while min(len(traffic.seen), traffic.confirmed) < traffic.sent:  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+                nursery.cancel_scope.cancel()
+    assert traffic.confirmed == traffic.sent
+    assert sorted(traffic.seen) == list(range(traffic.sent))
+
+
+async def test_a_class_and_its_durables_are_kept_by_as_many_servers_as_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path) as servers, trio.fail_after(PATIENCE_SECONDS):
+        urls = [server.url for server in servers]
+        engine = options(*urls, replicas=3)
+        stream = engine.names.stream(CLASS)
+        async with (
+            door(engine) as up,
+            simplebus.connect(address(up)) as bus,
+            bus.subscribe(CLASS, durable="d"),
+            linked(*urls) as (link, _),
+        ):
+            await bus.publish(b"", class_id=CLASS)
+            for what in engine.names.identity_stream, stream:
+                found = await whole(link, f"STREAM.INFO.{what}")
+                assert found["config"]["num_replicas"] == 3
+            found = await whole(link, f"CONSUMER.INFO.{stream}.d-d")
+            # What says none has as many as its stream: here they are, beside their leader.
+            assert found["config"]["num_replicas"] in (0, 3)
+            assert len(found["cluster"]["replicas"]) == 2

@@ -1,0 +1,234 @@
+"""A door whose server has lost its cluster goes on at another one; where there is none it stays."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+import simplebus
+from simplebus.core.errors import BusConnectionError
+from simplebus.jetstream import failover
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.net.nats_connection import Link, NatsAddress
+from tests.jetstream.partitioned_cluster import Parted, parted_cluster
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.jetstream.test_two_servers import cluster_of, until
+
+ELSEWHERE = NatsAddress("elsewhere")
+
+
+class FakeLink:
+    """Of a server at which JetStream answers, or not."""
+
+    def __init__(self) -> None:
+        self.core = self
+        self.is_ready = True
+        self.connections = 1
+        self.server = "here:4222"
+        self.error: Exception | None = None
+        self.is_busy = False
+        self.asked: list[float] = []
+        self.left: list[tuple[float, NatsAddress]] = []
+
+    def mark(self) -> int:
+        return 1
+
+    def has_passed(self, mark: int) -> bool:
+        return not self.is_busy
+
+    async def ask(self, subject: str, *, seconds: float) -> dict[str, Any]:
+        self.asked.append(trio.current_time())
+        if self.error is not None:
+            raise self.error
+        return {}
+
+    def go_to(self, server: NatsAddress, why: str) -> None:
+        self.left.append((trio.current_time(), server))
+        self.connections += 1
+
+
+class Case:
+    """A link that is followed, and where else JetStream answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.link = FakeLink()
+        self.elsewhere: NatsAddress | None = None
+        self.signs = 0
+        self.looked: list[float] = []
+        monkeypatch.setattr(failover, "_elsewhere", self._look)
+
+    async def _look(self, *_: object) -> NatsAddress | None:
+        self.looked.append(trio.current_time())
+        return self.elsewhere
+
+    async def run(self, seconds: float) -> None:
+        """Follow it for so long."""
+        with trio.move_on_after(seconds):
+            await failover.follow(self.link, options("a"), lambda: self.signs)  # type: ignore[arg-type]
+
+
+UNANSWERED = [
+    BusConnectionError("it was not answered"),
+    JetStreamError(10008, "JetStream system temporarily unavailable"),
+    JetStreamError(503, "nobody answers"),
+]
+
+
+@pytest.mark.parametrize("error", UNANSWERED)
+async def test_who_is_not_answered_goes_where_jetstream_answers(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    case = Case(monkeypatch)
+    await case.run(100.0)
+    assert not case.looked
+    case.link.error, case.elsewhere = error, ELSEWHERE
+    begun = trio.current_time()
+    await case.run(2 * failover.MUTE_SECONDS + 1)
+    (left,) = case.link.left
+    assert left[0] - begun <= failover.MUTE_SECONDS + 3 * failover.LOOK_SECONDS
+    assert left[1] is ELSEWHERE
+
+
+@pytest.mark.parametrize("error", UNANSWERED)
+async def test_while_it_answers_nowhere_that_is_looked_for_ever_more_seldom_and_told_once(
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    case = Case(monkeypatch)
+    case.link.error = error
+    await case.run(3600.0)
+    assert 50 < len(case.looked) < 70
+    assert len(case.link.asked) < 200
+    assert not case.link.left
+    assert [each.message for each in caplog.records] == [
+        "JetStream has not answered for 15 s at NATS at here:4222, nor does it at any other server "
+        "that is known; looking on"
+    ]
+
+
+async def test_what_comes_by_itself_is_answer_enough(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(monkeypatch)
+    case.link.error = UNANSWERED[0]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(case.run, 100.0)
+        for _ in range(25):
+            await trio.sleep(4.0)
+            case.signs += 1
+    assert not case.looked
+
+
+async def test_a_line_that_is_slow_is_not_left(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked has not come to the server."""
+    case = Case(monkeypatch)
+    case.link.error, case.link.is_busy = UNANSWERED[0], True
+    await case.run(100.0)
+    assert not case.looked
+
+
+async def test_a_server_that_has_just_been_come_to_has_its_time(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(monkeypatch)
+    case.link.error, case.elsewhere = UNANSWERED[0], ELSEWHERE
+    await case.run(1000.0)
+    times = [at for at, _ in case.link.left]
+    assert min(b - a for a, b in pairwise(times)) >= failover.MUTE_SECONDS
+
+
+@pytest.fixture(name="soon")
+def _in_order_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first server is tried first."""
+    monkeypatch.setattr("simplebus.net.nats_connection.random.shuffle", lambda servers: None)
+    monkeypatch.setattr(failover, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(failover, "MUTE_SECONDS", 2.0)
+
+
+async def ready(cluster: Parted) -> None:
+    """Wait until it has a leader."""
+    link = Link(list(options(cluster.servers[-1].url).servers), lambda event: None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(link.run)
+        await link.wait_ready()
+        while not await failover._answers(link):  # noqa: ASYNC110 - nobody says when.
+            await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("soon")
+async def test_who_is_with_a_server_that_has_lost_its_cluster_goes_on_at_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with trio.fail_after(2 * PATIENCE_SECONDS):
+        async with parted_cluster(tmp_path) as cluster:
+            await ready(cluster)
+            engine = options(
+                *(server.url for server in cluster.servers), replicas=3, ack_wait_seconds=5.0
+            )
+            async with door(engine) as up, simplebus.connect(address(up), name="pub") as bus:
+                link = cluster_of(up).link
+                at_first = link.server
+                assert cluster.servers[0].url.endswith(at_first)
+                async with bus.subscribe(7, durable="d") as messages:
+                    await bus.publish_many([b"%d" % n for n in range(100)], class_id=7)
+                    cluster.cut_off(0)
+                    await bus.publish_many([b"%d" % n for n in range(100, 200)], class_id=7)
+                    assert link.server != at_first
+                    cluster.mend()
+                    await bus.publish_many([b"%d" % n for n in range(200, 300)], class_id=7)
+                    got = list[int]()
+                    while len(set(got)) < 300:  # What was on its way from its consumer comes later.
+                        got.append(int((await messages.get()).payload))
+                    assert set(got) == set(range(300))
+                assert link.connections <= 3  # Who led may have answered for a while.
+    assert "JetStream does not answer there, and does at" in caplog.text
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_door_that_is_started_at_such_a_server_begins_at_another(tmp_path: Path) -> None:
+    with trio.fail_after(2 * PATIENCE_SECONDS):
+        async with parted_cluster(tmp_path) as cluster:
+            await ready(cluster)
+            engine = options(*(server.url for server in cluster.servers), replicas=3)
+            cluster.cut_off(0)
+            async with door(engine) as up, simplebus.connect(address(up), name="pub") as bus:
+                await bus.publish(b"one", class_id=7)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_where_no_server_has_a_cluster_a_door_stays_and_goes_on_when_there_is_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with trio.fail_after(2 * PATIENCE_SECONDS):
+        async with parted_cluster(tmp_path) as cluster:
+            await ready(cluster)
+            engine = options(*(server.url for server in cluster.servers), replicas=3)
+            async with door(engine) as up, simplebus.connect(address(up), name="pub") as bus:
+                link = cluster_of(up).link
+                await bus.publish(b"one", class_id=7)
+                for number in range(3):
+                    cluster.cut_off(number)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(partial(bus.publish, b"two", class_id=7))
+                    await until(lambda: "JetStream has not answered for 2 s" in caplog.text)
+                    assert link.connections <= 2  # Who led may not know yet that it does not.
+                    cluster.mend()
+                async with bus.subscribe(7) as messages:
+                    assert [(await messages.get()).payload for _ in range(2)] == [b"one", b"two"]
+                assert caplog.text.count("JetStream has not answered for 2 s") <= link.connections

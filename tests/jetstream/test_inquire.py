@@ -1,0 +1,165 @@
+"""What a door says when it is asked what waits for what: of what lies in the cluster, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.commands.explain import lines
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.protocol.inquiry import ClassSaid
+from simplebus.jetstream import backlog
+from simplebus.jetstream.consume.handover import LEFT
+from tests.jetstream.faulty_api import asked_in_vain
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.jetstream.test_two_servers import cluster_of, until
+
+NUMBERED = [b"%d" % number for number in range(5)]
+
+
+def shown(said: ClassSaid) -> str:
+    return "\n".join(text for _, text in lines(said))
+
+
+async def explained(bus: simplebus.Bus, is_so: Callable[[ClassSaid], bool]) -> ClassSaid:
+    """What is said of class 7 as soon as that is so."""
+    with trio.fail_after(PATIENCE_SECONDS):
+        while not is_so(said := await bus.explain(7)):  # noqa: ASYNC110 - nobody says when.
+            await trio.sleep(0.05)
+    return said
+
+
+async def silence(*_: object, **__: object) -> None:
+    await trio.sleep_forever()
+
+
+async def test_what_nobody_was_there_for_is_told_at_every_door(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, max_bytes=100 * 1024)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(address(one)) as publisher,
+        simplebus.connect(address(other)) as reader,
+    ):
+        await publisher.publish_many(NUMBERED, class_id=7)
+        await reader.fetch(7)  # A door tells of classes that it knows.
+        for bus in publisher, reader:
+            said = await bus.explain(7)
+            assert (said.stored, said.backlog, said.floor, said.head) == (5, 5, 0, 5)
+            assert said.waits_for == "5 messages wait for a first subscription"
+            assert "5 messages (0 to 4)" in shown(said)
+            assert "at most 100 KiB, then block" in shown(said)
+        async with reader.subscribe(7, auto_ack=False) as messages:
+            for _ in range(2):
+                (await messages.get()).ack()
+            said = await explained(publisher, lambda said: said.stored == 3)  # Removed later.
+            assert (said.backlog, said.floor, said.unknown) == (0, 2, "")
+            assert "a subscription without a name, which this door has not" in said.waits_for
+            said = await reader.explain(7)
+            assert said.waits_for.startswith("the oldest stored message is held by session")
+            assert "its acknowledgements" in said.waits_for
+        await until(lambda: not (cluster_of(other).feeds or cluster_of(other).is_busy))
+        said = await publisher.explain(7)
+        assert (said.stored, said.backlog) == (3, 3)
+        [line] = (await publisher.explain()).classes
+        assert line.is_elsewhere
+
+
+async def test_a_durable_that_is_away_is_no_first_subscription_to_come(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(address(one)) as bus,
+        simplebus.connect(address(other)) as elsewhere,
+    ):
+        async with bus.subscribe(7, durable="my till"):
+            pass
+        await bus.publish_many(NUMBERED, class_id=7)
+        await elsewhere.fetch(7)
+        with trio.fail_after(PATIENCE_SECONDS):
+            for where in bus, elsewhere:
+                said = await where.explain(7)
+                assert (said.stored, said.backlog, said.positions) == (5, 0, [])
+                assert said.waits_for == (
+                    "the oldest stored message is held by the durable 'my till', which no door "
+                    "has; 5 messages wait for it"
+                )
+            async with elsewhere.subscribe(7, durable="my till", auto_ack=False) as messages:
+                assert "'my till', which another door has" in (await bus.explain(7)).waits_for
+                said = await elsewhere.explain(7)
+                assert "held by the durable 'my till'; " in said.waits_for
+                for _ in NUMBERED:
+                    (await messages.get()).ack()
+                said = await explained(bus, lambda said: not said.stored)
+                assert said.waits_for == "nothing is stored"
+
+
+async def test_dead_letters_are_counted_where_they_lie(jetstream_server: NatsServer) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with bus.subscribe(7, group="g") as messages:
+                await bus.publish_many(NUMBERED[:2], class_id=7)
+                for _ in range(2):
+                    (await messages.get()).terminate()
+                await explained(bus, lambda said: said.dead_letters == 2)
+
+
+async def test_what_is_not_known_is_said_not_to_be(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+        await bus.publish_many(NUMBERED, class_id=7)
+        link = cluster_of(up).link
+        with asked_in_vain(link, lambda subject: BusConnectionError("no leader")):
+            said = await bus.explain(7)
+        assert (said.stored, said.backlog) == (0, 0)
+        assert said.waits_for == "what is stored in the cluster is not known: no leader"
+        assert "stored:" not in shown(said)
+        with monkeypatch.context() as patch:
+            patch.setattr(link, "ask", silence)
+            patch.setattr(backlog, "PATIENCE_SECONDS", 0.2)
+            assert (await bus.explain(7)).unknown == "the cluster has not answered within 0.2 s"
+        assert (await bus.explain(7)).backlog == 5
+
+
+async def test_whatever_goes_wrong_when_it_is_counted_ends_no_door(
+    jetstream_server: NatsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An answer of no letters where another door should answer; and a fault of the door's own."""
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as up,
+        door(cluster) as elsewhere,
+        simplebus.connect(address(up)) as bus,
+        simplebus.connect(address(elsewhere)) as other,
+        other.subscribe(7, auto_ack=False) as messages,
+    ):
+        with trio.fail_after(PATIENCE_SECONDS):
+            await bus.publish_many(NUMBERED, class_id=7)
+            await messages.get()
+            listening = cluster_of(elsewhere).listening
+            monkeypatch.setattr(listening, "say", lambda asked: LEFT + b" \xff\xfe")
+            await explained(bus, lambda said: said.stored == 5)
+            assert not caplog.records
+            with asked_in_vain(cluster_of(up).link, lambda subject: ValueError("on purpose")):
+                said = await bus.explain(7)
+            assert said.unknown == "a fault of the door's own: its log says which"
+            assert "what lies in its stream could not be counted" in caplog.text
+            assert (await bus.explain(7)).stored == 5

@@ -1,0 +1,243 @@
+"""No message is too long for a cluster that its door has accepted; what no cluster may have."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.limits import FRAME_BYTES_MIN, NAME_CHARACTERS_MAX
+from simplebus.core.settings import Settings
+from simplebus.jetstream import cluster_id
+from simplebus.jetstream.cluster_id import EngineError
+from simplebus.jetstream.limits_check import fitted
+from simplebus.jetstream.names import Names
+from simplebus.jetstream.stream_update import growth
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.net.nats_connection import Link
+from tests.jetstream.nats_servers import NatsServer, nats_server
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.jetstream.test_two_servers import cluster_of, until
+
+LONGEST_NAME = "\U0001f680" * NAME_CHARACTERS_MAX
+
+
+async def test_the_longest_frame_under_the_longest_name_is_stored(tmp_path: Path) -> None:
+    with nats_server(tmp_path, "max_payload: 65536") as server:
+        async with (
+            door(options(server.url)) as up,
+            simplebus.connect(address(up), name=LONGEST_NAME) as bus,
+        ):
+            longest = bus.wire.core.frame_bytes - FRAME_BYTES_MIN
+            assert 60_000 - 13 < longest < 65_536
+            with trio.fail_after(PATIENCE_SECONDS):
+                async with bus.subscribe(1) as messages:
+                    await bus.publish(b"x" * longest, class_id=1)
+                    assert len((await messages.get()).payload) == longest
+                with pytest.raises(simplebus.BusError, match=r"\d+"):
+                    await bus.publish(b"x" * (longest + 1), class_id=1)
+                await bus.publish(b"", class_id=1)
+
+
+async def test_a_server_that_takes_less_than_a_door_has_accepted_is_not_connected_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would end the connection with each long message, for ever, and hold up all classes."""
+    with nats_server(tmp_path, "max_payload: 65536") as server:
+        config = tmp_path / "alone.conf"
+        had = config.read_text()
+        cluster = replace(options(server.url), storage="file")
+        async with (
+            door(cluster) as up,
+            simplebus.connect(address(up), name="one") as bus,
+            trio.open_nursery() as nursery,
+        ):
+            link = cluster_of(up).link
+            with trio.fail_after(PATIENCE_SECONDS):
+                await bus.publish(b"short", class_id=1)
+                server.stop()
+                config.write_text(had.replace("65536", "32768"))
+                server.start()
+                nursery.start_soon(partial(bus.publish, bytes(40_000), class_id=1))
+                await until(lambda: "32768" in link.problem)
+                assert not link.is_ready
+                server.stop()
+                config.write_text(had)
+                server.start()
+                async with bus.subscribe(1, start="earliest") as messages:
+                    got = [len((await messages.get()).payload) for _ in range(2)]
+                assert got == [5, 40_000]
+    assert "it takes messages of 32768 bytes (max_payload), expected 65536" in caplog.text
+
+
+async def test_who_takes_next_to_nothing_is_no_cluster(tmp_path: Path) -> None:
+    with (
+        nats_server(tmp_path, "max_payload: 4096") as server,
+        pytest.raises(EngineError, match=r"4096 bytes .* at least"),
+    ):
+        await fitted(Settings(), options(server.url))
+
+
+async def test_what_is_longer_than_any_frame_stands_in_nobodys_way(tmp_path: Path) -> None:
+    with nats_server(tmp_path, "max_payload: 16MB") as server:
+        cluster = options(server.url)
+        async with (
+            door(cluster) as up,
+            simplebus.connect(address(up)) as bus,
+            bus.subscribe(1, durable="d") as messages,
+        ):
+            link = cluster_of(up).link
+            link.core.publish(cluster.names.subject(1), bytes(12 << 20))
+            link.flush()
+            await bus.publish(b"ours", class_id=1)
+            assert (await messages.get(PATIENCE_SECONDS)).payload == b"ours"
+
+
+async def test_where_another_stream_takes_what_classes_are_sent_no_door_can_stand(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    other = f"other_{cluster.names.prefix}"
+    link = Link(list(cluster.servers), lambda event: None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(link.run)
+        await link.wait_ready()
+        body = {"name": other, "subjects": [f"{cluster.names.prefix}.>"], "storage": "memory"}
+        await link.ask(f"STREAM.CREATE.{other}", body)
+        with pytest.raises(EngineError, match=f"the stream {other} takes what"):
+            await fitted(Settings(), cluster)
+        await link.ask(f"STREAM.DELETE.{other}")
+        await fitted(Settings(), cluster)
+        nursery.cancel_scope.cancel()
+
+
+async def test_no_door_that_says_files_stands_before_a_class_that_is_in_memory(
+    jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = options(jetstream_server.url)
+    other = replace(cluster, storage="file")
+    why = rf"the stream {cluster.names.stream(1)} keeps messages in memory, and a door here says"
+    async with door(other) as before, simplebus.connect(address(before)) as bus:
+        async with door(cluster) as up, simplebus.connect(address(up)) as there:
+            await there.publish(b"kept", class_id=1)
+        with pytest.raises(EngineError, match=why):
+            await fitted(Settings(), other)
+        await fitted(Settings(), cluster)
+        async with trio.open_nursery() as nursery:  # Who was there before does not confirm, either.
+            nursery.start_soon(partial(bus.publish, b"not kept", class_id=1))
+            with trio.fail_after(PATIENCE_SECONDS):
+                while not re.search(why, caplog.text):  # noqa: ASYNC110 - the log has no event.
+                    await trio.sleep(0.01)
+                link = cluster_of(before).link
+                await link.ask(f"STREAM.DELETE.{cluster.names.stream(1)}")
+
+
+async def test_streams_grow_to_what_doors_promise_and_do_not_shrink(
+    jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = options(jetstream_server.url, duplicate_seconds=100.0, max_bytes=1 << 20)
+    names, found = cluster.names, list[tuple[int, int]]()
+    wishes = [(100.0, 0), (600.0, 0), (300.0, 1 << 20)]
+    for seconds, bytes_max in wishes:
+        wished = replace(cluster, duplicate_seconds=seconds, max_bytes=bytes_max)
+        await fitted(Settings(), wished)
+        async with door(wished) as up, simplebus.connect(address(up)) as bus:
+            await bus.publish(b"x", class_id=1)
+            configs = [
+                (await cluster_of(up).link.ask(f"STREAM.INFO.{name}"))["config"]
+                for name in (names.stream(1), names.identity_stream)
+            ]
+            found += [(c["duplicate_window"] // 10**9, c["max_bytes"]) for c in configs]
+    assert found == [(100, -1)] * 2 + [(600, -1)] * 4
+    assert (
+        "has room for any number of bytes, which holds, and --engine-max-bytes says" in caplog.text
+    )
+    caplog.clear()
+    wished = replace(cluster, replicas=3)
+    async with door(wished) as up, simplebus.connect(address(up)) as bus:
+        await bus.publish(b"x", class_id=1)
+    assert "does not grow as the options say, num_replicas from 1 to 3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "grown"),
+    [
+        ((1, 120), (3, 120), {"num_replicas": 3}),
+        ((3, 120), (1, 60), {}),
+        ((1, 120), (2, 120.5), {"num_replicas": 2, "duplicate_window": 120_500_000_000}),
+    ],
+)
+def test_what_is_to_grow(
+    there: tuple[int, float], asked: tuple[int, float], grown: dict[str, int]
+) -> None:
+    config = {"num_replicas": there[0], "duplicate_window": round(there[1] * 1e9)}
+    cluster = options("nats://127.0.0.1:4222", replicas=asked[0], duplicate_seconds=asked[1])
+    assert growth(config, cluster) == grown
+
+
+async def test_all_doors_of_one_engine_are_one_bus_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with nats_server(tmp_path) as one, nats_server(tmp_path / "other") as other:
+        found: list[str] = []
+
+        async def look(url: str, prefix: str = "q") -> None:
+            cluster = replace(options(url), names=Names(prefix))
+            found.append((await fitted(Settings(), cluster)).identity)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(look, one.url)
+        assert len(set(found)) == 1
+        assert re.fullmatch(r"cluster\.q\.[0-9a-f]{16}", found[0])
+        for url, prefix in ((one.url, "r"), (other.url, "q")):
+            await look(url, prefix)
+        assert len(set(found)) == 3
+
+
+async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    name = cluster.names.identity_stream
+    link = Link(list(cluster.servers), lambda event: None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(link.run)
+        await link.wait_ready()
+        body = {"name": name, "subjects": [f"theirs_{name}"], "storage": "memory"}
+        await link.ask(f"STREAM.CREATE.{name}", body)
+        with pytest.raises(EngineError, match=f"the stream {name} is none of a simplebus engine's"):
+            await fitted(Settings(), cluster)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_door_that_runs_has_the_cluster_say_it_again(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster_id, "_LOOK_SECONDS", 0.01)
+    cluster = options(jetstream_server.url)
+    name = cluster.names.identity_stream
+    async with door(cluster) as up:
+        link = cluster_of(up).link
+        before = up.engine.broker.answers.identity
+        with trio.fail_after(PATIENCE_SECONDS):
+            await link.ask(f"STREAM.DELETE.{name}")
+            while (await fitted(Settings(), cluster)).identity != before:  # Another was first.
+                await link.ask(f"STREAM.DELETE.{name}")
+            body = cluster_id.api.identity_stream(cluster, "another")
+            while f"the stream {name} was deleted meanwhile" not in caplog.text:
+                try:
+                    await link.ask(f"STREAM.DELETE.{name}")
+                    await link.ask(f"STREAM.CREATE.{name}", body)
+                except JetStreamError:  # The door was first.
+                    continue
+                await trio.sleep(0.05)

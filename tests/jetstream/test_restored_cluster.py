@@ -1,0 +1,73 @@
+"""A server that comes back with less than it had: its power was cut, or an old copy restored."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.jetstream.consume import acked_sequences
+from tests.jetstream.nats_servers import nats_server
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.jetstream.test_two_servers import cluster_of, until
+
+
+async def test_what_is_confirmed_afterwards_comes_to_who_is_there_still(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of what was lost are those of other messages now."""
+    monkeypatch.setattr(acked_sequences, "APART_SECONDS", 0.0)  # Here, it is back at once.
+    store, copy = tmp_path / "alone", tmp_path / "copy"
+    got: dict[str, list[bytes]] = {"plain": [], "durable": [], "group": []}
+
+    async def hear(messages: AsyncIterator[simplebus.Message], kind: str) -> None:
+        async for message in messages:
+            got[kind].append(message.payload)
+
+    with nats_server(tmp_path) as server:
+        # Without its PubAck a message that is on its way to who is gone comes again after so long.
+        cluster = replace(options(server.url, ack_wait_seconds=2.0), storage="file")
+        async with (
+            door(cluster) as up,
+            simplebus.connect(address(up)) as bus,
+            bus.subscribe(1) as plain,
+            bus.subscribe(1, durable="d") as durable,
+            bus.subscribe(1, group="g") as group,
+            trio.open_nursery() as nursery,
+        ):
+            for kind, messages in {"plain": plain, "durable": durable, "group": group}.items():
+                nursery.start_soon(partial(hear, messages, kind))
+
+            async def publish(*payloads: bytes) -> None:
+                await bus.publish_many(payloads, class_id=1)
+                await until(lambda: all(payloads[-1] in each for each in got.values()))
+
+            with trio.fail_after(PATIENCE_SECONDS):
+                await publish(b"kept")
+                server.stop()
+                shutil.copytree(store, copy)
+                server.start()
+                await publish(*(b"lost %d" % number for number in range(5)))
+                await until(lambda: cluster_of(up).uplink.is_empty)
+                server.kill()
+                shutil.rmtree(store)
+                copy.rename(store)
+                server.start()
+                later = [b"later %d" % number for number in range(10)]
+                await publish(*later[:2])
+                await publish(*later[2:])
+            for each in got.values():
+                assert [payload for payload in each if payload in later] == later
+            nursery.cancel_scope.cancel()
+    assert "came back with less than it had" in caplog.text

@@ -1,0 +1,137 @@
+"""How old the messages of a stream are, whoever sets which clock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.protocol.envelope_batch import Envelope, encode
+from simplebus.jetstream import stream_clock
+from simplebus.jetstream.stream_clock import TRUST_SECONDS, YOUNG_SECONDS, StreamClock
+from tests.jetstream.consume.test_feed import ENVELOPE, Door, message
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+
+NOW = 2_000_000.0
+"""By the door's clock."""
+
+
+def said_at(time: float) -> dict[str, str]:
+    return {"ts": datetime.fromtimestamp(time, UTC).isoformat()}
+
+
+def date(clock: StreamClock, stored: float, came_at: float = NOW) -> float | None:
+    found = clock.dates(np.array([stored]), came_at)
+    return None if found is None else float(found[0])
+
+
+def test_what_came_at_once_needs_no_question() -> None:
+    clock = StreamClock()
+    assert date(clock, NOW - YOUNG_SECONDS / 2) == NOW - YOUNG_SECONDS / 2
+    assert not clock.take_wanted()
+    assert date(clock, NOW - 2 * YOUNG_SECONDS) is None
+    assert date(clock, NOW + 2 * YOUNG_SECONDS) is None
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, -60.0, 60.0, 3600.0])
+@pytest.mark.parametrize("age", [0.0, 5.0, 90.0])
+def test_a_message_is_as_old_as_it_is_to_the_stream(ahead: float, age: float) -> None:
+    clock, stored = StreamClock(), NOW + ahead - age
+    assert date(clock, stored) is None
+    assert clock.take_wanted()
+    clock.heard(NOW + 0.1, NOW + 0.3, said_at(NOW + ahead + 0.2))
+    assert date(clock, stored) == pytest.approx(NOW - age, abs=0.2)
+    # What comes at once is dated without a question from now on.
+    assert date(clock, NOW + ahead + 10, NOW + 10) == pytest.approx(NOW + 10, abs=0.2)
+    assert not clock.take_wanted()
+
+
+def test_it_is_asked_once_at_a_time_and_again_of_what_comes_later() -> None:
+    clock = StreamClock()
+    assert date(clock, NOW - 90) is None
+    assert (clock.take_wanted(), clock.take_wanted(), clock.is_unsure) == (True, False, True)
+    assert date(clock, NOW - 80) is None
+    assert not clock.take_wanted()
+    assert date(clock, NOW - 80, NOW + 1) is None  # Came when it had been asked.
+    clock.heard(NOW, NOW + 2, said_at(NOW + 1))
+    assert (date(clock, NOW - 90), date(clock, NOW - 80)) == (NOW - 90, NOW - 80)
+    assert date(clock, NOW - 80, NOW + TRUST_SECONDS) is not None
+    assert date(clock, NOW - 80, NOW + 1) is None
+    assert clock.take_wanted()
+    clock.heard(NOW + 3, NOW + 4, None)  # It did not answer.
+    assert not clock.is_unsure
+    assert date(clock, NOW - 80, NOW + 1) is None
+    assert clock.take_wanted()
+
+
+@pytest.mark.parametrize("info", [{}, {"ts": 7}, {"ts": "soon"}, {"ts": "0001-01-01T00:00:00"}])
+def test_a_server_that_does_not_say_what_time_it_is_holds_nothing_up(info: dict[str, str]) -> None:
+    clock = StreamClock()
+    assert date(clock, NOW - 90) is None
+    clock.heard(NOW, NOW, info)
+    assert date(clock, NOW - 90) is not None
+
+
+def envelope(sequence: int, *, stored: float, **times: int) -> bytes:
+    content = encode(Envelope(**times), b"%d" % sequence)
+    return message(sequence, content, head=ENVELOPE, stored=round(stored * 1e9))
+
+
+def test_what_has_times_waits_at_a_door_until_it_is_known_what_time_it_is() -> None:
+    door = Door()
+    clock, here = door.feed.cls.clock, door.broker.clock
+    here.now = NOW  # And it is an hour earlier to the stream.
+    fresh, old = (NOW - 3600 - age for age in (0, 31))
+    door.take(
+        message(1),
+        envelope(2, stored=fresh, expires_ms=30_000),
+        envelope(3, stored=old, expires_ms=30_000),
+        message(4),
+    )
+    assert door.taken() == [(0, b"1")]
+    door.ack(0, 1)
+    assert not door.feed.is_busy  # Its subscriber has nothing of it,
+    assert not door.feed.has_all({})  # and yet not all has come.
+    assert clock.take_wanted()
+    clock.heard(NOW, NOW, said_at(NOW - 3600))
+    door.feed.fill()
+    door.broker.answers.wake(door.feed.position)
+    assert [payload for _, payload in door.taken()] == [b"2", b"4"]
+    here.now += 5
+    door.take(envelope(5, stored=fresh + 5, not_before_ms=10_000))
+    assert door.taken() == []
+    here.now += 10
+    door.broker.wake_due()
+    assert [payload for _, payload in door.taken()] == [b"5"]
+    assert not clock.is_unsure
+
+
+async def test_what_waited_for_that_is_sent_as_soon_as_it_is_known(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else happens at the door."""
+    monkeypatch.setattr(stream_clock, "YOUNG_SECONDS", -1.0)  # Each message is to be asked for.
+    payloads = [b"%d" % number for number in range(500)]
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            door(options(jetstream_server.url)) as up,
+            simplebus.connect(address(up)) as bus,
+        ):
+            await bus.publish_many(payloads, class_id=1, expires=3600)
+            await bus.flush()
+            got: list[bytes] = []
+            async with bus.subscribe(1) as messages:
+                async for batch in messages.batches():
+                    got += batch.payloads
+                    if len(got) == len(payloads):
+                        break
+    assert got == payloads

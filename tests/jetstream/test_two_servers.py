@@ -1,0 +1,410 @@
+"""Two doors before one real nats-server: what is said at one is heard at the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+import simplebus
+from simplebus.core.errors import RefusedError
+from simplebus.core.protocol import frames
+from simplebus.jetstream.backend import Cluster
+from simplebus.jetstream.consume.feed import Feed
+from simplebus.server.run import Serving
+from tests.behaviour.wire_peer_v2 import hello, subscribe, unsubscribe
+from tests.jetstream.nats_servers import NatsServer
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    door,
+    options,
+)
+from tests.support import running_server
+from tests.support.nats_peer import greeted
+
+
+def at(up: Serving) -> str:
+    return address(up)
+
+
+def cluster_of(up: Serving) -> Cluster:
+    assert up.engine.cluster is not None
+    return up.engine.cluster
+
+
+def feeds_of(up: Serving) -> list[Feed]:
+    """Those that have their consumers."""
+    return [feed for feed in cluster_of(up).feeds.values() if feed.is_open]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 - what is looked at has no event.
+            await trio.sleep(0.01)
+
+
+async def test_what_a_cluster_keeps_in_memory_is_confirmed_when_the_cluster_has_it(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster, confirmed = options(jetstream_server.url), trio.Event()
+    assert cluster.storage == "memory"
+    async with door(cluster) as up, simplebus.connect(at(up)) as bus:
+        await bus.publish(b"the stream is there", class_id=7)
+
+        async def publish() -> None:
+            await bus.publish(b"", class_id=7)
+            confirmed.set()
+
+        uplink = cluster_of(up).uplink
+        hold = uplink.hold(7)
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(publish)
+                await until(lambda: uplink.lots == 1)
+                await bus.explain()  # What was said before it has been answered,
+                await trio.testing.wait_all_tasks_blocked()  # and who waited for that has heard it.
+                assert not confirmed.is_set()
+                uplink.let_go(7, hold)
+
+
+async def test_what_is_confirmed_at_one_door_is_delivered_at_another(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(at(one)) as publisher,
+        simplebus.connect(at(other)) as bus,
+    ):
+        await publisher.publish(b"before", class_id=7)
+        async with bus.subscribe(7, durable="d") as messages:
+            with trio.fail_after(PATIENCE_SECONDS):
+                assert (await messages.get()).payload == b"before"
+                await publisher.publish(
+                    b"<\r\n>", class_id=7, channel="a.b", key=b"k", headers={"x": "y"}
+                )
+                odd = await messages.get()
+                assert (odd.payload, odd.channel, odd.key) == (b"<\r\n>", "a.b", b"k")
+                assert dict(odd.headers) == {"x": "y"}
+                await publisher.publish_many([b"%d" % n for n in range(3000)], class_id=7)
+                got = [(await messages.get()).payload for _ in range(3000)]
+                assert got == [b"%d" % n for n in range(3000)]
+        await until(lambda: not (cluster_of(other).feeds or cluster_of(other).is_busy))
+        name = f"CONSUMER.INFO.{cluster.names.stream(7)}.d-d"
+        info = await cluster_of(one).link.ask(name)
+        assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"]) == (3002, 0)
+
+
+async def test_what_was_published_behind_a_connection_that_is_cut_is_there_once_and_in_order(
+    jetstream_server: NatsServer,
+) -> None:
+    """Its subscriber may see again what it had: its sequences begin anew."""
+    async with (
+        door(options(jetstream_server.url)) as up,
+        simplebus.connect(at(up)) as bus,
+        bus.subscribe(1) as messages,
+    ):
+        expected = [b"%d %s" % (n, when) for n in range(3) for when in (b"before", b"behind")]
+        for number in range(3):
+            await bus.publish(b"%d before" % number, class_id=1)
+            for connection in up.engine.connections.values():
+                connection.cut()
+            await bus.publish(b"%d behind" % number, class_id=1)
+        with trio.fail_after(PATIENCE_SECONDS):
+            assert [message.payload for message in await bus.fetch(1)] == expected
+            got = dict[bytes, None]()
+            while len(got) < len(expected):
+                got[(await messages.get()).payload] = None
+        assert list(got) == expected
+
+
+async def test_version_1_has_what_waited_and_leaves_what_it_did_not_acknowledge(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as one, door(cluster) as other:
+        first, second = (
+            await running_server.connect(one, [3]),
+            await running_server.connect(other, [3]),
+        )
+        for number in range(3):
+            content = b"%d" % number
+            await first.send(frames.encode(frames.MESSAGE, class_id=3, content=content))
+        await second.send(frames.encode(frames.SUBSCRIBE, class_id=3))
+        assert await second.messages(3) == [(0, b"0"), (1, b"1"), (2, b"2")]
+        await second.send(frames.encode_ack(class_id=3, timer_index=0, first=0, last=2))
+        await second.stream.aclose()
+        await until(lambda: not (other.engine.broker.sessions or cluster_of(other).is_busy))
+        await first.send(frames.encode(frames.SUBSCRIBE, class_id=3))
+        assert await first.messages(1) == [(0, b"2")]
+
+
+async def test_a_durable_that_is_to_seek_begins_where_it_is_asked_to(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    keeps: dict[str, Any] = {"durable": "keeps all", "auto_ack": False}
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(at(one)) as bus,
+        bus.subscribe(7, **keeps) as kept,
+    ):
+        await bus.publish_many([b"0", b"1", b"2"], class_id=7)
+        await kept.get(PATIENCE_SECONDS)
+        peer = await running_server.connect(other)
+        await peer.send(hello(7))
+        assert (await peer.frame())[0] == frames.CONNECT
+
+        async def begun(number: int, **wish: object) -> bytes:
+            """What the first frame behind the subscription's is."""
+            await peer.send(subscribe(7, number, durable="d", **wish))
+            told = await peer.frame()
+            if told[0] == frames.SUBSCRIBE:
+                assert (await peer.frame())[0] == frames.DELIVER
+                return (await peer.frame())[9:-4]
+            return told
+
+        async def ended(number: int) -> None:
+            await peer.send(unsubscribe(number))
+            while (await peer.frame())[0] != frames.UNSUBSCRIBE:
+                pass
+            await until(lambda: not cluster_of(other).is_busy)
+
+        assert await begun(1, start="earliest") == b"0"
+        await ended(1)
+        assert await begun(2, start="last", seek=True) == b"2"
+        await ended(2)
+        assert await begun(3, start={"sequence": 1}, seek=True) == b"1"
+        await ended(3)
+        async with bus.subscribe(7, durable="d", auto_ack=False):
+            told = await begun(4, start="earliest", seek=True)
+            assert told[0] == frames.ERROR
+            assert b"another door has" in told
+
+
+async def test_members_of_a_group_at_two_doors_share(jetstream_server: NatsServer) -> None:
+    cluster = options(jetstream_server.url)
+    got: list[list[int]] = [[], []]
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(at(one)) as bus,
+        simplebus.connect(at(other)) as far,
+        bus.subscribe(9, durable="d", group="g") as near_messages,
+        far.subscribe(9, durable="d", group="g") as far_messages,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def take(which: int, messages: simplebus.Subscription) -> None:
+            async for message in messages:
+                got[which].append(int(message.payload))
+                if len(got[0]) + len(got[1]) == 2000:
+                    nursery.cancel_scope.cancel()
+
+        nursery.start_soon(take, 0, near_messages)
+        nursery.start_soon(take, 1, far_messages)
+        await bus.publish_many([b"%d" % n for n in range(2000)], class_id=9)
+        with trio.fail_after(PATIENCE_SECONDS):
+            await trio.sleep_forever()
+    assert sorted(got[0] + got[1]) == list(range(2000))
+    assert all(got)
+
+
+async def test_what_a_door_had_comes_again_at_another_and_says_so(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as one, door(cluster) as other:
+        async with simplebus.connect(at(one)) as bus:
+            await bus.publish_many([b"0", b"1", b"2"], class_id=7)
+            async with bus.subscribe(7, durable="d", auto_ack=False) as messages:
+                got = [await messages.get(PATIENCE_SECONDS) for _ in range(3)]
+                assert [m.attempt for m in got] == [1, 1, 1]
+                got[0].ack()
+        async with simplebus.connect(at(other)) as bus, bus.subscribe(7, durable="d") as messages:
+            again = [await messages.get(PATIENCE_SECONDS) for _ in range(2)]
+            assert [(m.payload, m.attempt) for m in again] == [(b"1", 2), (b"2", 2)]
+
+
+async def test_what_a_door_holds_is_nobody_elses_while_it_is_there(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url, ack_wait_seconds=1.0)
+    group = {"durable": "d", "group": "g", "ack_seconds": 60, "auto_ack": False}
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(at(one)) as bus,
+        simplebus.connect(at(other)) as far,
+        bus.subscribe(7, **group) as messages,  # type: ignore[call-overload]
+        far.subscribe(7, **group) as far_messages,  # type: ignore[call-overload]
+    ):
+        await bus.publish_many([b"0", b"1"], class_id=7)
+        got = await messages.take(2, 0.5) + await far_messages.take(2, 0.5)
+        assert sorted(message.payload for message in got) == [b"0", b"1"]
+        # The cluster waits for a second. Without a word from the door it would send them again.
+        again = await messages.take(1, 0.7) + await far_messages.take(1, 0.7)
+        assert again == []
+        assert sum(f.statistics().fetched for f in feeds_of(one) + feeds_of(other)) == 2
+
+
+def publish_in_one_life(url: str, payload: bytes) -> None:
+    with simplebus.connect_blocking(url, name="source", instance="fixed") as bus:
+        bus.publish(payload, class_id=7)
+
+
+async def test_a_program_of_a_fixed_instance_uses_no_number_twice_at_whichever_door(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    payloads = [b"%d" % life for life in range(6)]
+    async with door(cluster) as one, door(cluster) as other:
+        for life, payload in enumerate(payloads):
+            url = at(other) if life % 2 else at(one)
+            await trio.to_thread.run_sync(publish_in_one_life, url, payload)
+        async with simplebus.connect(at(one)) as bus, bus.subscribe(7, durable="d") as messages:
+            got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in payloads]
+            assert got == payloads
+        for up in (one, other):
+            assert cluster_of(up).uplink.statistics().duplicates == 0
+
+
+async def test_a_dead_letter_is_read_at_another_door(jetstream_server: NatsServer) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(at(one)) as bus,
+        simplebus.connect(at(other)) as far,
+        bus.subscribe("orders", durable="d") as messages,
+    ):
+        await bus.publish(b"bad", class_id=one.engine.broker.store.names["orders"])
+        (await messages.get(PATIENCE_SECONDS)).terminate("no such customer")
+        async with far.subscribe("dead.orders") as letters:
+            letter = await letters.get(PATIENCE_SECONDS)
+            assert letter.payload == b"bad"
+            assert dict(letter.headers)["dead-error"] == "no such customer"
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+async def test_a_message_expires_when_it_is_old_whatever_the_clocks_say(
+    jetstream_server: NatsServer, step: float
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        up.engine._epoch += step  # Of the two clocks one is set.
+        async with bus.subscribe(7, durable="d") as messages:
+            for payload, seconds in ((b"at once", 0.0), (b"soon", 30.0), (b"later", 4000.0)):
+                await bus.publish(payload, class_id=7, expires=seconds)
+            for payload in (b"soon", b"later"):
+                message = await messages.get(PATIENCE_SECONDS)
+                assert message.payload == payload
+                message.ack()
+
+
+async def test_classes_have_their_names_at_every_door(jetstream_server: NatsServer) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster) as one, door(cluster) as other:
+        one.engine.broker.store.table.name_classes([simplebus_class("orders", 12)])
+        await until(lambda: other.engine.broker.store.names.get("orders") == 12)
+        async with simplebus.connect(at(one)) as bus:
+            await bus.publish(b"x", class_id=12)
+        async with door(cluster) as late:
+            assert late.engine.broker.store.names == {"orders": 12}
+
+
+def simplebus_class(name: str, class_id: int) -> object:
+    from simplebus.core.protocol.requests import NamedClass
+
+    return msgspec.convert({"name": name, "id": class_id}, NamedClass)
+
+
+async def test_nats_clients_publish_and_acknowledge_at_a_door(
+    jetstream_server: NatsServer,
+) -> None:
+    cluster = options(jetstream_server.url)
+    async with door(cluster, nats_port=0) as one, door(cluster) as other:
+        one.engine.broker.store.table.bind("orders.>", 5)
+        peer = await greeted(one, headers=True)
+        await peer.send(b"PUB orders.eu 5\r\nhello\r\n")
+        async with simplebus.connect(at(other)) as bus, bus.subscribe(5, durable="d") as messages:
+            message = await messages.get(PATIENCE_SECONDS)
+            assert (message.channel, message.payload) == ("orders.eu", b"hello")
+            await peer.send(b"SUB $SB.SUB.5.mine 1\r\n")
+            await peer.settled()
+            await until(lambda: len(feeds_of(one)) == 1)
+            await bus.publish(b"back", class_id=5, channel="orders.us")
+        line = await peer.line()
+        assert line.startswith(b"MSG orders.us 1 $JS.ACK.5.mine.1.")
+        assert await peer.line() == b"back"
+        await peer.send(b"PUB " + line.split(b" ")[3] + b" 4\r\n+ACK\r\n")
+        await peer.settled()
+
+
+@pytest.mark.parametrize(
+    ("wish", "why"),
+    [
+        ({"group": "g", "by_key": True}, "by_key"),
+        ({"start": "last_values"}, "last_values"),
+        ({"max_pending": 5, "slow": "drop_oldest"}, "slow"),
+    ],
+)
+async def test_what_a_door_cannot_do_it_refuses(
+    jetstream_server: NatsServer, wish: dict[str, object], why: str
+) -> None:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+        with pytest.raises(RefusedError, match=f"JetStream cluster does not know {why}"):
+            async with bus.subscribe(7, **wish):  # type: ignore[arg-type]
+                pass
+        await bus.publish(b"it goes on", class_id=7)
+
+
+async def test_a_durable_for_other_channels_is_another_one(jetstream_server: NatsServer) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as one,
+        door(cluster) as other,
+        simplebus.connect(at(one)) as bus,
+        simplebus.connect(at(other)) as far,
+        bus.subscribe(7, "a.*", durable="d", group="g") as messages,
+    ):
+        with pytest.raises(RefusedError, match="exists for the channels"):
+            async with far.subscribe(7, "b.*", durable="d", group="g"):
+                pass
+        await bus.publish(b"no", class_id=7, channel="b.x")
+        await bus.publish(b"yes", class_id=7, channel="a.x")
+        assert (await messages.get(PATIENCE_SECONDS)).payload == b"yes"
+
+
+async def test_foreign_bytes_in_a_stream_harm_nobody(jetstream_server: NatsServer) -> None:
+    cluster = options(jetstream_server.url)
+    async with (
+        door(cluster) as up,
+        simplebus.connect(at(up)) as bus,
+        bus.subscribe(7, durable="d") as messages,
+    ):
+        link = cluster_of(up).link
+        subject = cluster.names.subject(7)
+        head = b"NATS/1.0\r\nSimplebus-Type: 5\r\n\r\n"
+        for payload, headers in (
+            (b"plain, from elsewhere", b""),
+            (b"holds <\r\n> it", b""),
+            (b"\xff no envelope", head),
+            (b"", head),
+            (b"x" * (2 << 20), b""),
+            (b"", b""),
+            (b"last", b"NATS/1.0\r\nOther: 1\r\n\r\n"),
+        ):
+            link.core.publish(subject, payload[: 1 << 20], headers=headers)
+        link.flush()
+        await bus.publish(b"ours", class_id=7)
+        got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(4)]
+        assert got == [b"plain, from elsewhere", b"", b"last", b"ours"]
+        (feed,) = feeds_of(up)
+        assert feed.statistics().odd == 4

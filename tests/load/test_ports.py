@@ -1,0 +1,57 @@
+"""Which ports are given to programs that come back where they were."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from load import ports
+from load.ports import HOST, free_port, free_ports
+from tests.support.programs import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_none_is_given_twice_whoever_asks(tmp_path: Path) -> None:
+    asked = [sys.executable, "-c", "from load.ports import free_ports; print(*free_ports(3))"]
+    given = free_ports(3)
+    said = subprocess.run(
+        asked, cwd=ROOT, env={"TMPDIR": str(tmp_path)}, capture_output=True, check=True
+    )
+    given += [*map(int, said.stdout.split()), free_port()]
+    assert len(set(given)) == 7
+
+
+def test_none_is_given_where_somebody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((HOST, 0)) as somebody:
+        taken = somebody.getsockname()[1]
+        monkeypatch.setattr(ports, "_candidates", lambda: range(taken, taken + 1))
+        with pytest.raises(OSError, match="0 of 1 ports were free"):
+            free_port()
+
+
+def test_behind_the_last_one_they_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_candidates", lambda: range(1, 5))
+    monkeypatch.setattr(ports, "_is_free", lambda port: port != 2)
+    assert [free_ports(2), free_ports(2)] == [[1, 3], [4, 1]]
+
+
+@pytest.mark.parametrize(
+    ("system", "first"),
+    [("32768\t60999\n", 10_000), ("1024 40000", 40_001), ("1024 65535", 10_000)],
+)
+def test_they_are_none_of_the_system_s(
+    system: str, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "range"
+    file.write_text(system)
+    monkeypatch.setattr(ports, "_RANGE", file)
+    assert ports._candidates()[0] == first

@@ -1,0 +1,30 @@
+"""Processes of a measurement end with its program, and not before."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+from load.processes import Process
+
+PATIENCE_SECONDS = 60.0
+
+
+def test_a_process_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
+    made: list[Process] = []
+    asked = tmp_path / "asked"
+    command = ["sh", "-c", f"until [ -e {asked} ]; do sleep 0.05; done; echo alive"]
+    asking = threading.Thread(target=lambda: made.append(Process("waiter", command)))
+    asking.start()
+    asking.join()
+    task = Path(f"/proc/self/task/{asking.native_id}")
+    end = time.monotonic() + PATIENCE_SECONDS
+    while task.exists():  # To the kernel the thread is there a little longer.
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    with made[0] as process:
+        asked.touch()
+        process.wait_for_line("alive", timeout_s=PATIENCE_SECONDS)

@@ -1,0 +1,128 @@
+"""What the load generators write down is what they did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+from load import canary
+from load.brokers import is_available, running
+from load.generators import Generator
+from load.measure import Flow, measure
+from load.processes import LoadError
+from load.traces import KINDS, Tracer, prepare, read_records
+from simplebus.spark.jobs.report.figures import figures
+from simplebus.spark.jobs.report.ranges import Ranges
+from simplebus.spark.jobs.report.traces import COLUMNS, Rows
+from tests.support.requirements import missing, needed
+
+COUNT = 20_001
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiler() -> None:
+    needed("cc", "gcc", "clang")
+
+
+def numbers(tracer: Tracer, process: int, kind: str) -> list[tuple[int, int, int]]:
+    """(class, first, last) of every record of a kind."""
+    some = read_records(tracer.processes[process].path)
+    some = some[some["kind"] == KINDS.index(kind)]
+    assert np.all(np.diff(some["at"].astype(np.int64)) >= 0)
+    return list(zip(*(some[name].tolist() for name in ("class", "first", "last")), strict=True))
+
+
+def whole(ranges: list[tuple[int, int, int]], class_id: int) -> tuple[int, int]:
+    """The one range that those of a class make up, each going on where the one before ended."""
+    own = [(first, last) for one, first, last in ranges if one == class_id]
+    assert own, f"nothing of class {class_id}"
+    assert [first for first, _ in own[1:]] == [last for _, last in own[:-1]]
+    return own[0][0], own[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocol", "heard"),
+    [
+        ("simplebus", "simplebus", ("delivered", "acked", "confirmed")),
+        ("simplebus", "simplebus-2", ("delivered", "acked", "confirmed")),
+        ("nats", "nats", ("delivered",)),
+    ],
+)
+def test_a_trace_has_every_message_of_every_class_once(
+    kind: str, protocol: str, heard: tuple[str, ...], tmp_path: Path
+) -> None:
+    if not is_available(kind):
+        missing(f"{kind} is not installed")
+    tracer, flow = Tracer(tmp_path), Flow(classes=(7, 8), subscribers=2)
+    with running(kind) as broker:
+        sample = measure(broker, protocol, flow, count=COUNT, tracer=tracer)
+    subscribers, publisher = (0, 1), 2
+    for process, kinds in [*((s, heard) for s in subscribers), (publisher, ("sent", "confirmed"))]:
+        for name in KINDS:
+            found = numbers(tracer, process, name)
+            if name not in kinds:
+                assert not found, (process, name)
+                continue
+            assert whole(found, 7) == (0, COUNT // 2 + 1)
+            assert whole(found, 8) == (0, COUNT // 2)
+
+    table = tracer.table("two classes", protocol, 3)
+    assert table.column_names == list(COLUMNS)
+    assert set(table["round"].to_pylist()) == {3}
+    rates = []
+    for class_id in ("7", "8"):
+        chosen = [row for row in table.to_pylist() if row["class"] == class_id]
+        assert {row["subscriber"] for row in chosen if row["kind"] == "sent"} == {None}
+        rows = Rows(
+            KINDS,
+            np.array([KINDS.index(row["kind"]) for row in chosen]),
+            ("1", "2"),
+            np.array([int(row["subscriber"] or 0) - 1 for row in chosen]),
+            Ranges.of(*([row[name] for row in chosen] for name in ("at", "first", "last"))),
+        )
+        rows.check(protocol)
+        found = [figures(rows, index) for index in (0, 1)]
+        assert [(one.lost, one.unsent, one.duplicates) for one in found] == [(0, 0, 0)] * 2
+        assert all(0 < one.latencies_ns[0] <= one.latencies_ns[-1] for one in found)
+        rates.append(min(one.rate for one in found))
+    assert sum(rates) > 0.99 * sample.rate  # All moments lie within those that the run itself took.
+
+
+@pytest.mark.parametrize("version", canary.VERSIONS)
+def test_a_message_that_came_again_is_noted_as_such(version: int, tmp_path: Path) -> None:
+    tracer = Tracer(tmp_path)
+    canary.try_fault("repeat", version=version, tracer=tracer)
+    again = [(canary.CLASS, canary.STRICKEN, canary.STRICKEN + 1)]
+    assert numbers(tracer, 0, "redelivered") == again
+    assert whole(numbers(tracer, 0, "delivered"), canary.CLASS) == (0, canary.COUNT)
+
+
+@pytest.mark.parametrize("acks", canary.ACK_MODES)
+def test_every_way_to_acknowledge_is_noted(acks: str, tmp_path: Path) -> None:
+    tracer = Tracer(tmp_path)
+    canary.try_fault("", acks=acks, tracer=tracer)
+    assert whole(numbers(tracer, 0, "acked"), canary.CLASS) == (0, canary.COUNT)
+
+
+def test_a_trace_that_is_full_ends_the_run() -> None:
+    options = {"count": 100_000, "size": 128, "classes": 1, "trace_records": 1}
+    with (
+        running("simplebus") as broker,
+        Generator(
+            "publish", "simplebus", broker.port, timeout_s=20, trace="/nowhere", **options
+        ) as publisher,
+        pytest.raises(LoadError, match="the trace is full: 1 records; give --trace-records"),
+    ):
+        publisher.result()
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"sbtrace1" + (3).to_bytes(8, "little") + bytes(64))
+    with pytest.raises(LoadError, match="x holds 80 bytes and is no trace of a generator"):
+        read_records(tmp_path / "x")
+    with pytest.raises(LoadError, match="is not empty: every run needs a folder of its own"):
+        prepare(tmp_path)

@@ -1,0 +1,294 @@
+"""What a group by key promises, in plain Python: who may be sent what, and when.
+
+Rule 1: the model knows what was published, sent and said; it decides nothing, but says of each
+sending whether it is allowed, and of each message that is gone why it may be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.broker.subscription_manager import Answers
+from simplebus.core.channel.pattern import matches
+from simplebus.core.checkpoint import Keeper
+from simplebus.core.commit_log import Ledger
+from simplebus.core.group.key_ordered_group import KeyGroup
+from simplebus.core.limits import Limits
+from simplebus.core.message_class.purge import purge
+from simplebus.core.protocol.envelope_batch import Envelope, encode
+from simplebus.core.redelivery.ack_timer import covering
+from simplebus.core.settings import FullPolicy
+from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer_v2 import (
+    Got,
+    Peer2,
+    ack,
+    enveloped,
+    nack,
+    peer2,
+    subscribe,
+    working,
+)
+
+NEVER = float("inf")
+
+
+def keyed(key: bytes, payload: bytes = b"", **more: object) -> bytes:
+    """An envelope's content with a key."""
+    return encode(Envelope(key=key, **more), payload)  # type: ignore[arg-type]
+
+
+@dataclass
+class Message:
+    sequence: int
+    key: bytes
+    channel: str
+    expires: float
+    opens: float
+    sent: int = 0
+    """How often."""
+    holder: Peer2 | None = None
+    """Who was sent it and has not said anything that counts since."""
+    is_acked: bool = False
+    is_gone: bool = False
+    is_purged: bool = False
+
+
+class World:
+    """A bus with one class, one durable group by key in it, its members, and the model."""
+
+    def __init__(
+        self,
+        *,
+        max_deliveries: int = 0,
+        channels: tuple[str, ...] = (),
+        class_messages: int = 10_000,
+        drops: bool = False,
+        max_pending: int | None = None,
+        slow: str = "block",
+    ) -> None:
+        policy = FullPolicy.DROP_OLDEST if drops else FullPolicy.BLOCK
+        limits = Limits(class_messages=class_messages)
+        self.bus = Bus(Settings(limits=limits, full_policy=policy))
+        self.bus.broker.clock.now = 100.0
+        self.options = {
+            "durable": "d",
+            "group": "g",
+            "by_key": True,
+            "max_deliveries": max_deliveries,
+            "channels": channels,
+            "slow": slow,
+            "max_pending": max_pending,
+        }
+        self.max_deliveries, self.channels = max_deliveries, channels
+        self.may_drop = drops or slow != "block"
+        self.messages: list[Message] = []
+        self.members: list[Peer2] = []
+        self.limited = False
+        """Whether some member may have no room."""
+        self.publisher = peer2(self.bus)
+        self.join()
+
+    @property
+    def now(self) -> float:
+        return self.bus.broker.clock.now
+
+    @property
+    def group(self) -> KeyGroup:
+        (group,) = self.bus.broker.classes[1].groups
+        assert isinstance(group, KeyGroup)
+        return group
+
+    # What happens --------------------------------------------------------------------------------
+
+    def join(self, max_in_flight: int | None = None, name: str | None = None) -> None:
+        wish = subscribe(1, 5, **self.options, max_in_flight=max_in_flight)
+        self.limited |= max_in_flight is not None
+        member = peer2(self.bus, wish, **({} if name is None else {"name": name}))
+        self.members.append(member)
+        self.heard(member, member.listen()[0])
+
+    def leave(self, member: Peer2) -> None:
+        self.members.remove(member)
+        for message in self.messages:
+            if message.holder is member:
+                message.holder = None
+        member.leave()
+        self.look()
+
+    def publish(self, *some: tuple[bytes, str, int | None, int | None]) -> None:
+        contents = []
+        for key, channel, expires_ms, delay_ms in some:
+            contents.append(
+                keyed(key, channel=channel, expires_ms=expires_ms, not_before_ms=delay_ms)
+            )
+            self.messages.append(
+                Message(
+                    len(self.messages),
+                    key,
+                    channel,
+                    NEVER if expires_ms is None else self.now + expires_ms / 1000,
+                    0.0 if delay_ms is None else self.now + delay_ms / 1000,
+                )
+            )
+        first = len(self.messages) - len(some)
+        self.publisher.say(enveloped(1, first, *contents))
+        self.look()
+
+    def listen(self, member: Peer2) -> None:
+        self.bus.broker.wake_due()
+        self.heard(member, member.got())
+        self.look()
+
+    def heard(self, member: Peer2, got: list[Got]) -> None:
+        self.look()
+        for one in got:
+            self._was_sent(member, self.messages[one.message_id], one.attempt)
+
+    def ack(self, member: Peer2, first: int, last: int) -> None:
+        member.say(ack(5, first, last))
+        for message in self.messages[first:last]:
+            if message.holder is member:
+                message.is_acked, message.holder = True, None
+        self.look()
+
+    def nack(self, member: Peer2, first: int, last: int, delay_ms: int | None) -> None:
+        for message in self.messages[first:last]:
+            if message.holder is member:
+                message.holder = None
+        member.say(nack(5, first, last, delay_ms))
+        self.look()
+
+    def working(self, member: Peer2, first: int, last: int) -> None:
+        member.say(working(5, first, last))
+        self.look()
+
+    def purge(self, first: int, last: int) -> None:
+        for message in self.messages[first:last]:
+            message.is_purged = True
+        cls = self.bus.broker.classes[1]
+        purge(cls, first, last, None)
+        self.bus.broker.store.release(cls)
+        self.bus.check()
+        self.look()
+
+    def pass_time(self, seconds: float) -> None:
+        self.bus.broker.clock.now += seconds
+        self.bus.broker.wake_due()
+        self.look()
+
+    def tick(self, times: int) -> None:
+        for _ in range(times):
+            self.bus.broker.clock.now += 1
+            held = self._holders()
+            self.bus.tick()
+            for sequence, member in held.items():
+                if not self._holds(member, sequence):  # Its time is over.
+                    self.messages[sequence].holder = None
+            self.look()
+
+    def restart(self) -> None:
+        """The position is taken up from what is kept of it, by a new group."""
+        for member in list(self.members):
+            self.leave(member)
+        broker, former = self.bus.broker, self.group
+        keeper = Keeper(Broker(broker.settings, ledger=Ledger()))
+        keeper._broker = broker
+        cls, kept = broker.classes[1], keeper._position(former)
+        window = kept.window.window(floor=cls.ring.floor, head=cls.ring.head)
+        spans = covering(window.floor, window.cursor, kept.attempts, otherwise=1)
+        answers: Answers = broker.answers
+        assert answers.restore(cls, kept, former.terms, window, spans) is not None
+        answers.end(former)
+        self.bus.check()
+        self.join()
+
+    # What must hold ------------------------------------------------------------------------------
+
+    def _holders(self) -> dict[int, Peer2]:
+        return {m.sequence: m.holder for m in self.messages if m.holder is not None}
+
+    def _holds(self, member: Peer2, sequence: int) -> bool:
+        held = member.session.subscriptions.get(5)
+        return held is not None and held.holds(sequence, sequence + 1, 0)  # type: ignore[union-attr]
+
+    def _was_sent(self, member: Peer2, message: Message, attempt: int) -> None:
+        assert member in self.members
+        assert message.holder is None, "it is held by somebody"
+        assert not message.is_acked, "it was acknowledged"
+        assert not message.is_gone, "it was given up"
+        assert self._is_wanted(message)
+        assert message.opens <= self.now < message.expires
+        assert attempt == message.sent + 1, (attempt, message.sent)
+        assert not self.max_deliveries or attempt <= self.max_deliveries
+        message.sent += 1
+        message.holder = member
+        if message.key:
+            for other in self.messages:
+                if other is not message and other.key == message.key and self._is_open(other):
+                    assert not other.sent, "another one of its key was sent and is not settled"
+                    if other.sequence < message.sequence:
+                        assert other.opens, "it overtook another one of its key"
+
+    def _is_wanted(self, message: Message) -> bool:
+        return not self.channels or any(matches(c, message.channel) for c in self.channels)
+
+    def _is_open(self, message: Message) -> bool:
+        """Whether something is still to be done about it."""
+        if message.is_acked or message.is_gone or not self._is_wanted(message):
+            return False
+        return message.holder is not None or message.expires > self.now
+
+    def look(self) -> None:
+        """What the group has nothing to do with any more it may have nothing to do with."""
+        group = self.group
+        for message in self.messages:
+            if message.is_acked or message.is_gone:
+                continue
+            at = message.sequence
+            if at < group.window.cursor and not group.window.unacked(at, at + 1):
+                message.is_gone = True
+                message.holder = None
+                assert (
+                    not self._is_wanted(message)
+                    or message.expires <= self.now
+                    or message.sent >= self.max_deliveries > 0
+                    or self.may_drop
+                    or message.is_purged
+                ), f"{at} is lost"
+        for message in self.messages:
+            if message.is_acked:
+                assert not group.window.unacked(message.sequence, message.sequence + 1)
+
+    def nothing_waits_in_vain(self) -> None:
+        """Everybody has listened and has room: of each key something is out, or comes later."""
+        if self.limited or not self.members:
+            return
+        for _ in range(3):
+            for member in self.members:
+                self.listen(member)
+        keys: dict[object, list[Message]] = {}
+        for message in self.messages:
+            if self._is_open(message) and message.opens <= self.now:
+                keys.setdefault(message.key or message.sequence, []).append(message)
+        for some in keys.values():
+            assert any(message.sent for message in some), [m.sequence for m in some]
+
+    def finish(self) -> None:
+        """Everybody acknowledges what comes: nothing is left."""
+        if not self.members:
+            self.join()
+        for _ in range(400):
+            for member in self.members:
+                self.listen(member)
+                for sequence, holder in self._holders().items():
+                    if holder is member:
+                        self.ack(member, sequence, sequence + 1)
+            if not any(map(self._is_open, self.messages)):
+                break
+            self.tick(1)
+        left = [m.sequence for m in self.messages if self._is_open(m)]
+        assert not left, f"{left} were never sent, or never again"
+        self.tick(2)
+        assert self.bus.statistics(1).ring.messages == 0

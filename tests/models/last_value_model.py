@@ -1,0 +1,80 @@
+"""A class that keeps last values: who publishes to it, who comes late, and a model of both."""
+
+from __future__ import annotations
+
+from simplebus.core.protocol import envelope_batch
+from simplebus.core.protocol.envelope_batch import Envelope
+from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    ack,
+    enveloped,
+    peer2,
+    publish,
+    subscribe,
+    unsubscribe,
+)
+
+KEEPS = {"name": "state", "id": 1, "last_values": True}
+CHANNELS = ["", "a", "b", "c.d", "c.e"]
+
+
+class Writer:
+    """Publishes to class 1, and knows its last values."""
+
+    def __init__(self, bus: Bus, **more: object) -> None:
+        self.bus = bus
+        self.peer = peer2(bus, classes=[KEEPS], **more)
+        self.number = 0
+        self.values: dict[str, tuple[bytes, float]] = {}
+        """By channel: payload, and when it expires."""
+
+    def put(self, channel: str, payload: bytes, expires_ms: int | None = None) -> None:
+        if channel or expires_ms is not None:
+            about = Envelope(channel, expires_ms=expires_ms)
+            data = enveloped(1, self.number, envelope_batch.encode(about, payload))
+        else:
+            data = publish(1, self.number, payload)
+        self.number += 1
+        self.peer.say(data)
+        self.values.pop(channel, None)
+        if payload:
+            now = self.bus.broker.clock.now
+            until = float("inf") if expires_ms is None else now + expires_ms / 1000
+            self.values[channel] = (payload, until)
+
+    def alive(self) -> set[bytes]:
+        now = self.bus.broker.clock.now
+        return {payload for payload, until in self.values.values() if until > now}
+
+
+def payload(content: bytes, kind: int) -> bytes:
+    return content if kind == ord("1") else envelope_batch.decode(content)[1]
+
+
+def payloads(peer: Peer2) -> list[bytes]:
+    return [payload(each.content, each.kind) for each in peer.got()]
+
+
+def late(bus: Bus, number: int = 9, **options: object) -> Peer2:
+    return peer2(bus, subscribe(1, number, start="last_values", **options))
+
+
+def drained(bus: Bus) -> None:
+    """Somebody takes and acknowledges all there is in class 1, and goes."""
+    reader = peer2(bus, subscribe(1, 3))
+    ids = reader.ids()
+    if ids:
+        reader.say(ack(3, ids[0], ids[-1] + 1))
+    reader.say(unsubscribe(3))
+
+
+def glance(bus: Bus, **options: object) -> list[bytes]:
+    """What a late subscriber is sent, who acknowledges it and goes."""
+    reader = late(bus, **options)
+    got = reader.got()
+    if got:
+        reader.say(ack(9, got[0].message_id, got[-1].message_id + 1))
+    reader.say(unsubscribe(9))
+    reader.leave()
+    return [payload(each.content, each.kind) for each in got]

@@ -1,0 +1,161 @@
+"""Every message that a position is sent ends in one of two places: it is acknowledged, or it is one
+dead letter, with as many attempts as were heard. Never both, never neither, never twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.errors import Reason
+from simplebus.core.protocol.envelope_batch import decode
+from simplebus.core.subscription.subscription import Subscription
+from tests.behaviour.wire_peer import Bus, ack, connect
+from tests.behaviour.wire_peer import subscribe as subscribe1
+from tests.behaviour.wire_peer_v2 import (
+    ENVELOPE,
+    FETCH,
+    Peer2,
+    asked,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    subscribe,
+)
+from tests.behaviour.wire_peer_v2 import ack as ack2
+from tests.core.test_dead_letters import DEAD_1, why
+
+MAX = {"": 1, "d": 2, "e": 3}
+"""How often each position is sent a message, by its name."""
+NUMBERS = {5: "", 6: "d", 7: "e", 8: "e"}
+"""Two of the subscriptions are members of a durable group."""
+
+kinds = st.lists(st.sampled_from([b"\0<\r\n\0>", b"\0", on_channel("a", b"")]), max_size=5)
+decisions = st.sampled_from(["ack", "nack", "again", "nothing"])
+steps = st.lists(
+    st.tuples(kinds, st.lists(decisions, min_size=1, max_size=5), st.booleans()), max_size=6
+)
+
+
+class World:
+    """A bus with a reader of every kind, and what each of them has heard and acknowledged."""
+
+    def __init__(self) -> None:
+        self.bus = Bus()
+        self.bus.trusting = True  # To save time: everything is checked once a round.
+        self.published: list[bytes] = []
+        self.heard: Counter[tuple[str, int]] = Counter()
+        self.acked: set[tuple[str, int]] = set()
+        self.old_acked: set[int] = set()
+        self.old = self.bus.peer(connect(1), subscribe1(1))
+        self.writer = peer2(self.bus)
+        self.plain = peer2(self.bus, subscribe(1, 5, max_deliveries=1, start="new"))
+        self.named = self.come()
+
+    def come(self) -> Peer2:
+        return peer2(
+            self.bus,
+            subscribe(1, 6, max_deliveries=2, durable="d", channels=["a", "#"]),
+            *[subscribe(1, n, max_deliveries=3, durable="e", group="g") for n in (7, 8)],
+        )
+
+    def publish(self, kinds: list[bytes]) -> None:
+        contents = [kind + b"|%d" % (len(self.published) + n) for n, kind in enumerate(kinds)]
+        self.writer.say(enveloped(1, len(self.published), *contents))
+        self.published += [decode(content)[1] for content in contents]
+
+    def go_on(self, decisions: list[str]) -> None:
+        """Everybody hears what there is, and decides."""
+        self.bus.broker.check()
+        self.bus.broker.wake_due()  # A group goes on giving up in another turn.
+        for message in self.old.hear():
+            self.old.say(ack(1, message.message_id, message.message_id + 1))
+            self.old_acked.add(message.message_id)
+        self.decide(self.plain, decisions)
+        self.decide(self.named, decisions)
+        self.bus.tick()
+
+    def decide(self, reader: Peer2, decisions: list[str]) -> None:
+        said = []
+        for n, message in enumerate(reader.got()):
+            name, at = NUMBERS[message.number], message.message_id
+            self.heard[name, at] += 1
+            assert (name, at) not in self.acked
+            assert message.attempt == self.heard[name, at] <= MAX[name]
+            decision = decisions[n % len(decisions)]
+            if decision == "ack":
+                self.acked.add((name, at))
+                said.append(ack2(message.number, at, at + 1))
+            elif decision != "nothing":
+                said.append(nack(message.number, at, at + 1, 0 if decision == "again" else None))
+        reader.say(*said)
+
+    def settle(self) -> None:
+        for _ in range(200):
+            self.go_on(["again"])
+            self.bus.broker.take_ready()
+            if not len(self.bus.broker.classes[1].ring):
+                return
+        raise AssertionError("never given up")
+
+    def check(self) -> None:
+        """Compare what lies among the dead letters with what was heard and not acknowledged."""
+        expected = Counter(
+            (name, at, Reason.MAX_DELIVERIES, MAX[name])
+            for name, at in self.heard
+            if (name, at) not in self.acked
+        )
+        expected += Counter(
+            ("", at, Reason.UNCARRIABLE, 0)
+            for at, payload in enumerate(self.published)
+            if b"<\r\n>" in payload
+        )
+        self.writer.say(asked(FETCH, DEAD_1, 5))
+        found: Counter[tuple[str, int, str, int]] = Counter()
+        for message in self.writer.got():
+            assert (message.kind, message.class_id) == (ENVELOPE, DEAD_1)
+            letter, payload = decode(message.content)
+            name, at, reason, attempts = why(
+                letter, "subscription", "sequence", "reason", "attempts"
+            )
+            assert payload == self.published[int(at)]
+            found[name, int(at), reason, int(attempts)] += 1
+        assert found == expected
+        statistics = self.bus.statistics(1)
+        assert sum(statistics.dropped.values()) == found.total()
+        assert statistics.acknowledged == len(self.acked) + len(self.old_acked)
+
+
+@given(steps)
+@settings(max_examples=30)
+def test_every_message_is_acknowledged_or_one_dead_letter(
+    steps: list[tuple[list[bytes], list[str], bool]],
+) -> None:
+    run(steps)
+
+
+def run(steps: list[tuple[list[bytes], list[str], bool]]) -> None:
+    world = World()
+    for kinds, decisions, goes in steps:
+        world.publish(kinds)
+        world.go_on(decisions)
+        if goes:
+            world.named.leave()
+            world.named = world.come()
+    world.settle()
+    world.check()
+
+
+def test_the_model_notices_what_is_given_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_up = Subscription._give_up
+
+    def twice(self: Subscription, *arguments: object) -> None:
+        self._bury(*arguments)  # type: ignore[arg-type]
+        give_up(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Subscription, "_give_up", twice)
+    with pytest.raises(AssertionError):
+        settings(max_examples=50, phases=[Phase.generate], database=None)(given(steps)(run))()

@@ -1,0 +1,122 @@
+"""A group by key against what it promises: members come and go, and say all that can be said."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.models.key_order_model import World
+
+KEYS = st.sampled_from([b"", b"a", b"a", b"b", b"c", b"d"])
+CHANNELS = st.sampled_from(["", "a.x", "b"])
+TIMES = st.sampled_from([(None, None)] * 6 + [(1500, None), (None, 2500), (4000, 1000)])
+WHO = st.integers(0, 7)
+
+
+class KeyGroupMachine(RuleBasedStateMachine):
+    """Each rule is something that peers or time do; the model checks everything after each."""
+
+    @initialize(
+        max_deliveries=st.sampled_from([0, 0, 2]),
+        channels=st.sampled_from([(), (), ("a.#",)]),
+        bound=st.sampled_from(
+            [
+                {},
+                {},
+                {"class_messages": 8, "drops": True},
+                {"max_pending": 5, "slow": "drop_oldest"},
+                {"max_pending": 5, "slow": "drop_newest"},
+            ]
+        ),
+    )
+    def start(
+        self, max_deliveries: int, channels: tuple[str, ...], bound: dict[str, object]
+    ) -> None:
+        self.world = World(max_deliveries=max_deliveries, channels=channels, **bound)  # type: ignore[arg-type]
+
+    def member(self, who: int):  # type: ignore[no-untyped-def]
+        return self.world.members[who % len(self.world.members)]
+
+    @property
+    def somebody_is_there(self) -> bool:
+        return bool(self.world.members)
+
+    @precondition(lambda self: len(self.world.members) < 5)
+    @rule(max_in_flight=st.sampled_from([None, None, None, 1, 2]))
+    def somebody_comes(self, max_in_flight: int | None) -> None:
+        self.world.join(max_in_flight)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=WHO)
+    def somebody_goes(self, who: int) -> None:
+        self.world.leave(self.member(who))
+
+    @rule(some=st.lists(st.tuples(KEYS, CHANNELS, TIMES), min_size=1, max_size=8))
+    def publish(self, some: list[tuple[bytes, str, tuple[int | None, int | None]]]) -> None:
+        self.world.publish(*((key, channel, *times) for key, channel, times in some))
+
+    @rule(key=KEYS, count=st.sampled_from([3, 20]))
+    def publish_a_run(self, key: bytes, count: int) -> None:
+        self.world.publish(*((key, "a.x", None, None),) * count)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=WHO)
+    def listen(self, who: int) -> None:
+        self.world.listen(self.member(who))
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=WHO, data=st.data())
+    def say(self, who: int, data: st.DataObject) -> None:
+        """Of something that it has, or of more than that."""
+        world, member = self.world, self.member(who)
+        self.world.listen(member)
+        held = [m.sequence for m in world.messages if m.holder is member]
+        if not held:
+            return
+        first = data.draw(st.sampled_from(held))
+        last = data.draw(st.sampled_from([first + 1, first + 1, held[-1] + 1]))
+        last = max(last, first + 1)
+        match data.draw(st.sampled_from(["ack"] * 4 + ["nack", "later", "at once", "working"])):
+            case "ack":
+                world.ack(member, first, last)
+            case "nack":
+                world.nack(member, first, last, None)
+            case "later":
+                world.nack(member, first, last, 1200)
+            case "at once":
+                world.nack(member, first, last, 0)
+            case _:
+                world.working(member, first, last)
+
+    @rule(times=st.sampled_from([1, 1, 3, 7]))
+    def tick(self, times: int) -> None:
+        self.world.tick(times)
+
+    @rule(seconds=st.sampled_from([0.5, 1.3]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+
+    @rule(first=st.integers(0, 12), count=st.sampled_from([1, 1, 3, 10]))
+    def purge(self, first: int, count: int) -> None:
+        """Of what is stored, and of what is gone already."""
+        messages = self.world.messages
+        left = [m.sequence for m in messages if not (m.is_acked or m.is_gone)]
+        at = left[first % len(left)] if left else first
+        self.world.purge(at, min(at + count, len(messages)))
+
+    @rule()
+    def restart(self) -> None:
+        self.world.restart()
+
+    @rule()
+    def nothing_waits_in_vain(self) -> None:
+        self.world.nothing_waits_in_vain()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.finish()
+
+
+TestKeyGroup = KeyGroupMachine.TestCase
+TestKeyGroup.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)

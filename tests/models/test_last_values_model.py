@@ -1,0 +1,215 @@
+"""Random lives of a class that keeps last values, against a model that is assumed to be perfect.
+
+Rule 1: the model knows nothing of sequences and of what is stored anew: only what was published,
+and to whom each of it is owed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.channel.pattern import matches
+from simplebus.core.errors import Reason
+from simplebus.core.limits import Limits
+from simplebus.core.message_class import last_values
+from simplebus.core.settings import FullPolicy, Settings
+from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    ack,
+    nack,
+    peer2,
+    subscribe,
+    unsubscribe,
+)
+from tests.models.last_value_model import (
+    CHANNELS,
+    Writer,
+    glance,
+    payload,
+)
+
+IN_MEMORY = [policy for policy in FullPolicy if policy is not FullPolicy.SPILL]
+PATTERNS = st.sampled_from([[], ["a"], ["b", "c.*"], ["#"]])
+PUBLISH = st.tuples(
+    st.just("publish"), st.sampled_from(CHANNELS), st.sampled_from([0, 1, 1, 1, 40]), st.booleans()
+)
+READ = st.tuples(st.just("read"), st.integers(0, 3), st.integers(0, 3))
+COME = st.tuples(st.just("come"), PATTERNS, st.sampled_from(["new", "last_values"]), st.booleans())
+LIFE = st.lists(
+    st.one_of(
+        PUBLISH,
+        PUBLISH,
+        PUBLISH,
+        READ,
+        READ,
+        st.tuples(
+            st.just("come"), PATTERNS, st.sampled_from(["new", "last_values"]), st.booleans()
+        ),
+        st.tuples(st.just("go"), st.integers(0, 3)),
+        st.tuples(st.just("tick"), st.integers(1, 4)),
+    ),
+    max_size=80,
+)
+
+
+@dataclass
+class Reader:
+    """A subscription, and what it is owed."""
+
+    peer: Peer2
+    patterns: list[str]
+    owed: set[bytes]
+    seen: list[bytes] = field(default_factory=list)
+    first: set[bytes] = field(default_factory=set)
+    """What it was owed when it came: in no order that the model knows."""
+    open: list[int] = field(default_factory=list)
+    """Message ids that it has not acknowledged."""
+
+    def wants(self, channel: str) -> bool:
+        if not channel:
+            return not self.patterns or "#" in self.patterns
+        return not self.patterns or any(matches(each, channel) for each in self.patterns)
+
+
+class Life:
+    """One bus and its readers."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.writer = Writer(bus)
+        self.readers: list[Reader] = []
+        self.until: dict[bytes, float] = {}
+        """When each payload expires."""
+        self.channel_of: dict[bytes, str] = {}
+        self.count = 0
+
+    def publish(self, channel: str, size: int, is_timed: bool) -> None:
+        self.count += 1
+        text = b"%d." % self.count * size
+        self.writer.put(channel, text, 3000 if is_timed else None)
+        if text:
+            now = self.bus.broker.clock.now
+            self.until[text] = now + 3 if is_timed else float("inf")
+            self.channel_of[text] = channel
+            for reader in self.readers:
+                if reader.wants(channel):
+                    reader.owed.add(text)
+
+    def come(self, patterns: list[str], start: str, is_shy: bool) -> None:
+        if len(self.readers) == 4:
+            return
+        options = {"max_in_flight": 2} if is_shy else {}
+        peer = peer2(self.bus, subscribe(1, 4, channels=patterns, start=start, **options))
+        reader = Reader(peer, patterns, set())
+        if start == "last_values":
+            values = self.writer.alive()
+            reader.owed = {text for text in values if reader.wants(self.channel_of[text])}
+            reader.first = set(reader.owed)
+        self.readers.append(reader)
+
+    def read(self, which: int, how: int) -> None:
+        """Read what there is, and acknowledge all, some, none, or refuse some of it."""
+        if which >= len(self.readers):
+            return
+        reader = self.readers[which]
+        for got in reader.peer.got():
+            text = payload(got.content, got.kind)
+            reader.open.append(got.message_id)
+            if text and got.attempt == 1:
+                assert text not in reader.seen, "sent as if it were new, twice"
+                assert text in reader.owed
+                reader.seen.append(text)
+        reader.open = sorted(set(reader.open))
+        if how == 0:
+            return
+        some = reader.open if how == 1 else reader.open[::2]
+        say = nack if how == 3 else ack
+        for number in some:
+            reader.peer.say(say(4, number, number + 1))
+        if how != 3:
+            reader.open = [number for number in reader.open if number not in some]
+
+    def go(self, which: int) -> None:
+        """Read and acknowledge all, and go."""
+        if which < len(self.readers):
+            self.end(self.readers.pop(which))
+
+    def end(self, reader: Reader) -> None:
+        self.readers.append(reader)
+        while reader.peer.session.outbox.peek(self.bus.broker.tick_number) or reader.open:
+            self.read(len(self.readers) - 1, 1)
+        self.readers.pop()
+        now = self.bus.broker.clock.now
+        missing = reader.owed - set(reader.seen)
+        assert all(self.until[text] <= now for text in missing), missing
+        new = [int(text.split(b".")[0]) for text in reader.seen if text not in reader.first]
+        assert new == sorted(new)
+        reader.peer.say(unsubscribe(4))
+        reader.peer.leave()
+
+    def tick(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.bus.broker.clock.now += 1
+            self.bus.tick()
+
+    def live(self, life: list[tuple[object, ...]]) -> None:
+        for what, *how in life:
+            getattr(self, str(what))(*how)
+
+
+@pytest.fixture(autouse=True)
+def often() -> object:
+    """Values are stored anew as soon as some bytes between them are nobody's."""
+    with mock.patch.object(last_values, "CLUTTER_BYTES_MIN", 60):
+        yield
+
+
+@settings(max_examples=80)
+@given(LIFE)
+def test_everybody_is_sent_what_is_owed_once_and_in_order(life: list[tuple[object, ...]]) -> None:
+    bus = Bus()
+    lived = Life(bus)
+    lived.come([], "new", False)  # Somebody is there always: else all waits for the first one.
+    lived.live(life)
+    late = glance(bus)
+    assert sorted(late) == sorted(lived.writer.alive())
+    for reader in list(lived.readers):
+        lived.go(lived.readers.index(reader))
+    assert sorted(glance(bus)) == sorted(late)
+
+
+@settings(max_examples=50)
+@given(LIFE, st.sampled_from(IN_MEMORY))
+def test_a_full_class_has_only_last_values_and_counts_those_that_it_has_not(
+    life: list[tuple[object, ...]], policy: FullPolicy
+) -> None:
+    bus = Bus(Settings(limits=Limits(class_messages=9), full_policy=policy))
+    writer, reader = Writer(bus), peer2(bus, subscribe(1, 4))
+    for what, *how in life:
+        if what == "publish" and not writer.peer.session.parked:
+            channel, size, is_timed = how
+            text = b"%d." % writer.number * int(str(size))
+            before = dict(writer.values)
+            writer.put(str(channel), text, 3000 if is_timed else None)
+            if "drop_newest" in writer.peer.errors():
+                writer.values = before
+        elif what == "read":
+            got = [each.message_id for each in reader.got()]
+            if got:
+                reader.say(ack(4, min(got), max(got) + 1))
+        elif what == "tick":
+            bus.broker.clock.now += 1
+            bus.tick()
+    while got := [each.message_id for each in reader.got()]:
+        reader.say(ack(4, min(got), max(got) + 1))
+    assert not writer.peer.session.parked
+    late, dropped = glance(bus), bus.statistics(1).dropped
+    assert len(set(late)) == len(late)
+    assert set(late) <= writer.alive()
+    assert dropped.get(Reason.LAST_VALUE_DROPPED, 0) >= len(writer.alive()) - len(late)

@@ -1,0 +1,204 @@
+"""The whole broker against the model, under random peers, full classes and partial writes."""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from simplebus.core.broker.broker import FullPolicy
+from simplebus.core.errors import Reason
+from tests.models.version1_model import World
+from tests.models.version1_state import FRAME_BYTES, Talker
+from tests.support.oracles import ID_COUNT, build_frame
+from tests.support.strategies import ack_frame
+
+CLASSES = (1, 256, 0x3C0D)
+class_ids = st.sampled_from(CLASSES)
+anybody = st.integers(0, 5)
+randoms = st.randoms(use_true_random=False)
+
+runs = st.tuples(
+    class_ids,
+    # Up to 50 frames take plain loops, more the arrays.
+    st.one_of(st.integers(1, 5), st.integers(45, 160)),
+    st.sampled_from([0, 10, 40]),
+)
+long_runs = st.tuples(class_ids, st.integers(1, 5), st.sampled_from([3000, 30_000, 90_000]))
+holds = st.one_of(st.just(0), st.integers(0, 40))
+"""Bytes at the end that are said later."""
+
+
+OFFENCES = {
+    Reason.UNKNOWN_TYPE: build_frame(ord("x")),
+    Reason.BAD_ACK: ack_frame(1, b"5-5"),
+    Reason.UNKNOWN_CLASS: build_frame(ord("1"), class_id=9),
+    Reason.BAD_CONNECT: build_frame(ord("4"), content=b"[256,70000]"),
+    Reason.FRAME_TOO_LONG: b"1" * (FRAME_BYTES + 1),
+}
+
+
+class BrokerMachine(RuleBasedStateMachine):
+    """Each rule is something that peers or time do; the model checks everything after each."""
+
+    policies = tuple(FullPolicy)
+    trusting = False
+
+    @initialize(
+        data=st.data(),
+        ack_timeout=st.sampled_from([1, 2, 6]),
+        class_messages=st.sampled_from([4, 70, 1000]),
+        total_bytes=st.sampled_from([1 << 18, 1 << 20]),
+        first_sequence=st.sampled_from([0, 200, ID_COUNT - 60]),
+    )
+    def start(
+        self,
+        data: st.DataObject,
+        ack_timeout: int,
+        class_messages: int,
+        total_bytes: int,
+        first_sequence: int,
+    ) -> None:
+        policy = data.draw(st.sampled_from(self.policies), label="policy")
+        self.world = World(
+            policy=policy,
+            ack_timeout=ack_timeout,
+            class_messages=class_messages,
+            # Without the oldest of other classes dropped, these might hold all of the memory.
+            total_bytes=1 << 20 if policy is FullPolicy.DROP_OLDEST else total_bytes,
+            first_sequence=first_sequence,
+            trusting=self.trusting,
+        )
+        for class_id in CLASSES[:2]:
+            talker = self.world.open()
+            self.world.connect(talker, class_id)
+            self.world.subscribe(talker, class_id)
+        self.world.subscribe(talker, CLASSES[0])
+
+    def talker(self, number: int) -> Talker:
+        talkers = self.world.talkers
+        return talkers[number % len(talkers)]
+
+    @property
+    def somebody_is_there(self) -> bool:
+        return bool(self.world.talkers)
+
+    @precondition(lambda self: len(self.world.talkers) < 5)
+    @rule()
+    def somebody_comes(self) -> None:
+        self.world.open()
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, reason=st.one_of(st.none(), st.none(), st.sampled_from(list(OFFENCES))))
+    def somebody_goes(self, who: int, reason: Reason | None) -> None:
+        if reason is None:
+            self.world.close(self.talker(who))
+        else:
+            self.world.offend(self.talker(who), OFFENCES[reason], reason)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, named=st.lists(class_ids, max_size=3))
+    def connect(self, who: int, named: list[int]) -> None:
+        self.world.connect(self.talker(who), *named)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, class_id=class_ids)
+    def subscribe(self, who: int, class_id: int) -> None:
+        self.world.subscribe(self.talker(who), class_id)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, some=st.lists(runs, min_size=1, max_size=2), hold=holds)
+    def publish(self, who: int, some: list[tuple[int, int, int]], hold: int) -> None:
+        self.world.publish(self.talker(who), *self.known(some), hold=hold)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, run=long_runs, hold=holds)
+    def publish_long_ones(self, who: int, run: tuple[int, int, int], hold: int) -> None:
+        self.world.publish(self.talker(who), *self.known([run]), hold=hold)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, count=st.integers(20, 120), random=randoms, hold=holds)
+    def publish_to_all_classes_in_turn(
+        self, who: int, count: int, random: Random, hold: int
+    ) -> None:
+        self.world.mix(self.talker(who), count, random, hold=hold)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, most=st.one_of(st.integers(1, 60), st.integers(1, 5000)))
+    def take_some_bytes(self, who: int, most: int) -> None:
+        self.world.take(self.talker(who), most)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody)
+    def take_everything(self, who: int) -> None:
+        self.world.take(self.talker(who), 1 << 40)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, class_id=class_ids, random=randoms)
+    def acknowledge(self, who: int, class_id: int, random: Random) -> None:
+        self.world.ack(self.talker(who), class_id, random)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(
+        who=anybody,
+        class_id=class_ids,
+        ranges=st.lists(st.tuples(st.integers(-90, 90), st.integers(1, 200)), max_size=3),
+        times=st.sampled_from([1, 1, 60]),
+    )
+    def acknowledge_nonsense(
+        self, who: int, class_id: int, ranges: list[tuple[int, int]], times: int
+    ) -> None:
+        self.world.ack_nonsense(self.talker(who), class_id, *(ranges * times))
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, run=runs, ticks=st.sampled_from([1, 6, 20]), random=randoms)
+    def publish_and_everybody_listens_for_a_while(
+        self, who: int, run: tuple[int, int, int], ticks: int, random: Random
+    ) -> None:
+        world = self.world
+        world.publish(self.talker(who), *self.known([run]))
+        for _ in range(ticks):
+            with world.unchecked():
+                for talker in list(world.talkers):
+                    world.take(talker, 1 << 40)
+                    if random.random() < 0.1:
+                        world.ack(talker, random.choice(sorted(world.kinds)), random)
+            world.tick()
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody)
+    def take_and_acknowledge_everything(self, who: int) -> None:
+        talker = self.talker(who)
+        self.world.take(talker, 1 << 40)
+        self.world.ack_everything(talker)
+
+    @rule(times=st.sampled_from([1, 1, 1, 7, 31]))
+    def tick(self, times: int) -> None:
+        self.world.tick(times)
+
+    def known(self, some: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """These runs, of classes that were named."""
+        named = sorted(self.world.kinds)
+        return [(named[CLASSES.index(c) % len(named)], count, size) for c, count, size in some]
+
+    def teardown(self) -> None:
+        if sys.exc_info()[0] is None and hasattr(self, "world"):
+            self.world.settle()
+
+
+class BlockMachine(BrokerMachine):
+    policies = (FullPolicy.BLOCK,)
+
+
+class DropMachine(BrokerMachine):
+    policies = (FullPolicy.DROP_OLDEST, FullPolicy.DROP_NEWEST)
+
+
+for machine in (BlockMachine, DropMachine):
+    machine.TestCase.settings = settings(stateful_step_count=40)
+
+TestBlockingBroker = BlockMachine.TestCase
+TestDroppingBroker = DropMachine.TestCase

@@ -1,0 +1,147 @@
+"""The model must be able to fail: the engine is broken on purpose, and the model has to notice.
+
+The broker's own checks are left out, so that it is the model that notices, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol.frames import FrameBatch
+from simplebus.core.redelivery.ack_timer import Span, Wheel
+from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.ring.ring import Ring
+from simplebus.core.session.session import Session
+from simplebus.core.store.publish_queue import Room
+from simplebus.core.store.store import Store
+from simplebus.core.subscription.subscription import Subscription
+from tests.models.test_version1_model import BlockMachine
+
+Patch = pytest.MonkeyPatch
+
+
+class TrustingMachine(BlockMachine):
+    trusting = True
+
+
+def loses_a_message(patch: Patch) -> None:
+    append = Ring._append
+
+    def append_less(self: Ring, batch: FrameBatch, timer_index: int) -> int:
+        taken = append(self, batch, timer_index)
+        if taken == batch.count > 3:
+            self.head -= 1
+            self._write = int(self._position[self.head & self._mask])
+        return taken
+
+    patch.setattr(Ring, "_append", append_less)
+
+
+def loses_what_waits_for_room(patch: Patch) -> None:
+    patch.setattr(Room, "park", lambda self, session, cls, batch: None)
+
+
+def sends_an_acknowledged_one_again(patch: Patch) -> None:
+    def everything(self: AckWindow, first: int, last: int) -> list[tuple[int, int]]:
+        first, last = max(first, self.floor), min(last, self.cursor)
+        return [(first, last)] if first < last else []
+
+    patch.setattr(AckWindow, "unacked", everything)
+
+
+def acknowledges_one_too_many(patch: Patch) -> None:
+    ack_range = AckWindow.ack_range
+
+    def ack_more(self: AckWindow, first: int, last: int) -> None:
+        ack_range(self, first, min(last + 1, self.cursor))
+
+    patch.setattr(AckWindow, "ack_range", ack_more)
+
+
+def numbers_wrongly(patch: Patch) -> None:
+    headers = Ring._headers
+    patch.setattr(Ring, "_headers", lambda self, first, count: headers(self, first + 1, count))
+
+
+def stores_in_another_order(patch: Patch) -> None:
+    def park(self: Room, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
+        if not session.parked:
+            self._wait(session, cls)
+            session.parked.append((cls.class_id, batch.copy()))
+        else:
+            session.parked.insert(1, (cls.class_id, batch.copy()))
+        session.parked_bytes += batch.data.size
+
+    patch.setattr(Room, "park", park)
+
+
+def never_waits_longer(patch: Patch) -> None:
+    expect = Subscription._expect
+
+    def expect_soon(self: Subscription, first: int, last: int, attempts: int, tick: int) -> None:
+        expect(self, first, last, 1, tick)
+
+    patch.setattr(Subscription, "_expect", expect_soon)
+
+
+def forgets_what_is_overdue(patch: Patch) -> None:
+    pop = Wheel.pop
+
+    def pop_forgetting(self: Wheel, tick: int) -> list[Span]:
+        due = pop(self, tick)
+        return [] if tick % 3 == 0 else due
+
+    patch.setattr(Wheel, "pop", pop_forgetting)
+
+
+def tells_one_subscriber_only(patch: Patch) -> None:
+    def wake(self: Store, cls: MessageClass) -> None:
+        for subscription in list(cls.listening)[:1]:
+            subscription.outbox.wake(subscription)
+            self._ready(subscription.outbox)
+
+    patch.setattr(Store, "wake", wake)
+
+
+def keeps_the_first_timer_index(patch: Patch) -> None:
+    patch.setattr(Ring, "stamp", lambda self, first, last, timer_index: None)
+
+
+BREAKS: list[Callable[[Patch], None]] = [
+    loses_a_message,
+    loses_what_waits_for_room,
+    sends_an_acknowledged_one_again,
+    acknowledges_one_too_many,
+    numbers_wrongly,
+    stores_in_another_order,
+    never_waits_longer,
+    forgets_what_is_overdue,
+    tells_one_subscriber_only,
+    keeps_the_first_timer_index,
+]
+
+
+@pytest.mark.parametrize("break_engine", BREAKS, ids=lambda each: each.__name__)
+def test_the_model_notices_an_engine_that(
+    break_engine: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    break_engine(monkeypatch)
+    with pytest.raises(AssertionError) as caught:
+        run_state_machine_as_test(
+            TrustingMachine,
+            settings=settings(
+                max_examples=3000,  # It ends with the first that shows it.
+                stateful_step_count=40,
+                phases=[Phase.generate],
+                derandomize=True,
+                database=None,
+                report_multiple_bugs=False,
+            ),
+        )
+    assert Path(caught.traceback[-1].path).name == "model.py"

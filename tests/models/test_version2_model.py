@@ -1,0 +1,304 @@
+"""The whole broker in version 2 against the model: publishers with numbers, every kind of
+subscription, lost connections, a full class, the clock, and writes of a few bytes."""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec.structs import replace
+
+from simplebus.core.protocol.requests import SubscribeRequest
+from tests.models.version2_model import World
+from tests.models.version2_state import (
+    CLASSES,
+    Author,
+    Message,
+    Talker,
+)
+from tests.support.oracles import ID_COUNT
+
+anybody = st.integers(0, 5)
+class_ids = st.sampled_from(CLASSES)
+randoms = st.randoms(use_true_random=False)
+kinds = st.sampled_from(
+    [
+        {},
+        {},
+        {"channel": "a.x"},
+        {"channel": "b"},
+        {"expires_ms": 1500},
+        {"delay_ms": 2500},
+        {"channel": "a.y", "expires_ms": 4000, "delay_ms": 1000},
+    ]
+)
+bindings = st.sampled_from([[], [], ["a.*"], ["b", "a.x"], ["#"]])
+
+
+@st.composite
+def subscriptions(draw: st.DrawFn) -> SubscribeRequest:
+    kind = draw(st.sampled_from(["plain", "plain", "durable", "group", "durable group"]))
+    backoff = {"plain": draw(st.sampled_from([None, [1.0], [1.0, 4.0]])), "durable": [2.0, 5.0]}
+    asked = SubscribeRequest(
+        channels=draw(bindings) if kind == "plain" else draw(st.sampled_from([[], ["a.*"]])),
+        durable="d" if kind == "durable" else "e" if kind == "durable group" else None,
+        group="g" if "group" in kind else None,
+        start=draw(st.sampled_from(["waiting", "waiting", "new", "earliest"])),
+        max_in_flight=draw(st.sampled_from([None, None, 1, 3])),
+        idle_seconds=draw(st.sampled_from([None, 0.5, 4.0])) if "durable" in kind else None,
+        max_deliveries=draw(st.sampled_from([None, 2])) if kind == "plain" else None,
+        backoff=backoff.get(kind),
+    )
+    return replace(asked, seek=kind == "durable" and asked.start != "waiting")
+
+
+class Version2Machine(RuleBasedStateMachine):
+    """Each rule is something that peers or time do; the model checks everything after each."""
+
+    trusting = False
+
+    @initialize(
+        class_messages=st.sampled_from([6, 20, 400]),
+        first_sequence=st.sampled_from([0, ID_COUNT - 9]),
+        first_number=st.sampled_from([0, ID_COUNT - 9]),
+        asked=st.lists(st.tuples(class_ids, subscriptions()), min_size=1, max_size=4),
+    )
+    def start(
+        self,
+        class_messages: int,
+        first_sequence: int,
+        first_number: int,
+        asked: list[tuple[int, SubscribeRequest]],
+    ) -> None:
+        self.world = World(
+            class_messages=class_messages,
+            first_sequence=first_sequence,
+            first_number=first_number,
+            trusting=self.trusting,
+        )
+        for number, (class_id, wish) in enumerate(asked):
+            talker = self.world.open() if number < 2 else self.talker(number)
+            self.world.subscribe(talker, class_id, number + 1, wish)
+
+    def talker(self, who: int) -> Talker:
+        talkers = self.world.talkers
+        return talkers[who % len(talkers)]
+
+    def author(self, who: int) -> Author:
+        return self.world.authors[who % len(self.world.authors)]
+
+    def number(self, talker: Talker, which: int) -> int:
+        """One of its subscriptions."""
+        return sorted(talker.subscriptions)[which % len(talker.subscriptions)]
+
+    @property
+    def somebody_is_there(self) -> bool:
+        return bool(self.world.talkers)
+
+    @precondition(lambda self: len(self.world.talkers) < 6)
+    @rule()
+    def somebody_comes(self) -> None:
+        self.world.open()
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody)
+    def somebody_goes(self, who: int) -> None:
+        self.world.leave(self.talker(who))
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, class_id=class_ids, number=st.integers(1, 3), asked=subscriptions())
+    def subscribe(self, who: int, class_id: int, number: int, asked: SubscribeRequest) -> None:
+        self.world.subscribe(self.talker(who), class_id, number, asked)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, number=st.integers(1, 3), forget=st.booleans())
+    def unsubscribe(self, who: int, number: int, forget: bool) -> None:
+        self.world.unsubscribe(self.talker(who), number, forget=forget)
+
+    @rule(who=anybody, some=st.lists(st.tuples(class_ids, kinds), min_size=1, max_size=6))
+    def publish(self, who: int, some: list[tuple[int, dict[str, object]]]) -> None:
+        self.say(who, some)
+
+    @rule(who=anybody, class_id=class_ids, kind=kinds, count=st.sampled_from([2, 8, 60]))
+    def publish_a_run(self, who: int, class_id: int, kind: dict[str, object], count: int) -> None:
+        self.say(who, [(class_id, kind)] * count)
+
+    @rule(who=anybody, kind=kinds, count=st.sampled_from([30, 70]))
+    def publish_to_both_classes_in_turn(
+        self, who: int, kind: dict[str, object], count: int
+    ) -> None:
+        self.say(who, [(CLASSES[n % 2], kind if n % 3 else {}) for n in range(count)])
+
+    def say(self, who: int, some: list[tuple[int, dict[str, object]]]) -> None:
+        author = self.author(who)
+        messages: list[Message] = []
+        for class_id, kind in some:
+            messages.append(self.world.message(author, class_id, **kind))
+        self.world.publish(author, *messages)
+
+    @rule(who=anybody)
+    def an_author_comes_again(self, who: int) -> None:
+        self.world.connect(self.author(who))
+
+    @rule(who=anybody, lost=st.booleans())
+    def an_author_loses_the_connection(self, who: int, lost: bool) -> None:
+        author = self.author(who)
+        if author.talker is not None:
+            self.world.leave(author.talker)
+            if not lost:
+                self.world.connect(author)
+
+    @rule(who=anybody, count=st.integers(0, 9), first=st.booleans())
+    def another_program_takes_its_name(self, who: int, count: int, first: bool) -> None:
+        author = self.author(who)
+        if first and author.talker is not None:
+            self.world.leave(author.talker)
+        self.world.displace(author, count)
+
+    @rule(who=anybody, count=st.integers(1, 9))
+    def an_author_repeats_itself(self, who: int, count: int) -> None:
+        self.world.repeat(self.author(who), count)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, most=st.sampled_from([1, 7, 40, 300]))
+    def take_some_bytes(self, who: int, most: int) -> None:
+        self.world.take(self.talker(who), most)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody)
+    def take_everything(self, who: int) -> None:
+        self.world.take(self.talker(who), 1 << 40)
+
+    @rule()
+    def everybody_takes_everything(self) -> None:
+        for talker in list(self.world.talkers):
+            self.world.take(talker, 1 << 40)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(
+        who=anybody,
+        which=anybody,
+        first=st.integers(0, 3),
+        count=st.sampled_from([1, 2, 1000]),
+        spanning=st.booleans(),
+    )
+    def acknowledge(self, who: int, which: int, first: int, count: int, spanning: bool) -> None:
+        talker = self.talker(who)
+        if talker.subscriptions:
+            number = self.number(talker, which)
+            self.world.ack(talker, number, first, count, spanning=spanning)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(
+        who=anybody,
+        which=anybody,
+        first=st.integers(0, 3),
+        count=st.sampled_from([1, 2, 1000]),
+        delay_ms=st.sampled_from([None, 0, 700, 3000]),
+    )
+    def refuse(self, who: int, which: int, first: int, count: int, delay_ms: int | None) -> None:
+        talker = self.talker(who)
+        if talker.subscriptions:
+            self.world.nack(talker, self.number(talker, which), first, count, delay_ms)
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, which=anybody, first=st.integers(0, 3), count=st.sampled_from([1, 2]))
+    def terminate(self, who: int, which: int, first: int, count: int) -> None:
+        talker = self.talker(who)
+        if talker.subscriptions:
+            self.world.terminate(talker, self.number(talker, which), first, count)
+
+    @rule(who=anybody, kind=kinds, count=st.integers(1, 9), random=randoms)
+    def publish_and_everybody_decides(
+        self, who: int, kind: dict[str, object], count: int, random: Random
+    ) -> None:
+        self.say(who, [(random.choice(CLASSES), kind) for _ in range(count)])
+        for talker in list(self.world.talkers):
+            self.world.take(talker, 1 << 40)
+        for talker in self.world.talkers:
+            for number in sorted(talker.subscriptions):
+                first, few = random.randrange(3), random.randrange(4)
+                if random.random() < 0.6:
+                    spanning = random.random() < 0.7
+                    self.world.ack(talker, number, first, few, spanning=spanning)
+                elif random.random() < 0.6:
+                    self.world.nack(talker, number, first, few, random.choice([None, 0, 700]))
+        for talker in list(self.world.talkers):
+            self.world.take(talker, 1 << 40)
+
+    @precondition(lambda self: len(self.world.talkers) < 5)
+    @rule(
+        who=anybody,
+        class_id=class_ids,
+        count=st.integers(2, 9),
+        most=st.sampled_from([None, 1, 3]),
+        durable=st.sampled_from([None, "e"]),
+        random=randoms,
+    )
+    def a_group_shares_and_decides(
+        self,
+        who: int,
+        class_id: int,
+        count: int,
+        most: int | None,
+        durable: str | None,
+        random: Random,
+    ) -> None:
+        """Two more are in it, and what one acknowledges spans what the other one holds."""
+        members = [self.world.open(), self.world.open()]
+        for talker in members:
+            asked = SubscribeRequest(group="g", durable=durable, max_in_flight=most)
+            self.world.subscribe(talker, class_id, 1, asked)
+        self.say(who, [(class_id, {})] * count)
+        for talker in members:
+            self.world.take(talker, 1 << 40)
+        talker = random.choice(members)
+        if talker.subscriptions:
+            self.world.ack(talker, 1, random.randrange(2), random.randrange(4), spanning=True)
+
+    @precondition(lambda self: len(self.world.talkers) < 6)
+    @rule(
+        who=anybody,
+        class_id=class_ids,
+        count=st.integers(0, 4),
+        idle_seconds=st.sampled_from([0.5, 4.0]),
+        seconds=st.sampled_from([0.5, 3.0]),
+    )
+    def a_durable_is_left_alone(
+        self, who: int, class_id: int, count: int, idle_seconds: float, seconds: float
+    ) -> None:
+        """Nobody uses it any more, and it keeps what comes, as long as it is to stay."""
+        talker = self.world.open()
+        asked = SubscribeRequest(durable="d", idle_seconds=idle_seconds)
+        self.world.subscribe(talker, class_id, 1, asked)
+        self.world.leave(talker)
+        if count:
+            self.say(who, [(class_id, {})] * count)
+        self.world.wait(seconds)
+        self.world.tick()
+
+    @precondition(lambda self: self.somebody_is_there)
+    @rule(who=anybody, which=anybody)
+    def ask_for_time(self, who: int, which: int) -> None:
+        talker = self.talker(who)
+        if talker.subscriptions:
+            self.world.working(talker, self.number(talker, which))
+
+    @rule(times=st.sampled_from([1, 1, 2, 3, 7]))
+    def tick(self, times: int) -> None:
+        self.world.tick(times)
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.wait(seconds)
+
+    def teardown(self) -> None:
+        if sys.exc_info()[0] is None and hasattr(self, "world"):
+            self.world.settle()
+
+
+Version2Machine.TestCase.settings = settings(stateful_step_count=40)
+TestBrokerInVersion2 = Version2Machine.TestCase

@@ -1,0 +1,218 @@
+"""The model of version 2 must be able to fail: the engine is broken on purpose, and the model has
+to notice. The broker's own checks are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import Phase, seed, settings
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
+from simplebus.core.broker.subscription_manager import Answers
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.group.group import Group, Member
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.producer_state import Claim, Publishers
+from simplebus.core.protocol.frames import Flags, Integers
+from simplebus.core.protocol.requests import SubscribeRequest
+from simplebus.core.redelivery.ack_timer import Span, Wheel
+from simplebus.core.redelivery.delivery_policy import Terms
+from simplebus.core.redelivery.failure_reasons import LastErrors
+from simplebus.core.ring.ring import Ring
+from simplebus.core.session.version2 import Version2
+from simplebus.core.subscription import selection
+from simplebus.core.subscription.channel_filter import Wanted
+from simplebus.core.subscription.selection import Picked
+from simplebus.core.subscription.subscription import Subscription
+from tests.models.test_version2_model import Version2Machine, class_ids
+
+Patch = pytest.MonkeyPatch
+
+
+@seed(1)  # Of lives as they are now, those that come upon each break soon.
+class TrustingMachine(Version2Machine):
+    """With two more rules for what happens seldom by chance."""
+
+    trusting = True
+
+    @precondition(lambda self: len(self.world.talkers) < 6)
+    @rule(class_id=class_ids)
+    def somebody_says_nothing_of_a_message(self, class_id: int) -> None:
+        talker = self.world.open()
+        self.world.subscribe(talker, class_id, 1, SubscribeRequest(start="new", max_deliveries=2))
+        self.say(0, [(class_id, {})])
+        for ticks in (8, 16):
+            self.world.take(talker, 1 << 40)
+            self.world.tick(ticks)
+        self.world.take(talker, 1 << 40)
+
+    @precondition(lambda self: len(self.world.talkers) < 6)
+    @rule(class_id=class_ids)
+    def somebody_goes_with_a_message_and_comes_again(self, class_id: int) -> None:
+        durable = SubscribeRequest(durable="d")
+        for _ in range(2):
+            talker = self.world.open()
+            self.world.subscribe(talker, class_id, 1, durable)
+            self.say(0, [(class_id, {})])
+            self.world.take(talker, 1 << 40)
+            self.world.leave(talker)
+
+
+def stores_what_was_stored_before(patch: Patch) -> None:
+    sort_out = Version2._sort_out
+
+    def all_fresh(self: Version2, numbers: Integers) -> tuple[Flags, RemoteProtocolError | None]:
+        fresh, gap = sort_out(self, numbers)
+        return np.ones_like(fresh), gap
+
+    patch.setattr(Version2, "_sort_out", all_fresh)
+
+
+def confirms_what_waits_for_room(patch: Patch) -> None:
+    patch.setattr(Version2, "stored", property(lambda self: self.next))
+
+
+def acknowledges_what_was_not_sent(patch: Patch) -> None:
+    def ack(self: Subscription, first: int, last: int) -> None:
+        self._unsent.remove(first, last)
+        self._resend.remove(first, last)
+        self.window.ack_range(first, last)
+
+    patch.setattr(Subscription, "ack", ack)
+
+
+def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
+    pick = selection.pick
+
+    def pick_late(ring: Ring, first: int, last: int, wanted: Wanted | None, now: float) -> Picked:
+        return pick(ring, first, last, wanted, now + 0.6)
+
+    patch.setattr(selection, "pick", pick_late)
+
+
+def lets_every_member_decide(patch: Patch) -> None:
+    lose = Member.lose
+
+    def lose_all(self: Member, first: int, last: int, attempt: int = 0) -> list[Span]:
+        return [span for each in self.group.members for span in lose(each, first, last, attempt)]
+
+    leave = Group.leave
+
+    def leave_for_all(self: Group, member: Member) -> None:
+        self._again += member.lose(0, self.window.cursor)
+        leave(self, member)
+
+    patch.setattr(Member, "lose", lose_all)
+    patch.setattr(Group, "leave", leave_for_all)
+
+
+def forgets_what_a_member_was_handed(patch: Patch) -> None:
+    give_back = Member.give_back
+
+    def keep_nothing(self: Member) -> list[Span]:
+        return give_back(self)[:0]
+
+    patch.setattr(Member, "give_back", keep_nothing)
+
+
+def forgets_what_a_durable_had_in_flight(patch: Patch) -> None:
+    detach = Subscription.detach
+
+    def lose(self: Subscription) -> None:
+        self._wheel.clear()
+        detach(self)
+
+    patch.setattr(Subscription, "detach", lose)
+
+
+def forgets_a_durable_that_was_used_lately(patch: Patch) -> None:
+    leave_alone = Answers._leave_alone
+
+    def leave_long_ago(self: Answers, position: Subscription) -> None:
+        leave_alone(self, position)
+        self._idle.update({position: 0.0} if position in self._idle else {})
+
+    patch.setattr(Answers, "_leave_alone", leave_long_ago)
+
+
+def leaves_what_it_kept_to_the_next_one(patch: Patch) -> None:
+    patch.setattr(Subscription, "let_go", lambda self, reason: None)
+
+
+def refuses_more_than_it_is_told(patch: Patch) -> None:
+    cut = Wheel.cut
+    patch.setattr(Wheel, "cut", lambda self, first, last, *of: cut(self, first, last + 1, *of))
+
+
+def forgets_to_pause(patch: Patch) -> None:
+    patch.setattr(Terms, "refused_pause", lambda self, attempts: 1)
+
+
+def sends_without_end(patch: Patch) -> None:
+    set_terms = Answers._set_terms
+
+    def endless(self: Answers, cls: MessageClass, position: Subscription, terms: Terms) -> None:
+        set_terms(self, cls, position, replace(terms, deliveries_max=0))
+
+    patch.setattr(Answers, "_set_terms", endless)
+
+
+def forgets_what_was_said(patch: Patch) -> None:
+    patch.setattr(LastErrors, "note", lambda *said: None)
+
+
+def sends_more_than_may_be_in_flight(patch: Patch) -> None:
+    room = Subscription._room
+    patch.setattr(Subscription, "_room", lambda self: room(self) + 1)
+
+
+def takes_another_program_s_numbers_for_its_own(patch: Patch) -> None:
+    begin = Publishers.begin
+
+    def believed(self: Publishers, claim: Claim, *known: int | None, is_elsewheres: bool) -> int:
+        claim = claim._replace(is_another=False)
+        return begin(self, claim, *known, is_elsewheres=is_elsewheres)
+
+    patch.setattr(Publishers, "begin", believed)
+
+
+BREAKS: list[Callable[[Patch], None]] = [
+    stores_what_was_stored_before,
+    confirms_what_waits_for_room,
+    acknowledges_what_was_not_sent,
+    looks_at_a_clock_that_is_fast,
+    lets_every_member_decide,
+    forgets_what_a_member_was_handed,
+    forgets_what_a_durable_had_in_flight,
+    forgets_a_durable_that_was_used_lately,
+    leaves_what_it_kept_to_the_next_one,
+    refuses_more_than_it_is_told,
+    forgets_to_pause,
+    sends_without_end,
+    forgets_what_was_said,
+    sends_more_than_may_be_in_flight,
+    takes_another_program_s_numbers_for_its_own,
+]
+
+
+@pytest.mark.parametrize("break_engine", BREAKS, ids=lambda each: each.__name__)
+def test_the_model_notices_an_engine_that(
+    break_engine: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    break_engine(monkeypatch)
+    with pytest.raises(AssertionError) as caught:
+        run_state_machine_as_test(
+            TrustingMachine,
+            settings=settings(
+                max_examples=3000,  # It ends with the first that shows it.
+                stateful_step_count=40,
+                phases=[Phase.generate],
+                database=None,
+                report_multiple_bugs=False,
+            ),
+        )
+    assert Path(caught.traceback[-1].path).name == "version2_model.py"

@@ -1,0 +1,537 @@
+"""A whole bus in plain Python, beside the real one, which it watches at every step.
+
+Rule 1: the model is told what peers say, and sees the bytes that they are sent. What it cannot
+        know, it looks up: in which order messages of several publishers were stored, and which
+        ones a policy took away. Everything else it predicts, and compares.
+Rule 2: nothing here is clever: sequences are ints in dicts, and every message has a payload of its
+        own, by which it is recognised wherever it turns up.
+
+    said ─► unstored ─► stored ─► sent ─► acknowledged       by publisher, class, subscription
+               │           └────────┴──► dropped, counted
+               └─► dropped, counted
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+
+from simplebus.core.broker.broker import FullPolicy, Settings
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import RECEIVE_BYTES, RING_IDLE_TICKS, Limits
+from tests.behaviour.wire_peer import (
+    Bus,
+    ack,
+    connect,
+    heartbeat,
+    publish,
+    subscribe,
+)
+from tests.models.version1_state import (
+    FRAME_BYTES,
+    Acked,
+    Connected,
+    Flight,
+    Kind,
+    Meaning,
+    Published,
+    Subscribed,
+    Subscriber,
+    Talker,
+)
+from tests.support.oracles import (
+    ID_COUNT,
+    AckOracle,
+    group_ids,
+    parse_frame,
+    split_frames,
+)
+from tests.support.strategies import CONNECT, MESSAGE
+
+
+class World:
+    """The bus, its peers, and the model of both."""
+
+    def __init__(
+        self,
+        *,
+        policy: FullPolicy = FullPolicy.BLOCK,
+        ack_timeout: int = 6,
+        class_messages: int = 1000,
+        total_bytes: int = 1 << 22,
+        first_sequence: int = 0,
+        trusting: bool = False,
+    ) -> None:
+        """`trusting` leaves the broker's own checks out."""
+        self.policy = policy
+        self.ack_timeout = ack_timeout
+        self.first_sequence = first_sequence
+        limits = Limits(
+            frame_bytes=FRAME_BYTES,
+            class_messages=class_messages,
+            class_bytes=1 << 18,
+            total_bytes=total_bytes,
+            pending_bytes=FRAME_BYTES + RECEIVE_BYTES,
+            hello_seconds=1e9,
+            frame_seconds=1e9,
+            stall_seconds=1e9,
+        )
+        settings = Settings(limits=limits, ack_timeout=ack_timeout, full_policy=policy)
+        self.bus = Bus(settings)
+        self.broker = self.bus.broker
+        self.bus.trusting = trusting
+        self.tick_number = 0
+        self.kinds: dict[int, Kind] = {}
+        self.talkers: list[Talker] = []
+        """Those that are open."""
+        self.gone: list[Talker] = []
+        """Those that left messages behind which wait for room."""
+        self.refused: Counter[Reason] = Counter()
+        self.woken: set[int] = set()
+        """Sessions that a driver was told to send to, and has not sent everything."""
+        self.blocked: set[int] = set()
+        """Sessions whose messages wait for room, when last looked at."""
+        self.messages = 0
+        self.checking = True
+
+    # What happens --------------------------------------------------------------------------------
+
+    def open(self) -> Talker:
+        talker = Talker(self.bus.peer())
+        self.talkers.append(talker)
+        self.check()
+        return talker
+
+    def close(self, talker: Talker) -> None:
+        talker.peer.leave()
+        self.talkers.remove(talker)
+        self.woken.discard(talker.session_id)
+        self.gone.append(talker)
+        for kind in self.kinds.values():
+            subscriber = kind.subscribers.pop(talker.session_id, None)
+            if subscriber is not None and not kind.subscribers:
+                kind.left, kind.cursor = subscriber.flights, subscriber.cursor
+                for sequence, flight in kind.left.items():
+                    if flight.is_free:  # It was not sent again.
+                        kind.left[sequence] = subscriber.former[sequence]
+        self.look()
+
+    def connect(self, talker: Talker, *class_ids: int) -> None:
+        self.say(talker)
+        self.say(talker, (connect(*class_ids), Connected(class_ids)))
+
+    def subscribe(self, talker: Talker, class_id: int) -> None:
+        self.say(talker)
+        self.say(talker, (subscribe(class_id), Subscribed(class_id)))
+
+    def publish(self, talker: Talker, *runs: tuple[int, int, int], hold: int = 0) -> None:
+        """Messages: runs of (class id, count, size), one after the other."""
+        said = [self.message(class_id, size) for class_id, n, size in runs for _ in range(n)]
+        self.say(talker, *said, hold=hold)
+
+    def mix(self, talker: Talker, count: int, random: Random, *, hold: int = 0) -> None:
+        """Messages of all classes, heartbeats and acks in turn, as one read."""
+        class_ids = list(self.kinds)
+        said: list[tuple[bytes, Meaning]] = []
+        for _ in range(count):
+            said.append(self.message(random.choice(class_ids), random.randrange(30)))
+            if random.random() < 0.2:
+                said.append((heartbeat(), None))
+        if self.policy is not FullPolicy.DROP_OLDEST:
+            acks = [each for c in class_ids for each in self.acks_of(talker, c, random)]
+            for each in acks:
+                said.insert(random.randrange(len(said) + 1), each)
+        self.say(talker, *said, hold=hold)
+
+    def ack(self, talker: Talker, class_id: int, random: Random) -> None:
+        """Acknowledge some of what it was sent, in any order."""
+        self.say(talker)
+        self.say(talker, *self.acks_of(talker, class_id, random))
+
+    def ack_nonsense(self, talker: Talker, class_id: int, *ranges: tuple[int, int]) -> None:
+        """Acknowledge ids as far from the head as this."""
+        kind = self.kinds.get(class_id)
+        head = kind.head if kind else 0
+        said = []
+        for at, count in ranges:
+            first = (head + at) % ID_COUNT
+            said.append(self.ack_frame(class_id, first, min(first + count, ID_COUNT)))
+        self.say(talker)
+        self.say(talker, *said)
+
+    def ack_everything(self, talker: Talker) -> None:
+        self.say(talker)
+        for class_id, kind in self.kinds.items():
+            subscriber = kind.subscribers.get(talker.session_id)
+            if subscriber is not None:
+                ids = [sequence % ID_COUNT for sequence in sorted(subscriber.flights)]
+                self.say(talker, *(self.ack_frame(class_id, a, b) for a, b in group_ids(ids)))
+
+    def offend(self, talker: Talker, offence: bytes, reason: Reason) -> None:
+        """Say something that ends the session."""
+        self.say(talker)
+        if talker in self.talkers:
+            assert talker.peer.is_refused(offence) is reason
+            self.close(talker)
+
+    def take(self, talker: Talker, most: int) -> None:
+        """Hear up to that many bytes."""
+        data = talker.peer.take(most)
+        at = min(len(talker.rest), len(data))
+        assert talker.rest[:at] == data[:at], "a cut frame did not go on where it was cut"
+        talker.rest = talker.rest[at:]
+        frames, begun = split_frames(data[at:])
+        for frame in frames:
+            self.hear(talker, frame, talker.taken + at)
+            at += len(frame)
+        if begun:
+            # The frame counts as sent; the bus shows its rest before anything else.
+            shown = begun + bytes(talker.peer.session.outbox.peek(self.tick_number))
+            frame = split_frames(shown)[0][0]
+            self.hear(talker, frame, talker.taken + at)
+            talker.rest = frame[len(begun) :]
+        talker.taken += len(data)
+        if len(data) < most:
+            self.woken.discard(talker.session_id)
+            self.heard_everything(talker)
+        self.check()
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.tick_number += 1
+            assert self.broker.tick() == []
+            self.look()
+
+    def settle(self) -> None:
+        """Everybody hears and acknowledges everything, until nothing is left and memory is back."""
+        for talker in self.talkers:
+            self.say(talker)
+        idle_rounds = 0
+        left = self.left()
+        while left:
+            unserved = [c for c, kind in self.kinds.items() if not kind.subscribers]
+            if unserved:
+                collector = self.open()
+                for class_id in unserved:
+                    self.subscribe(collector, class_id)
+            with self.unchecked():
+                for talker in list(self.talkers):
+                    self.take(talker, 1 << 40)
+                    self.ack_everything(talker)
+            before, left = left, self.left()
+            idle_rounds = idle_rounds + 1 if left == before else 0
+            if idle_rounds:
+                self.tick()  # Memory that other classes have too much is given back after a while.
+            assert idle_rounds < 3 * RING_IDLE_TICKS, "something is stuck"
+        self.tick(2 * RING_IDLE_TICKS)
+        statistics = self.broker.statistics()
+        assert statistics.memory_bytes == statistics.parked_bytes == 0
+        for cls in statistics.classes:
+            assert cls.in_flight == cls.ring.messages == cls.blocked_sessions == 0
+
+    def left(self) -> int:
+        """How much is not stored or not acknowledged, in bytes and messages."""
+        waits = sum(talker.waits for talker in (*self.talkers, *self.gone))
+        return waits + sum(kind.head - kind.floor for kind in self.kinds.values())
+
+    # What is said --------------------------------------------------------------------------------
+
+    def message(self, class_id: int, size: int) -> tuple[bytes, Meaning]:
+        self.messages += 1
+        payload = (b"%d." % self.messages).ljust(size, b"x")
+        return publish(class_id, payload), Published(class_id, payload)
+
+    def ack_frame(self, class_id: int, first: int, last: int) -> tuple[bytes, Meaning]:
+        return ack(class_id, first, last), Acked(class_id, first, last)
+
+    def acks_of(self, talker: Talker, class_id: int, random: Random) -> list[tuple[bytes, Meaning]]:
+        """Acks of some of the messages that it was sent: ranges or single ones, in any order."""
+        kind = self.kinds.get(class_id)
+        subscriber = kind.subscribers.get(talker.session_id) if kind else None
+        if subscriber is None:
+            return []
+        sent = sorted(subscriber.flights)
+        first = random.randrange(len(sent) + 1) if random.random() < 0.5 else 0
+        sent = sent[first : first + random.choice([1, 3, 60, 1000])]
+        if random.random() < 0.3:
+            sent = random.sample(sent, len(sent))
+        ranges = group_ids([sequence % ID_COUNT for sequence in sent])
+        if random.random() < 0.3:
+            ranges = [(i, i + 1) for a, b in ranges for i in range(a, b)]
+        if random.random() < 0.3:
+            random.shuffle(ranges)
+        return [self.ack_frame(class_id, a, b) for a, b in ranges]
+
+    def say(self, talker: Talker, *said: tuple[bytes, Meaning], hold: int = 0) -> None:
+        """Say these frames behind those unsaid, but for the last `hold` bytes."""
+        talker.unsaid += said
+        data = b"".join(frame for frame, _ in talker.unsaid)[talker.begun :]
+        data = data[: max(0, len(data) - hold)]
+        if not data or talker not in self.talkers:  # What was unsaid may have ended its session.
+            return
+        receiver = talker.peer.session.receiver
+        before = receiver.frames
+        refused: RemoteProtocolError | None = None
+        try:
+            talker.peer.say(data)
+        except RemoteProtocolError as error:
+            refused = error
+        count = receiver.frames - before
+        whole, talker.unsaid = talker.unsaid[:count], talker.unsaid[count:]
+        talker.begun = talker.begun + len(data) - sum(len(frame) for frame, _ in whole)
+        for _, meaning in whole:
+            self.mean(talker, meaning)
+        if refused is not None:
+            assert refused.reason is Reason.PENDING_LIMIT
+            assert talker.peer.session.pending_bytes > self.broker.settings.limits.pending_bytes
+            self.close(talker)
+        else:
+            assert not talker.unsaid or talker.begun < len(talker.unsaid[0][0])
+            self.look()
+
+    def mean(self, talker: Talker, meaning: Meaning) -> None:
+        match meaning:
+            case Published():
+                talker.unstored[meaning.class_id].append(meaning.payload)
+            case Acked(class_id, first, last):
+                self.acked(talker, class_id, first, last)
+            case Connected(class_ids):
+                talker.replies_due += 1
+                for class_id in class_ids:
+                    self.named(class_id)
+            case Subscribed(class_id):
+                self.subscribed(talker, class_id)
+
+    def named(self, class_id: int) -> None:
+        if class_id in self.kinds:
+            return
+        first = self.first_sequence
+        cls = self.broker.classes[class_id]
+        if first:
+            # As if so many had been there before. Early subscribers are already there.
+            cls.ring.floor = cls.ring.head = first
+            cls.waiting.skip_to(first)
+            for subscription in cls.subscriptions:
+                subscription.window.skip_to(first)
+        self.kinds[class_id] = Kind(floor=first, head=first, cursor=first)
+        for talker in self.talkers:
+            if class_id in talker.early:
+                talker.early.remove(class_id)
+                self.subscribed(talker, class_id)
+
+    def subscribed(self, talker: Talker, class_id: int) -> None:
+        kind = self.kinds.get(class_id)
+        if kind is None:
+            if class_id not in talker.early:
+                talker.early.append(class_id)
+        elif talker.session_id not in kind.subscribers:
+            now = self.tick_number
+            if kind.subscribers:
+                subscriber = Subscriber(kind.head, kind.head, {})
+            else:
+                pauses = [
+                    (flight.earliest + pause, flight.latest + pause)
+                    for flight in kind.left.values()
+                    if flight.attempts > 1 and (pause := flight.pause(self.ack_timeout))
+                ]
+                begins = (
+                    max([now, *(first for first, _ in pauses)]),
+                    max([now, *(last for _, last in pauses)]),
+                )
+                left = {
+                    sequence: Flight(*begins, flight.attempts, is_free=True)
+                    for sequence, flight in kind.left.items()
+                }
+                subscriber = Subscriber(
+                    kind.cursor, kind.cursor, left, begins=begins, former=kind.left
+                )
+            kind.subscribers[talker.session_id] = subscriber
+
+    def acked(self, talker: Talker, class_id: int, first: int, last: int) -> None:
+        kind = self.kinds.get(class_id)
+        subscriber = kind.subscribers.get(talker.session_id) if kind else None
+        if subscriber is None:
+            self.refused[Reason.ACK_UNSUBSCRIBED] += 1
+            return
+        begin = AckOracle(floor=subscriber.floor).nearest_sequence(first)
+        end = begin + last - first
+        if end > subscriber.cursor:
+            self.refused[Reason.ACK_UNSENT] += 1
+        may_come_until = talker.taken + talker.peer.session.outbox.pending_bytes
+        for sequence in [s for s in subscriber.flights if begin <= s < end]:
+            del subscriber.flights[sequence]
+            subscriber.acked[sequence] = may_come_until
+
+    # What is heard -------------------------------------------------------------------------------
+
+    def hear(self, talker: Talker, frame: bytes, at: int) -> None:
+        """The first byte of this frame was taken, at this place in the talker's stream."""
+        frame_type, class_id, message_id, timer_index, content = parse_frame(frame)
+        if frame_type == CONNECT:
+            assert talker.replies_due > 0, "a reply that nobody asked for"
+            talker.replies_due -= 1
+            assert content == talker.session_id.to_bytes(4, "little")
+            assert (class_id, message_id, timer_index) == (0, 0, 0)
+            return
+        assert frame_type == MESSAGE
+        kind = self.kinds[class_id]
+        subscriber = kind.subscribers[talker.session_id]
+        sequence = AckOracle(floor=subscriber.floor).nearest_sequence(message_id)
+        assert kind.payloads.get(sequence) == content, "another message's payload"
+        subscriber.heard += 1
+        assert self.tick_number >= subscriber.begins[0], "before the pause was over"
+        if sequence == subscriber.cursor:
+            assert timer_index == self.tick_number % self.ack_timeout
+            subscriber.flights[sequence] = Flight(self.tick_number, self.tick_number, 1)
+            subscriber.cursor += 1
+            return
+        assert sequence < subscriber.cursor, "a gap"
+        flight = subscriber.flights.get(sequence)
+        if flight is None:
+            may_come_until = subscriber.acked.get(sequence, 0)
+            assert at < may_come_until, "sent again after it was acknowledged"
+            return
+        due = flight.earliest + flight.pause(self.ack_timeout)
+        sent = [
+            tick
+            for tick in range(due, self.tick_number + 1)
+            if tick % self.ack_timeout == timer_index
+        ]
+        assert sent, "sent again too early, or with a wrong timer index"
+        subscriber.flights[sequence] = Flight(sent[0], sent[-1], flight.attempts + 1)
+
+    def heard_everything(self, talker: Talker) -> None:
+        """The talker has just been sent all that there is."""
+        assert talker.peer.session.outbox.idle
+        assert talker.rest == b""
+        assert talker.replies_due == 0, "a Connect was not answered"
+        for kind in self.kinds.values():
+            subscriber = kind.subscribers.get(talker.session_id)
+            if subscriber is None or self.tick_number < subscriber.begins[1]:
+                continue
+            assert subscriber.cursor == kind.head, "something new was not sent"
+            for sequence, flight in subscriber.flights.items():
+                due = flight.latest + flight.pause(self.ack_timeout)
+                assert due > self.tick_number, f"{sequence} is overdue and was not sent again"
+
+    # What is stored and dropped ------------------------------------------------------------------
+
+    def look(self) -> None:
+        """See what was stored and what was dropped, and compare everything."""
+        for class_id, kind in self.kinds.items():
+            cls = self.broker.classes[class_id]
+            dropped = cls.dropped - kind.dropped
+            kind.dropped = Counter(cls.dropped)
+            if self.policy is FullPolicy.BLOCK:
+                self.look_at_blocking(class_id, kind, dropped)
+            else:
+                self.look_at_dropping(class_id, kind, dropped)
+            if dropped[Reason.DROP_OLDEST]:
+                self.drop_oldest(kind, cls.ring.floor, dropped[Reason.DROP_OLDEST])
+            floors = [subscriber.floor for subscriber in kind.subscribers.values()]
+            kind.floor = min(floors or [min(kind.left, default=kind.cursor)])
+        self.gone = [talker for talker in self.gone if talker.waits]
+        self.check()
+
+    def look_at_blocking(self, class_id: int, kind: Kind, dropped: Counter[Reason]) -> None:
+        """Stored is, at any time, the first message that one of the publishers has waiting."""
+        ring = self.broker.classes[class_id].ring
+        while kind.head < ring.head:
+            payload = parse_frame(ring.frame(kind.head))[4]
+            waiting = [talker.unstored[class_id] for talker in (*self.talkers, *self.gone)]
+            first = [queue for queue in waiting if queue and queue[0] == payload]
+            assert len(first) == 1, "stored what nobody has waiting in front"
+            kind.payloads[kind.head] = first[0].popleft()
+            kind.head += 1
+        lost = [talker for talker in self.gone if not talker.peer.session.parked]
+        assert dropped.total() == sum(len(talker.unstored.pop(class_id, ())) for talker in lost)
+        assert set(dropped) <= {Reason.UNDELIVERED_AT_CLOSE}
+
+    def look_at_dropping(self, class_id: int, kind: Kind, dropped: Counter[Reason]) -> None:
+        """Nothing waits: what was published just now is stored or dropped."""
+        ring = self.broker.classes[class_id].ring
+        published = [m for talker in self.talkers for m in talker.unstored.pop(class_id, ())]
+        count = ring.head - kind.head
+        assert len(published) == count + dropped[Reason.DROP_NEWEST]
+        if self.policy is FullPolicy.DROP_OLDEST:
+            stored = published[:count]  # Some may be gone again already.
+        else:
+            stored = [parse_frame(ring.frame(kind.head + i))[4] for i in range(count)]
+            in_order = iter(published)
+            assert all(payload in in_order for payload in stored), "not in order"
+        kind.payloads.update(enumerate(stored, kind.head))
+        kind.head = ring.head
+
+    def drop_oldest(self, kind: Kind, floor: int, count: int) -> None:
+        """Everything below the floor was taken away, as far as it was not acknowledged."""
+        needed = {s for s in kind.left if s < floor} | set(range(kind.cursor, floor))
+        if kind.subscribers:
+            needed = set()
+        kind.left = {s: flight for s, flight in kind.left.items() if s not in needed}
+        kind.cursor = max(kind.cursor, floor)
+        for talker in self.talkers:
+            subscriber = kind.subscribers.get(talker.session_id)
+            if subscriber is None:
+                continue
+            lost = {s for s in subscriber.flights if s < floor}
+            may_come_until = talker.taken + talker.peer.session.outbox.pending_bytes
+            for sequence in lost:
+                del subscriber.flights[sequence]
+                subscriber.acked[sequence] = may_come_until
+            lost |= set(range(subscriber.cursor, floor))
+            subscriber.cursor = max(subscriber.cursor, floor)
+            subscriber.dropped += len(lost)
+            needed |= lost
+        assert len(needed) <= count <= floor - kind.floor
+
+    @contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """Compare everything once at the end, instead of after every step, to save time."""
+        trusting, self.bus.trusting = self.bus.trusting, True
+        self.checking = False
+        yield
+        self.bus.trusting = trusting
+        self.checking = True
+        self.check()
+
+    def check(self) -> None:
+        """The broker is what the model says it is."""
+        if not self.checking:
+            return
+        self.bus.check()
+        statistics = self.broker.statistics()
+        assert statistics.sessions == len(self.talkers)
+        assert statistics.refused == self.refused
+        assert statistics.parked_bytes == sum(t.waits for t in (*self.talkers, *self.gone))
+        for cls in statistics.classes:
+            kind = self.kinds[cls.class_id]
+            assert (cls.ring.floor, cls.ring.head) == (kind.floor, kind.head)
+            kept = (kind.payloads[sequence] for sequence in range(kind.floor, kind.head))
+            assert cls.ring.frame_bytes == sum(13 + len(payload) for payload in kept)
+            assert len(cls.subscriptions) == len(kind.subscribers)
+            for subscription in cls.subscriptions:
+                subscriber = kind.subscribers[subscription.session_id]
+                assert subscription.floor == subscriber.floor
+                assert subscription.cursor == subscriber.cursor
+                assert subscription.in_flight == len(subscriber.flights)
+                assert subscription.waiting == kind.head - subscriber.cursor
+                assert subscription.dropped == subscriber.dropped
+                if not self.broker.sessions[subscription.session_id].outbox.pending_bytes:
+                    heard = subscription.delivered + subscription.redelivered
+                    assert heard == subscriber.heard
+        self.check_that_drivers_know()
+
+    def check_that_drivers_know(self) -> None:
+        """Whoever has something to send was named, and whoever may be read from again."""
+        ids = {talker.session_id for talker in self.talkers}
+        self.woken.update(self.broker.take_ready())
+        assert self.woken <= ids
+        for talker in self.talkers:
+            assert talker.peer.session.outbox.idle or talker.session_id in self.woken
+        unblocked = {session.session_id for session in self.broker.take_unblocked()}
+        blocked = {talker.session_id for talker in self.talkers if talker.waits}
+        assert not unblocked & blocked
+        assert self.blocked & ids - blocked <= unblocked <= ids
+        self.blocked = blocked

@@ -1,0 +1,562 @@
+"""Acknowledged delivery to NATS clients: they get it all, again until they say they have."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.broker.broker import Settings
+from simplebus.core.errors import Reason
+from simplebus.core.limits import Limits
+from simplebus.core.settings import ClassSettings
+from simplebus.nats.bus.subjects import token
+from tests.behaviour.wire_peer import connect as connect1
+from tests.behaviour.wire_peer import numbered
+from tests.behaviour.wire_peer import publish as publish1
+from tests.behaviour.wire_peer import subscribe as subscribe1
+from tests.behaviour.wire_peer_v2 import (
+    ack,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.models.key_order_model import keyed
+from tests.nats.bus.two_listeners import (
+    DEAD_1,
+    Client,
+    Doors,
+    deliveries,
+    fields,
+    holding,
+    stored,
+)
+
+# What is granted ---------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_no_ok_and_what_is_granted_is_one() -> None:
+    client = Doors().client(verbose=True)
+    client.sub("$SB.SUB.orders.d.start=never")
+    assert [line[:4] for line in client.lines()] == [b"-ERR"]
+    client.sub("$SB.SUB.orders.d")
+    assert client.lines() == [b"+OK"]
+
+
+def test_a_durable_has_one_client_at_a_time_and_outlives_it() -> None:
+    doors = holding(b"a", b"b")
+    one, other = doors.client(b"SUB $SB.SUB.1.d 1\r\n"), doors.client()
+    first, second = one.messages()
+    one.pub(first.reply, b"+ACK")
+    other.sub("$SB.SUB.1.d")
+    (line,) = other.lines()
+    assert b"the durable 'd' is held" in line.replace(b"`", b"'")
+    one.leave()
+    other.sub("$SB.SUB.1.d", "9")
+    (again,) = other.messages()
+    assert (again.payload, again.sid) == (b"b", "9")
+    assert fields(again)[:4] == ["1", "d", "2", fields(second)[3]]
+
+
+def test_so_many_classes_may_be_asked_for_and_no_more() -> None:
+    doors = Doors(classes=2)
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.a 2\r\n", b"SUB $SB.SUB.b 3\r\n")
+    (line,) = client.lines()
+    assert b"2 may exist" in line
+    assert len(doors.broker.classes) == 2
+
+
+# What is sent ------------------------------------------------------------------------------------
+
+
+def test_messages_come_with_what_clients_read_of_them() -> None:
+    doors = Doors()
+    doors.broker.clock.now = 1763700000.25
+    client = doors.client(b"SUB $SB.SUB.shop.till 4\r\n")
+    peer = peer2(doors, classes=["shop"])
+    shop = doors.broker.store.names["shop"]
+    peer.say(enveloped(shop, 0, on_channel("orders.eu", b"a"), b"\0b", on_channel("x", b"c")))
+    messages = client.messages()
+    assert [(m.subject, m.payload) for m in messages] == [
+        ("orders.eu", b"a"),
+        ("class.shop", b"b"),
+        ("x", b"c"),
+    ]
+    time = str(int(1763700000.25 * 1e9))
+    assert [fields(m) for m in messages] == [
+        ["shop", "till", "1", str(n), str(n + 1), time, str(2 - n)] for n in range(3)
+    ]
+
+
+def test_what_comes_again_says_how_many_were_never_sent() -> None:
+    doors = holding(*numbered(5))
+    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=3 1\r\n")
+    messages = client.messages()
+    assert [fields(message)[6] for message in messages] == ["4", "3", "2"]
+    for message in messages:
+        client.pub(message.reply, b"-NAK 0s")
+        (again,) = client.messages()
+        assert fields(again)[2] == "2"
+        assert fields(again)[3] == fields(message)[3]
+        assert fields(again)[6] == "2"
+
+
+def test_names_that_are_no_tokens_are_escaped_both_ways() -> None:
+    doors = holding()
+    name = token("a.b *>%")
+    assert name == "a%2Eb%20%2A%3E%25"
+    client = doors.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
+    class_id = doors.broker.store.names["a.b *>%"]
+    doors.peer(connect1(class_id), publish1(class_id, b"x"))
+    (message,) = client.messages()
+    assert fields(message)[:2] == [name, name]
+    client.pub(message.reply)
+    assert doors.statistics(class_id).ring.messages == 0
+
+
+def test_who_has_names_that_are_very_long_is_sent_lines_that_it_can_answer() -> None:
+    doors, name = holding(), "\U0001f40c" * 200
+    client = doors.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
+    class_id = doors.broker.store.names[name]
+    doors.peer(connect1(class_id), publish1(class_id, b"x"))
+    (message,) = client.messages()
+    assert fields(message)[:2] == [str(class_id), "_1"]
+    client.pub(message.reply)
+    assert doors.statistics(class_id).ring.messages == 0
+
+
+def test_a_client_without_headers_gets_the_payload_alone() -> None:
+    doors = Doors()
+    doors.broker.store.table.bind("a", 1)
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n", headers=False)
+    doors.client().pub("a", b"pay", headers=b"NATS/1.0\r\nA: b\r\n\r\n")
+    (message,) = client.messages()
+    assert (message.headers, message.payload) == (b"", b"pay")
+
+
+def test_only_what_the_filter_matches_comes() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB $SB.SUB.1.-.filter.orders.* 1\r\n")
+    peer2(doors, enveloped(1, 0, *[on_channel(c, b"x") for c in ("orders.a", "b", "orders.c")]))
+    assert [m.subject for m in client.messages()] == ["orders.a", "orders.c"]
+
+
+def test_where_it_starts() -> None:
+    doors = holding(b"a", b"b", b"c")
+    starts = ("new", "earliest", "last", "last_values", "1", "waiting")
+    clients = {start: doors.client() for start in starts}
+    for start, client in clients.items():
+        client.sub(f"$SB.SUB.1.-.start={start}")
+    doors.peer(publish1(1, b"d"))
+    got = {start: b"".join(client.payloads()) for start, client in clients.items()}
+    assert got == {
+        "new": b"d",
+        "earliest": b"abcd",
+        "last": b"cd",
+        "last_values": b"cd",
+        "1": b"bcd",
+        "waiting": b"abcd",
+    }
+
+
+def test_what_a_client_does_not_take_stays_in_the_class() -> None:
+    doors = holding(*numbered(5000, size=100))
+    doors.trusting = True
+    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=5000 1\r\n")
+    before = client.session.outbox.pending_bytes
+    assert before == 0
+    assert not client.session.outbox.idle
+    assert client.payloads() == numbered(5000, size=100)
+
+
+def test_no_more_is_in_flight_than_it_asked_for() -> None:
+    doors = holding(*numbered(30))
+    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=10 1\r\n")
+    messages = client.messages()
+    assert [m.payload for m in messages] == numbered(10)
+    assert client.session.outbox.idle
+    for message in messages[:3]:
+        client.pub(message.reply, b"+ACK")
+    assert client.payloads() == numbered(3, start=10)
+
+
+def test_two_subscriptions_of_one_client_each_get_it_all() -> None:
+    doors = holding()
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.1.d 2\r\n", b"SUB class.1 3\r\n")
+    doors.peer(publish1(1, b"a"))
+    messages = client.messages()
+    assert sorted(m.sid for m in messages) == ["1", "2", "3"]
+    for message in messages:
+        if message.reply:
+            client.pub(message.reply)
+    assert doors.statistics(1).ring.messages == 0
+
+
+def test_a_group_shares_and_only_who_holds_a_message_acknowledges_it() -> None:
+    doors = holding(*numbered(4))
+    one = doors.client(b"SUB $SB.SUB.1.- workers 1\r\n")
+    first = one.messages()
+    other = doors.client(b"SUB $SB.SUB.1.- workers 1\r\n")
+    doors.peer(publish1(1, *numbered(4, start=4)))
+    both = one.messages(), other.messages()
+    assert sorted(m.payload for m in (*first, *both[0], *both[1])) == numbered(8)
+    assert both[1]
+    other.pub(first[0].reply, b"+ACK")
+    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+    assert doors.statistics(1).acknowledged == 0
+    one.pub(first[0].reply, b"+ACK")
+    assert doors.statistics(1).acknowledged == 1
+    one.leave()
+    again = deliveries(other.messages())
+    assert [attempt for _, attempt in again] == [2] * len(again)
+    assert len(again) == 7 - len(both[1])
+
+
+def test_in_a_group_by_key_the_next_one_of_a_key_waits_for_the_one_before() -> None:
+    doors = holding()
+    subject = b"SUB $SB.SUB.1.till.by_key=true workers 1\r\n"
+    members = [doors.client(subject) for _ in range(2)]
+    peer2(doors, enveloped(1, 0, *(keyed(key, b"%d" % n) for n, key in enumerate([b"a"] * 3))))
+    for number in range(2):
+        ((who, message),) = [(m, got) for m in members for got in m.messages()]
+        assert message.payload == b"%d" % number
+        who.pub(message.reply, b"-NAK 0s")
+        ((who, message),) = [(m, got) for m in members for got in m.messages()]
+        assert (message.payload, fields(message)[2]) == (b"%d" % number, "2")
+        who.pub(message.reply, b"+ACK")
+    for member in members:
+        member.messages()
+        member.leave()
+    other = doors.client(b"SUB $SB.SUB.1.till workers 1\r\n")
+    assert b"by key" in b"".join(other.lines())
+
+
+def test_two_members_of_one_client_share_too() -> None:
+    doors = holding(*numbered(4))
+    client = doors.client(b"SUB $SB.SUB.1.- g 1\r\n", b"SUB $SB.SUB.1.- g 2\r\n")
+    doors.peer(publish1(1, *numbered(20, start=4)))
+    messages = client.messages()
+    assert sorted(m.payload for m in messages) == sorted(numbered(24))
+    for message in messages:
+        client.pub(message.reply)
+    assert doors.statistics(1).ring.messages == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(("1.-", ""), ("1._1", "")), (("1._2", ""), ("1.-", "")), (("1.d", ""), ("1.-", "d"))],
+)
+def test_no_two_positions_of_a_client_have_the_same_name(
+    one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    doors = holding(b"a")
+    client = doors.client()
+    for sid, (subject, queue) in (("8", one), ("9", other)):
+        client.sub(f"$SB.SUB.{subject}.start=earliest", sid, queue)
+    eight, nine = sorted(client.messages(), key=lambda message: message.sid)
+    assert fields(eight)[1] != fields(nine)[1]
+    client.pub(eight.reply, b"-NAK 0s")
+    assert [m.sid for m in client.messages()] == ["8"]
+    client.pub(nine.reply, b"-NAK 0s")
+    assert [m.sid for m in client.messages()] == ["9"]
+    client.say(b"UNSUB 8\r\nUNSUB 9\r\n")
+
+
+# What comes back ---------------------------------------------------------------------------------
+
+
+def test_what_is_not_acknowledged_comes_again_after_growing_pauses() -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    first, second = client.messages()
+    client.pub(first.reply)
+    doors.tick(5)
+    assert client.messages() == []
+    doors.tick(1)
+    assert deliveries(client.messages()) == [(b"b", 2)]
+    doors.tick(11)
+    assert client.messages() == []
+    doors.tick(1)
+    (again,) = client.messages()
+    assert deliveries([again]) == [(b"b", 3)]
+    assert fields(again)[3] == fields(second)[3]
+    client.pub(second.reply, b"+ACK")  # Late, but it is done all the same.
+    doors.tick(100)
+    assert client.messages() == []
+    assert doors.statistics(1).ring.messages == 0
+
+
+def test_ack_seconds_are_the_client_s_own() -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1.-.ack_seconds=2 1\r\n")
+    client.messages()
+    doors.tick(2)
+    assert deliveries(client.messages()) == [(b"a", 2)]
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_what_comes_again_tells_what_lies_behind_and_what_is_done_may_be_said_twice(
+    queue: str,
+) -> None:
+    doors = holding(b"a", b"b", b"c")
+    client = doors.client(b"SUB in 2\r\n")
+    client.sub("$SB.SUB.1.-.in_flight=2", queue=queue)
+    first, second = client.messages()
+    assert [fields(m)[-1] for m in (first, second)] == ["2", "1"]
+    client.pub(first.reply, b"-NAK 0s")
+    (first,) = client.messages()
+    assert (deliveries([first]), fields(first)[-1]) == ([(b"a", 2)], "1")
+    for _ in range(2):
+        client.pub(first.reply, b"+ACK", reply="in")
+    assert [m.subject for m in client.messages() if m.sid == "2"] == ["in"] * 2
+    assert doors.statistics(1).acknowledged == 1
+    assert doors.broker.refused == {}
+
+
+def test_a_nack_brings_it_again_at_once_or_when_it_says() -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    (message,) = client.messages()
+    client.pub(message.reply, b"-NAK 0s")
+    (message,) = client.messages()
+    assert deliveries([message]) == [(b"a", 2)]
+    client.pub(message.reply, b'-NAK {"delay": 5000000000}')
+    doors.wait(4.9)
+    assert client.messages() == []
+    doors.wait(0.1)
+    assert deliveries(client.messages()) == [(b"a", 3)]
+
+
+def test_who_is_still_working_gets_more_time() -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    (message,) = client.messages()
+    for _ in range(5):
+        doors.tick(4)
+        client.pub(message.reply, b"+WPI")
+    assert client.messages() == []
+    client.pub(message.reply)
+    assert doors.statistics(1).ring.messages == 0
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_what_is_terminated_is_a_dead_letter(queue: str) -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client()
+    client.sub("$SB.SUB.1.d", queue=queue)
+    first, second = client.messages()
+    client.pub(first.reply, b"+TERM it is broken")
+    client.pub(second.reply, b"+ACK")
+    doors.tick(100)
+    assert client.messages() == []
+    ((envelope, payload),) = stored(doors, DEAD_1)
+    assert payload == b"a"
+    assert ("dead-reason", "terminated") in envelope.headers
+    assert ("dead-subscription", "d") in envelope.headers
+    assert doors.statistics(1).dropped == {Reason.TERMINATED: 1}
+    letters = doors.client(b"SUB $SB.SUB.dead%2E1 1\r\n")
+    assert letters.payloads() == [b"a"]
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_why_a_message_is_terminated_stands_in_its_dead_letter(queue: str) -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client()
+    client.sub("$SB.SUB.1.d", queue=queue)
+    first, second = client.messages()
+    client.pub(first.reply, b"+TERM no such customer: \xc3\x85gren")
+    client.pub(second.reply, b"+TERM")
+    (a, _), (b, _) = stored(doors, DEAD_1)
+    assert ("dead-error", "no such customer: \u00c5gren") in a.headers
+    assert "dead-error" not in dict(b.headers)
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+@pytest.mark.parametrize("word", [b"-NAK", b'-NAK {"delay": 9000000000}', b"+TERM", b"+WPI"])
+def test_a_word_about_a_former_delivery_does_not_touch_the_present_one(
+    word: bytes, queue: str
+) -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB _INBOX.me.* 2\r\n")
+    client.sub("$SB.SUB.1.d", "1", queue)
+    (former,) = client.messages()
+    doors.tick(6)
+    (present,) = client.messages()
+    assert (fields(former)[2], fields(present)[2]) == ("1", "2")
+    doors.tick(1)
+    client.pub(former.reply, word, reply="_INBOX.me.1")
+    (answer,) = client.messages()
+    assert (answer.subject, b" 503" in answer.headers) == ("_INBOX.me.1", True)
+    assert doors.statistics(1).dropped == {}
+    doors.tick(11)
+    (again,) = client.messages()
+    assert fields(again)[2] == "3"
+    client.pub(former.reply, b"+ACK", reply="_INBOX.me.2")  # Done is done.
+    assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
+    assert doors.statistics(1).ring.messages == 0
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_a_nack_obeys_the_pauses_of_its_class(queue: str) -> None:
+    own = ClassSettings(backoff_seconds=(2.0, 3.0))
+    doors = Doors(Settings(classes={1: own}))
+    doors.peer(connect1(1), publish1(1, b"a"))
+    client = doors.client()
+    client.sub("$SB.SUB.1.d", queue=queue)
+    found = []
+    for tick in range(9):
+        for message in client.messages():
+            found.append((tick, fields(message)[2]))
+            client.pub(message.reply, b"-NAK")
+        doors.tick(1)
+    assert found == [(0, "1"), (2, "2"), (5, "3"), (8, "4")]
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_a_nack_without_a_pause_of_its_own_waits_as_the_silence_of_others_does(queue: str) -> None:
+    doors = holding(b"a")
+    client = doors.client()
+    client.sub("$SB.SUB.1.d.max_deliveries=3", queue=queue)
+    found = []
+    for tick in range(50):
+        for message in client.messages():
+            found.append((tick, fields(message)[2]))
+            client.pub(message.reply, b"-NAK")
+        doors.tick(1)
+    assert found == [(0, "1"), (6, "2"), (18, "3")]
+    assert [payload for _, payload in stored(doors, DEAD_1)] == [b"a"]
+
+
+def test_so_many_deliveries_and_no_more() -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1.-.max_deliveries=2 1\r\n")
+    for _ in range(2):
+        (message,) = client.messages()
+        client.pub(message.reply, b"-NAK 0s")
+    assert client.messages() == []
+    assert [payload for _, payload in stored(doors, DEAD_1)] == [b"a"]
+
+
+@pytest.mark.parametrize("word", [b"", b"+ACK", b"-NAK", b"+WPI", b"+TERM", b"+NXT"])
+def test_an_acknowledgement_that_asks_for_an_answer_gets_one(word: bytes) -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
+    (message,) = client.messages()
+    client.pub(message.reply, word, reply="_INBOX.me.1")
+    answers = [m for m in client.messages() if m.sid == "2"]
+    assert answers == [("_INBOX.me.1", "2", "", b"", b"")]
+    if word in (b"", b"+ACK"):
+        client.pub(message.reply, word, reply="_INBOX.me.2")  # It is so still.
+        assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_what_is_done_may_be_said_to_be_done_once_more(queue: str) -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB _INBOX.me.* 2\r\n")
+    client.sub("$SB.SUB.1.d", "1", queue)
+    (message,) = client.messages()
+    for reply in ("_INBOX.me.1", "_INBOX.me.2"):
+        client.pub(message.reply, b"+ACK", reply=reply)
+        assert client.messages() == [(reply, "2", "", b"", b"")]
+    assert doors.broker.refused == {}
+    assert doors.statistics(1).acknowledged == 1
+
+
+def test_what_nobody_here_was_sent_cannot_be_acknowledged() -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
+    stranger = doors.client(b"SUB $SB.SUB.2 1\r\n", b"SUB _INBOX.me.* 2\r\n")
+    (message,) = client.messages()
+    ahead = message.reply.split(".")
+    ahead[5] = "1"
+    far = [*ahead[:5], str(2**31), *ahead[6:]]
+    for who, subject in (
+        (stranger, message.reply),
+        (client, ".".join(ahead)),
+        (client, ".".join(far)),
+        (client, message.reply.replace(".d.", ".e.")),
+        (doors.client(), message.reply),
+    ):
+        who.pub(subject, b"+ACK", reply="_INBOX.me.1")
+        answers = [m for m in (*client.messages(), *stranger.messages()) if m.sid == "2"]
+        assert all(m.headers.startswith(b"NATS/1.0 503") for m in answers)
+        assert len(answers) == (who in (client, stranger))
+    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 5}
+    assert doors.statistics(1).acknowledged == 0
+
+
+@pytest.mark.parametrize(
+    ("subject", "payload"),
+    [
+        ("$JS.ACK.1._1.1.0.1.1.1", b"what?"),
+        ("$JS.ACK.1._1.1.x.1.1.1", b"+ACK"),
+        ("$JS.ACK.1._1.1.-1.1.1.1", b"+ACK"),
+        ("$JS.ACK.1", b"+ACK"),
+        ("$JS.ACK." + "1." * 30 + "1", b"+ACK"),
+        ("$JS.ACK.1._1.1." + "9" * 400 + ".1.1.1", b"+ACK"),
+    ],
+)
+def test_what_is_no_acknowledgement_is_counted(subject: str, payload: bytes) -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    client.messages()
+    client.pub(subject, payload)
+    assert doors.broker.refused == {Reason.BAD_ACK: 1}
+    assert doors.statistics(1).acknowledged == 0
+    assert client.lines() == []
+
+
+def test_many_acknowledgements_at_once() -> None:
+    doors = holding(*numbered(200))
+    doors.trusting = True
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    messages = client.messages()
+    odd, even = messages[1::2], messages[::2]
+    client.say(b"".join(b"PUB %b 0\r\n\r\n" % m.reply.encode() for m in odd))
+    assert doors.statistics(1).acknowledged == 100
+    client.say(
+        b"".join(b"PUB %b 4\r\n+ACK\r\nPUB other 0\r\n\r\n" % m.reply.encode() for m in even)
+    )
+    assert doors.statistics(1).ring.messages == 0
+    assert doors.broker.refused == {}
+
+
+def test_what_is_said_between_acknowledgements_is_none() -> None:
+    doors = holding(*numbered(30))
+    doors.trusting = True
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    acks = [b"PUB %b 4\r\n+ACK\r\n" % message.reply.encode() for message in client.messages()]
+    client.say(b"PUB noise 4\r\n+ACK\r\n".join(acks))
+    assert doors.statistics(1).acknowledged == 30
+    assert doors.broker.refused == {}
+
+
+# All doors ---------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_subscriber_gets_what_every_kind_of_publisher_says() -> None:
+    doors = Doors()
+    doors.broker.store.table.bind("orders.>", 1)
+    acked, plain = doors.client(b"SUB $SB.SUB.1 1\r\n"), doors.client(b"SUB > 1\r\n")
+    one, two = doors.peer(connect1(1), subscribe1(1)), peer2(doors, subscribe(1, 5))
+    doors.client().pub("orders.a", b"nats")
+    one.say(publish1(1, b"one"))
+    two.say(publish(1, 0, b"two"))
+    expected = [b"nats", b"one", b"two"]
+    assert acked.payloads() == expected
+    assert plain.payloads() == expected
+    assert [message.payload for message in one.hear()] == expected
+    assert [got.message_id for got in two.got()] == [0, 1, 2]
+    two.say(ack(5, 0, 2), nack(5, 2, 3, 0))
+    assert [(got.attempt, got.message_id) for got in two.got()] == [(2, 2)]
+
+
+def test_limits_bound_what_one_client_may_subscribe_to() -> None:
+    doors = Doors(Settings(limits=Limits(subscriptions=2)))
+    client: Client = doors.client()
+    for sid in "123":
+        client.sub("$SB.SUB.1", sid)
+    (line,) = client.lines()
+    assert b"a session may have 2 subscriptions" in line

@@ -1,0 +1,182 @@
+"""How acknowledged delivery to NATS clients ends: UNSUB, drains, connections that go."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.errors import Reason
+from tests.behaviour.wire_peer import numbered
+from tests.behaviour.wire_peer import publish as publish1
+from tests.behaviour.wire_peer_v2 import peer2, subscribe
+from tests.nats.bus.two_listeners import (
+    DEAD_1,
+    Doors,
+    deliveries,
+    holding,
+    stored,
+)
+
+
+def test_unsub_gives_back_and_the_durable_stays() -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    first, _ = client.messages()
+    client.pub(first.reply)
+    client.say(b"UNSUB 1\r\n")
+    assert doors.statistics(1).subscriptions[0].durable == "d"
+    client.sub("$SB.SUB.1.d", "2")
+    (again,) = client.messages()
+    assert (again.sid, *deliveries([again])[0]) == ("2", b"b", 2)
+
+
+def test_unsub_max_ends_after_so_many_and_others_were_not_sent() -> None:
+    doors = holding(*numbered(5))
+    client = doors.client(b"SUB $SB.SUB.1.d 1\r\nUNSUB 1 3\r\n")
+    messages = client.messages()
+    assert [m.payload for m in messages] == numbered(3)
+    assert client.session.subscriptions == {}
+    other = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    again = deliveries(other.messages())
+    assert again == [(p, 2 if n < 3 else 1) for n, p in enumerate(numbered(5))]
+
+
+def test_unsub_max_counts_what_comes_again_and_may_be_said_again() -> None:
+    doors = holding(*numbered(2))
+    client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\nUNSUB 1 2\r\n")
+    (first,) = client.messages()
+    client.say(b"UNSUB 1 4\r\n")
+    client.pub(first.reply, b"-NAK 0s")
+    (first,) = client.messages()
+    assert deliveries([first]) == [(b"0.", 2)]
+    client.pub(first.reply)
+    (second,) = client.messages()
+    client.pub(second.reply)
+    doors.peer(publish1(1, *numbered(3, start=2)))
+    assert deliveries(client.messages()) == [(b"2.", 1)]
+    assert client.session.subscriptions == {}
+    other = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    assert deliveries(other.messages()) == [(b"2.", 2), (b"3.", 1), (b"4.", 1)]
+
+
+def test_who_goes_leaves_nothing_behind() -> None:
+    doors = holding(*numbered(5))
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.1.- g 2\r\n")
+    client.messages()
+    client.leave()
+    assert doors.statistics(1).subscriptions == ()
+    assert doors.front.classes is not None
+    assert doors.front.classes.guests == {}
+    assert {s.peer for s in doors.broker.sessions.values()} == {"session 0"}
+
+
+def test_two_members_that_go_together_hand_nothing_to_each_other() -> None:
+    doors = holding(*numbered(6))
+    client = doors.client(b"SUB $SB.SUB.1.d g 1\r\nSUB $SB.SUB.1.d g 2\r\n")
+    assert len(client.messages()) == 6
+    client.leave()
+    other = doors.client(b"SUB $SB.SUB.1.d g 1\r\n")
+    assert deliveries(other.messages()) == [(payload, 2) for payload in numbered(6)]
+
+
+def test_what_the_last_one_left_is_for_the_next() -> None:
+    doors = holding(*numbered(5))
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    client.pub(client.messages()[1].reply)
+    client.leave()
+    assert peer2(doors, subscribe(1, 5)).ids() == [0, 2, 3, 4]
+
+
+def test_connecting_anew_drops_them_as_all_others() -> None:
+    doors = holding(b"a")
+    client = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    client.messages()
+    client.say(b'CONNECT {"verbose":false}\r\n')
+    assert client.session.subscriptions == {}
+    client.sub("$SB.SUB.1.d")
+    assert deliveries(client.messages()) == [(b"a", 2)]
+
+
+def test_who_holds_back_a_full_class_is_known() -> None:
+    doors = Doors(class_messages=2)
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    idle = doors.client()
+    doors.peer(publish1(1, b"a", b"b", b"c"))
+    assert doors.front.classes is not None
+    assert doors.front.classes.holds_back(client.session)
+    assert not doors.front.classes.holds_back(idle.session)
+
+
+def test_who_holds_back_a_full_class_and_takes_nothing_is_cut_off() -> None:
+    doors = Doors(class_messages=2, stall_seconds=3)
+    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=1 1\r\n")
+    doors.peer(publish1(1, b"a", b"b", b"c"))
+    ((guest, error),) = doors.tick(4)
+    assert error.reason is Reason.STALLED
+    assert doors.front.classes is not None
+    assert doors.front.classes.guests[guest.session_id] is client.session
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_who_drains_acknowledges_after_it_has_left(queue: str) -> None:
+    doors = holding(b"a", b"b", b"c")
+    client = doors.client()
+    client.sub("$SB.SUB.1.d", queue=queue)
+    first, second, third = client.messages()
+    client.say(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
+    client.pub(first.reply)
+    client.pub(third.reply, b"+ACK", reply="_INBOX.me")
+    assert [m.subject for m in client.messages()] == ["_INBOX.me"]
+    assert doors.statistics(1).acknowledged == 2
+    other = doors.client()
+    other.sub("$SB.SUB.1.d", queue=queue)
+    client.pub(second.reply)  # It is the other one's now.
+    assert deliveries(other.messages()) == [(b"b", 2)]
+    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+
+
+@pytest.mark.parametrize("queue", ["", "g"])
+def test_who_drains_says_what_is_never_to_come_again(queue: str) -> None:
+    doors = holding(b"a", b"b", b"c")
+    client = doors.client()
+    client.sub("$SB.SUB.1.d", queue=queue)
+    first, second, third = client.messages()
+    client.pub(first.reply, b"-NAK 0s")
+    assert deliveries(client.messages()) == [(b"a", 2)]
+    client.say(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
+    client.pub(first.reply, b"+TERM", reply="_INBOX.me")
+    client.pub(second.reply, b"-NAK 0s", reply="_INBOX.me")
+    assert [m.subject for m in client.messages()] == ["_INBOX.me"] * 2
+    client.pub(third.reply, b"+WPI", reply="_INBOX.me")  # It has been given back: too late.
+    assert [m.headers[:12] for m in client.messages()] == [b"NATS/1.0 503"]
+    client.pub(first.reply, b"+TERM")
+    ((letter, payload),) = stored(doors, DEAD_1)
+    assert (payload, dict(letter.headers)["dead-attempts"]) == (b"a", "2")
+    assert doors.statistics(1).dropped == {Reason.TERMINATED: 1}
+    other = doors.client()
+    other.sub("$SB.SUB.1.d", queue=queue)
+    assert deliveries(other.messages()) == [(b"b", 2), (b"c", 2)]
+    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+
+
+def test_what_was_left_and_is_gone_is_not_acknowledged() -> None:
+    doors = holding(b"a", b"b")
+    client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n")
+    (message,) = client.messages()
+    client.say(b"UNSUB 1\r\n")
+    client.pub(message.reply.replace(".1.0.1.", ".1.1.1."))  # It was not sent that one.
+    (position,) = doors.broker.classes[1].subscriptions
+    doors.broker.answers.end(position)
+    client.pub(message.reply)
+    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 2}
+    assert doors.statistics(1).ring.messages == 2
+
+
+def test_so_many_durables_that_were_left_are_remembered() -> None:
+    doors = holding(b"a")
+    client = doors.client()
+    for number in range(100):
+        client.sub(f"$SB.SUB.1.d{number}.start=earliest", str(number))
+        client.say(b"UNSUB %d\r\n" % number)
+    client.messages()
+    assert client.session.deliveries is not None
+    assert len(client.session.deliveries._left) == 64

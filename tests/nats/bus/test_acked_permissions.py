@@ -1,0 +1,145 @@
+"""What permissions say of classes: acknowledged delivery, and what the other door publishes."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.errors import Reason
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions as Rights
+from simplebus.core.users.permissions import Rule, Rules
+from simplebus.core.users.users import User as SharedUser
+from simplebus.core.users.users import Users
+from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.settings import NatsSettings
+from tests.behaviour.wire_peer_v2 import enveloped, on_channel, peer2
+from tests.nats.bus.two_listeners import Client, Doors
+
+
+def one_with(permissions: Permissions) -> tuple[Doors, Client]:
+    """A client that may do this, at doors where all below orders is kept in class 1; a client
+    `all` may do everything."""
+    users = User("one", "p", permissions=permissions), User("all", "p")
+    doors = Doors(nats=NatsSettings(auth=NatsAuth(users)))
+    doors.broker.store.table.bind("orders.>", 1)
+    return doors, doors.client(user="one", **{"pass": "p"})
+
+
+def published(doors: Doors, *subjects: str) -> None:
+    client = doors.client(user="all", **{"pass": "p"})
+    for subject in subjects:
+        client.pub(subject, b"x")
+    assert client.lines() == []
+
+
+def test_who_may_only_answer_may_acknowledge_what_it_was_sent_so_many_times() -> None:
+    responses = Responses(most=2)
+    doors, client = one_with(Permissions(subscribe_allow=("$SB.>",), responses=responses))
+    client.sub("$SB.SUB.1.d")
+    published(doors, "orders.a", "orders.b")
+    first, second = client.messages()
+    client.pub(first.reply, b"+WPI")
+    client.pub(first.reply, b"+ACK")
+    assert client.lines() == []
+    assert doors.statistics(1).acknowledged == 1
+    client.pub(first.reply, b"+ACK")
+    client.pub(second.reply.replace(".1.1.", ".1.2."), b"+ACK")
+    assert [b"Permissions Violation for Publish" in line for line in client.lines()] == [True] * 2
+
+
+DENIED = Permissions(
+    subscribe_allow=("$SB.>", ">"),
+    subscribe_deny=("orders.secret", "orders.plans workers", "$SB.SUB.payroll.>"),
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "queue", "why"),
+    [
+        ("1.d", "", "orders.secret is denied, expected a filter that keeps it out"),
+        ("1.d.filter.orders.*", "", "orders.secret is denied, and the filter orders.* lets some"),
+        ("1.d.filter.orders.>", "g", "orders.secret is denied"),
+        ("1.d.filter.orders.plans", "workers", "orders.plans is denied"),
+        ("new", "", "is denied"),
+    ],
+)
+def test_what_one_is_denied_does_not_come_through_a_class(asked: str, queue: str, why: str) -> None:
+    doors, client = one_with(DENIED)
+    client.sub(f"$SB.SUB.{asked}", queue=queue)
+    (line,) = client.lines()
+    assert line.startswith(
+        f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{asked}" ('.encode()
+    )
+    assert why.encode() in line
+    assert doors.broker.refused == {Reason.UNAUTHORIZED: 1}
+    published(doors, "orders.secret", "orders.plans")
+    assert client.messages() == []
+    assert "new" not in doors.broker.store.names
+
+
+@pytest.mark.parametrize(
+    ("asked", "queue", "comes"),
+    [
+        ("1.d.filter.orders.eu.>", "", []),
+        ("1.d.filter.orders.eu", "workers", ["orders.eu"]),
+        ("1.d.filter.orders.plans", "", ["orders.plans"]),
+        ("1.d.filter.orders.plans", "g", ["orders.plans"]),
+    ],
+)
+def test_a_filter_beside_what_is_denied_is_granted(
+    asked: str, queue: str, comes: list[str]
+) -> None:
+    doors, client = one_with(DENIED)
+    client.sub(f"$SB.SUB.{asked}", queue=queue)
+    published(doors, "orders.secret", "orders.plans", "orders.eu")
+    assert [message.subject for message in client.messages()] == comes
+
+
+def test_a_class_can_be_denied_and_all_of_the_others_be_granted() -> None:
+    doors, client = one_with(
+        Permissions(subscribe_allow=("$SB.>",), subscribe_deny=("$SB.SUB.payroll.>",))
+    )
+    client.sub("$SB.SUB.payroll.d", "1")
+    assert len(client.lines()) == 1
+    client.sub("$SB.SUB.1.d", "2")
+    published(doors, "orders.a")
+    assert [message.subject for message in client.messages()] == ["orders.a"]
+
+
+@pytest.mark.parametrize("known", [0, 50])
+def test_what_the_other_door_publishes_on_a_denied_channel_does_not_come(known: int) -> None:
+    denied = "orders.secret", "orders.plans workers"
+    doors, client = one_with(Permissions(subscribe_deny=denied))
+    published(doors, *(f"other.{number}" for number in range(known)))
+    client.sub("orders.>", "1")
+    client.sub("orders.>", "2", queue="workers")
+    names = ["orders.secret", "orders.eu", "orders.plans", "orders.us"] * 5
+    peer = peer2(doors, enveloped(1, 0, *(on_channel(name, b"x") for name in names)))
+    assert peer.errors() == []
+    heard = [(message.sid, message.subject) for message in client.messages()]
+    assert [name for sid, name in heard if sid == "1"] == [n for n in names if "secret" not in n]
+    eu_and_us = ["orders.eu", "orders.us"] * 5
+    assert [name for sid, name in heard if sid == "2"] == eu_and_us
+
+
+@pytest.mark.parametrize("rights", [Rights(), Rights(subscribe=Rules(deny=(Rule("hidden"),)))])
+@pytest.mark.parametrize("covers", [("a.>",), ()])
+def test_what_a_user_of_all_doors_is_denied_here_is_not_delivered(
+    rights: Rights, covers: tuple[str, ...]
+) -> None:
+    shared = Users(
+        [SharedUser("own", token=quick_hash("o"), permissions=rights)], Passwords(b"by chance")
+    )
+    denied = Permissions(subscribe_allow=covers, subscribe_deny=("a.secret", "a.plans workers"))
+    users = (User("all", "p"),)
+    auth = NatsAuth(users, shared=shared, shared_permissions={"own": denied})
+    doors = Doors(nats=NatsSettings(auth=auth))
+    client = doors.client(auth_token="o")
+    client.sub("a.>", "1")
+    client.sub("a.*", "2", queue="workers")
+    client.sub("a.secret", "3")
+    assert len(client.lines()) == 1
+    published(doors, "a.secret", "a.plans", "a.news")
+    heard = [(message.sid, message.subject) for message in client.messages()]
+    assert heard == [("1", "a.plans"), ("1", "a.news"), ("2", "a.news")]

@@ -1,0 +1,151 @@
+"""The words of acknowledged delivery: what is asked for, and what an acknowledgement says."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.protocol.requests import Start, SubscribeRequest
+from simplebus.nats.bus.acked import Verdict, verdict, wish
+from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
+from tests.nats.bus.two_listeners import Doors
+
+# What is asked for -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("subject", "queue", "class_", "asked"),
+    [
+        ("7", "", 7, {}),
+        ("orders", "", "orders", {}),
+        ("orders.-", "", "orders", {}),
+        ("dead%2Eorders.a%20b", "", "dead.orders", {"durable": "a b"}),
+        ("orders.billing", "g", "orders", {"durable": "billing", "group": "g"}),
+        ("orders.-", "g", "orders", {"group": "g"}),
+        (
+            "7.d.start=earliest.in_flight=5.ack_seconds=0%2E5.max_deliveries=3",
+            "",
+            7,
+            {
+                "durable": "d",
+                "start": "earliest",
+                "max_in_flight": 5,
+                "ack_seconds": 0.5,
+                "max_deliveries": 3,
+            },
+        ),
+        ("7.-.backoff=1,0%2E5,30", "", 7, {"backoff": [1.0, 0.5, 30.0]}),
+        ("7.-.backoff=5", "", 7, {"backoff": [5.0]}),
+        ("7.-.by_key=true", "g", 7, {"group": "g", "by_key": True}),
+        ("7.-.start=12", "", 7, {"start": Start(sequence=12)}),
+        ("7.-.start=@1763700000%2E5", "", 7, {"start": Start(time=1763700000.5)}),
+        ("7.-.filter.orders.*.>", "", 7, {"channels": ["orders.*.>"]}),
+        (
+            "7.filter.start=new.filter.a",
+            "",
+            7,
+            {"durable": "filter", "start": "new", "channels": ["a"]},
+        ),
+    ],
+)
+def test_what_is_asked_for(
+    subject: str, queue: str, class_: int | str, asked: dict[str, object]
+) -> None:
+    found = wish(b"$SB.SUB." + subject.encode(), queue.encode())
+    asked = {"max_in_flight": ACKED_IN_FLIGHT_MESSAGES, **asked}
+    assert (found.class_, found.asked) == (class_, SubscribeRequest(**asked))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("subject", "why"),
+    [
+        ("70000", "class id is from 0 to 65535, got 70000"),
+        ("9" * 100, "class id"),
+        ("*", r"\* stands for no class"),
+        (">", "> stands for no class"),
+        ("orders.*", r"\* stands for"),
+        ("orders.d.in_flight", "option 'in_flight' is none of start, in_flight"),
+        ("orders.d.colour=red", "option 'colour=red' is none of"),
+        (
+            "orders.d.in_flight=0",
+            "in_flight is a whole number from 1 to .*, got '0'$",
+        ),
+        ("orders.d.in_flight=many", "in_flight is a whole number from 1 to .*, got 'many'$"),
+        ("orders.d.ack_seconds=nan", "ack_seconds is a number above 0 and up to 86400, got 'nan'"),
+        ("orders.d.max_deliveries=-1", "max_deliveries is .*, 0 for without end, got '-1'"),
+        ("orders.d.backoff=1,0", "backoff is 1 to 64 numbers above 0 .*, got '1,0'"),
+        ("orders.d.backoff=", "backoff is 1 to 64 numbers .*, got ''"),
+        ("orders.d.backoff=" + "1," * 64 + "1", "backoff is 1 to 64 numbers .*, got '1,1,1"),
+        ("orders.d.by_key=maybe", "by_key is true or false, got 'maybe'"),
+        (
+            "orders.d.start=soon",
+            "start is earliest, new, last, last_values, waiting, .*seconds since 1970, got 'soon'",
+        ),
+        ("orders.d.start=" + "9" * 30, "start is earliest, .*, got '999"),
+        ("orders.d.start=new.start=last", "the option start is there twice: 'new' and 'last'"),
+        ("orders%00", r"a class has a name that can be printed, got 'orders\\x00'"),
+        ("orders.a%0Ab", r"a durable has a name that can be printed, got 'a\\nb'"),
+        ("orders%FF", "'orders%FF' is not UTF-8"),
+        ("orders.d.filter", "a subject is expected behind filter"),
+        ("orders.d.filter.a.#", "ends with #"),
+        ("x" * 300, "1 to 200 characters"),
+        ("orders." + "x" * 300, "a durable has a name of 1 to 200 characters, got 300"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told_and_the_client_stays(subject: str, why: str) -> None:
+    doors = Doors()
+    client = doors.client()
+    client.sub(f"$SB.SUB.{subject}")
+    (line,) = client.lines()
+    start = f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{subject}" ('
+    assert line.startswith(start.encode())
+    with pytest.raises(RemoteProtocolError, match=why):
+        wish(b"$SB.SUB." + subject.encode(), b"")
+    assert doors.broker.refused == {Reason.BAD_REQUEST: 1}
+    assert client.session.subscriptions == {}
+    assert not client.session.is_cut
+
+
+def test_what_is_not_utf_8_is_no_name() -> None:
+    client = Doors().client(b"SUB $SB.SUB.\xff 1\r\nSUB $SB.SUB.1.- \xff 1\r\n")
+    assert [b"not UTF-8" in line for line in client.lines()] == [True, True]
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        (b"", Verdict("ack")),
+        (b"+ACK", Verdict("ack")),
+        (b"+NXT", Verdict("ack")),
+        (b'+NXT {"batch": 1}', Verdict("ack")),
+        (b"+WPI", Verdict("working")),
+        (b"+TERM", Verdict("terminate")),
+        (b"+TERM because", Verdict("terminate", error="because")),
+        (b"+TERM  \xff ", Verdict("terminate", error="\ufffd")),
+        (b"+TERM " + b"x" * 2000, Verdict("terminate", error="x" * 1024)),
+        (b"-NAK", Verdict("nack", None)),
+        (b'-NAK {"delay": 5000000000}', Verdict("nack", 5.0)),
+        (b'-NAK{"delay": 1500000}', Verdict("nack", 0.0015)),
+        (b"-NAK 1m30s", Verdict("nack", 90.0)),
+        (b"-NAK 1.5s", Verdict("nack", 1.5)),
+        (b"-NAK 20ms", Verdict("nack", 0.02)),
+        (b"-NAK soon", Verdict("nack")),
+        (b"-NAK 1.5", Verdict("nack")),
+        (b'-NAK {"delay": -5}', Verdict("nack")),
+        (b'-NAK {"delay": "1s"}', Verdict("nack")),
+        (b'-NAK {"delay": 1e400}', Verdict("nack")),
+        (b"-NAK [1]", Verdict("nack")),
+        (b"-NAK {", Verdict("nack")),
+        (b"-NAK \xff", Verdict("nack")),
+        (b"-NAK " + b'{"a":' * 100_000, Verdict("nack")),
+        (b'-NAK {"delay": ' + b"9" * 900 + b"}", Verdict("nack")),
+        (b"+ack", None),
+        (b"+ACK ", None),
+        (b"hello", None),
+    ],
+)
+def test_what_an_acknowledgement_says(payload: bytes, expected: Verdict | None) -> None:
+    assert verdict(payload) == expected

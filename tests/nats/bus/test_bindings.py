@@ -1,0 +1,352 @@
+"""What NATS clients publish on bound subjects is in the class, once, and all others' as before."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.broker.broker import FullPolicy, Settings
+from simplebus.core.errors import Reason
+from simplebus.core.limits import Limits
+from simplebus.core.protocol.envelope_batch import Envelope, decode
+from simplebus.nats.limits import ACK_BYTES, HELD_SECONDS, PACKED_ALONE_BYTES, PACKED_BYTES
+from tests.behaviour.wire_peer_v2 import ack, peer2, subscribe
+from tests.nats.bus.two_listeners import Doors, stored
+
+
+def bound(*pairs: tuple[str, int], settings: Settings | None = None, **limits: float) -> Doors:
+    doors = Doors(settings, **limits)
+    for subject, class_id in pairs or [("orders.>", 7)]:
+        doors.broker.store.table.bind(subject, class_id)
+    return doors
+
+
+def pubs(*messages: tuple[str, bytes]) -> bytes:
+    return b"".join(b"PUB %b %d\r\n%b\r\n" % (s.encode(), len(p), p) for s, p in messages)
+
+
+def test_what_is_published_on_a_bound_subject_is_in_the_class_and_at_subscribers() -> None:
+    doors = bound()
+    listener, binary = doors.client(b"SUB orders.* 9\r\n"), peer2(doors, subscribe(7, 3))
+    publisher = doors.client()
+    publisher.pub("orders.eu", b"hello", reply="_INBOX.a.1")
+    (message,) = listener.messages()
+    assert message == ("orders.eu", "9", "_INBOX.a.1", b"", b"hello")
+    (got,) = binary.got()
+    wanted = Envelope("orders.eu", headers=(("Nats-Reply-To", "_INBOX.a.1"),))
+    assert decode(got.content) == (wanted, b"hello")
+    binary.say(ack(3, 0, 1))
+    assert doors.statistics(7).ring.messages == 0
+    assert publisher.lines() == []
+
+
+def test_an_unbound_subject_never_touches_a_ring() -> None:
+    doors = bound()
+    client = doors.client(b"SUB > 1\r\n")
+    before = doors.broker.budget.used
+    client.say(pubs(*[("order.eu", b"x" * 100)] * 100, *[("other", b"y")] * 20))
+    client.pub("orders", b"z")
+    assert len(client.messages()) == 121
+    assert doors.broker.budget.used == before
+    assert len(doors.broker.sessions) == 0
+    assert doors.statistics(7).published == 0
+
+
+def test_one_that_several_of_a_class_s_subjects_match_is_kept_once_and_each_class_has_it() -> None:
+    doors = bound(("orders.>", 7), ("*.eu", 7), ("orders.eu", 7), ("orders.*", 8), ("x", 9))
+    client = doors.client()
+    client.pub("orders.eu", b"a")
+    client.say(pubs(*[("orders.eu", b"b")] * 20))
+    client.say(pubs(*[("orders.eu", b"c"), ("orders.us", b"dd"), ("x", b"e")] * 5))
+    assert [len(stored(doors, class_id)) for class_id in (7, 8, 9)] == [31, 31, 5]
+    doors.broker.store.bound.unbind(7, "orders.>")
+    client.pub("orders.us", b"a")
+    client.pub("orders.eu", b"a")
+    assert [len(stored(doors, class_id)) for class_id in (7, 8, 9)] == [32, 33, 5]
+    for subject in ("*.eu", "orders.eu"):
+        doors.broker.store.bound.unbind(7, subject)
+    client.pub("orders.eu", b"a")
+    assert [len(stored(doors, class_id)) for class_id in (7, 8, 9)] == [32, 34, 5]
+
+
+@pytest.mark.parametrize("subject", [">", "*.a"])
+def test_what_clients_say_among_themselves_is_kept_nowhere(subject: str) -> None:
+    doors = bound((subject, 7))
+    client = doors.client(b"SUB > 1\r\n")
+    names = ("orders.a", "$KV.a", "_INBOX.a", "some.a", "$.a")
+    for name in names:
+        client.pub(name, b"one")
+        client.say(pubs(*[(name, b"run")] * 30))
+    client.say(pubs(*[(name, b"mix") for name in names] * 20))
+    client.say(pubs(*[(name, b"mix") for name in ("$KV.a", "_INBOX.a")] * 20))
+    client.say(pubs(*[(name, b"mix") for name in ("else", *names)] * 20))
+    assert len(client.messages()) == 5 * 31 + 100 + 40 + 120
+    kept = [envelope.channel for envelope, _ in stored(doors, 7) if envelope.channel != "else"]
+    mixes = ["orders.a", "some.a"] * 40
+    assert kept == ["orders.a"] * 31 + ["some.a"] * 31 + mixes
+
+
+def test_what_comes_by_the_batch_is_kept_in_order_whatever_is_in_it() -> None:
+    doors = bound()
+    client = doors.client()
+    run = [("orders.a", b"%03d" % n) for n in range(100)]
+    odd = [("orders.a", b"<\r\n%02d" % n) for n in range(50)]
+    mix = [(f"orders.{n % 7}", b"x" * (n % 5)) for n in range(100)]
+    strange = [("orders.b", b"<\r\n>"), ("orders.b", b"<"), ("orders.b", b"\r\n")] * 4
+    everything = run + odd + mix + strange
+    client.say(pubs(*everything))
+    found = [(envelope.channel, payload) for envelope, payload in stored(doors, 7)]
+    assert found == everything
+    assert client.lines() == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["orders.a", "orders.b<", "else", "orders.c"]),
+            st.sampled_from([b"", b"<", b"\r\n", b"<\r\n", b"plain", b"\r\n>", b"<\r\n>x"]),
+            st.integers(1, 12),
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_is_published_is_kept_as_it_was(said: list[tuple[str, bytes, int]]) -> None:
+    doors = bound()
+    everything = [(subject, payload) for subject, payload, times in said for _ in range(times)]
+    doors.client().say(pubs(*everything) or b"PING\r\n")
+    kept = [pair for pair in everything if pair[0].startswith("orders.")]
+    assert [(e.channel, p) for e, p in stored(doors, 7)] == kept
+
+
+def test_a_subject_that_is_no_channel_is_refused_counted_and_told() -> None:
+    doors = bound((">", 7))
+    client = doors.client()
+    client.say(b"PUB caf\xe9 1\r\nx\r\n")
+    client.say(pubs(("a.*", b"x")))
+    assert doors.broker.refused == {Reason.BAD_CHANNEL: 2}
+    first, second = client.lines()
+    assert first.startswith(b'-ERR \'Permissions Violation for Publish to "caf\\xe9" (')
+    assert b"wildcard" in second
+    assert second.count(b"'") == 2
+    client.say(b"PUB caf\xe9 1\r\nx\r\n" * 30 + b"PUB fine 1\r\nx\r\n" * 30)
+    assert doors.broker.refused == {Reason.BAD_CHANNEL: 32}
+    assert [e.channel for e, _ in stored(doors, 7)] == ["fine"] * 30
+
+
+def test_one_that_is_too_long_for_a_frame_is_refused_and_others_are_not() -> None:
+    doors = bound(frame_bytes=1000)
+    client = doors.client()
+    client.say(pubs(("orders.a", b"x" * 1000), ("orders.a", b"y"), ("orders.a", b"z" * 990)))
+    client.say(pubs(*[("orders.a", b"x" * 1000)] * 20))
+    assert doors.broker.refused == {Reason.FRAME_TOO_LONG: 22}
+    assert [payload for _, payload in stored(doors, 7)] == [b"y"]
+    assert len(client.lines()) >= 2
+
+
+def test_answers_and_what_servers_say_are_nobody_s_class() -> None:
+    doors = bound((">", 7))
+    client = doors.client()
+    client.pub("_INBOX.a.b", b"x")
+    client.pub("$JS.ACK.a.b.1.1.1.1.1", b"+ACK")
+    client.say(pubs(*[("_INBOX.q", b"x")] * 20))
+    client.say(pubs(*[("_INBOX.q", b"x"), ("$SRV.PING", b""), ("a", b"yy")] * 5))
+    assert [e.channel for e, _ in stored(doors, 7)] == ["a"] * 5
+    client.say(pubs(*[("_INBOX.q", b"x"), ("a", b"yy")] * 40))  # By the batch.
+    assert [e.channel for e, _ in stored(doors, 7)] == ["a"] * 45
+
+
+# Headers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block", "headers"),
+    [
+        (b"NATS/1.0\r\nA: b\r\nA: c:d\r\n\r\n", (("A", "b"), ("A", "c:d"))),
+        (b"NATS/1.0 503 No One\r\nB: \r\n\r\n", (("Nats-Status", "503 No One"), ("B", ""))),
+        (b"NATS/1.0 100\r\n\r\n", (("Nats-Status", "100"),)),
+        (b"NATS/1.0\r\nName: caf\xc3\xa9\r\n\r\n", (("Name", "café"),)),
+    ],
+)
+def test_headers_are_an_envelope_s_and_come_back(
+    block: bytes, headers: tuple[tuple[str, str], ...]
+) -> None:
+    doors = bound()
+    client = doors.client(b"SUB $SB.SUB.7 1\r\n")
+    client.pub("orders.a", b"pay", headers=block)
+    assert stored(doors, 7) == [(Envelope("orders.a", headers=headers), b"pay")]
+    (message,) = client.messages()
+    assert (message.headers, message.payload) == (block, b"pay")
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"garbage",
+        b"NATS/1.0\r\n\r\n",
+        b"NATS/1.0\r\nA b\r\n\r\n",
+        b"NATS/1.0\r\nA: b\r\n",
+        b"NATS/1.0\r\nA: \xff\r\n\r\n",
+        b"NATS/1.0\r\n: x\r\n\r\n",
+        b"NATS/1.0\r\nNats-Reply-To: somewhere\r\n\r\n",
+        b"NATS/1.0\r\nA: <\r\n>\r\n\r\n",
+        b"NATS/1.0\r\nNats-Header-Block: x\r\n\r\n",
+        b"NATS/1.0\r\nA: b\rc\r\n\r\n",
+        b"NATS/2.0\r\nA: b\r\n\r\n",
+    ],
+)
+def test_a_block_that_is_odd_is_kept_whole(block: bytes) -> None:
+    doors = bound()
+    client = doors.client(b"SUB $SB.SUB.7 1\r\n")
+    client.pub("orders.a", b"pay", headers=block)
+    client.pub("orders.a", b"pay", reply="r.1", headers=block)
+    ((envelope, _), (other, _)) = stored(doors, 7)
+    assert envelope.headers == (("Nats-Header-Block", block.decode("latin-1")),)
+    assert other.headers == (("Nats-Reply-To", "r.1"), *envelope.headers)
+    first, _ = client.messages()
+    assert (first.headers, first.payload) == (block, b"pay")
+
+
+def test_headers_that_an_envelope_cannot_hold_are_refused() -> None:
+    doors = bound()
+    client = doors.client()
+    client.pub("orders.a", b"x", headers=b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"v" * 70_000))
+    assert doors.broker.refused == {Reason.BAD_ENVELOPE: 1}
+    (line,) = client.lines()
+    assert b"headers have at most 65535 bytes" in line
+
+
+def test_messages_with_headers_by_the_batch() -> None:
+    doors = bound()
+    client = doors.client()
+    one = b"HPUB orders.a 18 19\r\nNATS/1.0\r\nA: b\r\n\r\n%d\r\n"
+    client.say(b"".join(one % (n % 10) for n in range(40)))
+    other = one.replace(b"A: b", b"A: c")
+    client.say(b"".join((one, other)[n % 2] % (n % 10) for n in range(40)))
+    kept = stored(doors, 7)
+    assert [payload for _, payload in kept] == [b"%d" % (n % 10) for n in range(40)] * 2
+    assert [e.headers[0][1] for e, _ in kept] == ["b"] * 40 + ["b", "c"] * 20
+
+
+# Full --------------------------------------------------------------------------------------------
+
+
+def test_where_a_class_is_full_its_publisher_waits_and_what_else_it_says_is_heard() -> None:
+    doors = bound(class_messages=2)
+    client = doors.client(b"SUB $SB.SUB.7 1\r\n", b"SUB orders.> 2\r\n")
+    publisher = doors.client()
+    assert not publisher.session.must_wait
+    publisher.say(pubs(*[("orders.a", b"%d" % n) for n in range(5)]) + b"PING\r\n")
+    assert publisher.session.must_wait
+    assert publisher.lines() == [b"PONG"]
+    messages = client.messages()
+    assert [m.payload for m in messages if m.sid == "2"] == [b"0", b"1", b"2", b"3", b"4"]
+    acked = [m for m in messages if m.sid == "1"]
+    heard: list[bytes] = []
+    while acked:
+        heard += [m.payload for m in acked]
+        for message in acked:
+            client.pub(message.reply, b"+ACK")
+        acked = client.messages()
+    assert heard == [b"0", b"1", b"2", b"3", b"4"]
+    assert doors.broker.take_unblocked() == [publisher.session.deliveries.guest]  # type: ignore[union-attr]
+    assert not publisher.session.must_wait
+
+
+def test_a_publisher_that_waits_is_not_taken_for_gone_and_heard_now_and_then() -> None:
+    doors = bound(class_messages=2, frame_bytes=4096, pending_bytes=3 << 20)
+    front = doors.front
+    publisher = doors.client(pubs(*[("orders.a", b"x")] * 5))
+    assert publisher.session.must_wait
+    for _ in range(10):
+        assert not front.reads_on(publisher.session)
+        front.now += HELD_SECONDS
+        assert front.reads_on(publisher.session)
+        publisher.say(b"PING\r\n")
+        assert publisher.lines() == [b"PONG"]
+    while publisher.session.deliveries.guest.parked_bytes < 1 << 20:  # type: ignore[union-attr]
+        publisher.say(pubs(*[("orders.a", bytes(4000))] * 100))
+    front.now += 1000 * front.settings.limits.ping_seconds
+    front.tick()
+    assert not front.reads_on(publisher.session)
+    assert front.take_cut() == []
+    assert not publisher.session.is_cut
+
+
+def test_one_connection_that_publishes_and_acknowledges_is_never_stuck() -> None:
+    doors = bound(class_messages=1)
+    client = doors.client(b"SUB $SB.SUB.7 1\r\n")
+    client.say(pubs(*[("orders.a", b"%d" % n) for n in range(20)]))
+    heard: list[bytes] = []
+    while messages := client.messages():
+        heard += [m.payload for m in messages]
+        client.say(b"".join(b"PUB %b 0\r\n\r\n" % m.reply.encode() for m in messages))
+    assert heard == [b"%d" % n for n in range(20)]
+    assert not client.session.must_wait
+
+
+def test_what_a_client_left_that_waits_for_room_is_kept() -> None:
+    doors = bound(class_messages=1)
+    client = doors.client(pubs(*[("orders.a", b"%d" % n) for n in range(3)]))
+    client.leave()
+    reader = peer2(doors, subscribe(7, 1))
+    heard = []
+    for n in range(3):
+        heard += [decode(got.content)[1] for got in reader.got()]
+        reader.say(ack(1, n, n + 1))
+    assert heard == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("policy", [FullPolicy.DROP_NEWEST, FullPolicy.DROP_OLDEST])
+def test_a_class_that_drops_counts_it_and_nobody_waits(policy: FullPolicy) -> None:
+    doors = bound(settings=Settings(limits=Limits(class_messages=2), full_policy=policy))
+    client = doors.client()
+    client.say(pubs(*[("orders.a", b"%d" % n) for n in range(5)]))
+    assert not client.session.must_wait
+    kept = [b"0", b"1"] if policy is FullPolicy.DROP_NEWEST else [b"3", b"4"]
+    assert [payload for _, payload in stored(doors, 7)] == kept
+    assert doors.statistics(7).dropped == {Reason(policy.value): 3}
+
+
+def test_who_publishes_more_than_may_wait_is_cut_off() -> None:
+    doors = bound(class_messages=1, frame_bytes=1000, pending_bytes=2_100_000)
+    client = doors.client()
+    for _ in range(30):
+        if not client.session.is_cut:
+            client.say(pubs(*[("orders.a", b"x" * 900)] * 100))
+    ((session, error),) = doors.front.take_cut()
+    assert session is client.session
+    assert error.reason is Reason.PENDING_LIMIT
+
+
+# Answers -----------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_counts_as_heard() -> None:
+    doors = bound()
+    client = doors.client(b"SUB _INBOX.> 1\r\n")
+    client.pub("orders.a", b"?", reply="_INBOX.1")
+    assert client.messages() == []
+    client.pub("other", b"?", reply="_INBOX.2")
+    (nobody,) = client.messages()
+    assert nobody.headers.startswith(b"NATS/1.0 503")
+
+
+@pytest.mark.parametrize(
+    ("line", "weight"),
+    [
+        (b"PUB $JS.ACK.1.2.3.%06d.5.6.7 0\r\n\r\n", ACK_BYTES),
+        (b"PUB orders.%06d 5\r\n<\r\n>x\r\n", PACKED_ALONE_BYTES),
+        (b"PUB orders.%06d.* 0\r\n\r\n", PACKED_ALONE_BYTES),
+        (b"PUB orders.%06d 5\r\nhello\r\n", PACKED_BYTES),
+    ],
+)
+def test_what_takes_time_counts_so_that_nobody_else_waits_for_long(
+    line: bytes, weight: int
+) -> None:
+    doors = bound()
+    doors.client().say(b"".join(line % number for number in range(300)))
+    assert doors.front._made >= 300 * weight
+    doors.client().say(b"PUB orders.a 5\r\nhello\r\n" * 300)
+    assert doors.front._made < 300 * PACKED_BYTES

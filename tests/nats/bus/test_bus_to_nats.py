@@ -1,0 +1,342 @@
+"""What clients of the binary protocol publish, as NATS subscriptions see it."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from simplebus.core.broker.broker import FullPolicy, Settings
+from simplebus.core.limits import Limits
+from simplebus.core.protocol.envelope_batch import Envelope, encode
+from tests.behaviour.wire_peer import connect as connect1
+from tests.behaviour.wire_peer import numbered
+from tests.behaviour.wire_peer import publish as publish1
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    ack,
+    enveloped,
+    nack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+    timed,
+)
+from tests.nats.bus.two_listeners import Doors, stored
+
+
+def test_version_1_is_seen_on_the_class_s_subject() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB class.* 1\r\n")
+    peer = doors.peer(connect1(1), publish1(1, b"lone"))
+    peer.say(publish1(1, *numbered(30, size=20), *numbered(3)))
+    messages = client.messages()
+    assert {m.subject for m in messages} == {"class.1"}
+    assert [m.payload for m in messages] == [b"lone", *numbered(30, size=20), *numbered(3)]
+    assert {(m.reply, m.headers) for m in messages} == {("", b"")}
+
+
+def test_a_class_with_a_name_is_seen_under_that_and_messages_on_their_channels() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB class.> 1\r\n", b"SUB orders.eu 2\r\n", b"SUB orders.* 3\r\n")
+    peer = peer2(doors, classes=["shop"])
+    shop = doors.broker.store.names["shop"]
+    peer.say(publish(shop, 0, b"plain"))
+    said = [on_channel(f"orders.{where}", b"x") for where in ("eu", "us", "eu")]
+    peer.say(enveloped(shop, 1, *said, on_channel("else", b"y"), b"\0none"))
+    seen = [(m.subject, m.sid, m.payload) for m in client.messages()]
+    assert seen == [
+        ("class.shop", "1", b"plain"),
+        *[("orders.eu", sid, b"x") for sid in "23"],
+        ("orders.us", "3", b"x"),
+        *[("orders.eu", sid, b"x") for sid in "23"],
+        ("class.shop", "1", b"none"),
+    ]
+
+
+def test_headers_go_to_clients_that_take_them_and_a_reply_to_all() -> None:
+    doors = Doors()
+    client, plain = doors.client(b"SUB a 1\r\n"), doors.client(b"SUB a 1\r\n", headers=False)
+    said = Envelope("a", headers=(("Nats-Reply-To", "_INBOX.1"), ("A", "b")))
+    peer = peer2(doors, enveloped(1, 0, encode(said, b"pay")))
+    (message,), (other,) = client.messages(), plain.messages()
+    assert message == ("a", "1", "_INBOX.1", b"NATS/1.0\r\nA: b\r\n\r\n", b"pay")
+    assert other == ("a", "1", "_INBOX.1", b"", b"pay")
+    assert peer.errors() == []
+
+
+def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    doors = Doors()
+    client = doors.client(b"SUB a 1\r\n")
+    with monkeypatch.context() as broken:
+        broken.setattr(doors.front, "_write", lambda messages: 1 / 0)
+        peer = peer2(doors, enveloped(1, 0, *[on_channel("a", b"%d" % n) for n in range(60)]))
+    assert peer.errors() == []
+    assert doors.broker.classes[1].ring.head == 60
+    assert [type(fault) for fault in doors.front.take_faults()] == [ZeroDivisionError]
+    peer.say(enveloped(1, 60, *[on_channel("a", b"later")] * 60))
+    assert [message.payload for message in client.messages()] == [b"later"] * 60
+    assert doors.front.take_faults() == []
+
+
+def test_a_binary_subscriber_answers_a_nats_request() -> None:
+    doors = Doors()
+    doors.broker.store.table.bind("ask.>", 1)
+    client = doors.client(b"SUB _INBOX.me.* 1\r\n")
+    worker = peer2(doors, subscribe(1, 5), classes=[1, 2])
+    client.pub("ask.time", b"?", reply="_INBOX.me.7")
+    (asked,) = worker.got()
+    assert b"Nats-Reply-To" in asked.content
+    worker.say(enveloped(2, 0, on_channel("_INBOX.me.7", b"now")))
+    assert client.payloads() == [b"now"]
+
+
+def test_what_nats_clients_publish_is_seen_once() -> None:
+    doors = Doors(class_messages=1)
+    doors.broker.store.table.bind("orders.>", 1)
+    client = doors.client(b"SUB > 1\r\n")
+    for payload in (b"a", b"b", b"c"):
+        client.pub("orders.eu", payload)
+    assert client.payloads() == [b"a", b"b", b"c"]
+    reader = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    for _ in range(3):
+        (message,) = reader.messages()
+        reader.pub(message.reply)
+    assert doors.statistics(1).published == 3
+    assert [m.payload for m in client.messages() if m.subject == "orders.eu"] == []
+
+
+def test_what_binary_clients_publish_goes_into_no_other_class() -> None:
+    doors = Doors()
+    doors.broker.store.table.bind("orders.>", 2)
+    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    peer2(doors, enveloped(1, 0, on_channel("orders.eu", b"x")))
+    peer2(doors, enveloped(1, 0, on_channel("$JS.ACK.1._1.1.0.1.1.1", b"+ACK")))
+    assert doors.statistics(2).published == 0
+    assert len(client.messages()) == 2
+    assert doors.statistics(1).acknowledged == 0
+
+
+def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
+    doors = Doors(class_messages=1)
+    client = doors.client(b"SUB class.1 1\r\n", b"SUB $SB.SUB.1 2\r\n")
+    doors.peer(connect1(1), publish1(1, b"a", b"b"))
+    first, acked = client.messages()
+    assert (first.payload, acked.payload) == (b"a", b"a")
+    client.pub(acked.reply)
+    assert client.payloads() == [b"b", b"b"]
+
+
+def test_many_that_waited_are_seen_though_another_batch_is_under_way() -> None:
+    doors = Doors(class_messages=20)
+    client = doors.client(b"SUB class.1 1\r\n", b"SUB $SB.SUB.1 2\r\n", b"SUB noise 3\r\n")
+    doors.peer(connect1(1), publish1(1, *numbered(40, size=9)))
+    messages = client.messages()
+    acks = [m.reply.encode() for m in messages if m.sid == "2"]
+    assert len(acks) == 20
+    client.say(b"".join(b"PUB %b 0\r\n\r\n" % reply for reply in acks[1:]))
+    noise = [b"PUB noise %d\r\n%b\r\n" % (n % 7, b"x" * (n % 7)) for n in range(2000)]
+    client.say(b"".join([*noise[:1500], b"PUB %b 0\r\n\r\n" % acks[0], *noise[1500:]]))
+    rest = client.messages()
+    assert [m.payload for m in rest if m.sid == "1"] == numbered(20, size=9, start=20)
+    assert [len(m.payload) for m in rest if m.sid == "3"] == [n % 7 for n in range(2000)]
+
+
+def test_many_channels_with_and_without_headers_are_seen_in_order() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB a.> 1\r\n", b"SUB *.3 2\r\n", b"SUB a.* q 3\r\n")
+    peer = peer2(doors)
+    contents, expected = [], []
+    for number in range(400):
+        channel = f"{'ab'[number % 5 == 4]}.{number % 7}"
+        headers = (("N", str(number)),) if number % 50 == 0 else ()
+        payload = b"%d" % number if number % 9 else b"<\r\n>%d" % number
+        contents.append(encode(Envelope(channel, headers=headers), payload))
+        sids = ["1", "3"] * channel.startswith("a") + ["2"] * channel.endswith("3")
+        expected += [(channel, sid, payload, bool(headers)) for sid in sorted(sids)]
+    peer.say(enveloped(1, 0, *contents))
+    messages = client.messages()
+    seen = [(m.subject, m.sid, m.payload, bool(m.headers)) for m in messages]
+    assert sorted(seen) == sorted(expected)
+    for sid in "123":
+        own = [entry for entry in seen if entry[1] == sid]
+        assert own == [entry for entry in expected if entry[1] == sid]
+
+
+# Times -------------------------------------------------------------------------------------------
+
+
+def times(doors: Doors) -> Peer2:
+    """A peer that has published one for now, two for later, and two that are late."""
+    peer = peer2(doors)
+    peer.say(
+        enveloped(
+            1,
+            0,
+            timed(b"now", expires_ms=5000),
+            timed(b"later", not_before_ms=2000),
+            timed(b"both", not_before_ms=3000, expires_ms=3000),
+            timed(b"last", not_before_ms=4000, expires_ms=5000),
+            timed(b"late", expires_ms=0),
+        )
+    )
+    return peer
+
+
+def test_one_that_opens_later_is_seen_then_and_one_that_expired_never() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB class.1 1\r\n")
+    times(doors)
+    assert client.payloads() == [b"now"]
+    assert doors.broker.due == 2.0
+    doors.wait(1.5)
+    assert client.payloads() == []
+    doors.wait(0.5)
+    assert client.payloads() == [b"later"]
+    doors.wait(2)
+    assert client.payloads() == [b"last"]
+    assert doors.broker.due == float("inf")
+
+
+def test_one_that_is_gone_when_it_opens_is_not_seen() -> None:
+    limits = Limits(class_messages=2)
+    doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
+    client = doors.client(b"SUB class.1 1\r\n")
+    peer = peer2(doors, enveloped(1, 0, timed(b"later", not_before_ms=1000)))
+    peer.say(publish(1, 1, b"a", b"b"))
+    assert client.payloads() == [b"a", b"b"]
+    doors.wait(2)
+    assert client.payloads() == []
+
+
+@pytest.mark.parametrize("count", [1100, 5000])
+def test_no_more_is_remembered_of_what_opens_later_than_is_stored(count: int) -> None:
+    limits = Limits(class_messages=1100)
+    doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
+    doors.trusting = True
+    client = doors.client(b"SUB class.1 1\r\n")
+    peer = peer2(doors)
+    for at in range(0, count, 50):
+        said = [timed(b"%d" % n, not_before_ms=1000 + n % 2) for n in range(at, at + 50)]
+        peer.say(enveloped(1, at, *said))
+    tap = doors.front.classes._tap  # type: ignore[union-attr]
+    assert len(tap._later) <= 2 * 1100
+    doors.wait(2)
+    assert sorted(map(int, client.payloads())) == list(range(count - 1100, count))
+
+
+def test_what_opens_later_is_not_forgotten_however_much_there_is() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB class.1 1\r\n")
+    peer = peer2(doors)
+    said = [timed(b"%d" % n, not_before_ms=1000 + 1000 * (n % 2)) for n in range(1100)]
+    peer.say(enveloped(1, 0, *said))
+    doors.wait(1)
+    assert client.payloads() == [b"%d" % n for n in range(0, 1100, 2)]
+    doors.wait(1)
+    assert client.payloads() == [b"%d" % n for n in range(1, 1100, 2)]
+
+
+# Dead letters ------------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_seen_on_their_class_s_subject_and_not_on_their_channel() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB orders.> 1\r\n", b"SUB class.> 2\r\n")
+    peer = peer2(doors, subscribe(1, 5, max_deliveries=1))
+    peer.say(enveloped(1, 0, on_channel("orders.eu", b"x")))
+    assert [m.sid for m in client.messages()] == ["1"]
+    assert len(peer.got()) == 1
+    peer.say(nack(5, 0, 1, 0))
+    assert peer.got() == []
+    (message,) = client.messages()
+    assert (message.subject, message.sid, message.payload) == ("class.dead.1", "2", b"x")
+    assert b"dead-reason: max_deliveries\r\n" in message.headers
+    ((envelope, _),) = stored(doors, 0x8000 + zlib.crc32(b"dead.1") % 0x8000)
+    assert envelope.channel == "orders.eu"
+
+
+# Cost --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [b"PING\r\n", b"SUB elsewhere.> 1\r\n", b"SUB class.2 1\r\n"])
+def test_where_nobody_wants_it_nothing_is_copied(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors = Doors()
+    client = doors.client(said)
+    client.take()
+    peer = peer2(doors)
+    tap = doors.front.classes._tap  # type: ignore[union-attr]
+    monkeypatch.setattr(tap, "_send", lambda *what, **more: pytest.fail("it was copied"))
+    peer.say(publish(1, 0, *numbered(30)))
+    peer.say(enveloped(1, 30, *[on_channel(f"a.{n}", b"x") for n in range(30)]))
+    peer.say(enveloped(1, 60, timed(b"x", not_before_ms=5)))
+    assert client.messages() == []
+    doors.wait(1)
+    assert client.messages() == []
+
+
+def test_where_nobody_has_subscribed_nothing_is_looked_at() -> None:
+    doors = Doors()
+    doors.broker.store.table.bind("orders.>", 1)
+    client = doors.client(b"SUB $SB.SUB.1 2\r\n")
+    assert doors.broker.store.tap is None
+    client.say(b"SUB > 1\r\n", b"SUB a q 3\r\n")
+    other = doors.client(b"SUB > 1\r\n")
+    assert doors.broker.store.tap is not None
+    client.say(b"UNSUB 1\r\n", b"UNSUB 3\r\n")
+    assert doors.broker.store.tap is not None
+    other.leave()
+    assert doors.broker.store.tap is None
+    doors.peer(connect1(1), publish1(1, b"x"))
+    assert [message.sid for message in client.messages()] == ["2"]
+
+
+def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
+    doors = Doors()
+    early = doors.client(b"SUB class.1 1\r\n")
+    peer = peer2(doors)
+    peer.say(enveloped(1, 0, *[timed(b"%d" % n, not_before_ms=1000) for n in range(5000)]))
+    early.leave()
+    peer.say(enveloped(1, 5000, timed(b"last", not_before_ms=1000)))
+    late = doors.client(b"SUB class.1 1\r\n")
+    doors.wait(1)
+    assert late.payloads() == [b"%d" % n for n in range(4096)]
+    doors.wait(0)
+    assert late.payloads() == [*[b"%d" % n for n in range(4096, 5000)], b"last"]
+    assert doors.broker.due == float("inf")
+
+
+def test_no_more_is_remembered_of_channels_than_there_are() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB other 1\r\n")
+    peer = peer2(doors)
+    tap = doors.front.classes._tap  # type: ignore[union-attr]
+    for number in range(100):
+        client.say(b"UNSUB 2\r\nSUB another.%d 2\r\n" % number)
+        peer.say(enveloped(1, number, on_channel("a", b"x")))
+    ((_, verdicts),) = tap._verdicts.values()
+    assert verdicts.size == 2
+    peer.say(enveloped(1, 100, *[on_channel(f"a.{n}", b"x") for n in range(100)]))
+    ((_, verdicts),) = tap._verdicts.values()
+    assert verdicts.size <= 256
+
+
+def test_what_is_remembered_of_channels_is_forgotten_with_them() -> None:
+    doors = Doors()
+    client = doors.client(b"SUB wanted.> 1\r\n")
+    peer = peer2(doors, subscribe(1, 5))
+    for round_ in range(3):
+        said = [on_channel(f"{who}.{round_}.{n}", b"x") for who in ("no", "wanted") for n in (1, 2)]
+        peer.say(enveloped(1, 8 * round_, *said), enveloped(1, 8 * round_ + 4, *reversed(said)))
+        seen = [message.subject for message in client.messages()]
+        assert seen == [f"wanted.{round_}.{n}" for n in (1, 2, 2, 1)]
+        peer.say(ack(5, 8 * round_, 8 * round_ + len(peer.ids())))
+        doors.broker.classes[1].channels.forget(100)
+    client.say(b"SUB no.> 2\r\n", b"UNSUB 1\r\n")
+    peer.say(enveloped(1, 24, on_channel("no.2.1", b"x"), on_channel("wanted.2.1", b"x")))
+    assert [message.subject for message in client.messages()] == ["no.2.1"]

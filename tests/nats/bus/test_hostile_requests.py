@@ -1,0 +1,138 @@
+"""Whatever NATS clients say about classes, nothing happens but answers, errors and the end of their
+own connections; the broker's invariants hold, and memory stays what it is."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from simplebus.nats.errors import NatsError
+from tests.behaviour.wire_peer import connect as connect1
+from tests.behaviour.wire_peer import publish as publish1
+from tests.behaviour.wire_peer_v2 import (
+    ack,
+    enveloped,
+    on_channel,
+    peer2,
+    subscribe,
+)
+from tests.nats.bus.two_listeners import Client, Doors
+
+TOKENS = [
+    "$SB",
+    "SUB",
+    "$JS",
+    "ACK",
+    "1",
+    "7",
+    "orders",
+    "-",
+    "d",
+    "e",
+    "*",
+    ">",
+    "#",
+    "start=new",
+    "start=earliest",
+    "in_flight=2",
+    "in_flight=0",
+    "ack_seconds=1",
+    "max_deliveries=1",
+    "filter",
+    "x",
+    "%2E",
+    "%zz",
+    "_INBOX",
+    "class",
+    "dead",
+    "café",
+    "0",
+    "_1",
+    "_2",
+    "99999999999999999999",
+]
+SUBJECTS = ["orders.a", "orders.b", "x", "orders.*", "class.1", ">", "orders.caf\xe9", "a..b"]
+PAYLOADS = b"|+ACK|-NAK|+WPI|+TERM|-NAK {|<\r\n>|<|xxxxxxxxxxxxxxxxxxxx".split(b"|")
+BLOCKS = [b"NATS/1.0\r\nA: b\r\n\r\n", b"junk", b"NATS/1.0 503\r\n\r\n"]
+
+
+def subject(dice: Random) -> bytes:
+    kind = dice.random()
+    if kind < 0.5:
+        start, most = ("$SB.SUB", 5) if kind < 0.35 else ("$JS.ACK", 8)
+        words = [start, *dice.choices(TOKENS, k=dice.randint(0, most))]
+    elif kind < 0.65:
+        about = [dice.choice("17"), dice.choice(["d", "_1", "_2", "g"]), "1"]
+        words = ["$JS.ACK", *about, str(dice.randint(0, 60)), "1", "1", "1"]
+    else:
+        words = [dice.choice(SUBJECTS)]
+    return ".".join(words).encode("latin-1")
+
+
+def line(dice: Random) -> bytes:
+    kind, about, sid = dice.random(), subject(dice), dice.randint(1, 6)
+    if kind < 0.3:
+        return b"SUB %b%b %d\r\n" % (about, dice.choice([b"", b" g", b" \xff"]), sid)
+    if kind < 0.4:
+        return b"UNSUB %d%b\r\n" % (sid, dice.choice([b"", b" 2"]))
+    payload, reply = dice.choice(PAYLOADS), dice.choice([b"", b" r.1"])
+    if kind < 0.5:
+        block = dice.choice(BLOCKS)
+        sizes = len(block), len(block) + len(payload)
+        return b"HPUB %b%b %d %d\r\n%b%b\r\n" % (about, reply, *sizes, block, payload)
+    one = b"PUB %b%b %d\r\n%b\r\n" % (about, reply, len(payload), payload)
+    return one * dice.choice([1, 1, 1, 3, 30])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_said_about_classes_harms_nobody(seed: int) -> None:
+    dice = Random(seed)
+    room = dice.choice([2, 10, 1000])
+    doors = Doors(class_messages=room, classes=50, durables=10, subscriptions=5)
+    doors.trusting = True
+    for bound in ("orders.>", "*.a"):
+        doors.broker.store.table.bind(bound, 1)
+    doors.broker.store.table.bind(">", 7)
+    one, two = doors.peer(connect1(1)), peer2(doors, subscribe(1, 5, durable="binary"))
+    clients: list[Client] = [doors.client() for _ in range(3)]
+    number = 0
+    for _ in range(120):
+        at = dice.randrange(3)
+        client = clients[at]
+        try:
+            match dice.randrange(12):
+                case 0:
+                    doors.tick()
+                case 1:
+                    doors.wait(3 * dice.random())
+                case 2:
+                    one.say(publish1(1, *[b"p" * dice.randint(0, 9)] * dice.randint(1, 30)))
+                case 3:
+                    channel = dice.choice(["orders.a", "$JS.ACK.1", "x"])
+                    two.say(enveloped(1, number, *[on_channel(channel, b"q")] * 3))
+                    number += 3
+                case 4:
+                    for got in two.got():
+                        two.say(ack(5, got.message_id, got.message_id + 1))
+                case 5:
+                    client.leave()
+                case 6 | 7:
+                    for message in client.hear()[0]:
+                        if message.reply.startswith("$JS.ACK"):
+                            client.pub(message.reply, dice.choice([b"+ACK", b"-NAK", b"+TERM"]))
+                case _:
+                    client.say(b"".join(line(dice) for _ in range(dice.randint(1, 20))))
+        except NatsError:
+            client.leave()
+        if doors.front.take_cut() or client.session.closed:
+            client.leave()
+            clients[at] = doors.client()
+        doors.broker.check()
+    for client in clients:
+        client.leave()
+    doors.broker.check()
+    assert doors.front.classes is not None
+    assert doors.front.classes.guests == {}
+    tap = doors.front.classes._tap  # type: ignore[union-attr]
+    assert all(verdicts.size < 64 for _, verdicts in tap._verdicts.values())

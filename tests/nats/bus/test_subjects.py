@@ -1,0 +1,214 @@
+"""However one asks for a class, it is judged as the class that it is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from simplebus.core.errors import Reason
+from simplebus.core.limits import CLASS_ID_MAX, Limits
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.settings import Settings
+from simplebus.nats.bus.acked import wish
+from simplebus.nats.bus.subjects import asked, spelled, token
+from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.settings import NatsSettings
+from tests.nats.bus.two_listeners import Client, Doors
+
+NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=5)
+
+
+def doors_of(*users: User, classes: int = 100) -> Doors:
+    """`secret` is class 12; `boss` may do everything."""
+    everybody = (User("boss", "p"), *users)
+    limits = Limits(classes=classes)
+    doors = Doors(Settings(limits), nats=NatsSettings(auth=NatsAuth(everybody)))
+    doors.broker.store.table.name_classes([NamedClass(id=12, name="secret")])
+    doors.broker.store.table.name_classes([NamedClass(id=13, name="open")])
+    return doors
+
+
+def client_of(doors: Doors, name: str) -> Client:
+    return doors.client(user=name, **{"pass": "p"})
+
+
+def one(*, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), name: str = "one") -> User:
+    return User(name, "p", permissions=Permissions(subscribe_allow=allow, subscribe_deny=deny))
+
+
+WAYS = (
+    "secret",
+    "secret.-",
+    "secret.d",
+    "12",
+    "12.d",
+    "012.d",
+    "%73ecret.d",
+    "secre%74",
+    "%31%32.d",
+    "secret.d.start=earliest",
+    "secret.d.start%3Dearliest",
+    "secret.-.filter.x",
+)
+LETTERS = ("dead%2Esecret", "dead%2esecret.d", "dead%2E12.d", "d%65ad%2Esecret.d")
+
+
+@pytest.mark.parametrize(
+    "denied", ["$SB.SUB.secret.>", "$SB.SUB.%30%31%32.>", "$SB.SUB.%73ecret.>"]
+)
+def test_who_is_denied_a_class_does_not_get_it_by_another_word_for_it(denied: str) -> None:
+    doors = doors_of(one(allow=("$SB.SUB.>", ">"), deny=(denied,)))
+    client = client_of(doors, "one")
+    for way in WAYS + LETTERS:
+        client.sub(f"$SB.SUB.{way}")
+        (line,) = client.lines()
+        assert b"(it may not ask for class" in line, way
+    assert not doors.broker.classes[12].subscriptions
+    assert doors.broker.refused == {Reason.UNAUTHORIZED: len(WAYS + LETTERS)}
+    client.sub("$SB.SUB.open.d")
+    assert client.lines() == []
+
+
+@pytest.mark.parametrize("allowed", ["$SB.SUB.secret.>", "$SB.SUB.12.>", "$SB.SUB.0012.>"])
+def test_who_is_allowed_a_class_gets_it_by_any_word_for_it(allowed: str) -> None:
+    for way in WAYS:
+        client = client_of(doors_of(one(allow=(allowed,))), "one")
+        client.sub(f"$SB.SUB.{way}")
+        assert client.lines() == [], way
+        client.sub("$SB.SUB.open.d", "2")
+        assert len(client.lines()) == 1
+
+
+def test_a_class_that_is_not_there_goes_by_the_word_that_it_is_asked_for_by() -> None:
+    doors = doors_of(one(allow=("$SB.SUB.new.>", "$SB.SUB.77.>")))
+    client = client_of(doors, "one")
+    [(class_id, _)] = doors.broker.store.table.find_ids(["new"])
+    client.sub(f"$SB.SUB.{class_id}.d")
+    assert len(client.lines()) == 1
+    client.sub("$SB.SUB.new.d")
+    client.sub("$SB.SUB.77.d", "2")
+    assert client.lines() == []
+
+
+def test_who_took_an_id_that_gets_a_denied_name_is_sent_no_more_of_it() -> None:
+    doors = doors_of(one(allow=("$SB.SUB.>",), deny=("$SB.SUB.payroll.>",)))
+    doors.broker.store.table.bind("paid", 77)
+    client, boss = client_of(doors, "one"), client_of(doors, "boss")
+    client.sub("$SB.SUB.77.d")
+    boss.pub("paid", b"x")
+    assert len(client.messages()) == 1
+    doors.broker.store.table.name_classes([NamedClass(id=77, name="payroll")])
+    assert [error.reason for _, error in doors.broker.take_cut()] == [Reason.UNAUTHORIZED]
+    boss.pub("paid", b"x")
+    assert client.messages() == []
+
+
+def test_a_pattern_may_be_about_durables_and_members_of_groups() -> None:
+    doors = doors_of(one(allow=("$SB.SUB.open.*.>", "$SB.SUB.open.audit g"), deny=()))
+    client = client_of(doors, "one")
+    for asked_for, queue in (
+        ("open", ""),
+        ("open.audit", ""),
+        ("13.other", "g"),
+        ("13.audit", "h"),
+    ):
+        client.sub(f"$SB.SUB.{asked_for}", queue=queue)
+        assert len(client.lines()) == 1, asked_for
+    client.sub("$SB.SUB.13.%61udit", queue="g")
+    assert client.lines() == []
+
+
+@pytest.mark.parametrize(
+    ("denied", "asked_for", "queue", "may"),
+    [
+        ("secret", "12.d", "", False),
+        ("*.d", "12.%64.in_flight=1.filter.a", "", False),
+        ("open.d", "open.e", "", True),
+        ("open.*.filter.a", "13.d.filter.a", "", False),
+        ("open.*.filter.a", "13.d.filter.a.b", "", True),
+        ("open.d", "13.d.filter.>", "", False),
+        ("open.* g", "13.d.filter.>", "g", False),
+        ("open.*.start=earliest", "13.d.start=earliest.filter.a", "", False),
+        ("open.d g", "13.d.in_flight=1", "g", False),
+        ("open.d g", "13.d.in_flight=1", "h", True),
+    ],
+)
+def test_what_is_denied_is_denied_with_all_that_may_follow(
+    denied: str, asked_for: str, queue: str, may: bool
+) -> None:
+    doors = doors_of(one(allow=("$SB.>",), deny=(f"$SB.SUB.{denied}",)))
+    client = client_of(doors, "one")
+    client.sub(f"$SB.SUB.{asked_for}", queue=queue)
+    assert (client.lines() == []) is may
+
+
+@given(NAMES, NAMES, st.booleans())
+def test_what_is_asked_for_and_what_is_allowed_are_spelled_alike(
+    name: str, durable: str, is_hidden: bool
+) -> None:
+    def written(text: str) -> str:
+        return "".join(f"%{b:02x}" for b in text.encode()) if is_hidden else token(text)
+
+    assume(not (name.isascii() and name.isdigit() and int(name) > CLASS_ID_MAX))
+    pattern = f"$SB.SUB.{written(name)}.{written(durable)}"
+    wanted = wish(pattern.encode(), b"")
+    assert spelled(pattern) in asked([wanted.class_], (), wanted.behind).own
+    assert spelled(spelled(pattern)) == spelled(pattern)
+
+
+# Who has permissions may not do everything -------------------------------------------------------
+
+
+def test_a_durable_of_another_user_is_not_taken_up() -> None:
+    doors = doors_of(one(allow=("$SB.SUB.open.>",)), one(deny=("x",), name="two"))
+    boss = client_of(doors, "boss")
+    boss.sub("$SB.SUB.open.hers")
+    boss.leave()
+    thief = client_of(doors, "one")
+    thief.sub("$SB.SUB.open.hers")
+    (line,) = thief.lines()
+    assert b"the durable `hers` is not its own" in line
+    thief.sub("$SB.SUB.open.mine", "2")
+    thief.leave()
+    again = client_of(doors, "one")
+    again.sub("$SB.SUB.open.mine")
+    assert again.lines() == []
+
+
+def test_it_makes_its_share_of_classes_and_no_more() -> None:
+    doors = doors_of(one(allow=("$SB.SUB.>",)), classes=40)
+    client = client_of(doors, "one")
+    for n in range(12):
+        client.sub(f"$SB.SUB.new{n}", str(n))
+    lines = client.lines()
+    assert len(lines) == 2
+    assert b"it has made 10, and may make 10" in lines[0]
+    boss = client_of(doors, "boss")
+    boss.sub("$SB.SUB.hers")
+    assert boss.lines() == []
+
+
+def test_where_it_may_not_publish_it_alone_hears_that_what_it_said_counts() -> None:
+    user = User(
+        "one",
+        "p",
+        permissions=Permissions(
+            publish_allow=("$JS.ACK.>", "told.>"), subscribe_allow=("$SB.>", "_INBOX.>")
+        ),
+    )
+    doors = doors_of(user)
+    boss, client = client_of(doors, "boss"), client_of(doors, "one")
+    boss.sub("not.its.business")
+    boss.sub("_INBOX.one", "2")
+    boss.sub("told.boss", "3")
+    client.sub("$SB.SUB.open.d")
+    client.sub("_INBOX.one", "2")
+    doors.broker.store.table.bind("orders", 13)
+    boss.pub("orders", b"x")
+    (message,) = client.messages()
+    for reply in ("not.its.business", "_INBOX.one", "told.boss"):
+        client.pub(message.reply, b"+ACK", reply)
+    assert [heard.subject for heard in client.messages()] == ["_INBOX.one"]
+    assert [heard.subject for heard in boss.messages()] == ["told.boss"]

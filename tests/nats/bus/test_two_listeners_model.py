@@ -1,0 +1,146 @@
+"""Publishers and subscribers of every kind at one class with little room: nothing is lost, nothing
+comes out of order, nothing comes twice that was acknowledged."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.protocol.envelope_batch import decode
+from tests.behaviour.wire_peer import connect as connect1
+from tests.behaviour.wire_peer import publish as publish1
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    ack,
+    enveloped,
+    on_channel,
+    peer2,
+    subscribe,
+)
+from tests.nats.bus.two_listeners import Client, Doors, Msg
+
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["nats", "run", "one", "two"]), st.integers(1, 6)),
+    st.tuples(st.sampled_from(["ack", "nak", "binary"]), st.integers(1, 6)),
+    st.tuples(st.sampled_from(["tick", "again", "listen"]), st.just(1)),
+)
+
+
+def by_publisher(payloads: list[bytes]) -> dict[bytes, list[int]]:
+    """What each publisher said, in the order in which it came."""
+    found: dict[bytes, list[int]] = defaultdict(list)
+    for payload in payloads:
+        who, number = payload.split(b"-")
+        found[who].append(int(number))
+    return dict(found)
+
+
+class World:
+    """One class, and everybody there is."""
+
+    def __init__(self) -> None:
+        self.doors = Doors(class_messages=8)
+        self.doors.trusting = True  # Each step is checked at its end.
+        self.doors.broker.store.table.bind("orders.>", 1)
+        self.said: dict[bytes, int] = defaultdict(int)
+        """How much each publisher has said."""
+        self.one = self.doors.peer(connect1(1))
+        self.two = peer2(self.doors)
+        self.publisher = self.doors.client()
+        self.listener = self.doors.client(b"SUB orders.> 1\r\n", b"SUB class.1 2\r\n")
+        self.binary: Peer2 = peer2(self.doors, subscribe(1, 5, durable="binary"))
+        self.acked: Client = self.doors.client(b"SUB $SB.SUB.1.nats.in_flight=4 1\r\n")
+        self.listened: list[bytes] = []
+        self.first: list[bytes] = []
+        """What the acked client got for the first time."""
+        self.done: set[bytes] = set()
+        """What it has acknowledged."""
+        self.held: dict[bytes, Msg] = {}
+        self.binary_got: list[bytes] = []
+
+    def payloads(self, who: str, count: int) -> list[bytes]:
+        name = who.encode()
+        first, self.said[name] = self.said[name], self.said[name] + count
+        return [b"%b-%d" % (name, number) for number in range(first, first + count)]
+
+    def step(self, what: str, count: int) -> None:
+        match what:
+            case "nats" | "run":
+                said = self.payloads("nats", count * (10 if what == "run" else 1))
+                lines = [b"PUB orders.x %d\r\n%b\r\n" % (len(p), p) for p in said]
+                self.publisher.say(b"".join(lines))
+            case "one":
+                self.one.say(publish1(1, *self.payloads("one", count)))
+            case "two":
+                first = self.said[b"two"]
+                said = self.payloads("two", count)
+                contents = [on_channel("orders.y", p) for p in said]
+                self.two.say(enveloped(1, first, *contents))
+            case "ack":
+                for payload in list(self.held)[:count]:
+                    self.acked.pub(self.held.pop(payload).reply, b"+ACK")
+                    self.done.add(payload)
+            case "nak":
+                for payload in list(self.held)[:count]:
+                    self.acked.pub(self.held.pop(payload).reply, b"-NAK")
+            case "binary":
+                self.hear_binary(count)
+            case "tick":
+                self.doors.tick()
+            case "again":
+                self.acked.leave()
+                self.held.clear()
+                self.acked = self.doors.client(b"SUB $SB.SUB.1.nats.in_flight=4 1\r\n")
+            case "listen":
+                self.listened += self.listener.payloads()
+        self.hear()
+        self.doors.broker.check()
+
+    def hear(self) -> None:
+        for message in self.acked.messages():
+            assert message.payload not in self.done, "acknowledged, and came again"
+            if message.payload not in self.first:
+                self.first.append(message.payload)
+            self.held[message.payload] = message
+        assert len(self.held) <= 4
+
+    def hear_binary(self, most: int) -> None:
+        for got in self.binary.got():
+            payload = decode(got.content)[1] if got.kind == ord("5") else got.content
+            if got.attempt == 1:
+                self.binary_got.append(payload)
+            self.binary.say(ack(5, got.message_id, got.message_id + 1))
+
+    def finish(self) -> None:
+        """Everything is taken and acknowledged."""
+        for _ in range(1000):
+            self.step("ack", 100)
+            self.hear_binary(100)
+            if self.done == set(self.first) and sum(self.said.values()) == len(self.done):
+                break
+            self.doors.tick()  # What came twice to who has gone has a pause.
+        self.listened += self.listener.payloads()
+        self.two.listen()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(STEPS, max_size=25))
+@example([("run", 3), ("one", 3), ("again", 1), ("two", 2), ("nak", 4), ("tick", 1), ("ack", 2)])
+def test_every_kind_of_subscriber_gets_all_in_order_from_every_kind_of_publisher(
+    steps: list[tuple[str, int]],
+) -> None:
+    world = World()
+    for what, count in steps:
+        world.step(what, count)
+    world.finish()
+    expected = {who: list(range(count)) for who, count in world.said.items() if count}
+    assert by_publisher(world.first) == expected
+    assert by_publisher(world.listened) == expected
+    assert by_publisher(world.binary_got) == expected
+    assert world.binary_got == world.first, "accepted in one order, delivered in another"
+    world.doors.broker.take_ready()
+    assert world.doors.statistics(1).ring.messages == 0
+    assert not world.publisher.session.must_wait
+    assert world.doors.broker.refused == {}

@@ -1,0 +1,65 @@
+"""Clients of other languages: the programs in js/ and c/ of this folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.programs import Program
+from tests.support.requirements import missing, needed
+
+HERE = Path(__file__).parent
+
+
+def javascript() -> list[str]:
+    """The command of the program that uses nats.js."""
+    node = needed("node", "nodejs")
+    if not (HERE / "js" / "node_modules" / "@nats-io").exists():
+        missing("this test needs nats.js: npm ci --prefix tests/nats/clients/js")
+    return [node, str(HERE / "js" / "check.js")]
+
+
+def compiled(folder: Path) -> list[str]:
+    """The command of the program that uses nats.c, which is compiled into this folder."""
+    compiler = needed("cc", "gcc", "clang")
+    source, target = HERE / "c" / "check.c", folder / "check"
+    probe = [compiler, "-E", "-include", "nats/nats.h", "-x", "c", "/dev/null"]
+    if subprocess.run(probe, capture_output=True).returncode != 0:
+        missing("this test needs nats.c, which is libnats-dev of Debian")
+    flags = ("-O1", "-Wall", "-Wextra", "-Werror")
+    command = [compiler, *flags, "-o", str(target), str(source), "-lnats", "-lpthread"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [str(target)]
+
+
+@contextlib.contextmanager
+def running(command: list[str], *arguments: str) -> Iterator[Program]:
+    """Killed with the block."""
+    with subprocess.Popen(
+        [*command, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            yield Program(process)
+        finally:
+            process.kill()
+
+
+def outcomes(command: list[str], *arguments: str) -> dict[str, Any]:
+    """The one line that it says, from its beginning to its end."""
+    with running(command, *arguments) as it:
+        return last_words(it)
+
+
+def last_words(program: Program) -> dict[str, Any]:
+    status, said, complained = program.end()
+    assert (status, complained) == (0, ""), said + complained
+    found: dict[str, Any] = json.loads(said)
+    return found

@@ -1,0 +1,31 @@
+"""nats.c, as Debian has it, against a real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.nats.clients.programs import compiled, outcomes
+from tests.nats.running_server import Door
+
+pytestmark = pytest.mark.xdist_group("nats clients")
+
+
+def test_what_its_users_do_comes_out_as_they_expect(shared_door: Door, tmp_path: Path) -> None:
+    assert outcomes(compiled(tmp_path), "all", shared_door.url) == {
+        "plain": {
+            "came": 256,
+            "wrong": 0,
+            "long": 1 << 20,
+            "too_long": "Maximum Payload Exceeded",
+        },
+        "limited": "Maximum Messages Delivered",
+        "queue": {"taken": 300, "sum": sum(range(300)), "everybody": True},
+        "requests": {
+            "size": 2,
+            "answered": "a:b",
+            "nobody": "No responders available for request",
+            "late": "Timeout",
+        },
+    }

@@ -1,0 +1,108 @@
+"""A FastStream app on the NATS door: two instances share its work, answer requests and publish."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated
+
+import pytest
+from faststream import Context, FastStream, Path
+from faststream.nats import NatsBroker, NatsRouter
+from nats.errors import NoRespondersError
+from pydantic import BaseModel
+
+from tests.nats.running_server import Door, on_asyncio, until
+
+pytestmark = pytest.mark.xdist_group("nats clients")
+
+ORDERS = 100
+
+
+class Order(BaseModel):
+    id: int
+    price: float
+
+
+class Bill(BaseModel):
+    order: int
+    sum: float
+    country: str
+
+
+class Shop:
+    """One instance of the app, running within the block, and what it took."""
+
+    def __init__(self, door: Door, name: str) -> None:
+        self.taken: list[int] = []
+        router = NatsRouter(prefix="shop.")
+
+        @router.subscriber("orders.{country}", queue="billing")
+        @router.publisher("bills")
+        async def bill(order: Order, country: Annotated[str, Path()]) -> Bill:
+            self.taken.append(order.id)
+            return Bill(order=order.id, sum=order.price * 2, country=country)
+
+        @router.subscriber("price", queue="pricing")
+        async def price(
+            order: Order, currency: Annotated[str, Context("message.headers.currency")]
+        ) -> str:
+            return f"{order.price:g} {currency}"
+
+        @router.subscriber(f"here.{name}")
+        async def here(word: str) -> str:  # The last that it subscribes to.
+            return name
+
+        broker = NatsBroker(door.url, logger=None, connect_timeout=60)
+        broker.include_router(router)
+        self.is_up = asyncio.Event()
+        self.app = FastStream(broker, logger=None, after_startup=[self.is_up.set])
+
+    async def __aenter__(self) -> Shop:
+        self._running = asyncio.create_task(self.app.run(sleep_time=0.01))
+        await self.is_up.wait()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.app.exit()
+        await self._running
+
+
+async def is_heard(client: NatsBroker, name: str) -> None:
+    """Wait until all that an instance subscribed to is known to the server."""
+    for _ in range(1_000):
+        with contextlib.suppress(NoRespondersError):
+            answer = await client.request("?", f"shop.here.{name}", timeout=60)
+            assert await answer.decode() == name
+            return
+    raise AssertionError(f"{name} is not there")
+
+
+@on_asyncio
+async def test_two_instances_of_an_app_share_its_work(shared_door: Door) -> None:
+    bills: list[Bill] = []
+    client = NatsBroker(shared_door.url, logger=None, connect_timeout=60)
+
+    @client.subscriber("shop.bills")
+    async def note(bill: Bill) -> None:
+        bills.append(bill)
+
+    async with client, Shop(shared_door, "one") as one, Shop(shared_door, "other") as other:
+        await client.start()
+        await is_heard(client, "one")
+        await is_heard(client, "other")
+        for number in range(ORDERS):
+            await client.publish(Order(id=number, price=number / 4), "shop.orders.eu")
+        await until(lambda: len(bills) == ORDERS)
+        assert sorted(one.taken + other.taken) == list(range(ORDERS))
+        assert one.taken
+        assert other.taken
+        assert sorted((bill.order, bill.sum) for bill in bills) == [
+            (number, number / 2) for number in range(ORDERS)
+        ]
+        assert {bill.country for bill in bills} == {"eu"}
+        question = Order(id=1, price=2.5)
+        answer = await client.request(
+            question, "shop.price", headers={"currency": "EUR"}, timeout=60
+        )
+        assert await answer.decode() == "2.5 EUR"

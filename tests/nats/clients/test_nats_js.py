@@ -1,0 +1,53 @@
+"""nats.js, of the package @nats-io/transport-node, against a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.nats.clients.programs import javascript, outcomes
+from tests.nats.running_server import IS_REFERENCE, Door
+
+pytestmark = pytest.mark.xdist_group("nats clients")
+
+
+def test_what_its_users_do_comes_out_as_they_expect(shared_door: Door) -> None:
+    assert outcomes(javascript(), "all", shared_door.url) == {
+        "plain": {
+            "proto": 1,
+            "headers": True,
+            "max_payload": 1 << 20,
+            "equal": [True] * 5,
+            "subject": "js.plain.it",
+            "reply": "js.reply",
+            "closed": True,
+            "rtt": True,
+        },
+        "options": [["own", "other"], ["own", "other"], ["other"]],
+        "queue": {"different": 300, "total": 300, "everybody": True, "ordered": True},
+        "requests": {
+            "reply": "abab",
+            "headers": ["2", "a:b"],
+            "own": "cc",
+            "nobody": "RequestError no responders",
+            "silent": "TimeoutError",
+        },
+        "draining": {"inOrder": True, "closed": True},
+        "services": {
+            "sum": 6,
+            "refused": "nothing to add",
+            "name": "adding",
+            "same": True,
+            "endpoint": "math.add",
+            "asked": 2,
+        },
+    }
+
+
+@pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes")
+def test_its_words_about_a_message_do_what_they_say(shared_door: Door) -> None:
+    found = [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1), (3, 2)]
+    assert outcomes(javascript(), "acked", shared_door.url) == {
+        "found": [[f"{n}", "js", "reader", attempt, n] for n, attempt in found],
+        "confirmed": 2,
+        "next": "next",
+    }

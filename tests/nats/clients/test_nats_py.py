@@ -1,0 +1,368 @@
+"""nats-py, as its users use it, against a real server.
+
+Rule 1: tests share one server, and keep to subjects of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import (
+    ConnectionClosedError,
+    MaxPayloadError,
+    NoRespondersError,
+    SlowConsumerError,
+)
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.errors import ServiceUnavailableError
+
+from tests.nats.running_server import (
+    PATIENT,
+    Door,
+    on_asyncio,
+    settle,
+    until,
+)
+from tests.support.programs import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.xdist_group("nats clients")
+
+
+@contextlib.asynccontextmanager
+async def connected(door: Door, **options: Any) -> AsyncIterator[Client]:
+    """A client; what it is told beside its errors' callback is an error of the test."""
+    errors: list[Exception] = []
+
+    async def note(error: Exception) -> None:
+        errors.append(error)
+
+    client = await nats.connect(door.url, **{"error_cb": note, **PATIENT, **options})
+    try:
+        yield client
+    finally:
+        await client.close()
+    assert errors == []
+
+
+async def take(subscription: Any, count: int) -> list[bytes]:
+    return [(await subscription.next_msg(timeout=60)).data for _ in range(count)]
+
+
+# Publish and subscribe ---------------------------------------------------------------------------
+
+
+@on_asyncio
+async def test_what_the_server_says_of_itself(shared_door: Door) -> None:
+    async with connected(shared_door, name="me") as client, connected(shared_door) as other:
+        assert client.is_connected
+        assert client.connected_url is not None
+        assert client.connected_url.port == shared_door.port
+        assert client.max_payload == 1 << 20
+        assert client.client_id != other.client_id
+        assert client.client_ip == "127.0.0.1"
+        version = client.connected_server_version
+        assert (version.major, version.minor) >= (2, 9)
+        assert 0 < await client.rtt() < 10
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"verbose": True}, {"pedantic": True}, {"verbose": True, "pedantic": True}]
+)
+@on_asyncio
+async def test_messages_come_by_callback_by_iteration_and_one_by_one(
+    shared_door: Door, options: dict[str, bool]
+) -> None:
+    async with connected(shared_door, **options) as client:
+        called: list[Msg] = []
+
+        async def call(message: Msg) -> None:
+            called.append(message)
+
+        await client.subscribe("ways.*", cb=call)
+        iterated = await client.subscribe("ways.>")
+        asked = await client.subscribe("ways.one")
+        for number in range(3):
+            await client.publish("ways.one", b"%d" % number, reply="somewhere")
+        found = []
+        async for message in iterated.messages:
+            found.append((message.subject, message.reply, message.data))
+            if len(found) == 3:
+                break
+        assert found == [("ways.one", "somewhere", b"%d" % number) for number in range(3)]
+        assert await take(asked, 3) == [b"0", b"1", b"2"]
+        await until(lambda: len(called) == 3)
+        assert [message.data for message in called] == [b"0", b"1", b"2"]
+
+
+@on_asyncio
+async def test_payloads_of_any_bytes_and_size_come_as_they_were(shared_door: Door) -> None:
+    payloads = [
+        b"",
+        b"\r\n",
+        b"\r\nPUB any 1\r\n",
+        bytes(range(256)),
+        b"<\r\n>" * 3,
+        bytes(1 << 20),
+        b"x",
+    ]
+    async with connected(shared_door) as client:
+        subscription = await client.subscribe("any")
+        for payload in payloads:
+            await client.publish("any", payload)
+        assert await take(subscription, len(payloads)) == payloads
+
+
+@on_asyncio
+async def test_20000_messages_of_many_subjects_and_sizes_come_in_order(shared_door: Door) -> None:
+    count = 20_000
+    async with connected(shared_door) as publisher, connected(shared_door) as subscriber:
+        found: list[tuple[str, bytes]] = []
+        done = asyncio.Event()
+
+        async def call(message: Msg) -> None:
+            found.append((message.subject, message.data))
+            if len(found) == count:
+                done.set()
+
+        await subscriber.subscribe("many.>", cb=call, pending_msgs_limit=-1)
+        await settle(subscriber)
+        sent = [(f"many.{n % 97}.of", b"%d " % n * (n % 30)) for n in range(count)]
+        for subject, payload in sent:
+            await publisher.publish(subject, payload)
+        await asyncio.wait_for(done.wait(), PATIENCE_SECONDS)
+        assert found == sent
+
+
+@on_asyncio
+async def test_headers_come_both_ways(shared_door: Door) -> None:
+    async with connected(shared_door) as client:
+
+        async def answer(message: Msg) -> None:
+            assert message.headers == {"Trace": "7", "Empty": "", "Colons": "a:b: c"}
+            await message.respond(message.data)
+            await client.publish(message.reply, b"", headers={"Only": "headers"})
+
+        await client.subscribe("headed", cb=answer)
+        inbox = client.new_inbox()
+        replies = await client.subscribe(inbox)
+        headers = {"Trace": "7", "Empty": "", "Colons": "a:b: c"}
+        await client.publish("headed", b"body", reply=inbox, headers=headers)
+        first, second = [await replies.next_msg(timeout=60) for _ in range(2)]
+        assert (first.data, first.headers) == (b"body", headers)
+        assert (second.data, second.headers) == (b"", {"Only": "headers"})
+
+
+@on_asyncio
+async def test_each_message_goes_to_one_of_a_queue_and_all_members_get_some(
+    shared_door: Door,
+) -> None:
+    count, got = 300, [[], [], []]
+    async with contextlib.AsyncExitStack() as stack:
+        members = [await stack.enter_async_context(connected(shared_door)) for _ in got]
+        for member, mine in zip(members, got, strict=True):
+
+            async def call(message: Msg, mine: list[int] = mine) -> None:
+                mine.append(int(message.data))
+
+            await member.subscribe("work.*", queue="workers", cb=call)
+            await settle(member)
+        publisher = await stack.enter_async_context(connected(shared_door))
+        everything = await publisher.subscribe("work.>")
+        alone = await publisher.subscribe("work.it", queue="others")
+        for number in range(count):
+            await publisher.publish("work.it", b"%d" % number)
+        expected = list(range(count))
+        for subscription in (everything, alone):
+            assert [int(data) for data in await take(subscription, count)] == expected
+        await until(lambda: sum(map(len, got)) == count)
+        assert sorted(number for mine in got for number in mine) == expected
+        assert all(mine == sorted(mine) and mine for mine in got)
+
+
+@on_asyncio
+async def test_one_who_wants_no_echo_hears_the_others_only(shared_door: Door) -> None:
+    async with connected(shared_door, no_echo=True) as deaf, connected(shared_door) as other:
+        subscription = await deaf.subscribe("echo")
+        await deaf.publish("echo", b"mine")
+        await settle(deaf)
+        await other.publish("echo", b"theirs")
+        assert await take(subscription, 1) == [b"theirs"]
+
+
+# Ends --------------------------------------------------------------------------------------------
+
+
+@on_asyncio
+async def test_a_subscription_ends_after_so_many_messages(shared_door: Door) -> None:
+    async with connected(shared_door) as client:
+        limited = await client.subscribe("ending.limited")
+        ended = await client.subscribe("ending.*")
+        witness = await client.subscribe("ending.>")
+        await limited.unsubscribe(limit=2)
+        for number in range(4):
+            await client.publish("ending.limited", b"%d" % number)
+        assert await take(ended, 4) == [b"0", b"1", b"2", b"3"]
+        await ended.unsubscribe()
+        await client.publish("ending.limited", b"last")
+        assert (await take(witness, 5))[-1] == b"last"
+        assert await take(limited, 2) == [b"0", b"1"]
+        assert limited.delivered == 2
+        assert ended.delivered == 4
+
+
+@on_asyncio
+async def test_draining_a_subscription_handles_what_had_come(shared_door: Door) -> None:
+    async with connected(shared_door) as client:
+        found = []
+
+        async def call(message: Msg) -> None:
+            await asyncio.sleep(0)
+            found.append(message.data)
+
+        subscription = await client.subscribe("drained", cb=call)
+        for number in range(100):
+            await client.publish("drained", b"%d" % number)
+        await settle(client)
+        await subscription.drain()
+        await client.publish("drained", b"too late")
+        await settle(client)
+        assert found == [b"%d" % number for number in range(100)]
+
+
+@on_asyncio
+async def test_draining_a_connection_publishes_what_its_handlers_still_say(
+    shared_door: Door,
+) -> None:
+    async with connected(shared_door) as other:
+        results = await other.subscribe("draining.results")
+        await settle(other)
+        closed = asyncio.Event()
+
+        async def note() -> None:
+            closed.set()
+
+        client = await nats.connect(shared_door.url, closed_cb=note, **PATIENT)
+
+        may_go_on = asyncio.Event()
+
+        async def call(message: Msg) -> None:
+            await may_go_on.wait()
+            await client.publish("draining.results", message.data)
+
+        work = await client.subscribe("draining.work", cb=call)
+        await settle(client)
+        for number in range(50):
+            await other.publish("draining.work", b"%d" % number)
+        # What has not come yet when it begins to drain, the client forgets.
+        await until(lambda: work.delivered == 50)
+        draining = asyncio.create_task(client.drain())
+        may_go_on.set()
+        await draining
+        await asyncio.wait_for(closed.wait(), PATIENCE_SECONDS)
+        assert await take(results, 50) == [b"%d" % number for number in range(50)]
+        assert client.is_closed
+        with pytest.raises(ConnectionClosedError):
+            await client.publish("draining.work", b"no more")
+
+
+# Requests ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old_style", [False, True])
+@on_asyncio
+async def test_requests_get_their_replies(shared_door: Door, old_style: bool) -> None:
+    subject = f"double.{old_style}"
+    async with connected(shared_door) as server, connected(shared_door) as client:
+
+        async def answer(message: Msg) -> None:
+            await message.respond(message.data * 2)
+
+        await server.subscribe(subject, cb=answer, queue="servers")
+        await settle(server)
+        asking = [
+            client.request(subject, b"%d." % number, timeout=60, old_style=old_style)
+            for number in range(50)
+        ]
+        replies = await asyncio.gather(*asking)
+        assert [reply.data for reply in replies] == [b"%d.%d." % (n, n) for n in range(50)]
+
+
+@on_asyncio
+async def test_nobody_there_is_told_at_once_and_silence_after_a_while(shared_door: Door) -> None:
+    async with connected(shared_door, inbox_prefix="_MINE") as client:
+        with pytest.raises(NoRespondersError):
+            await client.request("nobody.is.there", b"?", timeout=60)
+        silent = await client.subscribe("silent")
+        with pytest.raises(NatsTimeoutError):
+            await client.request("silent", b"?", timeout=0.05)
+        asked = await silent.next_msg(timeout=60)
+        assert asked.reply.startswith("_MINE.")
+
+
+@on_asyncio
+async def test_that_there_is_no_jetstream_is_told(shared_door: Door) -> None:
+    async with connected(shared_door) as client:
+        with pytest.raises(ServiceUnavailableError):
+            await client.jetstream(timeout=60).account_info()
+
+
+# Errors ------------------------------------------------------------------------------------------
+
+
+@on_asyncio
+async def test_a_message_that_is_too_long_is_refused_and_no_other(shared_door: Door) -> None:
+    async with connected(shared_door) as client:
+        subscription = await client.subscribe("long")
+        with pytest.raises(MaxPayloadError):
+            await client.publish("long", bytes((1 << 20) + 1))
+        await client.publish("long", b"short")
+        assert await take(subscription, 1) == [b"short"]
+
+
+@on_asyncio
+async def test_one_that_its_client_does_not_measure_ends_the_connection(shared_door: Door) -> None:
+    lost = asyncio.Event()
+
+    async def note_lost() -> None:
+        lost.set()
+
+    async def note(error: Exception) -> None:
+        pass
+
+    async with connected(shared_door) as witness:
+        subscription = await witness.subscribe("unmeasured")
+        await settle(witness)
+        client = await nats.connect(
+            shared_door.url, error_cb=note, closed_cb=note_lost, allow_reconnect=False, **PATIENT
+        )
+        client._max_payload = 1 << 30
+        await client.publish("unmeasured", b"right")
+        await client.publish("unmeasured", bytes((1 << 20) + 1))
+        await asyncio.wait_for(lost.wait(), PATIENCE_SECONDS)
+        await witness.publish("unmeasured", b"next")
+        assert await take(subscription, 2) == [b"right", b"next"]
+
+
+@on_asyncio
+async def test_a_subscription_that_does_not_keep_up_loses_and_is_told(shared_door: Door) -> None:
+    errors: list[Exception] = []
+
+    async def note(error: Exception) -> None:
+        errors.append(error)
+
+    client = await nats.connect(shared_door.url, error_cb=note, **PATIENT)
+    subscription = await client.subscribe("slow", pending_msgs_limit=5)
+    witness = await client.subscribe("slow")
+    for number in range(10):
+        await client.publish("slow", b"%d" % number)
+    assert len(await take(witness, 10)) == 10
+    assert await take(subscription, 5) == [b"%d" % number for number in range(5)]
+    await client.close()
+    assert {type(error) for error in errors} == {SlowConsumerError}

@@ -1,0 +1,181 @@
+"""Acknowledged delivery from a class, with nats-py: `ack`, `nak`, `in_progress`, `term`, `ack_sync`
+and `metadata` do what they say. The server keeps in a class what is published on `kept.CLASS.…`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from tests.nats.running_server import (
+    IS_REFERENCE,
+    PATIENT,
+    Door,
+    on_asyncio,
+    settle,
+)
+from tests.support.programs import PATIENCE_SECONDS
+
+pytestmark = [
+    pytest.mark.xdist_group("nats clients"),
+    pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes"),
+]
+
+
+@contextlib.asynccontextmanager
+async def connected(door: Door) -> AsyncIterator[Client]:
+    client = await nats.connect(door.url, allow_reconnect=False, **PATIENT)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def fill(client: Client, name: str, count: int) -> None:
+    """Publish so many messages that are kept, and wait until they are."""
+    for number in range(count):
+        await client.publish(f"kept.{name}.n", b"%d" % number, headers={"Number": str(number)})
+    await settle(client)
+
+
+async def next_of(subscription: Subscription) -> Msg:
+    return await subscription.next_msg(timeout=60)
+
+
+@on_asyncio
+async def test_each_word_about_a_message_does_what_it_says(shared_door: Door) -> None:
+    async with connected(shared_door) as client:
+        await fill(client, "words", 5)
+        sub = await client.subscribe("$SB.SUB.words.reader.ack_seconds=60")
+        messages = [await next_of(sub) for _ in range(5)]
+        assert [m.data for m in messages] == [b"%d" % number for number in range(5)]
+        acked, asked, nacked, worked, ended = messages
+        assert asked.subject == "kept.words.n"
+        assert asked.headers == {"Number": "1"}
+        about = asked.metadata
+        assert (about.stream, about.consumer) == ("words", "reader")
+        assert (about.sequence.stream, about.sequence.consumer) == (1, 2)
+        assert (about.num_delivered, about.num_pending) == (1, 3)
+        assert abs(about.timestamp.timestamp() - time.time()) < 60
+        await acked.ack()
+        assert (await asked.ack_sync(timeout=60)).data == b""
+        await ended.term()
+        await worked.in_progress()
+        await nacked.nak(delay=1e-9)
+        again = await next_of(sub)
+        assert (again.data, again.metadata.num_delivered) == (b"2", 2)
+        begun = time.monotonic()
+        await again.nak(delay=0.2)
+        third = await next_of(sub)
+        assert (third.data, third.metadata.num_delivered) == (b"2", 3)
+        assert time.monotonic() - begun > 0.15
+        await third.ack_sync(timeout=60)
+        await worked.ack_sync(timeout=60)
+        await sub.unsubscribe()
+        rest = await client.subscribe("$SB.SUB.words.reader")
+        await client.publish("kept.words.n", b"next")
+        assert (await next_of(rest)).data == b"next"
+        dead = await client.subscribe("$SB.SUB.dead%2Ewords.-.start=earliest")
+        buried = await next_of(dead)
+        assert (buried.subject, buried.data) == ("kept.words.n", b"4")
+
+
+@on_asyncio
+async def test_what_is_not_acknowledged_in_time_comes_again(shared_door: Door) -> None:
+    async with connected(shared_door) as client:
+        await fill(client, "late", 1)
+        sub = await client.subscribe("$SB.SUB.late.reader.ack_seconds=1")
+        for attempt in (1, 2):
+            message = await next_of(sub)
+            assert (message.data, message.metadata.num_delivered) == (b"0", attempt)
+        await message.ack_sync(timeout=60)
+
+
+@on_asyncio
+async def test_members_of_a_group_share_a_class_and_take_over_what_one_held(
+    shared_door: Door,
+) -> None:
+    count = 40
+    async with connected(shared_door) as client, contextlib.AsyncExitStack() as stack:
+        await fill(client, "shared", count)
+        dying = await stack.enter_async_context(connected(shared_door))
+        held = await dying.subscribe("$SB.SUB.shared.crew.in_flight=10", queue="crew")
+        taken = [await next_of(held) for _ in range(10)]
+        assert [int(message.data) for message in taken] == list(range(10))
+        await taken[0].ack_sync(timeout=60)
+        staying = await client.subscribe("$SB.SUB.shared.crew", queue="crew")
+        await dying.close()
+        found = {}
+        while len(found) < count - 1:
+            message = await next_of(staying)
+            found[int(message.data)] = message.metadata.num_delivered
+            await message.ack()
+        assert sorted(found) == list(range(1, count))
+        assert {found[number] for number in range(1, 10)} == {2}
+
+
+@on_asyncio
+async def test_a_durable_goes_on_where_it_was_and_keeps_what_comes_meanwhile(
+    shared_door: Door,
+) -> None:
+    async with connected(shared_door) as client:
+        sub = await client.subscribe("$SB.SUB.left.keeper")
+        await fill(client, "left", 3)
+        await (await next_of(sub)).ack_sync(timeout=60)
+        await sub.unsubscribe()
+        await client.publish("kept.left.n", b"meanwhile")
+        await settle(client)
+        async with connected(shared_door) as other:
+            again = await other.subscribe("$SB.SUB.left.keeper")
+            got = [(await next_of(again)).data for _ in range(3)]
+            assert got == [b"1", b"2", b"meanwhile"]
+            # The first one was acknowledged by everybody there was, and is gone.
+            new = await other.subscribe("$SB.SUB.left.-.start=earliest.filter.kept.left.*")
+            assert (await next_of(new)).data == b"1"
+
+
+@on_asyncio
+async def test_one_that_is_acknowledged_by_somebody_else_comes_again(shared_door: Door) -> None:
+    async with connected(shared_door) as client, connected(shared_door) as other:
+        await fill(client, "end", 1)
+        sub = await client.subscribe("$SB.SUB.end.owner.ack_seconds=1")
+        message = await next_of(sub)
+        await other.publish(message.reply, b"+ACK")
+        again = await next_of(sub)
+        assert (again.data, again.metadata.num_delivered) == (b"0", 2)
+        await again.ack_sync(timeout=60)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "$SB.SUB.bad.reader.speed=3",
+        "$SB.SUB.bad.reader.start=soon",
+        "$SB.SUB.70000",
+        "$SB.SUB.*",
+    ],
+)
+@on_asyncio
+async def test_what_cannot_be_granted_is_told_and_the_connection_goes_on(
+    shared_door: Door, subject: str
+) -> None:
+    told: asyncio.Queue[Exception] = asyncio.Queue()
+    client = await nats.connect(shared_door.url, error_cb=told.put, **PATIENT)
+    await client.subscribe(subject)
+    error = str(await asyncio.wait_for(told.get(), PATIENCE_SECONDS))
+    assert error.lower().startswith(
+        f'nats: permissions violation for subscription to "{subject.lower()}" ('
+    )
+    plain: Any = await client.subscribe("plain")
+    await client.publish("plain", b"goes on")
+    assert (await next_of(plain)).data == b"goes on"
+    await client.close()

@@ -1,0 +1,291 @@
+"""nats-py and nats.js where not everybody may come in: users, keys, a token, certificates; and what
+a server does about those who do what they may not, or do not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import nkeys
+import pytest
+from nats.aio.client import Client
+from nats.errors import Error
+
+from tests.nats.clients.programs import javascript, outcomes
+from tests.nats.running_server import (
+    PATIENT,
+    Door,
+    Raw,
+    door,
+    on_asyncio,
+    settle,
+    until,
+)
+from tests.support.certificates import Authority
+
+pytestmark = pytest.mark.xdist_group("nats clients")
+
+PAYLOAD_MAX, PENDING_MAX = 1 << 16, 1 << 20
+SEED = nkeys.encode_seed(bytes(range(32)), prefix=nkeys.PREFIX_BYTE_USER).decode()
+OTHER_SEED = nkeys.encode_seed(bytes(32), prefix=nkeys.PREFIX_BYTE_USER).decode()
+KEY = nkeys.from_seed(SEED.encode()).public_key.decode()
+
+USERS_TOML = f"""
+[nats]
+max-payload = {PAYLOAD_MAX}
+max-pending = {PENDING_MAX}
+
+[[nats.users]]
+user = "all"
+password = "right"
+
+[[nats.users]]
+nkey = "{KEY}"
+
+[[nats.users]]
+user = "narrow"
+password = "right"
+[nats.users.permissions]
+publish = {{ allow = ["narrow.>"], deny = ["narrow.secret"] }}
+subscribe = {{ allow = ["narrow.>", "_INBOX.>", "shared shifts"], deny = ["narrow.secret"] }}
+"""
+USERS_CONF = f"""
+max_payload: {PAYLOAD_MAX}
+max_pending: {PENDING_MAX}
+authorization: {{
+    users: [
+        {{ user: all, password: right }}
+        {{ nkey: {KEY} }}
+        {{ user: narrow, password: right, permissions: {{
+            publish: {{ allow: ["narrow.>"], deny: ["narrow.secret"] }}
+            subscribe: {{
+                allow: ["narrow.>", "_INBOX.>", "shared shifts"]
+                deny: ["narrow.secret"]
+            }}
+        }} }}
+    ]
+}}
+"""
+TOKEN_TOML = """
+[nats]
+token = "sesame"
+
+[nats.tls]
+cert = "{cert}"
+key = "{key}"
+ca = "{ca}"
+verify = true
+"""
+TOKEN_CONF = """
+tls: {{ cert_file: "{cert}", key_file: "{key}", ca_file: "{ca}", verify: true }}
+authorization: {{ token: sesame }}
+"""
+
+
+@pytest.fixture(scope="module")
+def users() -> Iterator[Door]:
+    with door(toml=USERS_TOML, conf=USERS_CONF) as it:
+        yield it
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A server that knows who its clients are by an authority, and they it."""
+
+    door: Door
+    authority: Authority
+
+    def context(self, *, own: bool = True) -> ssl.SSLContext:
+        """What a client goes by, with or without a certificate of its own."""
+        made = ssl.create_default_context(cafile=str(self.authority.path))
+        if own:
+            mine = self.authority.issue("client")
+            made.load_cert_chain(mine.cert, mine.key)
+        return made
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Certified]:
+    authority = Authority(tmp_path_factory.mktemp("certified"))
+    server = authority.issue("localhost")
+    paths = {"cert": server.cert, "key": server.key, "ca": authority.path}
+    with door(toml=TOKEN_TOML.format(**paths), conf=TOKEN_CONF.format(**paths)) as it:
+        yield Certified(it, authority)
+
+
+async def connected(door: Door, **options: Any) -> tuple[Client, list[str]]:
+    """A client that does not try again, and the errors that it is told."""
+    told: list[str] = []
+
+    async def note(error: Exception) -> None:
+        told.append(str(error))
+
+    client = Client()
+    await client.connect(door.url, error_cb=note, allow_reconnect=False, **PATIENT, **options)
+    return client, told
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """A connection that could not be made is forgotten by nats-py, not closed: Python complains of
+    that when it is collected, which is not to be in somebody else's test."""
+    yield
+    gc.collect()
+
+
+forgets = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+async def is_served(door: Door, **options: Any) -> None:
+    """Such a client gets what it publishes."""
+    client, told = await connected(door, **options)
+    subscription = await client.subscribe("long.and.binary")
+    payloads = [bytes(PAYLOAD_MAX), b"\r\n", b"", os.urandom(1000)] * 10
+    for payload in payloads:
+        await client.publish("long.and.binary", payload)
+    assert [(await subscription.next_msg(timeout=60)).data for _ in payloads] == payloads
+    await client.close()
+    assert told == []
+
+
+# Who may come in ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"user": "all", "password": "right"}, {"nkeys_seed_str": SEED}]
+)
+@on_asyncio
+async def test_who_proves_who_they_are_is_served(users: Door, options: dict[str, str]) -> None:
+    await is_served(users, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"user": "all", "password": "wrong"},
+        {"user": "nobody", "password": "right"},
+        {"token": "right"},
+        {"nkeys_seed_str": OTHER_SEED},
+    ],
+)
+@forgets
+@pytest.mark.usefixtures("forgetful")
+@on_asyncio
+async def test_others_are_told_that_they_may_not(users: Door, options: dict[str, str]) -> None:
+    with pytest.raises(Error, match="Authorization Violation"):
+        await connected(users, **options)
+
+
+@forgets
+@pytest.mark.usefixtures("forgetful")
+@on_asyncio
+async def test_who_has_a_certificate_and_the_token_is_served(token: Certified) -> None:
+    await is_served(token.door, tls=token.context(), token="sesame")
+    with pytest.raises(Error, match="Authorization Violation"):
+        await connected(token.door, tls=token.context(), token="wrong")
+
+
+@forgets
+@pytest.mark.usefixtures("forgetful")
+@on_asyncio
+async def test_who_has_no_certificate_is_not_let_in(token: Certified) -> None:
+    with pytest.raises((Error, ssl.SSLError, OSError)):
+        await connected(token.door, tls=token.context(own=False), token="sesame")
+
+
+@forgets
+@pytest.mark.usefixtures("forgetful")
+@on_asyncio
+async def test_a_client_does_not_trust_who_is_certified_by_others(token: Certified) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await connected(token.door, tls=ssl.create_default_context(), token="sesame")
+
+
+def test_nats_js_goes_on_in_tls_when_it_is_told_to(token: Certified) -> None:
+    mine = token.authority.issue("client")
+    paths = [str(path) for path in (token.authority.path, mine.cert, mine.key)]
+    found = outcomes(javascript(), "certified", token.door.url, "sesame", *paths)
+    assert found == {"length": PAYLOAD_MAX, "required": True}
+
+
+# What they may do --------------------------------------------------------------------------------
+
+
+@on_asyncio
+async def test_what_one_may_not_is_told_and_not_done_and_the_rest_goes_on(users: Door) -> None:
+    client, told = await connected(users, user="narrow", password="right")
+    other, _ = await connected(users, user="all", password="right")
+    everything = await other.subscribe(">")
+    await settle(other)
+    mine = await client.subscribe("narrow.*")
+    await client.subscribe("wide.*")
+    await client.subscribe("shared", queue="shifts")
+    await client.subscribe("shared")
+    for subject in ("wide.one", "narrow.secret", "narrow.one"):
+        await client.publish(subject, b"mine")
+    assert (await mine.next_msg(timeout=60)).subject == "narrow.one"
+    for subject in ("narrow.secret", "narrow.two"):
+        await other.publish(subject, b"theirs")
+    assert (await mine.next_msg(timeout=60)).subject == "narrow.two"
+    heard = [(await everything.next_msg(timeout=60)).subject for _ in range(3)]
+    assert heard == ["narrow.one", "narrow.secret", "narrow.two"]
+    await client.close()
+    await other.close()
+    assert [message.lower() for message in told] == [
+        f"nats: permissions violation for {what}"
+        for what in (
+            'subscription to "wide.*"',
+            'subscription to "shared"',
+            'publish to "wide.one"',
+            'publish to "narrow.secret"',
+        )
+    ]
+
+
+def test_nats_js_is_told_what_it_may_not(users: Door) -> None:
+    assert outcomes(javascript(), "denied", users.url, "narrow", "right") == {
+        "wrong": "AuthorizationError",
+        "heard": "PermissionViolationError",
+        "told": 'Permissions Violation for Publish to "not.yours"',
+        "open": True,
+    }
+
+
+# Those who do not read ---------------------------------------------------------------------------
+
+
+@on_asyncio
+async def test_one_who_does_not_read_is_cut_off_and_nobody_else_notices(users: Door) -> None:
+    hello = json.dumps({"verbose": False, "user": "all", "pass": "right"})
+    publisher, complaints = await connected(users, user="all", password="right")
+    subscriber, more = await connected(users, user="all", password="right")
+    with Raw(users, f"CONNECT {hello}", "SUB flood 1", "PING") as asleep:
+        asleep.until(b"PONG\r\n")
+        count, came = 20 * PENDING_MAX // PAYLOAD_MAX, []
+
+        async def call(message: Any) -> None:
+            came.append(message.data[:4])
+
+        await subscriber.subscribe("flood", cb=call, pending_bytes_limit=-1)
+        await settle(subscriber)
+        for number in range(count):
+            await publisher.publish("flood", b"%04d" % number + bytes(PAYLOAD_MAX - 4))
+            # Who reads is never behind by half of what may wait for it.
+            await until(lambda sent=number + 1: len(came) > sent - PENDING_MAX // PAYLOAD_MAX // 2)
+        await until(lambda: len(came) == count)
+        assert came == [b"%04d" % number for number in range(count)]
+        loop = asyncio.get_running_loop()
+        rest = await loop.run_in_executor(None, asleep.rest)
+        assert len(rest) < count * PAYLOAD_MAX
+        assert b"-ERR" not in rest[-100:]
+    await publisher.close()
+    await subscriber.close()
+    assert complaints == more == []

@@ -1,0 +1,78 @@
+"""A server is killed and started again on its port: clients come back, and nothing is lost that a
+client keeps meanwhile. Clients of three languages go through it together. Then it asks who is
+left to leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+import nats
+import pytest
+
+from load.ports import free_port
+from tests.nats.clients.programs import (
+    compiled,
+    javascript,
+    last_words,
+    running,
+)
+from tests.nats.running_server import PATIENT, door, on_asyncio
+from tests.support.programs import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.xdist_group("nats clients")
+
+
+@on_asyncio
+async def test_clients_come_back_when_the_server_was_restarted(tmp_path: Path) -> None:
+    port = free_port()
+    lost, found, asked_to_leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def note_lost() -> None:
+        lost.set()
+
+    async def note_found() -> None:
+        found.set()
+
+    async def note_asked() -> None:
+        asked_to_leave.set()
+
+    async def note(error: Exception) -> None:
+        pass
+
+    with contextlib.ExitStack() as stack:
+        with door(port=port) as first:
+            others = {
+                name: stack.enter_context(running(command, "again", first.url))
+                for name, command in (("js", javascript()), ("c", compiled(tmp_path)))
+            }
+            client = await nats.connect(
+                first.url,
+                **PATIENT,
+                disconnected_cb=note_lost,
+                reconnected_cb=note_found,
+                lame_duck_mode_cb=note_asked,
+                error_cb=note,
+                reconnect_time_wait=0.02,
+                max_reconnect_attempts=-1,
+            )
+            subscription = await client.subscribe("again.*")
+            await client.publish("again.before", b"1")
+            assert (await subscription.next_msg(timeout=60)).data == b"1"
+            assert [other.line() for other in others.values()] == ["ready"] * 2
+        await asyncio.wait_for(lost.wait(), PATIENCE_SECONDS)
+        await client.publish("again.meanwhile", b"2")
+        with door(port=port) as second:
+            await asyncio.wait_for(found.wait(), PATIENCE_SECONDS)
+            await client.publish("again.after", b"3")
+            got = [(await subscription.next_msg(timeout=60)).data for _ in range(2)]
+            assert got == [b"2", b"3"]
+            assert last_words(others["js"]) == {"found": ["after"], "told": True}
+            assert last_words(others["c"]) == {"found": ["meanwhile", "after"]}
+            second.process.send_signal(signal.SIGUSR2)
+            await asyncio.wait_for(asked_to_leave.wait(), PATIENCE_SECONDS)
+            await client.close()
+            assert second.process.wait(PATIENCE_SECONDS) == 0

@@ -1,0 +1,188 @@
+"""Running servers of both kinds that were told the same, and clients by hand at each of them.
+
+Rule 1: what is told of a client does not depend on the clock: the words that it heard, in order,
+and how its conversation ended.
+Rule 2: a client reads only when it is asked to. Until then it is a slow one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.nats.differential.compare import (
+    Item,
+    items,
+    normal,
+    reference,
+)
+from tests.nats.running_server import HOST
+from tests.support.programs import server
+
+GREETING = b'CONNECT {"verbose":false}\r\nPING\r\n'
+PATIENCE_SECONDS = 60.0
+_PIECE_BYTES = 1 << 16
+_PING = b"PING\r\n"
+
+
+class Peer:
+    """A client. It hears INFO first, unless it begins with TLS or does not care."""
+
+    def __init__(
+        self, port: int, *, first: ssl.SSLContext | None, hears: bool, kept_bytes: int
+    ) -> None:
+        """See `Side.peer`."""
+        self.socket = socket.socket()
+        if kept_bytes:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kept_bytes)
+        self.socket.settimeout(PATIENCE_SECONDS)
+        try:
+            self.socket.connect((HOST, port))
+        except OSError:
+            self.socket.close()
+            raise
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.heard = bytearray()
+        self.ending = ""
+        """How it ended; empty while it goes on."""
+        self._pongs = 0
+        if first is not None:
+            self.use_tls(first)
+        if hears:
+            self.until(b"\r\n")
+
+    def use_tls(self, context: ssl.SSLContext) -> Peer:
+        """Make the handshake, if it can be made."""
+        try:
+            self.socket = context.wrap_socket(
+                self.socket, server_hostname="localhost", suppress_ragged_eofs=False
+            )
+        except OSError as error:
+            self._end(error)
+        return self
+
+    def say(self, data: bytes) -> Peer:
+        # What it was told before it was closed is still to be read.
+        with contextlib.suppress(OSError):
+            self.socket.sendall(data)
+        return self
+
+    def greet(self, greeting: bytes = GREETING) -> Peer:
+        """Say CONNECT and PING, and hear PONG."""
+        self.say(greeting)
+        self._pongs += 1
+        return self.until(b"PONG\r\n", self._pongs)
+
+    def settle(self) -> Peer:
+        """All that it has said is obeyed, or it has been closed."""
+        return self.greet(b"PING\r\n")
+
+    def until(self, words: bytes, count: int = 1) -> Peer:
+        """Hear more until these words came so often, or it is closed."""
+        while not self.ending and self.heard.count(words) < count:
+            self._hear()
+        return self
+
+    @property
+    def words(self) -> bytes:
+        """What it heard, without the server's PINGs: they come by the clock."""
+        return bytes(self.heard).replace(_PING, b"")
+
+    def until_bytes(self, count: int) -> Peer:
+        """Hear more until so much came beside PINGs, or it is closed."""
+        while not self.ending and len(self.heard) - self.heard.count(_PING) * len(_PING) < count:
+            self._hear()
+        return self
+
+    def rest(self) -> Peer:
+        """Hear more until it is closed."""
+        while not self.ending:
+            self._hear()
+        return self
+
+    def _hear(self) -> None:
+        try:
+            data = self.socket.recv(_PIECE_BYTES)
+        except OSError as error:
+            self._end(error)
+            return
+        self.heard += data
+        if not data:
+            self.ending = "ended"
+
+    def _end(self, error: OSError) -> None:
+        assert not isinstance(error, TimeoutError), f"it heard only {bytes(self.heard[-300:])!r}"
+        # Whether a plain socket is reset or ends depends on what the server had not read yet.
+        self.ending = (isinstance(error, ssl.SSLError) and error.reason) or "ended"
+
+    @property
+    def story(self) -> tuple[Item, ...]:
+        """What it heard, and how it ended."""
+        return (*normal(list(items(bytes(self.heard)))), (self.ending or "goes on",))
+
+
+@dataclass(slots=True)
+class Side:
+    """A server of one kind."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    peers: list[Peer] = field(default_factory=list)
+
+    def peer(
+        self, *, first: ssl.SSLContext | None = None, hears: bool = True, kept_bytes: int = 0
+    ) -> Peer:
+        """A client that begins TLS with its first byte, if it is told how by `first`; `hears` says
+        whether it waits for INFO; `kept_bytes` may come before it reads them (0: as many as
+        usual). Raises OSError when nobody listens."""
+        made = Peer(self.port, first=first, hears=hears, kept_bytes=kept_bytes)
+        self.peers.append(made)
+        return made
+
+
+Dialogue = Callable[[Side], Any]
+"""What is said to a server. Returns what there is to tell of it."""
+
+
+@dataclass(slots=True)
+class Pair:
+    """A server of each kind."""
+
+    theirs: Side
+    ours: Side
+
+    def told(self, dialogue: Dialogue) -> tuple[Any, Any]:
+        """What there is to tell of their server, and of ours. Both are spoken to at once."""
+        with ThreadPoolExecutor(2) as pool:
+            theirs, ours = pool.map(lambda side: _tell(side, dialogue), (self.theirs, self.ours))
+            return theirs, ours
+
+
+def _tell(side: Side, dialogue: Dialogue) -> Any:
+    try:
+        return dialogue(side)
+    finally:
+        for peer in side.peers:
+            peer.socket.close()
+        side.peers.clear()
+
+
+@contextlib.contextmanager
+def side_by_side(folder: Path, conf: str, toml: str) -> Iterator[Pair]:
+    """The reference server with the one configuration, and ours with the other, which is kept in
+    this folder."""
+    path = folder / "simplebus.core.toml"
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+        file.write(toml)
+    with reference(conf) as theirs, server("--config", str(path)) as (ours, _):
+        assert theirs.process is not None
+        port = int(ours.nats.rpartition(":")[2])
+        yield Pair(Side(theirs.port, theirs.process), Side(port, ours.process))

@@ -1,0 +1,116 @@
+"""Feeding a parser, and telling what it found as its oracle does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.nats.errors import NatsError
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.protocol.events import Connect, Event, Mix, Ping, Pub, Run, Sub, Unsub, singles
+from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.server.subject_table import SubjectTable
+from tests.nats.protocol.parser_oracle import Oracle
+
+LIMITS = NatsLimits(max_payload=300, max_control_line=64)
+BUFFER = ReceiveBuffer(1 << 20)
+
+
+class Reading:
+    """One client's bytes, and what was found in them."""
+
+    def __init__(
+        self,
+        limits: NatsLimits = LIMITS,
+        *,
+        headers: bool = True,
+        table: SubjectTable | None = None,
+        buffer: ReceiveBuffer = BUFFER,
+    ) -> None:
+        self.table = table or SubjectTable()
+        self.parser = Parser(limits, self.table)
+        self.parser.headers = headers
+        self.found: list[tuple[object, ...]] = []
+        self.kinds: Counter[str] = Counter()
+        """How many events of each kind there were,"""
+        self.batched: Counter[str] = Counter()
+        """and how many messages in those that have several."""
+        self.is_closed = False
+        self.sentence = ""
+        """Why."""
+        self._buffer = buffer
+
+    def feed(self, data: bytes) -> None:
+        if self.is_closed or not data:
+            return
+        try:
+            for event in self.parser.receive(self._buffer, self._buffer.fill(data)):
+                self._take(event)
+        except NatsError as error:
+            self.found.append(("CLOSE", error.says, error.closed))
+            self.sentence, self.is_closed = error.sentence, True
+
+    def _take(self, event: Event) -> None:
+        kind = type(event).__name__
+        self.kinds[kind] += 1
+        if isinstance(event, Run | Mix):
+            self.batched[kind] += event.count
+            check(event)
+            self.found += [said(one) for one in singles(event, self.table.names)]
+        else:
+            self.found.append(said(event))
+
+
+def said(event: Event) -> tuple[object, ...]:
+    match event:
+        case Pub(subject, reply, size, b"", 0, body):
+            return ("PUB", subject, reply, size, bytes(body))
+        case Pub(subject, reply, size, header_size, header_bytes, body):
+            assert header_bytes == int(header_size)
+            return ("HPUB", subject, reply, header_size, size, bytes(body))
+        case Sub(subject, queue, sid):
+            return ("SUB", subject, queue, sid)
+        case Unsub(sid, most):
+            return ("UNSUB", sid, most)
+        case Connect(options):
+            return ("CONNECT", options)
+        case Ping():
+            return ("PING",)
+        case _:
+            return ("PONG",)
+
+
+def check(event: Run | Mix) -> None:
+    """What a batch's fields promise beyond what its messages say."""
+    if isinstance(event, Run):
+        assert event.rows.ndim == 2
+        assert bytes(event.rows[0, event.body_at : -2]) == bytes(event.head.body)
+        return
+    assert event.bounds[0] == 0
+    assert event.bounds[-1] == event.data.size
+    assert event.bounds.shape == (event.count + 1,)
+    assert event.subject_ends.shape == event.subjects.shape == (event.count,)
+    data = bytes(event.data)
+    for begin, end in zip(event.bounds.tolist(), event.subject_ends.tolist(), strict=False):
+        assert data[begin : begin + 4] == b"PUB "
+        assert data[end : end + 1] == b" "
+
+
+def read(chunks: Iterable[bytes], **options: object) -> Reading:
+    """Feed these, one read each."""
+    reading = Reading(**options)  # type: ignore[arg-type]
+    for chunk in chunks:
+        reading.feed(chunk)
+    return reading
+
+
+def truth(
+    data: bytes, *, limits: NatsLimits = LIMITS, headers: bool = True
+) -> list[tuple[object, ...]]:
+    """What the oracle finds in these bytes."""
+    oracle = Oracle(
+        max_payload=limits.max_payload, max_control_line=limits.max_control_line, headers=headers
+    )
+    oracle.feed(data)
+    return oracle.found

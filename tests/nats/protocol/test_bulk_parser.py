@@ -1,0 +1,300 @@
+"""Messages found together, by runs and by arrays: the same as one by one.
+
+Rule 1: how a stream is made says which way it is to go; that it went there is asserted, so that a
+way that is never taken cannot pass.
+Rule 2: bytes that look like messages inside payloads are what arrays must not fall for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.protocol.frames import Bytes
+from simplebus.nats import limits as bounds
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.protocol import parser as parsers
+from simplebus.nats.protocol.bulk_parser import Scan, line_feeds
+from simplebus.nats.server.subject_table import SubjectTable
+from tests.nats.protocol.parser_driver import Reading, read, truth
+
+LOOKS_LIKE = [
+    b"\r\nPUB a 1\r\n",
+    b"\nPUB ",
+    b"\r\nPUB b 3\r\nxyz\r\n",
+    b"PUB a 1\r\nx\r\n",
+    b"\r\n",
+    b" ",
+]
+"""Of these a payload is made that arrays might take for more than one."""
+
+
+def pub(random: Random, subject: bytes, payload: bytes) -> bytes:
+    return b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload)
+
+
+def plain_payload(random: Random) -> bytes:
+    return random.randbytes(random.choice([0, 1, 2, 3, 5, 8, 30, 120]))
+
+
+def tricky_payload(random: Random) -> bytes:
+    return b"".join(random.choices(LOOKS_LIKE, k=random.randrange(8)))
+
+
+def a_run(random: Random) -> bytes:
+    """The same line again and again: a Run, from 8 on."""
+    size, reply = random.choice([0, 1, 7, 40]), random.choice([b"", b"", b" r.1"])
+    verb = random.choice([b"PUB a", b"pub\ta.b", b"HPUB a", b"PUB " + b"s" * 30])
+    sizes = b" %d %d" % (size // 2, size) if verb[0] in b"H" else b" %03d" % size
+    return b"".join(
+        verb + reply + sizes + b"\r\n" + random.randbytes(size) + b"\r\n"
+        for _ in range(random.choice([7, 8, 9, 300]))
+    )
+
+
+def a_mix(random: Random) -> bytes:
+    """Many subjects and sizes: a Mix, from 48 on, or in 8 KiB."""
+    payload = random.choice([plain_payload, tricky_payload])
+    return b"".join(
+        pub(random, random.choice(SUBJECTS), payload(random))
+        for _ in range(random.choice([15, 49, 50, 200]))
+    )
+
+
+def an_oddity(random: Random) -> bytes:
+    """What ends a stretch, but for the last one not the stream."""
+    return random.choice(ODDITIES)
+
+
+SUBJECTS = [b"a", b"b.c", b"eight.88", b"nine.9999", b"s.%d" % 10**14, b"t" * 40, b"\xff\0.\r"]
+ODDITIES = [
+    *(b"PING\r\n", b"SUB a 1\r\n", b"+OK\r\n", b"HPUB a 0 1\r\nx\r\n", b"PUB a r 1\r\nx\r\n"),
+    *(b"PUB  a 1\r\nx\r\n", b"PUB a  1\r\nx\r\n", b"PUB a 1 \r\nx\r\n", b"pub a 1\r\nx\r\n"),
+    *(b"PUB\ta 1\r\nx\r\n", b"PUB a\t1\r\nx\r\n", b"PUB a 1\nx\r\n", b"PUB a\t\t1\r\nx\r\n"),
+    *(b"PUB a 0000002\r\nxy\r\n", b"PUB a 000001\r\nx\r\n", b"PUB " + b"l" * 50 + b" 2\r\nxy\r\n"),
+    *(b"PUB \na 1\r\nx\r\n", b"PUB a\rb 3\r\nxyz\r\n", b"PUB a b\t 1\r\nx\r\n"),
+]
+ENDS = [
+    *(
+        b"PUB a x\r\n",
+        b"PUB a 301\r\n",
+        b"PUB a 1\r\nxx",
+        b"PUB a 1\r\nx\n",
+        b"\r\n",
+        b"PUB a -1\r\n",
+    ),
+    *(b"PUB a 0000000001\r\nx\r\n", b"PUB " + b"l" * 80 + b" 2\r\nxy\r\n", b"XPUB a 1\r\nx\r\n"),
+    *(
+        b"PUB a 12\r\nPUB a 1\r\nx",
+        b"PUB a 3\r\nPUB a 1\r\nx\r\n",
+        b"PUB 1\r\nx\r\nPUB",
+        b"PUB a 9",
+    ),
+    b"PUB a b c 1\r\nx\r\n",
+]
+
+
+def stream(random: Random) -> bytes:
+    parts: list[Callable[[Random], bytes]] = [a_run, a_mix, an_oddity]
+    made = [random.choice(parts)(random) for _ in range(random.randrange(1, 7))]
+    return b"".join([*made, random.choice([b"", *ENDS])])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_batches_say_what_the_oracle_says(seed: int) -> None:
+    random = Random(seed)
+    data = stream(random)
+    expected = truth(data)
+    table = SubjectTable()
+    assert read([data], table=table).found == expected
+    at, chunks = 0, []
+    while at < len(data):
+        chunks.append(data[at : at + random.randrange(1, 6000)])
+        at += len(chunks[-1])
+    assert read(chunks, table=table).found == expected
+
+
+def test_the_streams_go_every_way() -> None:
+    closed = 0
+    total = Reading()
+    for seed in range(40):
+        reading = read([stream(Random(seed))])
+        total.kinds += reading.kinds
+        total.batched += reading.batched
+        closed += reading.is_closed
+    kinds, batched = total.kinds, total.batched
+    assert kinds["Run"] > 25
+    assert batched["Run"] > 3000
+    assert kinds["Mix"] > 30
+    assert batched["Mix"] > 3000
+    assert kinds["Pub"] > 150
+    assert 10 < closed < 40
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from(SUBJECTS), min_size=50, max_size=70),
+    st.lists(st.lists(st.sampled_from(LOOKS_LIKE), max_size=5).map(b"".join), min_size=1),
+    st.sampled_from([b"", *ENDS]),
+    st.integers(0, 5000),
+)
+def test_lines_in_payloads_are_payload(
+    subjects: list[bytes], payloads: list[bytes], end: bytes, at: int
+) -> None:
+    lines = [pub(Random(), s, payloads[n % len(payloads)]) for n, s in enumerate(subjects)]
+    data = b"".join(lines) + end
+    reading = read([data])
+    assert reading.found == truth(data)
+    assert reading.kinds["Mix"] + reading.kinds["Run"] > 0
+    assert read([data[:at], data[at:]]).found == truth(data)
+
+
+@pytest.mark.parametrize(
+    "liar",
+    [
+        b"PUB a 15\nx\r\nPUB b 1\r\ny\r\nz\r\n",  # Its size is not the 1.
+        b"PUB a 1x\nx\r\n",
+        b"PUB a 301\r\n%b\r\n" % bytes(301),
+        b"PUB a 2\r\nxyz",
+        b"PUB a 1\r\nxyz",
+    ],
+)
+def test_one_bad_line_among_good_ones_is_seen(liar: bytes) -> None:
+    good = [pub(Random(), subject, b"x" * n) for n, subject in enumerate(SUBJECTS * 12)]
+    data = b"".join([*good, liar, *good])
+    reading = read([data])
+    assert reading.found == truth(data)
+    assert reading.kinds["Mix"] > 0
+
+
+@pytest.mark.parametrize(
+    "liar",
+    [
+        b"PUB aaaa 35\r\n0123456789\r\nPUB aaaa 10\r\n0123456789\r\n",
+        b"PUB aaaa 10\r\n0123456789xx",
+        b"PUB aaaa 10\r\n0123456789\r\t",
+        b"PUB aaab 10\r\n0123456789\r\n",
+        b"PUB aaaa 10\t\n0123456789\r\n",
+        b"PUB  aaa 10\r\n0123456789\r\n",
+    ],
+)
+def test_one_other_line_in_a_run_is_seen(liar: bytes) -> None:
+    good = b"PUB aaaa 10\r\n0123456789\r\n"
+    for before in (1, 7, 8, 9, 300):
+        data = good * before + liar + good * 30
+        reading = read([data])
+        assert reading.found == truth(data)
+        assert reading.kinds["Run"] + reading.kinds["Mix"] > 0 or reading.is_closed
+
+
+def test_a_message_of_lines_is_one_step_of_a_stretch() -> None:
+    liar = b"PUB a 1\r\nx\r\n" * 20
+    data = b"".join(pub(Random(), subject, liar) for subject in SUBJECTS * 20)
+    reading = read([data])
+    assert reading.kinds == {"Mix": 1}
+    assert reading.batched["Mix"] == 20 * len(SUBJECTS)
+
+
+def test_a_read_is_searched_once_whatever_ends_its_stretches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = {"scan": 0, "stretch": 0}
+
+    class Counted(Scan):
+        def __init__(self, *arguments: object) -> None:
+            calls["scan"] += 1
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+        def stretch(self, at: int) -> object:  # type: ignore[override]
+            calls["stretch"] += 1
+            return super().stretch(at)
+
+    monkeypatch.setattr(parsers, "Scan", Counted)
+    for length in (10, 20, 40):
+        calls.update(scan=0, stretch=0)
+        stretch = b"".join(pub(Random(), s, b"x") for s in (SUBJECTS * 6)[:length])
+        data = (stretch + b"PUB a r 1\r\nx\r\n") * 100
+        reading = read([data])
+        assert len(reading.found) == 100 * (length + 1)
+        assert calls["scan"] == 1
+        assert calls["stretch"] <= max(200, 100 * length // bounds.PLAIN_MESSAGES)
+        assert reading.kinds["Mix"] == (100 if length > bounds.MIX_MESSAGES_LEAST else 0)
+
+
+def test_a_run_that_breaks_off_is_not_compared_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = []
+    original = parsers._count_same
+
+    def count_same(data: Bytes, line: bytearray, stride: int, count: int) -> int:
+        compared.append(count)
+        return original(data, line, stride, count)
+
+    monkeypatch.setattr(parsers, "_count_same", count_same)
+    for length, times in ((20, 500), (4000, 10)):
+        compared.clear()
+        run = b"HPUB a 0 1\r\nx\r\n" * length + b"HPUB b 0 1\r\nx\r\n"
+        reading = read([run * times])
+        assert reading.kinds["Run"] == times
+        assert sum(compared) <= times * (5 * length + bounds.RUN_BLOCK_MESSAGES)
+
+
+def test_an_event_of_many_subjects_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIX_MESSAGES_MAX", 100)
+    for payload in (b"x", LOOKS_LIKE[0]):
+        data = b"".join(pub(Random(), subject, payload) for subject in SUBJECTS * 40)
+        reading = read([data])
+        assert reading.found == truth(data)
+        assert reading.kinds["Mix"] == 3
+
+
+def test_subjects_are_forgotten_between_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.nats.server.subject_table.SUBJECTS_MAX", 150)
+    monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIX_MESSAGES_MAX", 100)
+    table = SubjectTable()
+    data = b"".join(pub(Random(), b"s.%d" % (n * n % 997), b"x" * (n % 7)) for n in range(1000))
+    reading = read([data, data], table=table)
+    assert reading.found == truth(data + data)
+    assert table.generation >= 3
+    assert reading.batched["Mix"] > 1900
+    few = b"".join(pub(Random(), b"s.%d" % (n % 90), b"x" * (n % 7)) for n in range(60))
+    new = b"".join(pub(Random(), b"t.%d" % n, b"x" * (n % 7)) for n in range(140))
+    for _ in range(3):  # What was known when the read began is forgotten in the middle of it.
+        reading = read([few, few + new + few], table=table)
+        assert reading.found == truth(few + few + new + few)
+
+
+def test_the_smallest_lines_allowed_have_short_subjects_in_batches() -> None:
+    limits = NatsLimits(max_control_line=64, max_payload=9)
+    subjects = [b"s" * n for n in range(55, 64)]
+    data = b"".join(pub(Random(), s, b"x" * (n % 10)) for n, s in enumerate(subjects * 20))
+    expected = truth(data, limits=limits)
+    assert expected[-1][0] == "CLOSE"
+    long = [b"PUB %b 000001\r\nx\r\n" % (b"s" * n) for n in (57, 58)]
+    for few in (long[:1] * 60, [*long[:1] * 30, *long, *long[:1] * 30]):
+        mixed = b"".join([pub(Random(), b"a", b"x"), *few])
+        assert read([mixed], limits=limits).found == truth(mixed, limits=limits)
+    good = data[: data.index(b"s" * 63) - 4]
+    assert read([data], limits=limits).found == expected
+    assert read([good * 20], limits=limits).found == truth(good * 20, limits=limits)
+
+
+@given(st.lists(st.sampled_from([b"\n", b"\n\n", b"x", b"xxxxxxxx"]), max_size=60), st.data())
+def test_every_line_feed_is_found(parts: list[bytes], draw: st.DataObject) -> None:
+    data = b"".join(parts)
+    raw = bytearray(data + b"\n" * 16)
+    first = draw.draw(st.integers(0, len(data)))
+    last = draw.draw(st.integers(first, len(data)))
+    expected = [at for at in range(first, last) if data[at] == 0x0A]
+    assert line_feeds(raw, first, last).tolist() == expected
+
+
+def test_line_feeds_are_found_across_blocks() -> None:
+    raw = bytearray(Random(1).randbytes(700_000) + bytes(16))
+    expected = [at for at in range(3, 700_000) if raw[at] == 0x0A]
+    assert line_feeds(raw, 3, 700_000).tolist() == expected

@@ -1,0 +1,150 @@
+"""What is sent of a batch is what is sent of its messages, one by one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.protocol import encode
+from simplebus.nats.protocol.events import Mix, Positions, Pub, Run, singles
+from tests.nats.protocol.parser_driver import BUFFER, Reading
+
+SUBJECTS = [b"a", b"b.c.d", b"s" * 9, b"\xff.\0"]
+
+
+def line(message: Pub, sid: bytes, *, headers: bool) -> bytes:
+    """Word by word."""
+    body, words = bytes(message.body), [b"MSG", message.subject, sid]
+    if message.reply:
+        words.append(message.reply)
+    if message.header_bytes and headers:
+        words[0] = b"HMSG"
+        words += [message.header_size, message.size]
+    elif message.header_bytes:
+        body = body[message.header_bytes :]
+        words.append(str(len(body)).encode())
+    else:
+        words.append(message.size)
+    return b" ".join(words) + b"\r\n" + body + b"\r\n"
+
+
+def batch(data: bytes) -> tuple[Run | Mix, list[bytes]]:
+    """The one event in these bytes, and the names of subjects."""
+    reading = Reading(NatsLimits(max_payload=3000))
+    [event] = reading.parser.receive(BUFFER, BUFFER.fill(data))
+    assert isinstance(event, Run | Mix)
+    return event, reading.table.names
+
+
+def some_rows(count: int) -> list[Positions | None]:
+    every = np.arange(count)
+    return [None, every[:0], every[:1], every[-1:], every[::3], every[5:20], every]
+
+
+def test_one_message_is_its_line_and_its_payload() -> None:
+    def pub(*words: bytes, header_bytes: int = 0, body: bytes = b"xyz") -> Pub:
+        return Pub(*words, header_bytes, memoryview(body))  # type: ignore[arg-type]
+
+    plain = pub(b"a", b"", b"003", b"")
+    assert encode.one(plain, b"7", headers=False) == b"MSG a 7 003\r\nxyz\r\n"
+    asking = pub(b"a", b"r.1", b"3", b"")
+    assert encode.one(asking, b"s", headers=True) == b"MSG a s r.1 3\r\nxyz\r\n"
+    headed = pub(b"a", b"r", b"03", b"002", header_bytes=2)
+    assert encode.one(headed, b"1", headers=True) == b"HMSG a 1 r 002 03\r\nxyz\r\n"
+    assert encode.one(headed, b"1", headers=False) == b"MSG a 1 r 1\r\nz\r\n"
+    bare = pub(b"a", b"", b"03", b"00")
+    assert encode.one(bare, b"1", headers=True) == b"MSG a 1 03\r\nxyz\r\n"
+
+
+@pytest.mark.parametrize("headers", [True, False])
+@pytest.mark.parametrize("size", [2, 9, 150])
+@pytest.mark.parametrize("verb", [b"PUB a.b", b"PUB a r", b"HPUB a", b"hpub a r", b"HPUB 0 a"])
+def test_a_run_is_written_as_its_messages(verb: bytes, size: int, headers: bool) -> None:
+    random = Random(size)
+    header_size = b" 0" if verb.startswith(b"HPUB 0") else b" 02"
+    sizes = (header_size if verb[:1] in b"Hh" else b"") + b" %d\r\n" % size
+    event, names = batch(
+        b"".join(verb + sizes + random.randbytes(size) + b"\r\n" for _ in range(60))
+    )
+    assert isinstance(event, Run)
+    messages = [*singles(event, names)]
+    for sid in (b"1", b"sid.22"):
+        for rows in some_rows(event.count):
+            chosen = messages if rows is None else [messages[row] for row in rows]
+            expected = b"".join(line(message, sid, headers=headers) for message in chosen)
+            written = encode.run(event, sid, rows, headers=headers)
+            assert bytes(written) == expected
+            assert len(memoryview(written)) == len(expected)
+
+
+def payloads(kind: str, random: Random) -> list[bytes]:
+    sizes = [random.choice([0, 1, 2, 7, 8, 9, 30, 100, 299]) for _ in range(120)]
+    if kind == "text":
+        return [bytes(random.choices(b"abc {}\r\n", k=size)) for size in sizes]
+    if kind == "all bytes":
+        return [*(random.randbytes(size) for size in sizes), bytes(range(256))]
+    if kind == "large":
+        return [bytes(range(256)), *(random.randbytes(1000 + size) for size in sizes[:40])]
+    return [b""] * 60
+
+
+@pytest.mark.parametrize("kind", ["text", "all bytes", "large", "empty"])
+@pytest.mark.parametrize("sid", [b"1", b"22", b"sid.4444", b"s" * 40])
+def test_a_mix_is_written_as_its_messages(sid: bytes, kind: str) -> None:
+    random = Random(kind)
+    subjects = [random.choice(SUBJECTS) for _ in range(120)]
+    bodies = payloads(kind, random)
+    data = [
+        b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body)
+        for subject, body in zip(subjects, bodies, strict=False)
+    ]
+    event, names = batch(b"".join(data))
+    assert isinstance(event, Mix)
+    messages = [*singles(event, names)]
+    for rows in some_rows(event.count):
+        chosen = messages if rows is None else [messages[row] for row in rows]
+        expected = b"".join(line(message, sid, headers=False) for message in chosen)
+        written = encode.mix(event, sid, rows)
+        assert bytes(written) == expected
+
+
+@pytest.mark.parametrize("headers", [True, False])
+@pytest.mark.parametrize("kind", ["run", "run with headers", "mix"])
+def test_several_subscriptions_are_sent_message_by_message(kind: str, headers: bool) -> None:
+    line_of = {"run": "PUB a r 3", "run with headers": "HPUB a 1 3", "mix": "PUB a{} 3"}[kind]
+    event, names = batch(
+        b"".join(b"%b\r\nx%02d\r\n" % (line_of.format(n).encode(), n) for n in range(60))
+    )
+    messages = [*singles(event, names)]
+    every = np.arange(60)
+    for parts in (
+        [(b"1", None), (b"22", None)],
+        [(b"1", None), (b"22", every[3:30:2]), (b"3", every[:0])],
+        [(b"1", every[20:]), (b"22", every[:20])],
+    ):
+        expected = b"".join(
+            line(message, sid, headers=headers)
+            for row, message in enumerate(messages)
+            for sid, rows in parts
+            if rows is None or row in rows
+        )
+        assert bytes(encode.several(event, parts, headers=headers)) == expected
+
+
+def test_what_is_written_outlives_the_buffer() -> None:
+    for data in (
+        b"PUB a 1\r\nx\r\n" * 40,
+        b"".join(b"PUB a%d 1\r\nx\r\n" % n for n in range(60)),
+    ):
+        event, _ = batch(data)
+        written = (
+            encode.run(event, b"1", None, headers=False)
+            if isinstance(event, Run)
+            else encode.mix(event, b"1", None)
+        )
+        before = bytes(written)
+        BUFFER.fill(bytes(len(data)))
+        assert bytes(written) == before

@@ -1,0 +1,88 @@
+"""Users of all doors that may not do everything, at this one: subjects in and beside classes."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import REPLIES, Permissions, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.nats.server.permissions import Permissions as NatsPermissions
+from simplebus.nats.server.users import NatsAuth
+from simplebus.nats.settings import NatsSettings
+from tests.behaviour.wire_peer_v2 import enveloped, on_channel, peer2
+from tests.nats.bus.two_listeners import Client, Doors
+
+CLASSES = Permissions(
+    publish=Rules((Rule("orders"),)), subscribe=Rules((Rule("*"),), (Rule("hidden"),))
+)
+
+
+def at_doors(own: NatsPermissions, classes: Permissions | None = CLASSES) -> tuple[Client, Client]:
+    """A user that may do so much, at doors where orders.> and hidden.> are kept; and one that may
+    do everything."""
+    one = User("one", token=quick_hash("1"), permissions=classes)
+    known = Users((one, User("all", token=quick_hash("2"))))
+    auth = NatsAuth(shared=known, shared_permissions={"one": own})
+    doors = Doors(nats=NatsSettings(auth=auth))
+    doors.broker.users = known
+    named = [NamedClass(name=name, subjects=[f"{name}.>"]) for name in ("orders", "hidden")]
+    doors.broker.store.table.name_classes(named)
+    return doors.client(auth_token="1"), doors.client(auth_token="2")
+
+
+@pytest.mark.parametrize("classes", [CLASSES, None])
+@pytest.mark.parametrize(
+    ("asked", "queue", "heard"),
+    [
+        (">", "", ["free.a", "q.a"]),
+        ("*.*", "", ["free.a", "q.a"]),
+        ("secret.*", "", []),
+        ("*.a", "workers", ["free.a"]),
+        ("*.a", "others", ["free.a", "q.a"]),
+    ],
+)
+def test_what_is_denied_beside_classes_is_not_delivered(
+    asked: str, queue: str, heard: list[str], classes: Permissions | None
+) -> None:
+    own = NatsPermissions(subscribe_deny=("secret.a", "q.> workers"))
+    client, boss = at_doors(own, classes)
+    client.sub(asked, queue=queue)
+    assert client.lines() == []
+    for _ in range(2):  # What was judged is remembered.
+        for subject in ("secret.a", "free.a", "q.a"):
+            boss.pub(subject, b"x")
+        boss.say(b"".join(b"PUB %s 1\r\nx\r\n" % s for s in (b"secret.a", b"free.a", b"q.a") * 30))
+    assert [message.subject for message in client.messages()] == heard * 62
+
+
+def test_what_is_denied_may_not_be_asked_for() -> None:
+    own = NatsPermissions(subscribe_deny=("secret.a", "$SB.SUB.orders.>", "$SB.SUB.x"))
+    client, _ = at_doors(own)
+    for asked in ("secret.a", "$SB.SUB.%6frders.d", "$SB.SUB.x.d", "$SB.SUB.hidden"):
+        client.sub(asked)
+        (line,) = client.lines()
+        assert b"Permissions Violation for Subscription" in line, asked
+    client.sub("$SB.SUB.other")
+    assert client.lines() == []
+
+
+def test_replies_to_others_are_not_heard() -> None:
+    client, boss = at_doors(NatsPermissions())
+    for sid, asked in enumerate((">", f"{REPLIES}.>", f"{REPLIES}.ada", "class.*")):
+        client.sub(asked, str(sid))
+    names = [f"{REPLIES}.ada", f"{REPLIES}.bob"]
+    said = enveloped(9, 0, *(on_channel(name, b"x") for name in names))
+    replies = [{"id": 9, "name": REPLIES}]
+    told = peer2(boss.doors, said, classes=replies, auth={"token": "2"})
+    assert told.errors() == []
+    assert [(message.sid, message.subject) for message in client.messages()] == [("2", names[0])]
+
+
+def test_what_is_in_classes_is_judged_by_these() -> None:
+    client, boss = at_doors(NatsPermissions(subscribe_deny=("orders.>",)))
+    client.sub(">")
+    for subject in ("orders.a", "hidden.a", "free"):
+        boss.pub(subject, b"x")
+    assert [message.subject for message in client.messages()] == ["orders.a", "free"]

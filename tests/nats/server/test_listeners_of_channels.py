@@ -1,0 +1,58 @@
+"""Who hears a channel at the NATS door, for those who ask the bus."""
+
+from __future__ import annotations
+
+from simplebus.core.protocol.inquiry import (
+    ChannelQuestion,
+    ChannelSaid,
+    Listener,
+    SessionQuestion,
+    SessionSaid,
+)
+from tests.nats.bus.two_listeners import Doors
+
+
+def heard(doors: Doors, channel: str) -> ChannelSaid:
+    said = doors.broker.explaining.explain(ChannelQuestion(channel))
+    assert isinstance(said, ChannelSaid)
+    return said
+
+
+def test_subscriptions_and_queue_groups_are_told() -> None:
+    doors = Doors()
+    doors.client(b"SUB orders.* 1\r\nSUB orders.eu q 2\r\nSUB shops 3\r\n")
+    doors.client(b"SUB orders.eu q 1\r\nSUB orders.> q 2\r\nSUB \xc3\xbc.> r 3\r\n")
+    said = heard(doors, "orders.eu").listeners
+    assert sorted(said, key=lambda one: one.queue) == [
+        Listener(pattern="orders.*", peer="a client"),
+        Listener(pattern="orders.eu", queue="q", members=3, peer="a client"),
+    ]
+    assert [(one.pattern, one.queue) for one in heard(doors, "ü.x").listeners] == [("ü.>", "r")]
+    assert heard(doors, "elsewhere").listeners == []
+
+
+def test_what_is_too_many_is_counted() -> None:
+    doors = Doors()
+    doors.client(b"".join(b"SUB a %d\r\n" % n for n in range(100)))
+    said = heard(doors, "a")
+    assert (len(said.listeners), said.listeners_left_out) == (64, 36)
+
+
+def test_a_class_that_is_bound_and_one_that_is_asked_for_are_told_as_classes() -> None:
+    doors = Doors()
+    doors.broker.store.table.bind("orders.>", 7)
+    client = doors.client(b"SUB $SB.SUB.7 1\r\n")
+    assert heard(doors, "orders.eu").listeners == []
+    [said] = heard(doors, "orders.eu").classes
+    assert (said.class_id, said.subjects) == (7, ["orders.>"])
+    client.say(b"PUB orders.eu 1\r\nx\r\n")
+    assert heard(doors, "orders.eu").classes[0].stored == 1
+
+
+def test_a_client_that_acknowledges_is_a_session_of_another_door() -> None:
+    doors = Doors()
+    doors.client(b"SUB $SB.SUB.7 1\r\n")
+    [number] = doors.broker.sessions
+    said = doors.broker.explaining.explain(SessionQuestion(number))
+    assert isinstance(said, SessionSaid)
+    assert (said.version, [position.class_id for position in said.positions]) == (-1, [7])

@@ -1,0 +1,129 @@
+"""Rates and numbers of connections at the NATS door: what users and addresses may at all doors."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import Permissions, Rule, Rules
+from simplebus.core.users.rate_limit import Rate
+from simplebus.core.users.users import User, Users
+from simplebus.nats.errors import NatsError
+from simplebus.nats.server.users import NatsAuth
+from simplebus.nats.settings import NatsSettings
+from tests.nats.bus.two_listeners import Client, Doors
+
+
+def doors(*users: User) -> Doors:
+    known = Users(users)
+    found = Doors(nats=NatsSettings(auth=NatsAuth(shared=known)))
+    found.broker.users = known
+    return found
+
+
+def is_paused(bus: Doors, client: Client) -> bool:
+    return bus.front.limited.is_paused(client.session)
+
+
+def test_who_publishes_too_fast_is_read_from_later() -> None:
+    ada = User("ada", token=quick_hash("t"), rate=Rate(10))
+    bus = doors(ada, User("bob", token=quick_hash("u")))
+    client, other = bus.client(auth_token="t"), bus.client(auth_token="u")
+    assert client.session.read_bytes == 256
+    client.say(b"PUB a 1\r\nx\r\n" * 9)
+    assert not is_paused(bus, client)
+    client.say(b"PUB a 1\r\nx\r\n" * 6)  # What has come is dealt with, and counts.
+    assert bus.front.statistics().in_messages == 15
+    assert is_paused(bus, client)
+    assert 0.5 < bus.front.limited.pause_seconds(client.session) <= 0.7
+    same = bus.client(b"PUB a 1\r\nx\r\n", auth_token="t")  # A second connection of the user.
+    assert is_paused(bus, same)
+    other.say(b"PUB a 1\r\nx\r\n" * 100)
+    assert not is_paused(bus, other)
+    bus.wait(1.0)
+    assert not is_paused(bus, client)
+    assert bus.front.limited.pause_seconds(client.session) == 0
+
+
+def test_who_is_paused_is_asked_for_no_sign_of_life() -> None:
+    bus = doors(User("ada", token=quick_hash("t"), rate=Rate(1)))
+    client = bus.client(b"PUB a 1\r\nx\r\n" * 10_000, auth_token="t")
+    for minutes in range(1, 60):
+        bus.front.now = 60.0 * minutes
+        bus.front.tick()
+    assert not client.session.is_cut
+    assert client.session.pings == 0
+
+
+def test_acknowledgements_do_not_count() -> None:
+    bus = doors(User("ada", token=quick_hash("t"), rate=Rate(2)))
+    client = bus.client(b"SUB $SB.SUB.1 1\r\n", auth_token="t")
+    client.say(*[b"PUB $JS.ACK.x.y.1.1.1.1.1 4\r\n+ACK\r\n"] * 50)
+    assert not is_paused(bus, client)
+
+
+def test_an_address_is_held_back_whoever_it_is() -> None:
+    bus = Doors()
+    bus.broker.metering.limit_addresses(Rate(bytes=100))
+    session = bus.front.open("a client", ip="10.0.0.1")
+    client = Client(bus, session)
+    client.say(b"PUB a 200\r\n" + b"x" * 200 + b"\r\n")
+    assert is_paused(bus, client)
+    bus.broker.metering.end_rates()
+    assert bus.front.limited.pause_seconds(session) == 0
+
+
+TOKENS = {"ada": "t", "bob": "u"}
+
+
+def known(*, ada: int = 0, bob: int = 0) -> Doors:
+    """Users that may have so many connections; only ada may subscribe to class 1."""
+    nothing = Permissions(publish=Rules((Rule("*"),)), subscribe=Rules(()))
+    return doors(
+        User("ada", token=quick_hash(TOKENS["ada"]), connections=ada),
+        User("bob", token=quick_hash(TOKENS["bob"]), connections=bob, permissions=nothing),
+    )
+
+
+def again(client: Client, who: str) -> list[bytes]:
+    """A client says to be this one, now; returns what it is told before its PONG."""
+    client.say(b'CONNECT {"auth_token":"%s","verbose":false}\r\n' % TOKENS[who].encode())
+    return client.lines()
+
+
+def test_who_uses_classes_counts_once() -> None:
+    bus = known(ada=2)
+    one, two = bus.client(auth_token="t"), bus.client(auth_token="t")
+    for client in (one, two):
+        client.sub("$SB.SUB.1")
+        assert client.lines() == []
+    with pytest.raises(NatsError, match="user 'ada' has 2 connections, 2 are allowed"):
+        bus.client(auth_token="t")
+    one.leave()
+    bus.client(auth_token="t")
+
+
+def test_who_says_to_be_somebody_else_counts_as_that() -> None:
+    bus = known(ada=1, bob=1)
+    ada, bob = bus.client(auth_token="t"), bus.client(auth_token="u")
+    assert again(ada, "ada") == []  # It is who it was.
+    with pytest.raises(NatsError, match="user 'bob' has 1 connections, 1 are allowed"):
+        again(ada, "bob")
+    ada.leave()
+    assert again(bob, "ada") == []
+
+
+def test_who_says_to_be_somebody_else_has_the_rights_of_that() -> None:
+    bus = known()
+    client = bus.client(auth_token="t")
+    client.sub("$SB.SUB.1.hers")
+    assert client.lines() == []
+    assert again(client, "bob") == []
+    client.sub("$SB.SUB.1.other")
+    (line,) = client.lines()
+    assert b"user `bob` may not subscribe to class 1" in line
+    assert again(client, "ada") == []
+    client.sub("$SB.SUB.1.hers")
+    client.sub("$SB.SUB.2", "2")
+    assert client.lines() == []
+    assert [bus.broker.classes[2].maker] == ["ada"]

@@ -1,0 +1,305 @@
+"""Routes: where a subject leads, one by one and in batches; queue groups."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.nats.limits import JOINED_MAX
+from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.queue_group import Dice, JoinedGroup, QueueGroup
+from simplebus.nats.server.routes import Routes
+from simplebus.nats.server.subscription import Sink, Subscription
+from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.settings import NatsSettings
+from tests.nats.server.nats_peer import Client, Inside
+from tests.nats.server.numbered_subjects import numbered
+
+QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+DEAF = b'CONNECT {"verbose":false,"pedantic":false,"echo":false}\r\n'
+
+
+def mixed(count: int, names: list[bytes]) -> bytes:
+    """Messages that the parser takes for one stretch: numbered, on each name in turn."""
+    return b"".join(b"PUB %s 3\r\n%03d\r\n" % (names[at % len(names)], at) for at in range(count))
+
+
+def numbers(client: Client) -> list[int]:
+    """What messages it was sent, by their payload."""
+    lines = client.lines().split(b"\r\n")
+    return [int(line) for line in lines[1::2]]
+
+
+SUBJECTS = st.lists(st.sampled_from(["a", "b", "*", "#"]), min_size=1, max_size=3).map(
+    lambda words: ".".join(words).encode()
+)
+NAMES = st.lists(st.sampled_from(["a", "b", "#"]), min_size=1, max_size=3).map(
+    lambda words: ".".join(words).encode()
+)
+
+
+@given(
+    st.lists(st.tuples(SUBJECTS, st.sampled_from([b"", b"g"])), max_size=6),
+    st.lists(NAMES, min_size=1, max_size=20),
+)
+def test_a_batch_leads_where_each_of_its_subjects_does(
+    subscribed: list[tuple[bytes, bytes]], names: list[bytes]
+) -> None:
+    routes = Routes(np.random.default_rng(0))
+    session = Inside().client(QUIET).session
+    for at, (subject, queue) in enumerate(subscribed):
+        routes.subscribe(Subscription(session, subject, queue, b"%d" % at))
+    numbers = numbered(routes.table, names)
+    found: dict[int, tuple[Sink, ...]] = {}
+    for sinks, rows in routes.split(numbers):
+        for row in range(len(names)) if rows is None else rows.tolist():
+            assert row not in found
+            found[row] = sinks
+    assert [found[row] for row in range(len(names))] == [routes.of(name) for name in names]
+
+
+def test_what_was_remembered_does_not_outlive_a_change() -> None:
+    routes = Routes(np.random.default_rng(0))
+    session = Inside().client(QUIET).session
+    numbers = numbered(routes.table, [b"a.b"])
+    assert [sinks for sinks, _ in routes.split(numbers)] == [()]
+    subscription = Subscription(session, b"a.*", b"", b"1")
+    routes.subscribe(subscription)
+    assert [sinks for sinks, _ in routes.split(numbers)] == [(subscription,)]
+    routes.unsubscribe(subscription)
+    assert [sinks for sinks, _ in routes.split(numbers)] == [()]
+    assert len(routes) == 0
+
+
+def test_groups_of_one_name_count_as_one_whatever_they_subscribed_to() -> None:
+    routes = Routes(np.random.default_rng(0))
+    session = Inside().client(QUIET).session
+    subscriptions = [
+        Subscription(session, subject, queue, sid)
+        for subject, queue, sid in [
+            (b"a.b", b"g", b"1"),
+            (b"a.*", b"g", b"2"),
+            (b"a.*", b"h", b"3"),
+            (b"a.b", b"", b"4"),
+        ]
+    ]
+    for subscription in subscriptions:
+        routes.subscribe(subscription)
+    plain, joined, other = sorted(routes.of(b"a.b"), key=lambda sink: type(sink).__name__)[::-1]
+    assert plain is subscriptions[3]
+    assert isinstance(joined, QueueGroup)
+    assert isinstance(other, JoinedGroup)
+    assert set(other.current()) == set(subscriptions[:2])
+    assert routes.of(b"a.b") == routes.of(b"a.b")
+    assert len(routes.of(b"a.c")) == 2
+    for subscription in subscriptions:
+        routes.unsubscribe(subscription)
+    assert routes.of(b"a.b") == ()
+
+
+def test_members_of_joined_groups_come_and_go() -> None:
+    house = Inside()
+    one, two, publisher = house.client(QUIET), house.client(QUIET), house.client(QUIET)
+    one.say(b"SUB a.* g 1\r\n")
+    two.say(b"SUB *.b g 1\r\n")
+    batch = b"PUB a.b 1\r\n0\r\n" * 60
+    heard = []
+    for said in (b"", b"UNSUB 1\r\n", b"SUB *.b g 1\r\nSUB a.* g 2\r\n"):
+        two.say(said)
+        publisher.say(batch)
+        heard.append((len(numbers(one)), len(numbers(two))))
+    assert [sum(counts) for counts in heard] == [60, 60, 60]
+    assert heard[0][1] > 0
+    assert heard[1][1] == 0
+    assert heard[2][1] > 30  # Two of three are its own.
+
+
+def test_members_of_joined_groups_that_stay_are_joined_by_others_and_left_by_them() -> None:
+    house = Inside()
+    both = b"SUB a.* g 1\r\nSUB *.b g 2\r\n"
+    stays, goes, publisher = house.client(QUIET + both), house.client(QUIET), house.client(QUIET)
+    for said, shares in ((b"", 1), (both, 2), (b"UNSUB 1\r\nUNSUB 2\r\n", 1), (both, 2)):
+        goes.say(said)
+        publisher.say(b"PUB a.b 1\r\n0\r\n" * 60)
+        publisher.say(b"PUB a.b 1\r\n0\r\n" * 60, 16)
+        counts = [len(numbers(client)) for client in (stays, goes)]
+        assert sum(counts) == 120
+        assert sum(count > 20 for count in counts) == shares
+
+
+@pytest.mark.parametrize("subjects", [(b"a", b"a"), (b"a", b"*")], ids=["one", "joined"])
+@pytest.mark.parametrize("count", [12, 60])
+def test_members_may_end_with_their_parts_of_one_batch(
+    subjects: tuple[bytes, bytes], count: int
+) -> None:
+    house = Inside()
+    member, publisher = house.client(QUIET), house.client(QUIET)
+    for at in range(8):
+        sid = b"%d" % at
+        member.say(b"SUB %b g %b\r\nUNSUB %b 1\r\n" % (subjects[at % 2], sid, sid))
+    publisher.say(b"PUB a 1\r\n0\r\n" * count)
+    assert not publisher.closed
+    assert len(numbers(member)) == 8
+
+
+def test_of_many_combinations_of_groups_few_are_remembered() -> None:
+    routes = Routes(np.random.default_rng(0))
+    session = Inside().client(QUIET).session
+    words = 12
+    for at in range(words):
+        subject = b".".join(b"a" if at == word else b"*" for word in range(words))
+        routes.subscribe(Subscription(session, subject, b"g", b"%d" % at))
+    names = [
+        b".".join(b"a" if number >> word & 1 else b"b" for word in range(words))
+        for number in range(1 << words)
+    ]
+    numbers = numbered(routes.table, names)
+    found = [sinks for part in np.split(numbers, 4) for sinks in routes.each(part)]
+    assert [sum(len(sink.current()) for sink in sinks) for sinks in found] == [  # type: ignore[attr-defined]
+        number.bit_count() for number in range(1 << words)
+    ]
+    del found
+    routes.each(numbers[:1])
+    kept = sum(isinstance(thing, JoinedGroup) for thing in gc.get_referrers(JoinedGroup))
+    assert 0 < kept <= JOINED_MAX
+
+
+def test_members_come_and_go_and_each_message_goes_to_one_of_those_who_are_there() -> None:
+    group = QueueGroup(Dice(np.random.default_rng(1)), b"a", b"g")
+    session = Inside().client(QUIET).session
+    members = [Subscription(session, b"a", b"g", b"%d" % at) for at in range(40)]
+    for member in members:
+        group.add(member)
+    for member in members[::2]:
+        group.remove(member)
+    assert set(group.members) == set(members[1::2])
+    for member in members[1::2]:
+        group.remove(member)
+    assert group.members == []
+
+
+def test_members_are_chosen_fairly() -> None:
+    house = Inside(seed=3)
+    members = [house.client(QUIET + b"SUB a g 1\r\nSUB a.* g 2\r\n") for _ in range(4)]
+    publisher = house.client(QUIET)
+    publisher.say(mixed(400, [b"a", b"a.b"]))  # As one batch,
+    publisher.say(mixed(400, [b"a", b"a.b"]), 17)  # and one by one.
+    counts = [len(numbers(member)) for member in members]
+    assert sum(counts) == 800
+    # 200 are expected for each; 60 off is more than five standard deviations.
+    assert all(140 < count < 260 for count in counts), counts
+
+
+@pytest.mark.parametrize("chunks", [0, 17])
+@pytest.mark.parametrize("names", [[b"a"], [b"a", b"b"]])
+def test_each_message_goes_to_one_member_in_the_order_of_its_publisher(
+    chunks: int, names: list[bytes]
+) -> None:
+    house = Inside(seed=5)
+    members = [house.client(QUIET + b"SUB a g 1\r\nSUB b g 2\r\nSUB > h 3\r\n") for _ in range(3)]
+    deaf = house.client(DEAF + b"SUB > g 1\r\nSUB > h 2\r\nUNSUB 2 5\r\nSUB > i 3\r\n")
+    deaf.say(mixed(120, names), chunks)
+    heard = [numbers(member) for member in members]
+    assert all(one == sorted(one) for one in heard)
+    counted = Counter(number for one in heard for number in one)
+    assert counted == dict.fromkeys(range(120), 2)
+    assert deaf.lines() == b""
+
+
+def test_a_member_that_ends_within_a_batch_leaves_the_rest_to_others() -> None:
+    house = Inside()
+    ends = house.client(QUIET + b"SUB a g 1\r\nUNSUB 1 3\r\nSUB a g 2\r\nUNSUB 2 4\r\n")
+    stays = house.client(QUIET + b"SUB a g 1\r\n")
+    house.client(QUIET + mixed(90, [b"a"]))
+    assert len(numbers(ends)) == 7
+    assert len(numbers(stays)) == 83
+    assert ends.session.subscriptions == {}
+
+
+@pytest.mark.parametrize("connect", [QUIET, b'CONNECT {"verbose":false,"pedantic":true}\r\n'])
+@pytest.mark.parametrize("names", [[b"a"], [b"a", b"b", b"c"]])
+def test_who_ends_within_a_batch_is_sent_the_first_of_it(
+    names: list[bytes], connect: bytes
+) -> None:
+    house = Inside()
+    ends = house.client(QUIET + b"SUB * 1\r\nUNSUB 1 5\r\n")
+    house.client(connect + mixed(90, names))
+    assert numbers(ends) == [0, 1, 2, 3, 4]
+
+
+def test_what_a_member_may_not_have_and_what_comes_behind_its_last_goes_to_others() -> None:
+    denied = User("some", "p", permissions=Permissions(subscribe_deny=("no.>",)))
+    auth = NatsAuth(users=(denied, User("all", "p")))
+    house = Inside(NatsSettings(auth=auth), seed=2)
+    some, everything, publisher = (
+        house.client(QUIET[:-3] + b',"user":"%b","pass":"p"}\r\n' % name)
+        for name in (b"some", b"all", b"all")
+    )
+    some.say(b"SUB > g 1\r\nUNSUB 1 5\r\n")
+    everything.say(b"SUB > g 1\r\n")
+    publisher.say(mixed(90, [b"no.a", b"ok.a", b"no.b"]))
+    heard = numbers(some), numbers(everything)
+    assert sorted(heard[0] + heard[1]) == list(range(90))
+    assert len(heard[0]) == 5
+    assert {number % 3 for number in heard[0]} == {1}
+
+
+@pytest.mark.parametrize("chunks", [0, 16])
+def test_who_takes_what_others_of_a_group_do_not_depends_on_all_there_is(chunks: int) -> None:
+    users = (
+        User("a", "p", permissions=Permissions(subscribe_deny=("no.a",))),
+        User("b", "p", permissions=Permissions(subscribe_deny=("no.b",))),
+    )
+    house = Inside(NatsSettings(auth=NatsAuth(users=users)))
+    one, other, third = (
+        house.client(DEAF[:-3] + b',"user":"%b","pass":"p"}\r\nSUB no.> g 1\r\n' % name)
+        for name in (b"a", b"b", b"a")
+    )
+    third.say(mixed(80, [b"no.a", b"no.b"]), chunks)  # By subject,
+    assert numbers(one) == list(range(1, 80, 2))
+    assert numbers(other) == list(range(0, 80, 2))
+    third.say(b"UNSUB 1\r\n")
+    for publisher, takes in ((one, other), (other, one)):  # by publisher,
+        publisher.say(mixed(80, [b"no.c"]), chunks)
+        assert numbers(takes) == list(range(80))
+    one.say(b"UNSUB 1\r\n")
+    third.say(b"SUB no.> g 1\r\n")
+    other.say(mixed(80, [b"no.c"]), chunks)  # and by who is there.
+    assert numbers(third) == list(range(80))
+    assert numbers(one) == numbers(other) == []
+
+
+def test_a_group_none_of_whose_members_takes_it_is_nobody() -> None:
+    house = Inside()
+    asks = b'CONNECT {"verbose":false,"echo":false,"headers":true,"no_responders":true}\r\n'
+    alone = house.client(asks + b"SUB y g 1\r\nSUB y g 2\r\nSUB in 3\r\nPUB y in 0\r\n\r\n")
+    assert alone.lines().startswith(b"HMSG in 3 33 33\r\nNATS/1.0 503\r\n")
+
+
+class Listed:
+    """A sink that writes down what it is put."""
+
+    is_ordered = True
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def one(self, message: object, origin: object) -> bool:
+        raise AssertionError("it was to be put a batch")
+
+    def many(self, messages: object, rows: object, origin: object) -> None:
+        self.batches.append(list(range(64)) if rows is None else rows.tolist())  # type: ignore[attr-defined]
+
+
+def test_who_keeps_the_order_is_put_all_of_a_batch_in_order() -> None:
+    house = Inside()
+    sink = Listed()
+    house.front.routes.add(b">", sink)
+    house.client(QUIET + b"SUB a 1\r\n")
+    house.client(QUIET + mixed(64, [b"a", b"b", b"c"]))
+    assert sink.batches == [list(range(64))]

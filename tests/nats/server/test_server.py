@@ -1,0 +1,428 @@
+"""The front by itself: clocks, bounds, and what batches have in common with single messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from simplebus.core.broker.broker import Broker
+from simplebus.core.errors import Reason
+from simplebus.core.limits import RECEIVE_BYTES
+from simplebus.nats.limits import DROPPED_AT_ONCE, FIRST_PING_SECONDS, TIDIED_AT_ONCE, NatsLimits
+from simplebus.nats.protocol.events import Mix, Run
+from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.settings import NatsSettings
+from tests.nats.differential import generated_dialogues
+from tests.nats.differential.compare import Script
+from tests.nats.server.nats_peer import Client, Inside, buffer
+
+QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+AUTH = NatsAuth(users=(User("u", "p"),))
+
+
+def at(house: Inside, seconds: float) -> None:
+    """So late is it; a beat."""
+    house.front.now = seconds
+    house.front.tick()
+    house.settle()
+
+
+def waiting(limits: NatsLimits | None = None, auth: NatsAuth | None = None) -> Inside:
+    return Inside(NatsSettings(limits=limits or NatsLimits(), auth=auth or NatsAuth()))
+
+
+# Who is there ------------------------------------------------------------------------------------
+
+
+def test_the_first_ping_comes_early_and_never_before_the_first_pong() -> None:
+    house = waiting()
+    greeted, silent = house.client(QUIET + b"PING\r\n"), house.client()
+    assert greeted.lines() == b"PONG\r\n"
+    at(house, FIRST_PING_SECONDS)
+    assert greeted.lines() == b"PING\r\n"
+    assert silent.lines() == b""
+    at(house, 120.0)
+    assert silent.lines() == b"PING\r\n"
+
+
+def test_who_does_not_answer_is_stale() -> None:
+    house = waiting()
+    client = house.client(QUIET + b"PING\r\n")
+    heard = []
+    for seconds in range(0, 600, 10):
+        at(house, seconds)
+        heard.append((seconds, client.lines()))
+    said = [(seconds, line) for seconds, line in heard[1:] if line]
+    assert said == [
+        (10, b"PING\r\n"),  # The first one.
+        (130, b"PING\r\n"),
+        (250, b"-ERR 'Stale Connection'\r\n"),
+    ]
+    assert client.error is not None
+    assert client.error.reason is Reason.HEARTBEAT_TIMEOUT
+    assert client.error.closed == "Stale Connection"
+    assert house.front.sessions == {}
+
+
+def test_who_answers_or_says_anything_is_not_stale() -> None:
+    house = waiting()
+    answers, talks = house.client(QUIET + b"PING\r\n"), house.client(QUIET + b"PING\r\n")
+    at(house, 10)
+    pings = [0, 0]
+    for seconds in range(60, 1800, 60):
+        at(house, seconds)
+        if b"PING" in answers.lines():
+            pings[0] += 1
+            answers.say(b"PONG\r\n")
+        pings[1] += talks.lines().count(b"PING")
+        talks.say(b"PUB a 0\r\n\r\n")
+    assert not answers.closed
+    assert not talks.closed
+    assert pings[0] > 10
+    assert pings[1] == 1
+
+
+def test_who_does_not_say_connect_in_time_is_told_so() -> None:
+    house = waiting(auth=AUTH)
+    late = house.client()
+    early = house.client(b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\n')
+    begun = house.client(b"CONNE")
+    at(house, 1.9)
+    assert not late.closed
+    at(house, 2.0)
+    for client in (late, begun):
+        assert client.lines() == b"-ERR 'Authentication Timeout'\r\n"
+        assert client.error is not None
+        assert client.error.reason is Reason.HELLO_TIMEOUT
+    assert not early.closed
+
+
+def test_where_nobody_is_asked_nobody_has_to_say_connect() -> None:
+    house = waiting()
+    client = house.client()
+    guests = Inside(NatsSettings(auth=NatsAuth(users=(User("u", "p"),), no_auth_user="u")))
+    guest = guests.client()
+    at(house, 60)
+    at(guests, 60)
+    assert not client.closed
+    assert not guest.closed
+
+
+def test_timers_of_clients_that_left_are_forgotten() -> None:
+    house = waiting()
+    for _ in range(100):
+        house.client(QUIET).leave()
+    at(house, 1000)
+    assert house.front._due == []
+
+
+def test_a_lame_duck_says_so_to_those_who_understand_it() -> None:
+    house = waiting()
+    old = house.client(b'CONNECT {"verbose":false}\r\n')
+    says = b'CONNECT {"verbose":false,"protocol":1}\r\n'
+    new, ungreeted = house.client(says + b"PING\r\n"), house.client(says)
+    house.front.say_lame_duck()
+    house.settle()
+    assert old.lines() == b""
+    assert b'"ldm":true' in new.lines()
+    assert ungreeted.lines() == b""  # It takes the first line that comes for its PONG.
+
+
+def test_info_names_the_client_and_where_it_came() -> None:
+    house = waiting(auth=AUTH)
+    info = house.client().session.info
+    assert (info.client_id, info.client_ip, info.host, info.port) == (1, "127.0.0.1", "h", 1)
+    assert info.auth_required
+    assert info.max_payload == 1024 * 1024
+    assert info.line().startswith(b'INFO {"server_id":"ours"')
+    assert house.client().session.info.client_id == 2
+
+
+def test_who_may_not_have_everything_needs_leave_for_classes() -> None:
+    auth = NatsAuth(
+        users=(
+            User("some", "p", permissions=Permissions(subscribe_deny=("secret.>",))),
+            User("named", "p", permissions=Permissions(subscribe_allow=("$SB.SUB.*",))),
+        )
+    )
+    house = Inside(NatsSettings(auth=auth), broker=Broker())
+    some, named = (
+        house.client(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\n' % name)
+        for name in (b"some", b"named")
+    )
+    for client in (some, named):
+        client.say(b"SUB $SB.SUB.orders g 1\r\n")
+    assert some.lines() == (
+        b'-ERR \'Permissions Violation for Subscription to "$SB.SUB.orders" '
+        b"(it may not ask for class `orders` so)'\r\n"
+    )
+    assert named.lines() == b""
+
+
+# Bounds ------------------------------------------------------------------------------------------
+
+
+def test_a_client_for_which_too_much_waits_is_cut_off_without_a_word() -> None:
+    house = waiting(NatsLimits(max_payload=1000, max_pending=2000))
+    front, slow = house.front, house.client(QUIET + b"SUB a 1\r\n")
+    other = house.client(QUIET + b"SUB a 1\r\n")
+    publisher = front.open("test")
+    said = QUIET + (b"PUB a 900\r\n" + b"x" * 900 + b"\r\n") * 2
+    front.receive(publisher, buffer(), buffer().fill(said))
+    other.take()
+    front.receive(publisher, buffer(), buffer().fill(said[len(QUIET) :]))
+    cut = front.take_cut()
+    assert [session for session, _ in cut] == [slow.session]
+    assert cut[0][1].line == b""
+    assert cut[0][1].closed == "Slow Consumer (Pending Bytes)"
+    assert slow.session.outbox.pending_bytes == 0
+    assert slow.session.subscriptions == {}
+    assert not other.session.is_cut
+
+
+def test_what_clients_that_left_subscribed_to_is_gone() -> None:
+    house = waiting()
+    routes = house.front.routes
+    before = len(routes)
+    client = house.client(
+        QUIET + b"".join(b"SUB a.%d.* %d\r\nSUB b g%d x%d\r\n" % ((n,) * 4) for n in range(500))
+    )
+    assert len(routes) == before + 1000
+    assert len(client.session.subscriptions) == 1000
+    client.leave()
+    while routes.has_abandoned:
+        at(house, 0.0)
+    assert len(routes) == before
+    assert routes._groups == {}
+
+
+def test_a_subject_of_two_thousand_words_does_no_harm() -> None:
+    house = waiting()
+    words = b"a." * 2000 + b"a"
+    client = house.client(QUIET + b"SUB %s 1\r\nSUB a.> 2\r\n" % words)
+    client.say(b"PUB %s 1\r\nx\r\n" % words)
+    client.say(b"PUB %s 1\r\nx\r\n" % words[2:])
+    assert client.lines().count(b"MSG") == 3
+
+
+def test_wildcards_among_too_many_words_are_refused() -> None:
+    client = waiting().client(QUIET)
+    client.say(b"SUB %s 1\r\nSUB %s 2\r\n" % (b"*." * 127 + b">", b"a." * 128 + b">"))
+    subject = (b"a." * 128 + b">").decode()
+    said = f"-ERR 'Permissions Violation for Subscription to \"{subject}\", too many tokens'\r\n"
+    assert client.lines() == said.encode()
+
+
+def test_a_client_that_subscribed_to_very_much_leaves_little_by_little() -> None:
+    house = waiting()
+    before = len(house.front.routes)
+    count = max(DROPPED_AT_ONCE, TIDIED_AT_ONCE // 2)
+    said = QUIET + b"".join(
+        b"SUB a.%d %d\r\nSUB b.%d g x%d\r\nSUB b g y%d\r\n" % (n, n, n, n, n) for n in range(count)
+    )
+    leaves = house.client(said)
+    again = house.client(said)
+    asks = house.client(
+        b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\nSUB in 1\r\n'
+    )
+    leaves.leave()
+    again.say(QUIET)
+    for subject in (b"a.5", b"b.5", b"b"):
+        asks.say(b"PUB %s in 0\r\n\r\n" % subject)
+        assert b"503" in asks.lines()
+    again.say(b"SUB a.5 5\r\nSUB b.5 g x5\r\n")
+    beats = 0
+    while len(house.front.routes) > before + 3:
+        at(house, 0.0)
+        beats += 1
+    assert 1 < beats < 2 + 4 * count / TIDIED_AT_ONCE
+    asks.say(b"PUB a.5 1\r\nx\r\nPUB b.5 1\r\ny\r\n")
+    assert again.lines() == b"MSG a.5 5 1\r\nx\r\nMSG b.5 x5 1\r\ny\r\n"
+    again.leave()
+    assert len(house.front.routes) == before + 1
+
+
+def test_who_says_connect_again_is_told_nothing_at_its_former_inboxes() -> None:
+    house = waiting()
+    connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+    count = DROPPED_AT_ONCE + 1
+    client = house.client(connect + b"".join(b"SUB in.%d %d\r\n" % (n, n) for n in range(count)))
+    client.say(b"PUB x in.5 0\r\n\r\n")
+    assert client.lines().startswith(b"HMSG in.5 5 33 33\r\n")
+    client.say(connect + b"PUB x in.5 0\r\n\r\n")
+    assert client.lines() == b""
+    client.say(b"SUB in.5 new\r\nPUB x in.5 0\r\n\r\n")
+    assert client.lines().startswith(b"HMSG in.5 new 33 33\r\n")
+
+
+@pytest.mark.parametrize("line", [b"SUB a.%d %d\r\n", b"PUB a.%d in.%d 1\r\nx\r\n"])
+def test_who_makes_much_work_is_read_in_small_pieces(line: bytes) -> None:
+    client = waiting().client(QUIET)
+    number = 0
+    for _ in range(20):
+        said = b""
+        while len(said) + 40 < client.session.read_bytes:
+            number += 1
+            said += line % (number, number)
+        client.say(said)
+    assert client.session.read_bytes <= 256 * 1024
+
+
+@pytest.mark.parametrize(("subscriptions", "most"), [(1, RECEIVE_BYTES), (4000, 512 * 1024)])
+def test_a_batch_that_many_take_is_short(subscriptions: int, most: int) -> None:
+    house = waiting()
+    house.client(QUIET + b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(subscriptions)))
+    client = house.client(QUIET)
+    said = b"".join(b"PUB a.%d 1\r\nx\r\n" % n for n in range(4000)) * 100
+    said = said[: 3 * most // 2]
+    while said:
+        at_once = client.session.read_bytes
+        client.say(said[:at_once])
+        said = said[at_once:]
+    assert not client.closed
+    assert most // 64 <= at_once <= most
+
+
+# Batches -----------------------------------------------------------------------------------------
+
+
+def kinds(data: bytes) -> list[type]:
+    """What the parser makes of it, whole."""
+    parser = Parser(NatsLimits(), SubjectTable())
+    return [type(event) for event in parser.receive(buffer(), buffer().fill(data))]
+
+
+def test_made_dialogues_hold_batches() -> None:
+    assert Run in kinds(b"PUB a 1\r\nx\r\n" * 40)
+    assert Mix in kinds(b"".join(b"PUB a.%d 1\r\nx\r\n" % (n % 3) for n in range(60)))
+
+
+USERS = NatsAuth(
+    users=(
+        User("all", "p"),
+        User("publisher", "p", permissions=Permissions(publish_deny=("a.>", "x"))),
+        User("subscriber", "p", permissions=Permissions(subscribe_deny=("a", "*.b"))),
+        User("denied", "p", permissions=Permissions(publish_allow=("foo.>", "in"))),
+        User("answerer", "p", permissions=Permissions(responses=Responses(most=3))),
+        User(
+            "answers", "p", permissions=Permissions(publish_allow=("foo.x",), responses=Responses())
+        ),
+    )
+)
+
+
+@settings(max_examples=80)
+@given(generated_dialogues.scripts(user=True, pedantic=True))
+def test_a_batch_is_answered_as_the_same_messages_one_by_one(script: Script) -> None:
+    whole = Inside(NatsSettings(auth=USERS)).play(script)
+    assert Inside(NatsSettings(auth=USERS)).play(script, 97) == whole
+
+
+def test_who_hears_requests_by_the_batch_may_answer_them() -> None:
+    house = Inside(NatsSettings(auth=USERS))
+    who = b'CONNECT {"verbose":false,"pedantic":false,"user":"%b","pass":"p"}\r\n'
+    answerer = house.client(who % b"answerer" + b"SUB ask 1\r\n")
+    house.client(who % b"all" + b"PUB ask reply 1\r\nx\r\n" * 40)
+    assert answerer.lines().count(b"MSG ask 1 reply 1\r\n") == 40
+    answerer.say(b"PUB reply 0\r\n\r\n" * 4)
+    assert answerer.lines().count(b"Permissions Violation for Publish") == 1
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_who_is_sent_requests_may_answer_them(count: int) -> None:
+    house = Inside(NatsSettings(auth=USERS))
+    asks, answers = (
+        house.client(b'CONNECT {"verbose":false,"user":"%b","pass":"p"}\r\n' % name)
+        for name in (b"all", b"answerer")
+    )
+    answers.say(b"SUB foo.x 1\r\n")
+    asks.say(b"SUB in 2\r\n" + b"PUB foo.x in 1\r\nx\r\n" * count)
+    assert answers.lines() == b"MSG foo.x 1 in 1\r\nx\r\n" * count
+    answers.say(b"PUB in 1\r\ny\r\n" * 3)
+    assert answers.lines() == b""
+    assert asks.lines() == b"MSG in 2 1\r\ny\r\n" * 3
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_who_asks_where_nobody_is_is_told_so_each_time(count: int) -> None:
+    connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+    client = Inside().client(connect + b"SUB in 1\r\n")
+    client.say(b"PUB x in 0\r\n\r\n" * count)
+    said = b"HMSG in 1 33 33\r\nNATS/1.0 503\r\nNats-Subject: x\r\n\r\n\r\n"
+    assert client.lines() == said * count
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_who_wants_to_be_told_is_told_of_each_subject_that_is_none(count: int) -> None:
+    client = Inside().client(b'CONNECT {"verbose":false,"pedantic":true}\r\n')
+    client.say(b"PUB a.* 0\r\n\r\n" * count)
+    assert client.lines() == b"-ERR 'Invalid Publish Subject'\r\n" * count
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_who_wants_answers_where_no_client_may_be_is_refused_each_time(count: int) -> None:
+    house = Inside()
+    listens, client = house.client(QUIET + b"SUB x 1\r\n"), house.client(QUIET)
+    client.say(b"PUB x _R_.a 0\r\n\r\n" * count)
+    said = b"-ERR 'Permissions Violation for Publish with Reply of \"_R_.a\"'\r\n"
+    assert client.lines() == said * count
+    assert listens.lines() == b""
+    assert house.front.denied == count
+
+
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("queue", [b"", b"g "])
+def test_who_has_had_as_many_as_it_now_asks_for_is_sent_no_more(count: int, queue: bytes) -> None:
+    client = Inside().client(QUIET + b"SUB a %b1\r\n" % queue + b"PUB a 0\r\n\r\n" * count)
+    assert client.lines().count(b"MSG") == count
+    client.say(b"UNSUB 1 %d\r\nPUB a 0\r\n\r\n" % count)
+    assert client.lines() == b""
+    assert client.session.subscriptions == {}
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_headers_of_a_batch_go_to_those_alone_who_take_them(count: int) -> None:
+    house = Inside()
+    takes = [
+        house.client(b'CONNECT {"verbose":false,"headers":%b}\r\nSUB a 1\r\n' % word)
+        for word in (b"true", b"false", b"true")
+    ]
+    takes[0].say(b"HPUB a 12 13\r\nNATS/1.0\r\n\r\nx\r\n" * count)
+    headed = b"HMSG a 1 12 13\r\nNATS/1.0\r\n\r\nx\r\n" * count
+    assert [client.lines() for client in takes] == [headed, b"MSG a 1 1\r\nx\r\n" * count, headed]
+
+
+@pytest.mark.parametrize("options", [b"{}", b'{"verbose":false}', b'{"pedantic":false}'])
+def test_a_batch_of_a_client_that_is_told_of_each(options: bytes) -> None:
+    said = b"CONNECT " + options + b"\r\nSUB a.> 1\r\n"
+    said += b"".join(b"PUB a.%s 1\r\nx\r\n" % (b"b", b"*", b"c")[n % 3] for n in range(90))
+    said += b"PUB a.b 1\r\nx\r\n" * 40 + b"PUB a..b 1\r\nx\r\n" * 40
+    whole, pieces = Inside().client(), Inside().client()
+    whole.say(said)
+    pieces.say(said, 9)
+    assert whole.lines() == pieces.lines() != b""
+
+
+def test_messages_are_counted_whether_in_batches_or_not() -> None:
+    said = QUIET + b"PUB a 3\r\nabc\r\n" * 40
+    said += b"".join(b"PUB a.%d 3\r\nabc\r\n" % (n % 3) for n in range(60))
+    for chunks in (0, 5):
+        client: Client = Inside().client()
+        client.say(said, chunks)
+        assert (client.session.in_messages, client.session.in_bytes) == (100, 300)
+
+
+def test_statistics_are_those_of_clients_that_are_there_and_that_were() -> None:
+    house = waiting(NatsLimits(max_payload=1000, max_pending=1000))
+    client = house.client(QUIET + b"SUB a 1\r\nSUB b 2\r\nPUB a 3\r\nabc\r\n")
+    first = house.front.statistics()
+    assert (first.clients, first.accepted, first.subscriptions) == (1, 1, 2)
+    assert (first.in_messages, first.in_bytes, first.out_messages) == (1, 3, 1)
+    client.leave()
+    gone = house.front.statistics()
+    assert (gone.clients, gone.accepted, gone.subscriptions) == (0, 1, 0)
+    assert (gone.in_messages, gone.in_bytes, gone.out_messages) == (1, 3, 1)
+    assert (gone.denied, gone.slow_consumers, gone.pending_bytes) == (0, 0, 0)

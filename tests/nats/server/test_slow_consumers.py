@@ -1,0 +1,293 @@
+"""Clients that fall behind: whom they hold up, and when they are given up."""
+
+from __future__ import annotations
+
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.errors import Reason
+from simplebus.core.limits import Limits
+from simplebus.nats.limits import (
+    CHANCE_SECONDS,
+    FED_SECONDS,
+    READ_BYTES_MIN,
+    STUCK_SECONDS,
+    NatsLimits,
+)
+from simplebus.nats.server.server import Front
+from simplebus.nats.server.session import NatsSession
+from simplebus.nats.settings import NatsSettings
+from tests.nats.server.nats_peer import buffer
+
+KIB = 1024
+QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+
+
+def front(**limits: float) -> Front:
+    """One whose clients are behind with more than 64 KiB, and given up with more than 256."""
+    chosen = {"max_pending": 256 * KIB, "max_payload": 64 * KIB} | limits
+    return Front(NatsSettings(NatsLimits(**chosen)))  # type: ignore[arg-type]
+
+
+def say(to: Front, session: NatsSession, data: bytes) -> None:
+    """Bring bytes as the driver does."""
+    session.hold = None
+    for at in range(0, len(data), len(buffer().space)):
+        to.receive(session, buffer(), buffer().fill(data[at : at + len(buffer().space)]))
+        to.take_ready()
+
+
+def client(of: Front, *said: bytes) -> NatsSession:
+    session = of.open("somewhere")
+    say(of, session, QUIET + b"".join(said))
+    take(session, session.outbox.pending_bytes)
+    return session
+
+
+def take(session: NatsSession, count: int) -> None:
+    while count:
+        piece = session.outbox.peek(0)[:count]
+        session.outbox.sent(len(piece), 0)
+        count -= len(piece)
+
+
+def publish(kibibytes: int, size: int = KIB) -> bytes:
+    return b"PUB a %d\r\n%b\r\n" % (size, bytes(size)) * (kibibytes * KIB // size)
+
+
+def held(publisher: NatsSession) -> list[NatsSession]:
+    """For whom it is to wait; asked once, as the driver does."""
+    hold, publisher.hold = publisher.hold, None
+    return hold.sessions if hold else []
+
+
+def wait_in_vain(house: Front, publisher: NatsSession, took: int = 0) -> None:
+    """Wait as long as one may for whom it has filled, who take so much meanwhile."""
+    assert publisher.hold is not None
+    for session in publisher.hold.sessions:
+        take(session, took)
+    house.pace.waited_in_vain(publisher.hold, publisher)
+
+
+def test_a_publisher_waits_for_whom_it_has_filled_and_nobody_else_does() -> None:
+    house = front()
+    slow, publisher, other = client(house, b"SUB a 1\r\n"), client(house), client(house)
+    say(house, publisher, publish(32))
+    assert publisher.hold is None
+    say(house, publisher, publish(64))
+    hold = publisher.hold
+    assert hold is not None
+    assert hold.sessions == [slow]
+    say(house, other, b"PUB b 0\r\n\r\n")
+    assert other.hold is None
+    assert house.pace.is_worth_it(hold)
+    take(slow, slow.outbox.pending_bytes - 64 * KIB)
+    assert not house.pace.is_worth_it(hold)
+
+
+def test_single_messages_fill_as_batches_do() -> None:
+    house = front()
+    slow, publisher = client(house, b"SUB a 1\r\n"), client(house)
+    for _ in range(70):
+        say(house, publisher, publish(1))
+    assert held(publisher) == [slow]
+
+
+def test_a_slow_client_never_slows_another_that_is_sent_the_same() -> None:
+    house = front()
+    slow, fast = client(house, b"SUB a 1\r\n"), client(house, b"SUB a 1\r\n")
+    publisher = client(house)
+    for _ in range(3):
+        say(house, publisher, publish(50))
+        take(fast, fast.outbox.pending_bytes)
+        assert publisher.hold is None
+    size = publisher.read_bytes
+    say(house, publisher, publish(60))
+    assert publisher.hold is not None  # A last chance, that costs a moment.
+    wait_in_vain(house, publisher, took=KIB)
+    assert publisher.read_bytes >= size
+    say(house, publisher, publish(60))
+    assert [session for session, _ in house.take_cut()] == [slow]
+
+
+def test_the_last_chance_is_soon_over_and_there_is_another_for_one_that_has_caught_up() -> None:
+    house = front()
+    slow, fast = client(house, b"SUB a 1\r\n"), client(house, b"SUB a 1\r\n")
+    publisher = client(house)
+
+    def is_held(kibibytes: int) -> bool:
+        for _ in range(kibibytes // 20):
+            say(house, publisher, publish(20))
+            take(fast, fast.outbox.pending_bytes)
+        return held(publisher) == [slow]
+
+    assert is_held(220)
+    take(slow, 100 * KIB)
+    assert not is_held(20)
+    house.now += 2 * CHANCE_SECONDS
+    assert not is_held(80)  # It hovers.
+    take(slow, slow.outbox.pending_bytes)
+    house.tick()
+    assert is_held(220)
+
+
+def test_where_all_are_behind_all_are_waited_for() -> None:
+    house = front()
+    both = [client(house, b"SUB a 1\r\n"), client(house, b"SUB a 1\r\n")]
+    publisher = client(house)
+    say(house, publisher, publish(100))
+    assert held(publisher) == both
+
+
+def test_a_publisher_of_one_waits_long_and_of_others_too_a_moment_at_the_end() -> None:
+    house = front()
+    slow, fast = client(house, b"SUB a 1\r\n"), client(house, b"SUB b 1\r\n")
+    publisher = client(house)
+    say(house, publisher, publish(100))
+    alone = publisher.hold
+    assert alone is not None
+    assert alone.sessions == [slow]
+    say(house, publisher, b"PUB b 0\r\n\r\n")
+    take(fast, fast.outbox.pending_bytes)
+    say(house, publisher, publish(10))
+    assert publisher.hold is None  # The other one would wait for what comes next.
+    say(house, publisher, publish(100))
+    assert publisher.hold is not None
+    assert publisher.hold.seconds < alone.seconds
+    take(slow, 100 * KIB)
+    house.now += 2 * FED_SECONDS
+    say(house, publisher, publish(10))
+    assert publisher.hold is not None
+    assert publisher.hold.seconds == alone.seconds
+
+
+def test_one_that_takes_a_little_now_and_then_is_never_given_up_by_a_publisher_that_waits() -> None:
+    house = front()
+    slow, publisher = client(house, b"SUB a 1\r\n"), client(house)
+    for _ in range(500):
+        say(house, publisher, publish(max(1, publisher.read_bytes // KIB)))
+        if publisher.hold is not None:
+            wait_in_vain(house, publisher)
+            house.now += publisher.hold.seconds
+        if int(house.now) % 2:
+            take(slow, min(20 * KIB, slow.outbox.pending_bytes))
+    assert not house.take_cut()
+
+
+def test_one_that_takes_nothing_is_not_waited_for_long_but_again_when_it_takes() -> None:
+    house = front()
+    stuck, publisher = client(house, b"SUB a 1\r\n"), client(house)
+    say(house, publisher, publish(100))
+    wait_in_vain(house, publisher)
+    house.now = 1.0 + STUCK_SECONDS
+    say(house, publisher, publish(10))
+    assert held(publisher) == []
+    take(stuck, KIB)
+    say(house, publisher, publish(10))
+    assert held(publisher) == [stuck]
+
+
+def test_whoever_waits_in_vain_is_read_in_smaller_pieces() -> None:
+    house = front()
+    client(house, b"SUB a 1\r\n")
+    publisher = client(house)
+    say(house, publisher, publish(100))
+    size = publisher.read_bytes
+    wait_in_vain(house, publisher, took=KIB)
+    assert publisher.read_bytes < size
+    for _ in range(10):
+        wait_in_vain(house, publisher)
+    assert publisher.read_bytes == READ_BYTES_MIN
+
+
+def test_one_that_is_stuck_slows_nobody_down_and_is_waited_for_a_moment_at_the_end() -> None:
+    house = front()
+    stuck, publisher = client(house, b"SUB a 1\r\n"), client(house)
+    say(house, publisher, publish(100))
+    wait_in_vain(house, publisher)
+    house.now = 1.0 + STUCK_SECONDS
+    say(house, publisher, publish(110))
+    size = publisher.read_bytes
+    wait_in_vain(house, publisher)
+    assert held(publisher) == [stuck]
+    assert publisher.read_bytes == size
+
+
+def test_with_more_waiting_than_may_it_is_given_up_and_the_memory_returns() -> None:
+    house = front()
+    stuck, publisher = client(house, b"SUB a 1\r\n", b"SUB b.> 2\r\n"), client(house)
+    say(house, publisher, publish(250))
+    assert not house.take_cut()
+    say(house, publisher, publish(10))
+    ((session, error),) = house.take_cut()
+    assert session is stuck
+    assert error.reason is Reason.SLOW_CONSUMER
+    assert error.line == b""
+    assert error.closed == "Slow Consumer (Pending Bytes)"
+    assert error.sentence.endswith("bytes wait for it, 262144 may; it has subscribed to a, b.>")
+    assert stuck.pending_bytes == 0
+    say(house, publisher, publish(10))
+    assert stuck.pending_bytes == 0
+    assert publisher.hold is None
+
+
+def test_one_that_takes_nothing_for_too_long_is_given_up() -> None:
+    house = front(write_seconds=2.0, ping_seconds=1000.0)
+    stuck, idle, publisher = client(house, b"SUB a 1\r\n"), client(house), client(house)
+    house.now = 100.0
+    house.tick()
+    for session in (stuck, idle, publisher):
+        take(session, session.outbox.pending_bytes)
+    say(house, publisher, publish(1))
+    cut = []
+    for now in (101.0, 102.0, 103.0, 104.0):
+        house.now = now
+        house.tick()
+        cut.append([session for session, _ in house.take_cut()])
+        if now == 102.0:
+            take(stuck, 10)
+    assert cut == [[], [], [], []]
+    house.now = 105.5
+    house.tick()
+    ((session, error),) = house.take_cut()
+    assert session is stuck
+    assert error.closed == "Slow Consumer (Write Deadline)"
+    assert "it took none of the" in error.sentence
+    house.tick()
+    assert not house.take_cut()
+
+
+def test_where_too_much_is_kept_for_all_together_the_heaviest_goes() -> None:
+    limits = Limits(pending_bytes=3 << 20, total_pending_bytes=3 << 20)
+    house = Front(NatsSettings(NatsLimits(max_pending=8 << 20)), broker=Broker(Settings(limits)))
+    publisher = client(house)
+    crowd = [client(house, b"SUB a %d\r\nSUB b.%d 7\r\n" % (n % 2, n)) for n in range(10)]
+    say(house, publisher, publish(1000))
+    house.tick()  # All wait for the same two megabytes.
+    assert not house.take_cut()
+    say(house, publisher, (b"PUB b.3 1000\r\n%b\r\n" % bytes(1000)) * 1500)
+    house.tick()
+    ((session, error),) = house.take_cut()
+    assert session is crowd[3]
+    assert error.reason is Reason.PENDING_LIMIT
+    assert "for all together 3145728 may, and it has the most; it has subscribed to a, b.3" in str(
+        error
+    )
+    house.tick()
+    assert not house.take_cut()
+
+
+def test_what_was_begun_and_never_ends_counts_as_what_waits() -> None:
+    limits = Limits(pending_bytes=3 << 20, total_pending_bytes=3 << 20)
+    house = Front(broker=Broker(Settings(limits)))
+    liars = [client(house) for _ in range(5)]
+    for liar in liars:
+        say(house, liar, b"PUB a 1000000\r\n" + bytes(600_000))
+    assert not house.take_cut()
+    for liar in liars[:2]:
+        say(house, liar, bytes(300_000))  # Nobody waits for a beat: very many may come in one.
+    ((session, error),) = house.take_cut()
+    assert session is liars[0]
+    assert error.reason is Reason.PENDING_LIMIT
+    for liar in liars[2:]:
+        say(house, liar, bytes(300_000))
+    house.tick()
+    assert len(house.take_cut()) == 1

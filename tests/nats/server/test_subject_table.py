@@ -1,0 +1,96 @@
+"""Subjects as numbers: what arrays find is what the dict says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.nats.limits import SUBJECT_BYTES_FAST
+from simplebus.nats.server import subject_table as tables
+from simplebus.nats.server.subject_table import SubjectTable, are_words
+from tests.nats.server.numbered_subjects import asked
+
+SUBJECTS = st.binary(min_size=1, max_size=20) | st.sampled_from(
+    [b"a", b"a\0", b"a" * 8, b"a" * 8 + b"\0", b"a" * 16, b"a" * 17, b"a" * SUBJECT_BYTES_FAST]
+)
+
+
+def find(table: SubjectTable, subjects: list[bytes]) -> list[int]:
+    return table.find(*asked(subjects)).tolist()
+
+
+def learn(table: SubjectTable, subjects: list[bytes]) -> list[int]:
+    """Number those that are not found, as a stretch of messages has them."""
+    found = table.find(*asked(subjects))
+    new = [subject for subject, number in zip(subjects, found.tolist(), strict=True) if number < 0]
+    table.make_room(len(new))
+    if new:
+        found[found < 0] = table.numbers(new, *asked(new))
+    return found.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(SUBJECTS, min_size=1, max_size=20), max_size=3),
+    st.lists(SUBJECTS, min_size=1, max_size=30),
+)
+def test_arrays_find_what_is_known(known: list[list[bytes]], others: list[bytes]) -> None:
+    table = SubjectTable()
+    numbers: dict[bytes, int] = {}
+    for subjects in known:
+        found = learn(table, subjects)
+        for subject in subjects:
+            numbers.setdefault(subject, len(numbers))
+        assert found == [numbers[subject] for subject in subjects]
+        assert table.names == list(numbers)
+    everything = others + list(numbers)
+    assert find(table, everything) == [numbers.get(subject, -1) for subject in everything]
+
+
+def test_equality_decides_where_all_hashes_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_FACTOR", 0)
+    table = SubjectTable()
+    subjects = [b"s.%d" % n for n in range(7)] + [b"a", b"a\0", b"sames.ames.1"]
+    for _ in range(3):
+        assert learn(table, subjects) == list(range(10))
+    found = find(table, [*subjects, b"other", b"sames.ames.2", b"sames.ames.12"])
+    assert found == [-1] * 9 + [9] + [-1] * 3
+    alike = SubjectTable()
+    assert learn(alike, [b"a\0"]) == [0]
+    assert find(alike, [b"a", b"a\0", b"a\0\0"]) == [-1, 0, -1]
+
+
+def test_of_many_subjects_hardly_any_is_found_by_the_dict_only() -> None:
+    table = SubjectTable()
+    subjects = [b"orders.%d.paid" % n for n in range(60_000)]
+    assert learn(table, subjects) == list(range(60_000))
+    found = np.array(find(table, subjects))
+    assert ((found == np.arange(60_000)) | (found == -1)).all()
+    assert np.count_nonzero(found == -1) < 600
+
+
+def test_all_are_forgotten_when_there_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SUBJECTS_MAX", 4)
+    table = SubjectTable()
+    assert learn(table, [b"%d" % n for n in range(4)]) == [0, 1, 2, 3]
+    assert learn(table, [b"2", b"3"]) == [2, 3]
+    assert table.generation == 0
+    assert learn(table, [b"new"]) == [0]
+    assert (table.generation, table.names) == (1, [b"new"])
+    assert find(table, [b"2", b"new"]) == [-1, 0]
+    table.make_room(3)
+    assert table.generation == 1
+    table.make_room(4)
+    assert (table.generation, table.names) == (2, [])
+
+
+def test_blanks_and_tabs_are_seen_wherever_they_are() -> None:
+    subjects = [b"a", b"\x1f\x21\x08\x0a\r\0\xa0\x89" * 3]
+    for length in (1, 7, 8, 9, 16, 40):
+        for at in range(length):
+            for byte in (b" ", b"\t", b"!"):
+                subjects.append(b"x" * at + byte + b"x" * (length - at - 1))
+    good = [not {*b" \t"} & {*subject} for subject in subjects]
+    assert are_words(*asked(subjects)).tolist() == good

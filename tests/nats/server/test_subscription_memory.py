@@ -1,0 +1,176 @@
+"""How much memory subscriptions take: told beforehand, bounded, and left to others too."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.limits import Limits
+from simplebus.nats.limits import DROPPED_AT_ONCE
+from simplebus.nats.server.server import adopt
+from simplebus.nats.server.subscription_memory import kept_bytes
+from simplebus.nats.settings import NatsSettings
+from tests.nats.server.nats_peer import Client, Inside
+
+QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+TOO_MANY = b"-ERR 'maximum subscriptions exceeded'\r\n"
+ONE = kept_bytes(b"a.100", b"", b"100")
+
+
+def house_of(limit: int) -> Inside:
+    house = Inside()
+    house.front.routes.interest.limit = limit
+    house.front.routes.interest.little = 0
+    return house
+
+
+def subscribed(client: Client, count: int, first: int = 100) -> int:
+    """So many are asked for, of one size each. Returns how many of all that it asked for it has."""
+    client.say(b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(first, first + count)))
+    client.house.front.routes.interest.check()
+    return len(client.session.subscriptions)
+
+
+def test_whoever_subscribes_leaves_as_much_to_others() -> None:
+    house = house_of(12 * ONE)
+    first, second = house.client(QUIET), house.client(QUIET)
+    second.session.address = "192.0.2.7"
+    assert subscribed(first, 6) == 6
+    assert first.lines() == b""
+    assert subscribed(first, 3, 200) == 6
+    assert first.lines() == 3 * TOO_MANY
+    same = house.client(QUIET)  # From the same address.
+    assert subscribed(same, 1) == 0
+    assert subscribed(second, 6) == 3
+    assert second.lines() == 3 * TOO_MANY
+    first.say(b"UNSUB 100\r\n")
+    assert subscribed(second, 1, 200) == 3
+    first.say(b"UNSUB 101\r\n")
+    assert subscribed(second, 1, 200) == 4
+    second.say(b"PUB a.102 1\r\nx\r\n")
+    assert first.lines() == b"MSG a.102 102 1\r\nx\r\n"
+    assert house.front.routes.interest.used == 8 * ONE
+
+
+def test_a_little_is_for_each_client_whatever_others_of_its_address_have() -> None:
+    house = house_of(20 * ONE)
+    house.front.routes.interest.little = 3 * ONE
+    greedy = house.client(QUIET)
+    assert subscribed(greedy, 20) == 10
+    for _ in range(3):
+        assert subscribed(house.client(QUIET), 5) == 3
+    assert subscribed(house.client(QUIET), 5) == 1  # That is all there is.
+    greedy.leave()
+    assert subscribed(house.client(QUIET), 5) == 3
+
+
+def test_who_comes_back_has_room_before_all_that_it_left_is_forgotten() -> None:
+    many = [(b"a.%d" % n, b"g" * (n % 2), b"%d" % n) for n in range(DROPPED_AT_ONCE + 1)]
+    house = house_of(3 * sum(kept_bytes(*each) for each in many))
+    interest = house.front.routes.interest
+    for _ in range(2):
+        client = house.client(QUIET, b"".join(b"SUB %s %s %s\r\n" % each for each in many))
+        assert client.lines() == b""
+        client.leave()
+        assert house.front.routes.has_abandoned
+    assert interest.used > 0
+    interest.check()
+    while house.front.routes.has_abandoned:
+        house.front.tick()
+    interest.check()
+    assert (interest.used, interest._of) == (0, {})
+
+
+def test_the_bound_is_a_part_of_what_the_bus_may_hold() -> None:
+    limits = Limits(total_bytes=1 << 30)
+    house = Inside(broker=Broker(Settings(limits=limits)))
+    interest = house.front.routes.interest
+    assert interest.limit == 1 << 28
+    house.front.classes.broker.settings = Settings(limits=Limits(total_bytes=1 << 31))  # type: ignore[union-attr]
+    adopt(house.front, NatsSettings())
+    assert interest.limit == 1 << 29
+
+
+KINDS: dict[str, Callable[[int], tuple[bytes, bytes]]] = {
+    "a name": lambda n: (b"a%d.b%d" % (n, n), b""),
+    "a long name": lambda n: (b"x" * 300 + b"%d" % n, b""),
+    "wildcards behind other names": lambda n: (b"a%d.*.b%d.>" % (n, n), b""),
+    "wildcards behind the same names": lambda n: (b"a.*.b.c.%d.*" % n, b""),
+    "many steps behind other names": lambda n: (b"a%d.*." % n + b"x." * 100 + b"%d" % n, b""),
+    "many steps": lambda n: (b"a.*." + b".".join(b"%d-%d" % (k, n) for k in range(100)), b""),
+    "a queue group each": lambda n: (b"a%d.*" % n, b"q%d" % n),
+    "one queue group": lambda n: (b"a.*", b"q"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_subscriptions_take_is_about_what_is_told(kind: str) -> None:
+    house = Inside()
+    client = house.client(QUIET)
+    asked = [(*KINDS[kind](n), b"%d" % n) for n in range(500)]
+    said = [b"SUB %s %s %s\r\n" % each for each in asked]
+    client.say(said[0])
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for line in said[1:]:
+            client.say(line)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    told = sum(kept_bytes(*each) for each in asked[1:])
+    assert len(client.session.subscriptions) == 500
+    assert told / 12 < taken < 1.25 * told
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.sampled_from(["sub", "sub", "sub", "queue", "unsub", "connect", "leave", "beat"]),
+            st.integers(0, 6),
+        ),
+        max_size=40,
+    )
+)
+def test_what_is_there_is_counted_whatever_clients_do(
+    script: list[tuple[int, str, int]],
+) -> None:
+    house = house_of(40 * ONE)
+    interest = house.front.routes.interest
+    clients: dict[int, Client] = {}
+    for who, what, number in script:
+        client = clients.get(who)
+        if client is None:
+            client = clients[who] = house.client(QUIET)
+            client.session.address = f"192.0.2.{who % 2}"
+        match what:
+            case "sub":
+                client.say(b"SUB a.%d.* %d\r\n" % (number, number))
+            case "queue":
+                client.say(b"SUB b.%d q q%d\r\n" % (number % 2, number))
+            case "unsub":
+                client.say(b"UNSUB %d\r\nUNSUB q%d\r\n" % (number, number))
+            case "connect":
+                client.say(QUIET)
+            case "leave":
+                clients.pop(who).leave()
+            case "beat":
+                house.front.tick()
+        interest.check()
+        here = [each for one in clients.values() for each in one.session.subscriptions.values()]
+        told = sum(kept_bytes(each.subject, each.queue, each.sid) for each in here)
+        assert sum(interest._of.values()) == told <= interest.used <= interest.limit
+        assert sum(one.session.interest_bytes for one in clients.values()) == told
+    for client in clients.values():
+        client.leave()
+    while house.front.routes.has_abandoned:
+        house.front.tick()
+    assert (interest.used, interest._of) == (0, {})

@@ -1,0 +1,172 @@
+"""Users, tokens and keys."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from simplebus.core.users.users import User as SharedUser
+from simplebus.core.users.users import Users
+from simplebus.nats.errors import NatsError
+from simplebus.nats.protocol.handshake import Options
+from simplebus.nats.server.authenticate import Gate
+from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.server.users import NatsAuth, User, decode_user_key, is_signed
+from tests.nats.differential.dialogues_auth import nkey
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+PUBLIC = nkey(KEY)
+
+
+def gate(auth: NatsAuth) -> Gate:
+    return Gate(auth, SubjectTable(), b"secret")
+
+
+def test_a_public_key_is_its_32_bytes() -> None:
+    assert len(PUBLIC) == 56
+    assert decode_user_key(PUBLIC) == KEY.public_key().public_bytes_raw()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected a user's public key"),
+        ("U", "expected base 32"),
+        (PUBLIC[:-1], "expected"),
+        ("A" + PUBLIC[1:], "expected a user's public key"),
+        (PUBLIC[:-2] + ("AA" if PUBLIC[-2:] != "AA" else "BB"), "its checksum is wrong"),
+        (PUBLIC.lower(), "expected base 32"),
+        (PUBLIC + "!", "expected base 32"),
+        ("ä" * 56, "expected base 32"),
+    ],
+)
+def test_what_is_no_public_key_is_said_so(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        decode_user_key(text)
+
+
+def test_a_signature_is_of_this_key_and_this_nonce() -> None:
+    signature = base64.b64encode(KEY.sign(b"nonce")).decode()
+    assert is_signed(PUBLIC, signature, b"nonce")
+    assert is_signed(PUBLIC, signature.replace("+", "-").replace("/", "_").rstrip("="), b"nonce")
+    assert not is_signed(PUBLIC, signature, b"other")
+    assert not is_signed(PUBLIC, "", b"nonce")
+    assert not is_signed(PUBLIC, "ä", b"nonce")
+    assert not is_signed(PUBLIC, signature[:-8], b"nonce")
+    other = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\1")
+    assert not is_signed(nkey(other), signature, b"nonce")
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        ({}, "expected a name or an nkey"),
+        ({"name": "x", "nkey": PUBLIC}, "expected a name or an nkey"),
+        ({"nkey": PUBLIC, "password": "p"}, "expected no password beside it"),
+        ({"nkey": "UABC"}, "nkey 'UABC'"),
+        ({"name": "x", "password": "$2a$11$abc"}, "user x: the password is a bcrypt hash"),
+    ],
+)
+def test_a_user_that_makes_no_sense_is_named(user: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("$", r"\$")):
+        User(**user)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("auth", "said"),
+    [
+        ({"users": (User("a"), User("a", "p"))}, "user a is there twice"),
+        ({"users": (User("a"),), "token": "t"}, "there are a token and users"),
+        ({"users": (User("a"),), "no_auth_user": "b"}, "no_auth_user b is none of the users"),
+        ({"token": "$2b$x"}, "the token is a bcrypt hash"),
+        (
+            {"users": (User("a", "p"),), "shared": Users([SharedUser("a", password="p")])},
+            r"a is a user of [[nats.users]] and of [[users]]",
+        ),
+        (
+            {"users": (User(nkey=PUBLIC),), "shared": Users([SharedUser("a", nkey=PUBLIC)])},
+            f"{PUBLIC} is a user of [[nats.users]] and of [[users]]",
+        ),
+    ],
+)
+def test_rules_that_contradict_themselves_are_named(auth: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        NatsAuth(**auth)  # type: ignore[arg-type]
+
+
+def test_a_user_is_known_by_name_and_password() -> None:
+    auth = NatsAuth(users=(User("a", "p"), User("b", "é"), User(nkey=PUBLIC)))
+    assert auth.user("a", "p") == auth.users[0]
+    assert auth.user("b", "é") == auth.users[1]
+    assert auth.user("a", "q") is None
+    assert auth.user("", "") is None
+    assert auth.user(PUBLIC, "") is None
+    assert auth.user("\ud800", "p") is None
+
+
+def test_who_has_no_password_is_not_let_in_by_its_name() -> None:
+    auth = NatsAuth(users=(User("a"), User("b", "p")), no_auth_user="a")
+    assert auth.user("a", "") is None
+    for said in (Options(user="a"), Options(user="c")):
+        with pytest.raises(NatsError, match="could not show it"):
+            gate(auth).admit(said, "")
+    assert gate(auth).admit(Options(), "") == auth.users[0]
+    assert gate(auth).admit(Options(), "", certified="a") == auth.users[0]
+    auth.check_words()
+    with pytest.raises(ValueError, match=r"user a of \[\[nats.users\]\] cannot come in: expected"):
+        NatsAuth(users=auth.users).check_words()
+
+
+def test_a_seed_that_is_taken_for_a_key_is_not_shown() -> None:
+    auth = NatsAuth(users=(User(nkey=PUBLIC),))
+    with pytest.raises(NatsError, match=f"it says to be '{PUBLIC}'"):
+        gate(auth).admit(Options(nkey=PUBLIC), "")
+    with pytest.raises(NatsError, match="it says to be 'an nkey'"):
+        gate(auth).admit(Options(nkey="SUACSSL3UAHUDXKFSNVUZRF5"), "")
+
+
+def test_nobody_is_asked_where_there_is_nobody_to_be() -> None:
+    assert gate(NatsAuth()).admit(Options(user="x", password="y"), "") is None
+    assert not NatsAuth().required
+    assert NatsAuth(token="t").required
+
+
+def test_nonces_are_there_for_keys_alone_and_no_two_are_equal() -> None:
+    assert gate(NatsAuth(users=(User("a"),))).nonce(1) == ""
+    keyed = NatsAuth(users=(User(nkey=PUBLIC),))
+    nonces = {gate(keyed).nonce(client) for client in range(100)}
+    assert len(nonces) == 100
+    assert Gate(keyed, SubjectTable(), b"other").nonce(1) not in nonces
+
+
+def test_a_certificate_says_who_one_is_whatever_else_is_said() -> None:
+    auth = NatsAuth(users=(User("a", "p"), User("b", "p")))
+    admitted = gate(auth).admit(Options(user="b", password="p"), "", certified="a")
+    assert admitted == auth.users[0]
+    with pytest.raises(NatsError, match="could not show it") as raised:
+        gate(auth).admit(Options(user="b"), "", certified="c")
+    assert raised.value.line == b"-ERR 'Authorization Violation'\r\n"
+    with pytest.raises(NatsError, match=r"its certificate calls it 'c', 'CN=c', which is nobody"):
+        gate(auth).admit(Options(), "", names=("c", "CN=c"))
+
+
+def test_permissions_are_the_users_own_or_those_of_everybody() -> None:
+    mine, all_ = Permissions(publish_deny=("a",)), Permissions(publish_deny=("b",))
+    auth = NatsAuth(users=(User("a", permissions=mine), User("b")), default_permissions=all_)
+    a, b = (gate(auth).grants(user) for user in auth.users)
+    assert a is not None
+    assert b is not None
+    assert not a.publishing.one(b"a")
+    assert not b.publishing.one(b"b")
+    assert gate(auth).grants(None) is None
+    assert gate(NatsAuth(users=(User("a"),))).grants(User("a")) is None
+
+
+def test_what_users_may_is_worked_out_once_for_all_their_clients() -> None:
+    auth = NatsAuth(users=(User("a", permissions=Permissions(publish_deny=("a",))),))
+    it = gate(auth)
+    assert it.grants(auth.users[0]) is it.grants(auth.users[0])

@@ -1,0 +1,231 @@
+"""A link to real nats-servers: made, lost, made again; JetStream asked, fed and read in batches."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from simplebus.core.errors import BusConnectionError, RemoteProtocolError
+from simplebus.nats.client import encode, jetstream_codec
+from simplebus.nats.client.client import Ready, Replies
+from simplebus.nats.client.credentials import Credentials
+from simplebus.nats.client.events import Messages
+from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.net.nats_connection import Event, Link, Lost, NatsAddress
+from tests.jetstream.nats_servers import HOST, NatsServer, nats_server
+from tests.support.certificates import Authority
+
+PATIENCE_SECONDS = 60.0
+SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
+
+
+class Heard:
+    """What a link has heard."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._more = trio.Event()
+
+    def take(self, event: Event) -> None:
+        self.events.append(event)
+        self._more.set()
+        self._more = trio.Event()
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def until(self, is_there: Callable[[], bool]) -> None:
+        with trio.fail_after(PATIENCE_SECONDS):
+            while not is_there():
+                await self._more.wait()
+
+
+@asynccontextmanager
+async def linked(*urls: str, **options: Any) -> AsyncIterator[tuple[Link, Heard]]:
+    heard = Heard()
+    link = Link([NatsAddress.of(url) for url in urls], heard.take, **options)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(link.run)
+        with trio.fail_after(PATIENCE_SECONDS):
+            await link.wait_ready()
+        yield link, heard
+        nursery.cancel_scope.cancel()
+
+
+def test_a_server_that_says_no_word_is_given_up_within_seconds() -> None:
+    core = Link([NatsAddress("one")], print).core
+    core.open(0.0)
+    for second in range(15):
+        core.tick(second)
+    with pytest.raises(RemoteProtocolError, match="answered none of 2 PINGs"):
+        core.tick(15)
+
+
+async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: NatsServer) -> None:
+    count = 1000
+    async with linked(jetstream_server.url) as (link, heard):
+        with pytest.raises(JetStreamError, match="stream not found") as missing:
+            await link.ask("STREAM.INFO.WORDS")
+        assert missing.value.code in jetstream_codec.NOT_FOUND
+        made = {"name": "WORDS", "subjects": ["words"], "storage": "memory"}
+        assert (await link.ask("STREAM.CREATE.WORDS", made))["config"]["name"] == "WORDS"
+        consumer = {"durable_name": "all", "ack_policy": "explicit"}
+        asked = {"stream_name": "WORDS", "config": consumer}
+        await link.ask("CONSUMER.CREATE.WORDS.all", asked)
+
+        core = link.core
+        first = core.take_numbers(count)
+        numbers = encode.digits(np.arange(count), 6)
+        headers = (b"NATS/1.0\r\nNats-Msg-Id: me:", numbers, b"\r\n\r\n")
+        batch = encode.alike(
+            b"words", numbers, reply=core.replies_to(first, count), headers=headers
+        )
+        for _ in range(2):  # The second time it has them.
+            core.write(batch)
+        link.flush()
+        await heard.until(lambda: sum(e.messages.count for e in heard.all(Replies)) == 2 * count)
+        answers = heard.all(Replies)
+        acks = [jetstream_codec.pub_acks(each.messages) for each in answers]
+        assert not any(each.errors for each in acks)
+        sequences = np.concatenate([each.sequences for each in acks])
+        assert sequences.tolist() == 2 * list(range(1, count + 1))
+        assert sum(int(each.duplicates.sum()) for each in acks) == count
+        assert np.concatenate([a.numbers for a in answers]).tolist() == 2 * list(
+            range(first, first + count)
+        )
+
+        sid = core.subscribe("inbox.mine")
+        core.publish(
+            "$JS.API.CONSUMER.MSG.NEXT.WORDS.all",
+            jetstream_codec.next_request(batch=count, expires_seconds=10),
+            reply="inbox.mine",
+        )
+        link.flush()
+        await heard.until(lambda: sum(e.count for e in heard.all(Messages)) == count)
+        taken = [e for e in heard.all(Messages) if e.count]
+        assert {int(s) for each in taken for s in each.sids} == {sid}
+        assert [p for e in taken for p in e.all_payloads()] == [b"%06d" % n for n in range(count)]
+        for each in taken:
+            told = jetstream_codec.deliveries(each)
+            assert told.good.all()
+            assert (told.attempts == 1).all()
+            assert (told.counts == told.sequences).all()
+            core.write(jetstream_codec.say(each))
+        link.flush()
+        state: dict[str, Any] = {}
+        with trio.fail_after(PATIENCE_SECONDS):
+            while state.get("ack_floor", {}).get("stream_seq") != count:
+                state = await link.ask("CONSUMER.INFO.WORDS.all")
+        assert state["num_ack_pending"] == 0
+
+
+async def test_another_server_is_found_when_one_is_killed(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as first:
+        async with linked("nats://127.0.0.1:1", first.url) as (link, heard):
+            sid = link.core.subscribe("a.*")
+            link.flush()
+            first.kill()
+            await heard.until(lambda: bool(heard.all(Lost)))
+            assert not link.is_ready
+            with pytest.raises(BusConnectionError, match="no connection"):
+                await link.request("a.b")
+            first.start()
+            await heard.until(lambda: len(heard.all(Ready)) == 2)
+            link.core.publish("a.b", b"again")
+            link.flush()
+            await heard.until(lambda: bool(heard.all(Messages)))
+            (message,) = heard.all(Messages)
+            assert (int(message.sids[0]), message.payload(0)) == (sid, b"again")
+
+
+async def test_a_name_that_can_be_no_servers_ends_nothing(
+    jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may name others of its cluster as it likes."""
+    monkeypatch.setattr("simplebus.net.nats_connection.random.shuffle", lambda servers: None)
+    async with linked("nats://a..b", jetstream_server.url) as (link, _):
+        assert jetstream_server.url.endswith(link.server)
+
+
+async def test_a_request_ends_when_the_connection_does(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        async with linked(server.url) as (link, _):
+            headers, _ = await link.request("nobody.there")
+            assert jetstream_codec.status(headers)[0] == jetstream_codec.NO_RESPONDERS
+            link.core.subscribe("silent")
+            link.flush()
+            with pytest.raises(BusConnectionError, match="not answered within"):
+                await link.request("silent", seconds=0.05)
+            async with trio.open_nursery() as nursery:
+
+                async def ask() -> None:
+                    with pytest.raises(BusConnectionError, match="was lost while"):
+                        await link.request("silent")
+
+                nursery.start_soon(ask)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                server.kill()
+
+
+AUTH = """
+authorization {{ users: [
+  {{ nkey: {key} }}, {{ user: ada, password: "p w/" }}
+] }}
+tls {{ cert_file: "{cert}", key_file: "{pem}" }}
+"""
+
+
+async def test_users_and_keys_come_in_by_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("localhost")
+    key = Credentials(seed=SEED).fields("")["nkey"]
+    trusted = ssl.create_default_context(cafile=str(authority.path))
+    more = AUTH.format(key=key, cert=pair.cert, pem=pair.key)
+    with nats_server(tmp_path, more) as server:
+        keyed = {"credentials": Credentials(seed=SEED), "tls": trusted}
+        async with linked(server.url, **keyed) as (link, _):
+            assert link.core.info is not None
+            assert link.core.info.tls_required
+        async with linked(f"tls://ada:p%20w%2F@localhost:{server.port}", tls=trusted) as (link, _):
+            assert link.is_ready
+
+
+async def test_who_is_refused_tries_on_and_says_why_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nats_server(tmp_path, "authorization { token: secret }") as server:
+        link = Link([NatsAddress.of(f"nats://wrong@{HOST}:{server.port}")], lambda event: None)
+        known, tries = link._known, 0
+        with trio.fail_after(PATIENCE_SECONDS), trio.CancelScope() as scope:
+
+            def tried() -> list[NatsAddress]:
+                nonlocal tries
+                tries += 1
+                if tries > 4:
+                    scope.cancel()
+                return known()
+
+            monkeypatch.setattr(link, "_known", tried)
+            await link.run()
+    complaints = [r for r in caplog.messages if "Authorization Violation" in r]
+    assert len(complaints) == 1
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("text", ["http://a", "nats://", "nats://a:b", "nats://a/b"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected nats|[Pp]ort"):
+        NatsAddress.of(text)
+
+
+def test_addresses_say_who_one_is() -> None:
+    assert str(NatsAddress.of("a")) == "a:4222"
+    assert NatsAddress.of("nats://t@a").credentials == Credentials(token="t")
+    assert NatsAddress.of("tls://a:1").tls

@@ -1,0 +1,106 @@
+"""A link that is slow for what is said on it: who asks behind much else is answered."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+
+from load.ports import HOST
+from simplebus.core.errors import BusConnectionError
+from simplebus.net.nats_connection import REQUEST_SECONDS_MAX
+from tests.jetstream.nats_servers import NatsServer
+from tests.net.test_nats_connection import linked
+
+_PIECE_BYTES = 4096
+
+
+class Line:
+    """To a server, which takes so many bytes in a second, or none."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.rate = 0.0
+        """0 for any number."""
+        self.is_cut = False
+        self.url = ""
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        listeners = await trio.open_tcp_listeners(0, host=HOST)
+        self.url = f"nats://{HOST}:{listeners[0].socket.getsockname()[1]}"
+        task_status.started()
+        await trio.serve_listeners(self._carry, listeners)
+
+    async def _carry(self, stream: trio.SocketStream) -> None:
+        async with (
+            await trio.open_tcp_stream(HOST, self._port) as server,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(self._pass_on, server, stream, nursery)
+            await self._pass_on(stream, server, nursery, is_slow=True)
+
+    async def _pass_on(
+        self,
+        here: trio.SocketStream,
+        to: trio.SocketStream,
+        nursery: trio.Nursery,
+        *,
+        is_slow: bool = False,
+    ) -> None:
+        with suppress(OSError, trio.BrokenResourceError):
+            while data := await here.receive_some(_PIECE_BYTES):
+                if self.is_cut:
+                    await trio.sleep_forever()
+                if is_slow and self.rate:
+                    await trio.sleep(len(data) / self.rate)
+                await to.send_all(data)
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def slow(server: NatsServer) -> AsyncIterator[Line]:
+    line = Line(server.port)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(line.run)
+        yield line
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.net.nats_connection._TICK_SECONDS", 0.05)
+
+
+async def test_what_is_asked_behind_much_else_is_waited_for_while_it_is_on_its_way(
+    jetstream_server: NatsServer,
+) -> None:
+    async with slow(jetstream_server) as line, linked(line.url) as (link, _):
+        link.core.subscribe("said")  # So that something is heard all the time.
+        line.rate = 250_000.0
+        begun = trio.current_time()
+        for _ in range(100):
+            link.core.publish("said", b"x" * 10_000)
+        assert (await link.ask("INFO", seconds=3.0))["streams"] >= 0
+        assert trio.current_time() - begun > 3.0  # However fast the machine is.
+
+
+async def test_a_server_of_which_nothing_is_heard_is_not_waited_for(
+    jetstream_server: NatsServer,
+) -> None:
+    async with slow(jetstream_server) as line, linked(line.url) as (link, _):
+        line.is_cut = True
+        begun = trio.current_time()
+        with pytest.raises(BusConnectionError, match=r"not answered within 0\.5 s"):
+            await link.ask("INFO", seconds=0.5)
+        assert trio.current_time() - begun < REQUEST_SECONDS_MAX / 2
+
+
+async def test_who_has_what_is_asked_and_does_not_answer_is_not_waited_for(
+    jetstream_server: NatsServer,
+) -> None:
+    async with slow(jetstream_server) as line, linked(line.url) as (link, _):
+        link.core.subscribe("nobody.answers")
+        with pytest.raises(BusConnectionError, match="not answered within"):
+            await link.request("nobody.answers", seconds=0.5)

@@ -1,0 +1,88 @@
+"""Servers that are really killed, and lose their power, lose nothing that they confirmed; and the
+books that say so notice when it is not so. `python load/run.py kills` is the long form."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+from load import kills
+from load.accounts import Seen, Sent, payload
+from tests.support.requirements import needed
+
+SEED = 2  # With which the first kill cuts the power.
+POWER_CUTS = next(kind for kind in kills.KINDS if kind.has_cuts)
+# A server that confirms without having synced anything.
+LIAR = """
+import os, sys
+os.fsync = os.fdatasync = lambda file: None
+from simplebus.cli import main
+main()
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiler() -> None:
+    needed("cc", "gcc", "clang")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "LIFE_S", 0.2)
+    monkeypatch.setattr(kills, "BURST_MAX", 40)
+
+
+@pytest.mark.long
+def test_nothing_confirmed_is_lost_through_kills_and_power_cuts() -> None:
+    found = kills.lives(POWER_CUTS, 1, SEED)
+    assert found.faults(may_lose=False) == []
+    assert (found.rounds, found.cuts) == (1, 1)
+    assert all(seen.messages for seen in found.seen)
+
+
+@pytest.mark.long
+def test_a_server_that_confirms_what_is_not_synced_is_found_out() -> None:
+    found = kills.lives(POWER_CUTS, 1, SEED, serve=(sys.executable, "-c", LIAR, "serve"))
+    assert found.cuts == 1
+    assert any("lost" in fault for fault in found.faults(may_lose=False))
+
+
+def test_the_books_tell_what_is_missing_repeated_late_or_out_of_its_turn() -> None:
+    sent, seen = Sent(), Seen(1)
+    assert sent.more(1, "ann", 3) == [b"ann 0", b"ann 1", b"ann 2"]
+    sent.more(1, "bob", 1)
+    sent.more(2, "ann", 9)
+    for at, number in enumerate([0, 0, 2]):
+        seen.take(payload("ann", number), at, now=10.0)
+    assert seen.missing(sent) == {("ann", 1), ("bob", 0)}
+    assert (seen.messages, seen.again, seen.late, seen.disordered, seen.head) == (2, 1, 0, 0, 3)
+    seen.killed_at = 20.0
+    seen.take(payload("ann", 1), 3, now=21.0)
+    seen.take(payload("ann", 2), 2, now=21.0)
+    assert (seen.messages, seen.again, seen.late, seen.disordered, seen.head) == (3, 2, 1, 1, 4)
+    assert seen.missing(sent) == {("bob", 0)}
+
+
+def test_what_is_lost_at_a_level_that_may_lose_is_to_be_told_to_its_publisher() -> None:
+    found = kills.Found(stored_again=1)
+    found.lost.update({("ann", 1): 2, ("ann", 2): 1, ("bob", 1): 2})
+    found.told.update({"ann": 9, "bob": 1})
+    [fault] = found.faults(may_lose=True)
+    assert fault.startswith("1 lost and not told (2 of ann in class 1, 1 of ann in class 2, ")
+    assert [each.split(" (")[0] for each in found.faults(may_lose=False)] == [
+        "5 lost",
+        "1 stored twice",
+    ]
+
+
+def test_servers_take_turns_in_being_small_and_full(tmp_path: Path) -> None:
+    servers = kills._Servers(kills.KINDS[1], tmp_path, Random(1), kills.SERVE, ())
+    commands = [servers._command() for _ in range(6)]
+    assert commands[:3] == commands[3:]
+    assert ["load.small" in command for command in commands[:3]] == [False, True, True]
+    assert ["spill" in command for command in commands[:3]] == [False, False, True]

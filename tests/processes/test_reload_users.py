@@ -1,0 +1,216 @@
+"""SIGHUP while everybody is at work: who is taken out is out, who may do something else is asked
+again, and nobody else notices.
+
+Rule 1: a real server, and clients at all three doors. Those that are to notice nothing never
+connect again: losing a connection fails them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.users.passwords import quick_hash
+from tests.support.nats_peer import NatsPeer
+from tests.support.programs import PATIENCE_SECONDS, Program, server
+
+ENOUGH = 300
+"""Messages between two reloads."""
+
+
+def users(*tables: str) -> str:
+    return "".join(f"[[users]]\n{table}\n" for table in tables)
+
+
+def user(name: str, rights: str = "", secret: str = "") -> str:
+    return f'name = "{name}"\ntoken = "{quick_hash(secret or name)}"\n{rights}'
+
+
+def rights(what: str, *, admin: str = "[]") -> str:
+    return (
+        f'[users.permissions]\npublish = ["{what}"]\nadmin = {admin}\n'
+        f'[users.nats]\npublish = ["{what}.>"]\n'
+    )
+
+
+STAYS, GOES = user("stays"), user("goes")
+BEFORE = users(STAYS, GOES, user("changes", rights("orders", admin='["monitor"]')))
+AFTER = users(STAYS, user("changes", rights("audit")))
+
+
+class Stays:
+    """A user that is not touched: what it publishes at two doors arrives, once and in order, and
+    its connections stay."""
+
+    def __init__(self) -> None:
+        self.got = 0
+        self.heard = 0
+        self.is_over = False
+        self.sent: int | None = None
+        """How many in the end."""
+        self.arrived = trio.Event()
+
+    async def until_more(self) -> None:
+        """Until messages have come that were published from now on, at both doors."""
+        got, heard = self.got + ENOUGH, self.heard + ENOUGH
+        with trio.fail_after(PATIENCE_SECONDS):
+            while self.got < got or self.heard < heard:
+                await self.arrived.wait()
+
+    async def end(self) -> None:
+        """No more is published, and all that was has come."""
+        self.is_over = True
+        with trio.fail_after(PATIENCE_SECONDS):
+            while self.sent is None or self.got < self.sent:
+                await self.arrived.wait()
+
+    def _note(self) -> None:
+        self.arrived.set()
+        self.arrived = trio.Event()
+
+    async def publish(self, url: str) -> None:
+        async with simplebus.connect(url, token="stays", reconnect=None) as bus:
+            sent = 0
+            while not self.is_over:
+                await bus.publish_many([b"%d" % (sent + n) for n in range(20)], class_id="load")
+                sent += 20
+        self.sent = sent
+        self._note()
+
+    async def subscribe(self, url: str) -> None:
+        async with (
+            simplebus.connect(url, token="stays", reconnect=None) as bus,
+            bus.subscribe("load") as messages,
+        ):
+            async for message in messages:
+                assert int(message.payload) == self.got
+                assert message.attempt == 1
+                self.got += 1
+                self._note()
+
+    async def hear(self, at: str) -> None:
+        async with nats_peer(at, "stays") as peer:
+            await peer.send(b"SUB free.* 1\r\n")
+            while not self.is_over:
+                await peer.send(b"PUB free.load 0\r\n\r\n" * 20)
+                for _ in range(20):
+                    assert await peer.line() == b"MSG free.load 1 0"
+                    assert await peer.line() == b""
+                self.heard += 20
+                self._note()
+
+
+@asynccontextmanager
+async def nats_peer(at: str, token: str) -> AsyncIterator[NatsPeer]:
+    host, _, port = at.rpartition(":")
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        peer = NatsPeer(stream)
+        await peer.hello(auth_token=token)
+        yield peer
+
+
+async def status(at: str, token: str) -> int:
+    """What the HTTP door answers this user."""
+
+    def asked() -> int:
+        connection = http.client.HTTPConnection(at, timeout=PATIENCE_SECONDS)
+        with closing(connection):
+            connection.request("GET", "/varz", headers={"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+    return await trio.to_thread.run_sync(asked)
+
+
+async def is_cut_off(
+    url: str, token: str, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Publishes until its connection is over, and hears why."""
+
+    async def publish() -> None:
+        async with simplebus.connect(url, token=token, reconnect=None) as bus:
+            await bus.publish(b"x", class_id="orders")
+            task_status.started()
+            while True:
+                await bus.publish(b"x", class_id="orders")
+
+    with pytest.raises(simplebus.BusError, match="its user is not as it was"):
+        await publish()
+
+
+async def hung_up(peer: NatsPeer) -> None:
+    while await peer.line():
+        pass
+
+
+async def test_a_reload_ends_whom_it_concerns_and_nobody_else(tmp_path: Path) -> None:
+    file = tmp_path / "users.toml"
+    file.write_text(BEFORE)
+    file.chmod(0o600)
+    # However late somebody is: what comes again by itself is not looked at here.
+    with server("--users", str(file), "--ack-timeout", "600") as (it, url):
+        stays = Stays()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stays.publish, url)
+            nursery.start_soon(stays.subscribe, url)
+            nursery.start_soon(stays.hear, it.nats)
+            await stays.until_more()
+            await change(it, url, file, stays)
+            for text in (BEFORE, AFTER) * 3:  # As often as an operator likes.
+                reload(it, file, text)
+                await stays.until_more()
+            await stays.end()
+            nursery.cancel_scope.cancel()
+        it.signal(signal.SIGTERM)
+        assert it.end()[0] == 0
+
+
+def reload(it: Program, file: Path, text: str) -> None:
+    """The file is whole at any time: the server may still be about to read it for the last one."""
+    new = file.with_suffix(".new")
+    new.touch(0o600)
+    new.write_text(text)
+    new.replace(file)
+    it.signal(signal.SIGHUP)
+
+
+async def change(it: Program, url: str, file: Path, stays: Stays) -> None:
+    """One user is taken out, and another one may do something else."""
+    once = partial(simplebus.connect, url, reconnect=None)
+    async with (
+        nats_peer(it.nats, "goes") as gone_there,
+        nats_peer(it.nats, "changes") as changed_there,
+        trio.open_nursery() as nursery,
+    ):
+        await changed_there.send(b"PUB audit.x 0\r\n\r\n")
+        assert b"Permissions Violation for Publish" in await changed_there.line()
+        await changed_there.send(b"PUB orders.x 0\r\n\r\n")
+        await changed_there.settled()
+        assert await status(it.http, "goes") == await status(it.http, "changes") == 200
+        for token in ("goes", "changes"):
+            await nursery.start(is_cut_off, url, token)
+        reload(it, file, AFTER)
+        await hung_up(gone_there)
+        await hung_up(changed_there)
+    await stays.until_more()
+    assert await status(it.http, "goes") == 401
+    assert await status(it.http, "changes") == 403
+    with pytest.raises(simplebus.BusConnectionError, match="are not those of anybody here"):
+        async with once(token="goes"):
+            pass
+    async with once(token="changes") as changed:
+        await changed.publish(b"x", class_id="audit")
+        with pytest.raises(simplebus.RefusedError, match="unauthorized"):
+            await changed.publish(b"x", class_id="orders")
+    async with nats_peer(it.nats, "changes") as changed_there:
+        await changed_there.send(b"PUB audit.x 0\r\n\r\nPUB orders.x 0\r\n\r\n")
+        assert b'Publish to "orders.x"' in await changed_there.line()

@@ -1,0 +1,357 @@
+"""A server's life as its operator sees it: how it is started again, reloaded, and what it says when
+it cannot go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import simplebus
+from load.ports import free_ports
+from tests.support.programs import (
+    PATIENCE_SECONDS,
+    ROOT,
+    Program,
+    environment,
+    program,
+    server,
+)
+from tests.support.requirements import needed
+
+ALONE = ("--no-nats", "--no-http")
+
+
+# systemd -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+    """Where it listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.settimeout(PATIENCE_SECONDS)
+        yield sock
+
+
+def heard(systemd: socket.socket, first: str) -> list[str]:
+    """What it is told that begins with this, whatever comes before."""
+    while True:
+        words = systemd.recv(4096).decode().splitlines()
+        if words[0].startswith(first):
+            return words
+
+
+def test_systemd_is_told_of_a_whole_life(systemd: socket.socket, tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("[serve]\nmax-connections = 10\n")
+    variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+    with server(*ALONE, "--config", str(file), **variables) as (it, _):
+        assert heard(systemd, "READY=1")[1].startswith("STATUS=listening on 127.0.0.1:")
+        assert heard(systemd, "WATCHDOG=1") == ["WATCHDOG=1"]
+        classes = "".join(f"[classes.c{n}]\nkeep-seconds = 9\n" for n in range(30))
+        file.write_text(f"[serve]\nmax-connections = 20\nport = 7\n{classes}")
+        it.signal(signal.SIGHUP)
+        told = heard(systemd, "RELOADING=1")
+        assert int(told[1].removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
+        assert heard(systemd, "READY=1") == ["READY=1"]
+        file.write_text("[serv]\n")
+        it.signal(signal.SIGHUP)
+        heard(systemd, "RELOADING=1")
+        assert heard(systemd, "READY=1") == ["READY=1"]
+        it.signal(signal.SIGTERM)
+        assert heard(systemd, "STOPPING=1") == ["STOPPING=1", "STATUS=draining"]
+        status, _, said = it.end()
+    assert status == 0
+    assert "serve.max-connections is now 20, was 10\n" in said
+    counted = re.search(r"the configuration is read again: (\d+) changes", said)
+    assert counted is not None
+    assert said.count("INFO configuration: ") == int(counted[1]) > 30  # However many they are.
+    assert f"nothing is changed: {file}:1: 'serv' is unknown; did you mean 'serve'?" in said
+
+
+def test_a_loop_that_hangs_is_not_said_to_be_alive(systemd: socket.socket, tmp_path: Path) -> None:
+    variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+    with server(*ALONE, **variables) as (it, _):
+        heard(systemd, "WATCHDOG=1")
+        it.signal(signal.SIGSTOP)
+        systemd.settimeout(1)
+        with suppress(TimeoutError):  # What was said before.
+            while True:
+                systemd.recv(4096)
+        with pytest.raises(TimeoutError):
+            systemd.recv(4096)
+        it.signal(signal.SIGCONT)
+        systemd.settimeout(PATIENCE_SECONDS)
+        heard(systemd, "WATCHDOG=1")
+
+
+def test_systemd_s_own_activator_hands_over_two_doors() -> None:
+    needed("systemd-socket-activate")
+    with ExitStack() as stack:
+        ports = free_ports(2)
+        activator = stack.enter_context(
+            subprocess.Popen(
+                ["systemd-socket-activate", "--fdname=tcp:nats"]
+                + [f"--listen=127.0.0.1:{port}" for port in ports]
+                + [sys.executable, "-m", "simplebus", "serve", "--no-http"],
+                cwd=ROOT,
+                env=environment(PYTHONPATH=str(ROOT)) | {"SIMPLEBUS_NATS_PORT": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
+        stack.callback(activator.kill)
+        wait_for(ports[0])
+        with simplebus.connect_blocking(f"simplebus://127.0.0.1:{ports[0]}", timeout=60) as bus:
+            bus.publish(b"x", class_id=1)
+            bus.flush()
+        it = Program(activator)
+        assert it.line() == f"simplebus ready tcp=127.0.0.1:{ports[0]} nats=127.0.0.1:{ports[1]}"
+        it.signal(signal.SIGTERM)
+        assert it.end()[0] == 0
+
+
+def wait_for(port: int) -> None:
+    """Until somebody listens there. Connecting would start what is activated, which is wanted."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+@contextmanager
+def activated(sock: socket.socket, *arguments: str) -> Iterator[Program]:
+    """A server that is handed this socket, as systemd would."""
+    words = [sys.executable, "-m", "simplebus", "serve", *arguments]
+    with subprocess.Popen(
+        ["sh", "-c", 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"', "sh", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        cwd=ROOT,
+        env=environment(LISTEN_FDNAMES="tcp"),
+        preexec_fn=lambda: os.dup2(sock.fileno(), 3),
+        close_fds=False,
+    ) as process:
+        try:
+            yield Program(process)
+        finally:
+            process.kill()
+
+
+def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) -> None:
+    """The server is started again three times, while a client publishes that never retries a
+    connection that was refused."""
+    data = ("--data-dir", str(tmp_path / "data"), "--durability", "os")
+    failures: list[BaseException] = []
+    sent = 0
+    over = threading.Event()
+    with ExitStack() as stack:
+        sock = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        url = f"simplebus://127.0.0.1:{sock.getsockname()[1]}"
+
+        def publish() -> None:
+            nonlocal sent
+            try:
+                with simplebus.connect_blocking(url, name="till", timeout=60) as bus:
+                    while not over.is_set():
+                        bus.publish(b"%d" % sent, class_id=7)
+                        sent += 1
+            except BaseException as error:
+                failures.append(error)
+
+        def refused() -> None:
+            """Connects again and again: somebody must always listen."""
+            try:
+                while not over.is_set():
+                    socket.create_connection(sock.getsockname(), timeout=60).close()
+                    time.sleep(0.005)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=each) for each in (publish, refused)]
+        for turn in range(4):
+            with activated(sock, *ALONE, *data) as it:
+                assert it.line().startswith("simplebus ready tcp=")
+                if not turn:
+                    for thread in threads:
+                        thread.start()
+                before = sent
+                deadline = time.monotonic() + PATIENCE_SECONDS
+                while sent < before + 200 and not failures:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                if turn == 3:
+                    over.set()
+                    for thread in threads:
+                        thread.join(PATIENCE_SECONDS)
+                    with (
+                        simplebus.connect_blocking(url, timeout=60) as bus,
+                        bus.subscribe(7) as messages,
+                    ):
+                        got = [int(messages.get(PATIENCE_SECONDS).payload) for _ in range(sent)]
+                        assert got == list(range(sent))
+                it.signal(signal.SIGTERM)
+                assert it.end()[0] == 0
+    assert not failures
+
+
+# How it ends -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway", "bridge"])
+def test_signals_that_come_until_its_very_end_kill_nobody(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[modules.log]\nmodule = "logger"\n')
+    near, far = (f"127.0.0.1:{port}" for port in free_ports(2))
+    arguments = {
+        "serve": ("--port", "0", *ALONE, "--data-dir", str(tmp_path / "data")),
+        "gateway": (str(file),),
+        "bridge": ("--from", near, "--to", far, "--http", "127.0.0.1:0", "1"),
+    }[command]
+    with program(command, *arguments) as it:
+        assert f"simplebus {'ready' if command == 'serve' else command + ' ready'}" in it.line()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while it.process.poll() is None:
+            assert time.monotonic() < deadline
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                it.signal(number)
+            time.sleep(0.001)
+        status, _, said = it.end()
+    assert (status, "Traceback" in said) == (0, False), said
+
+
+# What it says when it cannot go on ---------------------------------------------------------------
+
+
+def ended(*arguments: str) -> tuple[int, str]:
+    """Its status, and what it says."""
+    with program("serve", "--port", "0", *ALONE, *arguments) as it:
+        status, said, complained = it.end()
+    assert said == ""
+    assert "Traceback" not in complained
+    return status, complained
+
+
+def test_a_data_directory_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with server(*ALONE, "--data-dir", str(data)) as (it, _):
+        assert ended("--data-dir", str(data)) == (
+            75,
+            f"simplebus: {data} is used by another server, process {it.process.pid}\n",
+        )
+    (tmp_path / "thesis.txt").touch()
+    status, said = ended("--data-dir", str(tmp_path))
+    assert status == 74
+    assert said.startswith(f"simplebus: {tmp_path} is no journal: it holds ")
+    status, said = ended("--data-dir", "/proc/nowhere")
+    assert (status, said) == (
+        74,
+        "simplebus: /proc/nowhere cannot be used as a journal: No such file or directory\n",
+    )
+
+
+def test_a_file_with_mistakes_is_a_sentence_each(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("[serve]\nprt = 1\n[nat]\n")
+    status, said = ended("--config", str(file))
+    assert status == 78
+    assert sorted(said.splitlines()) == [
+        f"simplebus: {file}:2: serve: 'prt' is unknown; did you mean 'port'?",
+        f"simplebus: {file}:3: 'nat' is unknown; did you mean 'nats'?",
+    ]
+
+
+def wait_for_health(at: str) -> None:
+    """Whoever asks may have to make place for others that come in the same moment."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{at}/healthz", timeout=60) as health:
+                assert health.status == 200
+                return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later() -> None:
+    with ExitStack() as stack:
+        it, url = stack.enter_context(server("--no-nats"))
+        host, _, port = url.removeprefix("simplebus://").rpartition(":")
+        bus = stack.enter_context(simplebus.connect_blocking(url, timeout=60))
+        resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE, (64, 64))
+        others = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            for _ in range(80)
+        ]
+        bus.publish(b"all is well", class_id=1)
+        bus.flush()
+        wait_for_health(it.http)
+        it.complains("cannot accept: too many files are open; see LimitNOFILE")
+        began = time.monotonic()
+        for other in others:
+            other.close()
+        with simplebus.connect_blocking(url, timeout=60) as late, late.subscribe(1) as messages:
+            assert messages.get(PATIENCE_SECONDS).payload == b"all is well"
+        passed = time.monotonic() - began
+        it.signal(signal.SIGTERM)
+        status, _, said = it.end()
+    assert status == 0
+    # Of eighty that come and go: once for each time that it happens, with a pause behind each.
+    told = said.count("cannot accept: too many files are open; see LimitNOFILE")
+    assert 1 <= told <= 4 + passed / 0.5
+    assert said.count("connections are accepted again") == told
+
+
+def test_without_memory_a_class_is_full_and_others_go_on() -> None:
+    count, payload = 100_000, b"x" * 1000
+    with server(*ALONE) as (it, url):
+        with simplebus.connect_blocking(url, timeout=60) as bus:
+            bus.publish(b"first", class_id=1)
+            bus.flush()
+        pages = int(Path(f"/proc/{it.process.pid}/statm").read_text().split()[0])
+        most = pages * os.sysconf("SC_PAGE_SIZE") + (60 << 20)
+        resource.prlimit(it.process.pid, resource.RLIMIT_AS, (most, most))
+
+        def fill() -> None:
+            with simplebus.connect_blocking(url, timeout=60) as bus:
+                bus.publish_many([payload] * count, class_id=1)
+                bus.flush()
+
+        filling = threading.Thread(target=fill)
+        filling.start()
+        with simplebus.connect_blocking(url, timeout=60) as bus:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while not bus.explain(1).publishers:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert bus.explain(1).stored < count
+            bus.publish(b"y", class_id=2)
+            bus.flush()
+            with bus.subscribe(1) as messages:
+                got = 0
+                while got <= count:
+                    got += len(messages.take(10_000, timeout=PATIENCE_SECONDS))
+        filling.join(PATIENCE_SECONDS)
+        it.signal(signal.SIGTERM)
+        status, _, said = it.end()
+    assert (status, filling.is_alive(), got) == (0, False, count + 1)
+    assert "Traceback" not in said

@@ -1,0 +1,169 @@
+"""Who may see the figures: users of the bus, by what they say or show, and nobody else."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+from argon2 import PasswordHasher
+
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.users import User, Users
+from simplebus.monitor.requests import OPEN_PATHS
+from simplebus.server.http.auth import credentials
+from simplebus.server.run import Serving
+from simplebus.server.tls.certificates import TlsOptions
+from tests.support.certificates import Authority, Pair
+from tests.support.http_peer import HttpPeer, http
+from tests.support.running_server import serving
+
+SLOW = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
+ROOT = User("root", password=SLOW)
+EYE = User(
+    "eye",
+    password=SLOW,
+    token=quick_hash("a-long-token-of-the-eye"),
+    permissions=Permissions(
+        publish=Rules(allow=()), subscribe=Rules(allow=()), admin=((Right.MONITOR, "*"),)
+    ),
+)
+TILL = User("till", password=SLOW, permissions=Permissions(publish=Rules(allow=(Rule("orders"),))))
+
+
+@contextlib.asynccontextmanager
+async def guarded(*users: User, **more: object) -> AsyncIterator[Serving]:
+    known = Users(users, Passwords(b"by chance"))
+    async with serving(users=known, http_port=0, **more) as server:
+        yield server
+
+
+def basic(user: str, password: str) -> str:
+    return "Authorization: Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/facts", "/metrics", "/varz", "/connz", "/x"])
+async def test_who_says_nothing_is_asked_who_it_is(path: str) -> None:
+    async with guarded(ROOT) as server:
+        said = await (await http(server)).ask(path)
+        assert said.status == 401
+        assert said.headers["www-authenticate"].startswith(("Basic", "Bearer"))
+        assert "this bus asks who one is" in said.json["error"]
+
+
+@pytest.mark.parametrize("path", OPEN_PATHS)
+async def test_health_is_everybodys(path: str) -> None:
+    async with guarded(ROOT) as server:
+        assert (await (await http(server)).ask(path)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (basic("root", "secret"), 200),
+        (basic("eye", "secret"), 200),
+        ("Authorization: Bearer a-long-token-of-the-eye", 200),
+        ("authorization: bearer a-long-token-of-the-eye", 200),
+        (basic("till", "secret"), 403),
+        (basic("root", "wrong"), 401),
+        (basic("nobody", "secret"), 401),
+        ("Authorization: Bearer wrong", 401),
+        ("Authorization: Basic !!!", 401),
+        ("Authorization: Basic " + base64.b64encode(b"\xff:x").decode(), 401),
+        ("Authorization: Basic " + base64.b64encode(b"root").decode(), 401),
+        ("Authorization: Digest x", 401),
+        ("Authorization: Bearer " + "x" * 8000, 401),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_what_is_said_decides(header: str, status: int) -> None:
+    async with guarded(ROOT, EYE, TILL) as server:
+        assert (await (await http(server)).ask("/metrics", header)).status == status
+
+
+async def test_guessing_at_speed_is_slowed_and_slows_nobody_else() -> None:
+    async with guarded(ROOT, EYE) as server:
+        peer = await http(server)
+        assert (await peer.ask("/metrics", basic("root", "secret"))).status == 200
+        found = [(await peer.ask("/metrics", basic("root", f"{n}"))).status for n in range(12)]
+        assert 429 in found
+        assert set(found) == {401, 429}
+        assert (await peer.ask("/metrics", basic("eye", "secret"))).status == 200
+
+
+async def test_users_who_are_gone_are_asked_again() -> None:
+    async with guarded(ROOT) as server:
+        peer = await http(server)
+        assert (await peer.ask("/metrics", basic("root", "secret"))).status == 200
+        server.engine.adopt_users(Users([EYE], Passwords(b"by chance")))
+        assert (await peer.ask("/metrics", basic("root", "secret"))).status == 401
+        server.engine.adopt_users(None)
+        assert (await peer.ask("/metrics")).status == 200
+
+
+async def test_an_address_may_be_enough() -> None:
+    async with guarded(User("here", addresses=("127.0.0.0/8",))) as server:
+        assert (await (await http(server)).ask("/metrics")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (basic("root", "secret"), 200),
+        (basic("root", "wrong"), 401),
+        ("Authorization: Bearer x", 401),
+        ("Authorization: x", 401),
+        ("Authorization: ", 421),
+        (basic("", ""), 421),
+        ("X: y", 421),
+    ],
+)
+async def test_who_shows_who_it_is_may_call_the_door_anything(header: str, status: int) -> None:
+    here = User("here", addresses=("127.0.0.0/8",))
+    async with guarded(ROOT, here) as server:
+        peer = await http(server)
+        await peer.send(f"GET /facts HTTP/1.1\r\nHost: evil.example\r\n{header}\r\n\r\n".encode())
+        assert (await peer.answer()).status == status
+
+
+def test_no_words_are_no_mistake_and_others_are() -> None:
+    assert credentials("") is None
+    with pytest.raises(RemoteProtocolError, match="expected an Authorization of Basic"):
+        credentials("Basic")
+
+
+# TLS ---------------------------------------------------------------------------------------------
+
+
+async def secure(server: Serving, authority: Path, shown: Pair | None = None) -> HttpPeer:
+    peer = await http(server)
+    made = ssl.create_default_context(cafile=str(authority))
+    if shown is not None:
+        made.load_cert_chain(shown.cert, shown.key)
+    peer.stream = trio.SSLStream(peer.stream, made, server_hostname="localhost")
+    return peer
+
+
+async def test_the_door_speaks_tls_where_the_bus_does(authority: Authority, own: Pair) -> None:
+    async with serving(http_port=0, tls=TlsOptions(own.cert, own.key)) as server:
+        peer = await secure(server, authority.path)
+        for _ in range(2):
+            assert (await peer.ask("/healthz")).status == 200
+        plain = await http(server)
+        await plain.send(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert await plain.hung_up()
+        assert (await peer.ask("/healthz")).status == 200
+
+
+async def test_a_certificate_may_be_enough(authority: Authority, own: Pair) -> None:
+    shown = authority.issue("eye", email="eye@example.com")
+    tls = TlsOptions(own.cert, own.key, authority.path, verify=True)
+    async with guarded(User("eye", certificates=("eye@example.com",)), tls=tls) as server:
+        peer = await secure(server, authority.path, shown)
+        assert (await peer.ask("/metrics")).status == 200

@@ -1,0 +1,490 @@
+"""The HTTP door on real sockets: what operators see, and what attackers do not get."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+from collections.abc import Generator
+
+import pytest
+import trio
+
+from simplebus.core.errors import Reason
+from simplebus.core.protocol import frames
+from simplebus.monitor.board import Board
+from simplebus.monitor.facts import Facts
+from simplebus.monitor.requests import OPEN_PATHS, Request
+from simplebus.server import process
+from simplebus.server.http import server as http_server
+from simplebus.server.http.server import HttpDoor
+from tests.support.http_peer import http
+from tests.support.programs import run, server
+from tests.support.running_server import message, serving, until
+
+
+async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+        said = await peer.ask("/healthz")
+        assert said.status == 200
+        assert said.json == {"status": "ok", "live": True, "ready": True, "draining": False}
+        assert up.watch is not None
+        up.watch.is_draining = True
+        said = await peer.ask("/healthz")
+        assert said.status == 503
+        assert said.json["status"] == "draining"
+        assert (await peer.ask("/healthz/live")).status == 200
+
+
+async def test_a_server_that_can_keep_nothing_is_not_ready(tmp_path: object) -> None:
+    async with serving(http_port=0, data_dir=tmp_path) as up:
+        peer = await http(up)
+        up.engine.broker.fail_to_keep(Reason.DISK_FULL, "no space is left")
+        said = await peer.ask("/healthz")
+        assert said.status == 503
+        assert said.json["why"] == "disk_full: no space is left"
+
+
+def test_the_door_stays_open_while_the_server_drains_and_its_ready_line_names_it() -> None:
+    with server("--host", "127.0.0.1", "--no-nats", "--drain-timeout", "30") as (it, url):
+        assert it.http.startswith("127.0.0.1:")
+        host, _, port = it.http.rpartition(":")
+        bus_host, _, bus_port = url.removeprefix("simplebus://").rpartition(":")
+
+        async def watch() -> None:
+            bus = await trio.open_tcp_stream(bus_host, int(bus_port))
+            # A subscriber that does not acknowledge holds the drain up.
+            await bus.send_all(
+                frames.encode(frames.CONNECT, content=b"[1]")
+                + frames.encode(frames.SUBSCRIBE, class_id=1)
+                + message(b"x")
+            )
+            got = b""
+            while b"x<\r\n>" not in got:
+                got += await bus.receive_some(4096)
+            it.signal(signal.SIGTERM)
+            said = b""
+            while b'"status":"draining"' not in said:
+                probe = await trio.open_tcp_stream(host, int(port))
+                await probe.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+                said = await probe.receive_some(4096)
+                await probe.aclose()
+            assert b'"draining":true' in said
+            await bus.aclose()
+
+        trio.run(watch)
+        assert it.end()[0] == 0
+
+
+def test_a_door_that_is_kept_closed_is_not_in_the_ready_line() -> None:
+    with server("--no-http", "--no-nats") as (it, _):
+        assert it.http == ""
+
+
+def test_a_port_that_is_taken_says_what_it_is_for() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        status, said, complained = run(
+            *("serve", "--port", "0", "--http-port", port, "--http-host", "127.0.0.1")
+        )
+    assert (status, said) == (69, "")
+    assert complained == (
+        f"simplebus: cannot listen on 127.0.0.1:{port}: Address already in use. That port is for "
+        "operators, over HTTP: --http-port picks another one, --no-http goes without\n"
+    )
+
+
+def test_options_of_a_closed_door_are_a_mistake() -> None:
+    status, _, complained = run("serve", "--no-http", "--http-port", "1")
+    assert status == 2
+    assert complained == "simplebus: --no-http closes the door that --http-port opens\n"
+
+
+# What it is called -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("called", "status"),
+    [
+        *(("localhost:8222", 200), ("127.0.0.1", 200), ("[::1]:8222", 200), ("10.1.2.3:1", 200)),
+        *(("LOCALHOST.", 200), ("bus.localhost", 200), ("Bus.Example:443", 200)),
+        *((socket.gethostname(), 200), ("", 200)),
+        *(("evil.example", 421), ("evil.example:8222", 421), ("127.0.0.1.evil.example", 421)),
+        *(("localhost.evil.example", 421), ("[evil]", 421), ("bus.example.evil", 421)),
+    ],
+)
+async def test_no_page_of_a_stranger_can_be_what_the_door_is_called(
+    called: str, status: int
+) -> None:
+    async with serving(http_port=0, http_names=("bus.example",)) as up:
+        peer = await http(up)
+        for path in ("/facts", "/healthz"):
+            await peer.send(f"GET {path} HTTP/1.1\r\nHost: {called}\r\n\r\n".encode())
+            said = await peer.answer()
+            assert said.status == (200 if path == "/healthz" else status)
+        if status != 200:
+            await peer.send(b"GET /varz HTTP/1.1\r\nHost: evil\r\n\r\n")
+            assert (await peer.answer()).json["error"].startswith("this port is not called 'evil':")
+
+
+@pytest.mark.parametrize("said", ["Bearer x", "Basic eDp5", "x", ""])
+async def test_where_nobody_is_asked_it_shows_nothing_to_say_who_one_is(said: str) -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+        words = f"GET /varz HTTP/1.1\r\nHost: proxy\r\nAuthorization: {said}\r\n\r\n"
+        await peer.send(words.encode())
+        assert (await peer.answer()).status == 421
+
+
+async def test_nothing_is_for_pages_of_others() -> None:
+    async with serving(http_port=0) as up:
+        for path in ("/", "/page.js", "/facts", "/metrics", "/nothing"):
+            headers = (await (await http(up)).ask(path)).headers
+            assert headers["cross-origin-resource-policy"] == "same-origin"
+            assert headers["x-frame-options"] == "DENY"
+            assert headers["x-content-type-options"] == "nosniff"
+            assert "default-src 'none'" in headers["content-security-policy"]
+            assert not any(name.startswith("access-control") for name in headers)
+
+
+# Who may not hurt the bus ------------------------------------------------------------------------
+
+
+async def test_a_connection_answers_one_request_after_the_other() -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+        await peer.send(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
+        for _ in range(3):
+            assert (await peer.answer()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi", 405),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\n\r\n", 413),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 100 + b"\r\n", 431),
+        (b"GET /" + b"a" * 30_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (b"GET /connz?" + b"a&" * 40 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_what_makes_no_sense_is_answered_with_a_sentence(sent: bytes, status: int) -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+        await peer.send(sent)
+        said = await peer.answer()
+        assert said.status == status
+        assert said.json["error"]
+        fine = await http(up)
+        assert (await fine.ask("/healthz")).status == 200
+
+
+async def test_head_is_get_without_the_body() -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+        said = await peer.ask("/healthz", method="HEAD")
+        assert (said.status, said.body) == (200, b"")
+        assert int(said.headers["content-length"]) > 0
+        assert (await peer.ask("/healthz")).status == 200
+
+
+async def test_answers_cannot_be_framed_sniffed_or_kept() -> None:
+    async with serving(http_port=0) as up:
+        said = await (await http(up)).ask("/healthz")
+        assert said.headers["x-content-type-options"] == "nosniff"
+        assert said.headers["x-frame-options"] == "DENY"
+        assert said.headers["cache-control"] == "no-store"
+        assert said.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def nothing() -> Board:
+    return Board(lambda detailed: Facts(title="nothing"))
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    ours.settimeout(0)
+    return ours, theirs
+
+
+async def test_who_dribbles_a_request_is_closed_in_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        ours, theirs = pair()
+        door.serve(theirs, "them")
+        ours.send(b"GET / HTTP")
+        for _ in range(4):
+            await trio.sleep(1)
+            ours.send(b"X")
+            assert door.connections == 1
+        await trio.sleep(http_server.HEAD_SECONDS_MAX)
+        assert door.connections == 0
+        ours.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_says_nothing_is_closed_in_time(autojump_clock: trio.testing.MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        ours, theirs = pair()
+        door.serve(theirs, "them")
+        await trio.sleep(http_server.IDLE_SECONDS_MAX - 1)
+        assert door.connections == 1
+        await trio.sleep(2)
+        assert door.connections == 0
+        ours.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_place(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        silent: list[socket.socket] = []
+        for _ in range(http_server.CONNECTIONS_MAX + 10):
+            ours, theirs = pair()
+            silent.append(ours)
+            door.serve(theirs, "them")
+            await trio.testing.wait_all_tasks_blocked()
+            assert door.connections <= http_server.CONNECTIONS_MAX
+        assert silent[0].recv(1) == b""
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)
+        assert door.turned_away == 10
+        for ours in silent:
+            ours.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_has_had_its_last_answer_and_stays_makes_place_too(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        pairs = [pair() for _ in range(http_server.CONNECTIONS_MAX + 10)]
+        for ours, theirs in pairs:
+            ours.send(b"nonsense\r\n\r\n")
+            door.serve(theirs, "them")
+            await trio.testing.wait_all_tasks_blocked()
+            assert ours.recv(65_536).startswith(b"HTTP/1.1 400")
+        assert sum(theirs.fileno() >= 0 for _, theirs in pairs) == door.connections
+        assert [theirs.fileno() >= 0 for _, theirs in pairs[9:11]] == [False, True]
+        await trio.sleep(http_server.FAREWELL_SECONDS_MAX + 1)
+        assert not door.connections
+        assert all(theirs.fileno() < 0 for _, theirs in pairs)
+        for ours, _ in pairs:
+            ours.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_connects_too_often_waits_and_those_who_wait_are_few(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        at_once, most = http_server.COMERS_AT_ONCE, http_server.WAITING_MAX
+        theirs = []
+        doorstep = http_server.DOORSTEP_MAX
+        for count in range(at_once + most + doorstep + 5):
+            ours, other = pair()
+            theirs.append(other)
+            door.serve(other, f"10.0.0.1:{count}")
+            ours.close()
+        assert door.turned_away == at_once - http_server.CONNECTIONS_MAX + 5
+        closed = [other.fileno() < 0 for other in theirs[at_once:]]
+        assert closed == [False] * most + [True] * 5 + [False] * doorstep
+        await trio.sleep(1)  # Whoever had come and gone is heard out.
+        fine, other = pair()
+        door.serve(other, "10.0.0.2:1")
+        await trio.sleep(0.5 / http_server.COMERS_PER_SECOND)
+        assert door.connections == 1
+        await trio.sleep(most / http_server.COMERS_PER_SECOND)
+        assert all(other.fileno() < 0 for other in theirs)
+        fine.close()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", OPEN_PATHS)
+async def test_health_is_told_to_who_is_turned_away(
+    method: str, path: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        crowd = [pair() for _ in range(http_server.COMERS_AT_ONCE + http_server.WAITING_MAX)]
+        for _, other in crowd:
+            door.serve(other, "10.0.0.1:1")
+        asks, other = pair()
+        door.serve(other, "10.0.0.1:2")
+        asks.send(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())  # Behind the crowd.
+        figures, other = pair()  # Closed without an answer.
+        figures.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        door.serve(other, "10.0.0.1:3")
+        for _ in range(http_server.DOORSTEP_MAX):
+            crowd.append(pair())
+            door.serve(crowd[-1][1], "10.0.0.1:1")
+        head, _, body = asks.recv(65_536).partition(b"\r\n\r\n")
+        assert head.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 503 "))
+        assert (json.loads(body)["status"] != "") if method == "GET" else (body == b"")
+        nursery.cancel_scope.cancel()
+    for ours in (asks, figures, *(ours for ours, _ in crowd)):
+        ours.close()
+
+
+async def test_many_that_come_in_one_turn_make_others_leave(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 30)]
+        for number, (_, other) in enumerate(crowd):
+            door.serve(other, f"10.0.{number}.1:1")
+        await trio.testing.wait_all_tasks_blocked()
+        open_ones = [other for _, other in crowd if other.fileno() >= 0]
+        assert len(open_ones) == door.connections == http_server.CONNECTIONS_MAX
+        nursery.cancel_scope.cancel()
+    for ours, _ in crowd:
+        ours.close()
+
+
+async def test_who_is_being_answered_makes_no_place(autojump_clock: trio.testing.MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        async with door._turn:  # Answers have to wait.
+            asks, other = pair()
+            asks.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            door.serve(other, "10.0.0.1:1")
+            await trio.testing.wait_all_tasks_blocked()
+            crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
+            for _, other in crowd:
+                door.serve(other, "10.0.0.2:1")
+                await trio.testing.wait_all_tasks_blocked()
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(1)
+        assert asks.recv(65_536).startswith(b"HTTP/1.1 ")
+        nursery.cancel_scope.cancel()
+    for ours in (asks, *(ours for ours, _ in crowd)):
+        ours.close()
+
+
+async def test_whoever_asks_for_how_much_the_bus_has_nine_tenths_of_the_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    def dear() -> Generator[None, None, str]:
+        for _ in range(3):
+            autojump_clock.jump(0.1)
+            yield
+        return "done"
+
+    door = HttpDoor(nothing())
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(door.make, dear())
+    busy, passed = 10 * 0.3, trio.current_time() - began
+    assert passed >= 9 * 3.0 + 0.3
+    assert busy / (passed + 2.7) <= http_server.PART_OF_LOOP + 1e-9
+
+
+async def test_health_waits_for_no_other_answer(autojump_clock: trio.testing.MockClock) -> None:
+    def dear() -> Generator[None, None, str]:
+        autojump_clock.jump(1)
+        yield
+        return "done"
+
+    door = HttpDoor(nothing())
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(door.make, dear())
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        for path in OPEN_PATHS:
+            assert (await door.answer(Request(path))).body
+        assert trio.current_time() == began
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_answers_cost_is_counted() -> None:
+    async with serving(http_port=0) as up:
+        peer = await http(up)
+
+        async def spent() -> float:
+            text = (await peer.ask("/metrics")).body.decode()
+            found = re.search(r"^simplebus_http_answers_seconds_total (\S+)$", text, re.MULTILINE)
+            assert found is not None
+            return float(found[1])
+
+        # What was answered just now is answered again, and one connection has 1,000 answers.
+        before = now = await spent()
+        for _ in range(900):
+            if (now := await spent()) != before:
+                break
+            await trio.sleep(0.05)
+        assert now > before
+
+
+async def test_health_is_told_where_silent_ones_hold_all_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever was silent longest makes room."""
+    async with serving(http_port=0) as server:
+        host, _, port = server.http_addresses[0].rpartition(":")
+        silent = [await trio.open_tcp_stream(host, int(port)) for _ in range(5)]
+        assert server.watch is not None
+        await until(lambda: server.watch.http_connections()[0] == 5)
+        of_all = server.watch.http_connections
+
+        def descriptors(more: int = 0) -> int:
+            return 0 if of_all()[0] == 5 else 1 << 20
+
+        monkeypatch.setattr(process, "descriptors_for_peers", descriptors)
+        asks = await trio.open_tcp_stream(host, int(port))
+        await asks.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await asks.receive_some()).startswith(b"HTTP/1.1 200")
+        assert await silent[0].receive_some() == b""
+        for each in (*silent, asks):
+            await each.aclose()
+
+
+async def test_who_holds_most_makes_room_though_all_of_it_is_answered(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        door = HttpDoor(nothing())
+        await nursery.start(door.run)
+        alone, other = pair()
+        door.serve(other, "10.0.0.1:1")
+        await trio.testing.wait_all_tasks_blocked()
+        async with door._turn:  # Answers have to wait.
+            crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
+            for ours, other in crowd:
+                ours.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                door.serve(other, "10.0.0.2:1")
+                await trio.testing.wait_all_tasks_blocked()
+        alone.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        await trio.sleep(1)
+        assert alone.recv(65_536).startswith(b"HTTP/1.1 200")
+        nursery.cancel_scope.cancel()
+    for ours in (alone, *(ours for ours, _ in crowd)):
+        ours.close()

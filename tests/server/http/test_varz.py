@@ -1,0 +1,287 @@
+"""/varz, /connz and /subsz, beside those of nats-server itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from load.ports import free_ports
+from simplebus.core.protocol import frames
+from simplebus.core.statistics import BrokerStatistics
+from simplebus.server.http import varz as http_varz
+from simplebus.server.http.varz import span, stamp
+from simplebus.server.run import Serving
+from tests.support.http_peer import http
+from tests.support.nats_peer import greeted
+from tests.support.requirements import needed
+from tests.support.running_server import (
+    connect,
+    message,
+    serving,
+    subscribe,
+    until,
+)
+
+
+async def ask(server: Serving, path: str) -> Any:
+    return (await (await http(server)).ask(path)).json
+
+
+def shape(value: object) -> object:
+    """Of which type it is; of times and spans, which form."""
+    if isinstance(value, str):
+        if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", value):
+            return "a time"
+        if re.fullmatch(r"(\d+y)?(\d+d)?(\d+h)?(\d+m)?\d+s", value):
+            return "a span"
+        if re.fullmatch(r"[\d.]+(µs|ms|s)", value):
+            return "a short span"
+        return "a text"
+    if isinstance(value, bool):
+        return "a truth"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    if isinstance(value, dict):
+        return {key: shape(each) for key, each in value.items()}
+    raise AssertionError(value)
+
+
+READ_OF_VARZ = """
+server_id server_name version go host port max_connections ping_interval ping_max http_host
+http_port https_port auth_timeout max_control_line max_payload max_pending tls_timeout
+write_deadline start now uptime mem cores gomaxprocs cpu connections total_connections routes
+remotes leafnodes in_msgs in_bytes out_msgs out_bytes slow_consumers subscriptions config_load_time
+slow_consumer_stats stalled_clients stale_connections proto
+""".split()  # noqa: SIM905 - it reads as the words that it is.
+"""What nats-top and the exporter for Prometheus read, and what is known here beside."""
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, Any]:
+    """What nats-server says with one client that has two subscriptions and has published once."""
+    program = needed("nats-server", str(Path(sys.executable).parent / "nats-server"))
+    ports = free_ports(2)
+    with subprocess.Popen(
+        [program, "-a", "127.0.0.1", "-p", str(ports[0]), "-m", str(ports[1])],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as running:
+        try:
+            return trio.run(_asked, ports)
+        finally:
+            running.kill()
+
+
+async def _asked(ports: list[int]) -> dict[str, Any]:
+    with trio.fail_after(60):
+        while True:
+            try:
+                client = await trio.open_tcp_stream("127.0.0.1", ports[0])
+            except OSError:
+                await trio.sleep(0.05)
+            else:
+                break
+        await client.send_all(b'CONNECT {"name":"x","lang":"l","version":"1"}\r\n' + SAID)
+        heard = b""
+        while b"PONG" not in heard:
+            heard += await client.receive_some(65536)
+        said = {}
+        for path in PATHS:
+            answer = b""
+            async with await trio.open_tcp_stream("127.0.0.1", ports[1]) as peer:
+                await peer.send_all(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                while more := await peer.receive_some(65536):
+                    answer += more
+            said[path] = json.loads(answer.partition(b"\r\n\r\n")[2])
+        await client.aclose()
+        return said
+
+
+SAID = b"SUB a.> q 1\r\nSUB b 2\r\nPUB b 1\r\nx\r\nPING\r\n"
+PATHS = ("/varz", "/connz?subs=1", "/connz?subs=detail", "/subsz", "/subsz?subs=1")
+
+
+@contextlib.asynccontextmanager
+async def same() -> AsyncIterator[Serving]:
+    """A server of ours to which the same has happened."""
+    async with serving(nats_port=0, http_port=0) as up:
+        peer = await greeted(up, name="x", lang="l", version="1")
+        await peer.send(SAID)
+        while not (await peer.line()).startswith(b"PONG"):
+            pass
+        yield up
+
+
+async def test_varz_has_what_tools_read_of_the_same_types(reference: dict[str, Any]) -> None:
+    async with same() as up:
+        ours, theirs = await ask(up, "/varz"), reference["/varz"]
+        for field in READ_OF_VARZ:
+            assert shape(ours[field]) == shape(theirs[field]), field
+        for field in ("in_msgs", "in_bytes", "out_msgs", "connections", "total_connections"):
+            assert ours[field] == theirs[field], field
+        assert ours.keys() - theirs.keys() <= {"simplebus_version", "auth_required"}
+
+
+@pytest.mark.parametrize("path", PATHS[1:])
+async def test_connections_and_subscriptions_have_the_shape_of_theirs(
+    path: str, reference: dict[str, Any]
+) -> None:
+    def cut(said: dict[str, Any]) -> dict[str, Any]:
+        listed = said.get("subscriptions_list", [])
+        mine = [each for each in listed if each["subject"] in ("a.>", "b")]
+        for each in mine:
+            for inner in ("account", "account_tag"):
+                each.pop(inner, None)
+        for connection in said.get("connections", []):  # In any order, as they are there.
+            detailed = connection.get("subscriptions_list_detail", [])
+            detailed.sort(key=lambda each: str(each["sid"]))
+        return {**said, "subscriptions_list": sorted(mine, key=lambda each: str(each["sid"]))}
+
+    async with same() as up:
+        ours, theirs = cut(await ask(up, path)), cut(reference[path])
+        ours_shape, theirs_shape = shape(ours), shape(theirs)
+        assert isinstance(ours_shape, dict)
+        assert isinstance(theirs_shape, dict)
+        assert ours_shape == theirs_shape
+        for mine, other in zip(
+            ours.get("connections", []), theirs.get("connections", []), strict=True
+        ):
+            for field in ("in_msgs", "out_msgs", "in_bytes", "subscriptions", "name", "lang"):
+                assert mine[field] == other[field], field
+            named = (sorted(each.get("subscriptions_list", [])) for each in (mine, other))
+            assert next(named) == next(named)
+
+
+async def test_a_binary_connection_is_there_beside_those_of_nats() -> None:
+    async with same() as up:
+        bus = await connect(up, [1])
+        await bus.send(subscribe() + message(b"x") * 3)
+        await bus.messages(3)
+        said = await ask(up, "/connz?subs=1")
+        assert [each["type"] for each in said["connections"]] == ["nats", "simplebus"]
+        ours = said["connections"][1]
+        assert ours["cid"] >= 1 << 32
+        assert (ours["in_msgs"], ours["out_msgs"], ours["subscriptions"]) == (3, 3, 1)
+        assert ours["subscriptions_list"] == ["class.1 #"]
+        assert (await ask(up, f"/connz?cid={ours['cid']}"))["connections"][0]["cid"] == ours["cid"]
+        varz = await ask(up, "/varz")
+        assert (varz["in_msgs"], varz["out_msgs"]) == (4, 4)
+        assert varz["subscriptions"] == 3
+
+
+async def test_a_connection_is_where_it_comes_from_whatever_it_calls_itself() -> None:
+    async with serving(http_port=0) as up:
+        peer = await connect(up)
+        asked = b'{"version":2,"client":"a:b (c:1","name":"d:2"}'
+        await peer.send(frames.encode(frames.CONNECT, content=asked))
+        await peer.frame()
+        host, port, *_ = peer.stream.socket.getsockname()
+        (row,) = (await ask(up, "/connz"))["connections"]
+        assert (row["ip"], row["port"], row["name"]) == (host, port, "d:2")
+
+
+async def test_every_number_is_whole_where_programs_in_go_want_it_so() -> None:
+    def fractions(value: Any, name: str = "") -> set[str]:
+        if isinstance(value, dict):
+            return {each for key, inner in value.items() for each in fractions(inner, key)}
+        if isinstance(value, list):
+            return {each for inner in value for each in fractions(inner, name)}
+        return {name} if isinstance(value, float) else set()
+
+    async with same() as up:
+        for path in PATHS:
+            assert fractions(await ask(up, path)) <= {
+                *("cpu", "auth_timeout", "tls_timeout"),
+                *("cache_hit_rate", "avg_fanout"),
+            }
+
+
+async def test_what_connections_have_said_counts_when_they_are_gone() -> None:
+    async with serving(http_port=0, nats_port=0) as up:
+        bus = await connect(up, [1])
+        await bus.send(message(b"x") * 3)
+        await until(lambda: up.engine.broker.statistics().published == 3)
+        before = await ask(up, "/varz")
+        await bus.stream.aclose()
+        await until(lambda: not up.engine.connections)
+        after = await ask(up, "/varz")
+        for field in ("in_msgs", "in_bytes", "out_bytes"):
+            assert after[field] == before[field] > 0
+        assert (before["connections"], after["connections"]) == (1, 0)
+
+
+async def test_an_answer_is_bounded_and_says_what_there_is() -> None:
+    async with serving(http_port=0) as up:
+        for _ in range(5):
+            await connect(up, [])
+        said = await ask(up, "/connz?limit=2&offset=1")
+        assert [each["cid"] - (1 << 32) for each in said["connections"]] == [1, 2]
+        assert (said["num_connections"], said["total"], said["limit"]) == (2, 5, 2)
+        assert (await ask(up, "/connz?limit=1000000"))["limit"] == http_varz.LIMIT
+        assert (await ask(up, "/connz?state=closed"))["connections"] == []
+
+
+ORDERS_OF_TOP = {
+    *("cid", "subs", "pending", "msgs_to", "msgs_from", "bytes_to", "bytes_from"),
+    *("last", "idle", "uptime", "rtt"),
+}
+
+
+@pytest.mark.parametrize("sort", sorted(http_varz._SORTS.keys() | ORDERS_OF_TOP))
+async def test_connections_come_in_the_order_that_is_asked_for(sort: str) -> None:
+    async with serving(http_port=0) as up:
+        for count in (1, 3, 2):
+            bus = await connect(up, [1])
+            await bus.send(message(b"x") * count)
+        await until(lambda: up.engine.broker.statistics().published == 6)
+        said = await ask(up, f"/connz?sort={sort}&limit=2")
+        assert len(said["connections"]) == 2
+        if sort == "msgs_from":
+            assert [each["in_msgs"] for each in said["connections"]] == [3, 2]
+
+
+async def test_an_order_that_is_none_is_a_sentence() -> None:
+    async with serving(http_port=0) as up:
+        said = await (await http(up)).ask("/connz?sort=beauty")
+        assert said.status == 400
+        assert said.json["error"].startswith("sort is one of cid, start, ")
+
+
+async def test_classes_are_told_all_or_one() -> None:
+    async with serving(http_port=0) as up:
+        bus = await connect(up, [1, 2])
+        await bus.send(subscribe(1) + message(b"x", 1) * 3 + message(b"y", 2))
+        await bus.messages(3)
+        said = await ask(up, "/classz")
+        statistics: BrokerStatistics = up.engine.broker.statistics()
+        for row, cls in zip(said["classes"], statistics.classes, strict=True):
+            for field in ("class_id", "published", "delivered", "in_flight", "acknowledged"):
+                assert row[field] == getattr(cls, field), field
+            assert row["stored"] == cls.ring.messages
+        assert (await ask(up, "/classz?limit=1&offset=1"))["classes"][0]["class_id"] == 2
+        one = await ask(up, "/classz?class=1")
+        assert (one["about"], one["class_id"], one["stored"]) == ("class", 1, 3)
+        assert one["positions"][0]["in_flight"] == 3
+        missing = await (await http(up)).ask("/classz?class=nothing")
+        assert missing.status == 404
+        assert missing.json["error"] == "there is no class 'nothing'"
+
+
+def test_times_are_said_as_nats_server_says_them() -> None:
+    assert span(0) == "0s"
+    assert span(61.9) == "1m1s"
+    assert span(3600) == "1h0m0s"
+    assert span(400 * 86_400 + 5) == "1y35d0h0m5s"
+    assert datetime.fromisoformat(stamp(1.5)).timestamp() == 1.5

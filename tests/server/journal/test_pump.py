@@ -1,0 +1,139 @@
+"""A server with a data directory: what is there again, and what a failing disk does."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+
+import simplebus
+from simplebus.core.commit_log import Level
+from simplebus.core.errors import RefusedError
+from simplebus.core.limits import Limits
+from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.server.journal import writer
+from simplebus.storage.append_file import AppendFile
+from simplebus.testing.server import bus_server
+from tests.support.running_server import (
+    class_statistics,
+    connect,
+    message,
+    serving,
+    until,
+)
+
+PAYLOADS = [b"%06d" % number for number in range(3000)]
+
+
+def blocking_durability(url: str) -> str:
+    with simplebus.connect_blocking(url) as bus:
+        return bus.durability
+
+
+@pytest.mark.parametrize("level", Level)
+async def test_a_server_that_was_stopped_has_its_messages_again(
+    tmp_path: Path, level: Level
+) -> None:
+    async with serving(data_dir=tmp_path, durability=level) as server:
+        peer = await connect(server, [1])
+        await peer.send(message(b"a") + message(b"b"))
+        await until(lambda: class_statistics(server).published == 2)
+        identity = server.engine.broker.answers.identity
+        url = f"simplebus://{server.addresses[0]}"
+        async with simplebus.connect(url) as bus:
+            assert bus.durability == level.name.lower()
+        assert await trio.to_thread.run_sync(blocking_durability, url) == level.name.lower()
+    async with serving(data_dir=tmp_path) as server:
+        assert class_statistics(server).ring.messages == 2
+        assert server.engine.broker.answers.identity == identity
+
+
+async def test_a_full_disk_refuses_publishers_until_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_full = trio.Event()
+    append = AppendFile.append
+
+    def full(file: AppendFile, pieces: list[bytes], *, mark: int) -> None:
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(file, pieces, mark=mark)
+
+    monkeypatch.setattr(AppendFile, "append", full)
+    monkeypatch.setattr(writer, "_RETRY_SECONDS", 0.01)
+    async with serving(data_dir=tmp_path) as server:
+        ledger = server.engine.broker.ledger
+        assert ledger is not None
+        async with simplebus.connect(f"simplebus://{server.addresses[0]}") as bus:
+            await bus.publish(b"before", class_id=1)
+            is_full.set()
+            await bus.publish(b"accepted", class_id=1, confirm=False)
+            await until(lambda: ledger.failure is not None)
+            await until(lambda: "the bus says: disk_full: the journal cannot be" in caplog.text)
+            await bus.publish(b"refused", class_id=1, confirm=False)
+            await until(lambda: class_statistics(server).dropped != {})
+            is_full = trio.Event()
+            await until(lambda: ledger.failure is None)
+            with pytest.raises(ExceptionGroup) as caught:
+                await bus.flush()
+            assert caught.group_contains(RefusedError, match=r"disk_full: .*[Nn]o space")
+            await bus.publish(b"after", class_id=1)
+    async with serving(data_dir=tmp_path) as server:
+        async with simplebus.connect(f"simplebus://{server.addresses[0]}") as bus:
+            found = [each.payload for each in await bus.fetch(1)]
+        assert found == [b"before", b"accepted", b"after"]
+
+
+def test_a_class_larger_than_memory_is_served_from_disk_by_one_server_after_the_other(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(limits=Limits(class_messages=500), full_policy=FullPolicy.SPILL)
+    with (
+        bus_server(settings, data_dir=tmp_path) as server,
+        simplebus.connect_blocking(server.address) as bus,
+    ):
+        with bus.subscribe(1, durable="away"):
+            pass
+        with bus.subscribe(1, start="new") as live:
+            for at in range(0, len(PAYLOADS), 100):
+                bus.publish_many(PAYLOADS[at : at + 100], class_id=1)
+                bus.flush()
+                assert [live.get(timeout=60).payload for _ in range(100)] == PAYLOADS[at : at + 100]
+        assert server.statistics().spilled > 1000
+        journal = server.ask(lambda up: up.engine.keeping and up.engine.keeping.statistics())
+        assert journal is not None
+        assert (journal.held_bytes, journal.failures, journal.failure) == (0, 0, "")
+        assert journal.written_bytes > len(PAYLOADS) * 19
+    with (
+        bus_server(settings, data_dir=tmp_path) as server,
+        simplebus.connect_blocking(server.address) as bus,
+        bus.subscribe(1, durable="away") as reader,
+    ):
+        assert server.statistics().spilled > 1000
+        assert [each.payload for each in bus.fetch(1, first=7, count=3)] == PAYLOADS[7:10]
+        assert [reader.get(timeout=60).payload for _ in PAYLOADS] == PAYLOADS
+
+
+@pytest.mark.parametrize("policy", FullPolicy)
+def test_a_class_that_spills_is_asked_for_last_values_in_vain(
+    tmp_path: Path, policy: FullPolicy
+) -> None:
+    """And says so; a setting of its own that says that it keeps none is obeyed without a word."""
+    own = {"b": ClassSettings(last_values=False)}
+    settings = Settings(full_policy=policy, classes=own)
+    with (
+        bus_server(settings, data_dir=tmp_path) as server,
+        simplebus.connect_blocking(server.address) as bus,
+    ):
+        if policy is FullPolicy.SPILL:
+            with pytest.raises(RefusedError, match="class a spills"):
+                bus.keep_last_values("a")
+        else:
+            bus.keep_last_values("a")
+        bus.keep_last_values("b")
+        bus.publish(b"goes on", class_id="a")
+        assert [each.payload for each in bus.fetch("a")] == [b"goes on"]

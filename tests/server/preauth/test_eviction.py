@@ -1,0 +1,192 @@
+"""Where it is full, who has not said who it is makes room; at every door."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import Counter
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simplebus
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import Limits
+from simplebus.core.settings import Settings
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.users import User, Users
+from simplebus.nats.server.users import NatsAuth
+from simplebus.nats.settings import NatsLimits, NatsSettings
+from simplebus.server import process
+from simplebus.server.preauth import eviction as module
+from simplebus.server.preauth.eviction import Strangers
+from simplebus.server.run import Serving
+from tests.support.nats_peer import nats
+from tests.support.running_server import connect, serving, until
+
+FULL = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "full")
+USERS = Users((User("ada", token=quick_hash("t")),), Passwords(b"by chance"))
+DOORS = ("bus", "nats")
+
+
+def crowded(most: int) -> contextlib.AbstractAsyncContextManager[Serving]:
+    """A server that knows a user, and lets in so many at each door."""
+    return serving(
+        Settings(Limits(connections=most, hello_seconds=900)),
+        users=USERS,
+        nats_port=0,
+        nats=NatsSettings(
+            NatsLimits(connections=most, auth_seconds=900), auth=NatsAuth(shared=USERS)
+        ),
+    )
+
+
+async def come(server: Serving, door: str) -> trio.SocketStream:
+    """A stranger."""
+    address = (server.addresses if door == "bus" else server.nats_addresses)[0]
+    host, _, port = address.rpartition(":")
+    return await trio.open_tcp_stream(host, int(port))
+
+
+async def come_in(server: Serving, door: str, stack: contextlib.AsyncExitStack) -> None:
+    """One who has a token, and is let in."""
+    if door == "bus":
+        bus = simplebus.connect(server.addresses[0], token="t")
+        await stack.enter_async_context(bus)
+    else:
+        peer = await nats(server)
+        stack.push_async_callback(peer.stream.aclose)
+        await peer.send(b'CONNECT {"verbose":false,"auth_token":"t"}\r\nPING\r\n')
+        await peer.info()
+        assert await peer.line() == b"PONG"
+
+
+async def is_cut(stream: trio.SocketStream) -> bool:
+    with contextlib.suppress(trio.BrokenResourceError):
+        while await stream.receive_some():
+            pass
+    return True
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_who_has_a_token_is_let_in_while_strangers_hold_all_places(door: str) -> None:
+    async with crowded(3) as server, contextlib.AsyncExitStack() as stack:
+        strangers = [await stack.enter_async_context(await come(server, door)) for _ in range(3)]
+        for stranger in strangers:  # The one that is there longest goes first.
+            await come_in(server, door, stack)
+            assert await is_cut(stranger)
+        assert server.engine.cut_off == {Reason.TOO_MANY_CONNECTIONS: 3}
+        late = await stack.enter_async_context(await come(server, door))
+        assert await is_cut(late)  # Those inside stay.
+        assert server.nats_door is not None
+        assert len(server.engine.connections) + len(server.nats_door.connections) == 3
+
+
+@pytest.mark.parametrize("users", [USERS, None], ids=["users", "nobody"])
+async def test_who_is_refused_makes_no_room_for_others(users: Users | None) -> None:
+    """Many that come in one turn of the loop."""
+    auth = NatsAuth(shared=users) if users is not None else NatsAuth()
+    settings = NatsSettings(NatsLimits(connections=3, auth_seconds=900), auth=auth)
+    async with (
+        serving(users=users, nats_port=0, nats=settings) as server,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(3):
+            await come_in(server, "nats", stack)
+        host, _, port = server.nats_addresses[0].rpartition(":")
+        crowd = [
+            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(12)
+        ]
+        assert server.nats_door is not None
+        await until(lambda: server.engine.cut_off[Reason.TOO_MANY_CONNECTIONS] == 12)
+        assert len(server.nats_door.connections) == 3
+        for each in crowd:
+            each.close()
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_so_it_is_where_descriptors_run_out(
+    door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with crowded(1000) as server, contextlib.AsyncExitStack() as stack:
+        strangers = [await stack.enter_async_context(await come(server, "bus")) for _ in range(20)]
+        await until(lambda: len(server.engine.strangers) == 20)
+        sockets = [each.socket for each in server.engine.connections.values()]
+
+        def descriptors(more: int = 0) -> int:
+            return 0 if all(each.fileno() >= 0 for each in sockets) else 1 << 20
+
+        monkeypatch.setattr(process, "descriptors_for_peers", descriptors)
+        await come_in(server, door, stack)
+        assert await is_cut(strangers[0])
+
+
+async def test_who_is_inside_or_gone_is_no_stranger() -> None:
+    async with crowded(9) as server, contextlib.AsyncExitStack() as stack:
+        for door in DOORS:
+            await come_in(server, door, stack)
+        async with await come(server, "bus"):
+            await until(lambda: len(server.engine.strangers) == 1)
+        await until(lambda: not len(server.engine.strangers))
+        assert server.nats_door is not None
+        assert not len(server.nats_door.strangers)
+    async with serving() as open_to_all:
+        peer = await connect(open_to_all, [1])
+        assert not len(open_to_all.engine.strangers)
+        await peer.stream.aclose()
+
+
+class Stays:
+    """One of many; told apart by which it is."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.was_cut = False
+
+    def cut(self, error: RemoteProtocolError) -> None:
+        assert error is FULL
+        assert not self.was_cut
+        self.was_cut = True
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["come", "go", "room"]))),
+    st.sampled_from([2, 4]),
+)
+def test_of_a_full_place_or_of_all_who_is_there_longest_makes_room(
+    done: list[tuple[str, str]], part: int
+) -> None:
+    """The same with a list that is looked through."""
+    strangers, there = Strangers(), list[Stays]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PART", part)
+        for place, what in done:
+            own = [each for each in there if each.place == place]
+            if what == "come":
+                there.append(Stays(place))
+                strangers.come(place, there[-1].cut)
+            elif what == "go" and own:
+                there.remove(own[-1])
+                strangers.go(own[-1].cut)
+                strangers.go(own[-1].cut)
+            elif what == "room":
+                assert strangers.make_room(FULL) == bool(there)
+                if not there:
+                    continue
+                (gone,) = (each for each in there if each.was_cut)
+                counts = Counter(each.place for each in there)
+                most = max(counts.values())
+                if most * part > len(there):
+                    assert counts[gone.place] == most
+                    assert gone is next(each for each in there if each.place == gone.place)
+                else:
+                    assert gone is there[0]
+                there.remove(gone)
+                strangers.go(gone.cut)
+            assert len(strangers) == len(there)
+        while there:
+            assert strangers.make_room(FULL)
+            there = [each for each in there if not each.was_cut]
+        assert not strangers.make_room(FULL)

@@ -1,0 +1,235 @@
+"""What is heard of peers that have not said who they are: looked at once, and bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import EARLY_HEARTBEATS_MAX, GREETING_BYTES_MAX
+from simplebus.core.protocol import frames
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.users import User, Users
+from simplebus.server.listeners import host_of, name
+from simplebus.server.preauth.greeting import Greetings, Heard, introduction
+from tests.support.oracles import build_frame
+from tests.support.running_server import (
+    Peer,
+    connect,
+    serving,
+    until,
+)
+
+HEARTBEAT = build_frame(frames.HEARTBEAT)
+HELLO = build_frame(frames.CONNECT, content=b'{"auth":{"user":"ada","password":"secret"}}')
+STRANGE = build_frame(frames.MESSAGE, class_id=7, content=b"hi")
+
+
+def nobody(error: RemoteProtocolError) -> None:
+    raise AssertionError(error)
+
+
+class Looked(bytearray):
+    """Counts the bytes that are looked through."""
+
+    total = 0
+
+    def find(self, what: bytes, first: int = 0) -> int:  # type: ignore[override]
+        self.total += max(0, len(self) - first)
+        return super().find(what, first)
+
+
+def hears(*pieces: bytes) -> tuple[Heard, list[tuple[bool, object]]]:
+    heard = Heard(nobody)
+    heard.data = Looked()
+    said = []
+    for piece in pieces:
+        heard.data += piece
+        said.append(introduction(heard))
+    return heard, said
+
+
+@given(
+    st.integers(0, 5),
+    st.sampled_from([HELLO, STRANGE, build_frame(frames.CONNECT, content=b"[1]")]),
+    st.lists(st.integers(1, 40), max_size=20),
+)
+def test_who_it_is_is_found_however_the_bytes_come(
+    heartbeats: int, frame: bytes, sizes: list[int]
+) -> None:
+    data, pieces = HEARTBEAT * heartbeats + frame, []
+    for size in sizes:
+        pieces.append(data[:size])
+        data = data[size:]
+    heard, said = hears(*[piece for piece in (*pieces, data) if piece])
+    first = [is_whole for is_whole, _ in said].index(True)
+    assert said[first][1] == (None if frame is not HELLO else said[-1][1])
+    assert bytes(heard.data).startswith(frame[: len(heard.data)])
+    if first == len(said) - 1:
+        assert bytes(heard.data) == frame
+        assert (said[-1][1] is not None) is (frame is HELLO)
+
+
+def test_a_byte_at_a_time_costs_no_more_than_all_at_once() -> None:
+    long = build_frame(frames.CONNECT, content=b'{"client":"' + b"x" * 4000 + b'"}')
+    heard, said = hears(*struct.unpack(f"{len(long)}c", long))
+    assert [is_whole for is_whole, _ in said] == [False] * (len(long) - 1) + [True]
+    assert isinstance(heard.data, Looked)
+    assert heard.data.total < 5 * len(long)
+
+
+def test_heartbeats_are_let_go_of_and_so_many_are_too_many() -> None:
+    heard, said = hears(*[HEARTBEAT] * EARLY_HEARTBEATS_MAX, HELLO[:20])
+    assert not any(is_whole for is_whole, _ in said)
+    assert bytes(heard.data) == HELLO[:20]
+    with pytest.raises(RemoteProtocolError, match=r"65 Heartbeats .* 64 are allowed") as caught:
+        hears(HEARTBEAT * (EARLY_HEARTBEATS_MAX + 1))
+    assert caught.value.reason is Reason.UNAUTHORIZED
+
+
+def test_a_greeting_has_a_length() -> None:
+    whole = b"4" * GREETING_BYTES_MAX
+    assert hears(whole)[1] == [(False, None)]
+    with pytest.raises(RemoteProtocolError, match="frame_too_long"):
+        hears(whole, b"4")
+
+
+# All together ------------------------------------------------------------------------------------
+
+
+def test_who_has_sent_most_makes_place_for_who_has_sent_little() -> None:
+    greetings, cut = Greetings(1000), []
+    many = [greetings.open(cut.append) for _ in range(4)]
+    for heard, size in zip(many, (100, 500, 300, 100), strict=True):
+        heard.data += bytes(size)
+        greetings.count(heard)
+    assert greetings.held_bytes == 1000
+    late = greetings.open(nobody)
+    late.data += bytes(50)
+    greetings.count(late)
+    assert [error.reason for error in cut] == [Reason.PENDING_LIMIT]
+    assert "500 bytes" in str(cut[0])
+    assert greetings.held_bytes == 550
+    many[1].data += b"x"
+    with pytest.raises(RemoteProtocolError, match="pending_limit"):
+        greetings.count(many[1])
+    greetings.close(many[1])
+    for heard in (*many, late):
+        greetings.close(heard)
+    assert greetings.held_bytes == 0
+
+
+def test_who_has_sent_its_share_is_not_heard_beyond_it() -> None:
+    greetings = Greetings(1000)
+    many = [greetings.open(nobody) for _ in range(10)]
+    for heard in many:
+        heard.data += bytes(100)
+        greetings.count(heard)
+    many[3].data += b"x"
+    with pytest.raises(RemoteProtocolError, match="pending_limit"):
+        greetings.count(many[3])
+    greetings.close(many[3])
+    assert greetings.held_bytes == 900
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5), st.sampled_from(["say", "say", "say", "end"]), st.integers(1, 90)
+        )
+    )
+)
+def test_what_is_heard_of_all_stays_bounded(script: list[tuple[int, str, int]]) -> None:
+    greetings, there = Greetings(200), dict[int, Heard]()
+    for who, what, size in script:
+        if who not in there:
+            there[who] = greetings.open(lambda error: None)
+        if what == "end":
+            greetings.close(there.pop(who))
+            continue
+        there[who].data += bytes(size)
+        try:
+            greetings.count(there[who])
+        except RemoteProtocolError:
+            greetings.close(there.pop(who))
+        kept = sum(len(heard.data) for heard in there.values() if heard in greetings._all)
+        assert kept == greetings.held_bytes <= 200
+
+
+async def test_a_server_hears_no_more_than_that_and_lets_others_in() -> None:
+    users = Users([User("ada", token=quick_hash("ada's token"))])
+    async with serving(users=users) as server:
+        gatekeeper = server.engine.gatekeeper
+        assert gatekeeper is not None
+        gatekeeper.greetings._limit = 9_910
+        first = await connect(server)
+        await first.send(b"4" * 9_900)
+        await until(lambda: gatekeeper.greetings.held_bytes == 9_900)
+        second = await connect(server)
+        hello = build_frame(frames.CONNECT, content=b'{"auth":{"token":"ada\'s token"}}')
+        await second.send(HEARTBEAT + hello[:20])
+        await until(lambda: 0 < gatekeeper.greetings.held_bytes < 100)
+        assert await first.hung_up()
+        await second.send(hello[20:])
+        assert (await second.frame())[0] == frames.CONNECT
+        assert gatekeeper.greetings.held_bytes == 0
+
+
+# Addresses ---------------------------------------------------------------------------------------
+
+
+def test_an_address_of_version_4_is_one_at_a_socket_of_both_versions() -> None:
+    for address, shown, host in (
+        (("::ffff:192.0.2.7", 80, 0, 0), "192.0.2.7:80", "192.0.2.7"),
+        (("192.0.2.7", 80), "192.0.2.7:80", "192.0.2.7"),
+        (("2001:db8::1", 80, 0, 0), "[2001:db8::1]:80", "2001:db8::1"),
+        (("::ffff:1", 80, 0, 0), "[::ffff:1]:80", "::ffff:1"),
+    ):
+        assert name(address) == shown
+        assert host_of(name(address)) == host
+
+
+@pytest.mark.parametrize("written", ["192.0.2.0/24", "::ffff:192.0.2.0/120"])
+@pytest.mark.parametrize("shown", ["192.0.2.7", "::ffff:192.0.2.7"])
+def test_a_rule_for_addresses_holds_however_they_are_written(written: str, shown: str) -> None:
+    users = Users([User("till", addresses=(written,)), User("all", addresses=("::/0",))])
+    assert users.admit(None, address=shown, version=1).name == "till"
+    assert users.admit(None, address="2001:db8::1", version=1).name == "all"
+    with pytest.raises(RemoteProtocolError, match="unauthorized"):
+        users.admit(None, address="::ffff:198.51.100.1", version=1)
+
+
+class OfBothVersions(socket.socket):
+    """A listener that names peers of version 4 as one for both versions does."""
+
+    def accept(self) -> tuple[socket.socket, tuple[object, ...]]:
+        sock, (host, port) = super().accept()
+        return sock, (f"::ffff:{host}", port, 0, 0)
+
+
+def listeners_of_both_versions() -> Iterator[socket.socket]:
+    """One that is like them, and a real one where the machine speaks version 6."""
+    like_it = OfBothVersions()
+    like_it.bind(("127.0.0.1", 0))
+    like_it.listen()
+    yield like_it
+    with contextlib.suppress(OSError, ValueError):
+        yield socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+
+
+async def test_a_peer_of_version_4_at_a_socket_of_both_versions_is_who_its_address_says() -> None:
+    users = Users([User("till", addresses=("127.0.0.0/8",))])
+    for listener in listeners_of_both_versions():
+        listener.setblocking(False)
+        async with serving(users=users, inherited={"tcp": [listener]}) as server:
+            peer = Peer(await trio.open_tcp_stream("127.0.0.1", listener.getsockname()[1]))
+            await peer.send(build_frame(frames.CONNECT, content=b"[1]"))
+            assert (await peer.frame())[0] == frames.CONNECT
+            assert [each.user for each in server.engine.broker.sessions.values()] == ["till"]

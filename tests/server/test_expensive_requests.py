@@ -1,0 +1,122 @@
+"""What is small to say and large to understand, at each door: an error, and nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import ConnectRequest
+from simplebus.server.run import Serving
+from tests.support.http_peer import http
+from tests.support.nats_peer import greeted, nats
+from tests.support.running_server import Peer, connect, serving
+
+DEEP = b"[" * 100_000
+WIDE = b'{"version":2,' + b",".join(b'"k%d":[]' % n for n in range(50_000)) + b"}"
+
+
+async def is_alive(server: Serving) -> None:
+    """Somebody else is served."""
+    async with (
+        simplebus.connect(server.addresses[0]) as bus,
+        bus.subscribe(1) as messages,
+    ):
+        await bus.publish(b"x", class_id=1)
+        assert (await messages.get(timeout=60)).payload == b"x"
+
+
+async def version_2(server: Serving) -> Peer:
+    peer = await connect(server)
+    await peer.send(frames.encode(frames.CONNECT, content=ConnectRequest(2).encode()))
+    assert (await peer.frame())[0] == frames.CONNECT
+    return peer
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"version":2,"auth":' + DEEP,
+        b'{"version":2,"x":' + DEEP,
+        b'{"version":2,"classes":[' + b"[]," * 100_000 + b"[]]}",
+        b'{"version":2,"name":"' + b"x" * 500_000 + b'"}',
+        b'{"version":1e999}',
+        b"[" + b"1," * 200_000 + b"1]",
+    ],
+    ids=["deep", "deep and unknown", "many classes", "long name", "huge number", "version 1"],
+)
+async def test_a_connect_that_is_a_bomb_ends_its_peer_alone(content: bytes) -> None:
+    async with serving() as server:
+        peer = await connect(server)
+        with contextlib.suppress(trio.BrokenResourceError):
+            await peer.send(frames.encode(frames.CONNECT, content=content))
+        assert await peer.hung_up()
+        await is_alive(server)
+
+
+async def test_keys_that_nobody_knows_are_passed_over_however_many() -> None:
+    async with serving() as server:
+        peer = await connect(server)
+        await peer.send(frames.encode(frames.CONNECT, content=WIDE))
+        assert (await peer.frame())[0] == frames.CONNECT
+        await is_alive(server)
+
+
+@pytest.mark.parametrize(
+    "kind", [frames.SUBSCRIBE, frames.FETCH, frames.INQUIRE, frames.PURGE, frames.UNSUBSCRIBE]
+)
+async def test_a_request_that_is_a_bomb_is_refused_and_the_next_is_answered(kind: int) -> None:
+    async with serving() as server:
+        peer = await version_2(server)
+        for content in (b'{"x":' + DEEP, b'{"channels":[' + b'"a",' * 100_000 + b'"a"]}', DEEP):
+            said = frames.encode(kind, class_id=1, message_id=7, timer_index=1, content=content)
+            await peer.send(said)
+            assert (await peer.frame())[0] == frames.ERROR
+        await peer.send(frames.encode(frames.INQUIRE, message_id=8, content=b'{"about":"bus"}'))
+        assert (await peer.frame())[0] == frames.INQUIRE
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"CONNECT " + b'{"x":' * 600 + b"\r\n",
+        b"CONNECT " + b"[" * 4000 + b"\r\n",
+        b"CONNECT " + b"x" * 100_000,
+        b"PUB a 99999999999999999999\r\n",
+        b"HPUB a 4000000 4000001\r\n",
+        b"x" * 100_000,
+    ],
+    ids=["deep", "list", "no end", "size", "headers", "no word"],
+)
+async def test_a_line_that_is_a_bomb_ends_its_nats_client_alone(said: bytes) -> None:
+    async with serving(nats_port=0) as server:
+        other = await greeted(server)
+        peer = await nats(server)
+        await peer.info()
+        with contextlib.suppress(trio.BrokenResourceError):
+            await peer.send(said)
+        answer = await peer.rest()
+        assert answer == b"" or answer.startswith(b"-ERR")
+        await other.settled()
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 100 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n", 413),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
+    ],
+    ids=["long head", "many headers", "body", "endless body"],
+)
+async def test_a_request_over_http_that_is_a_bomb_is_refused(said: bytes, status: int) -> None:
+    async with serving(http_port=0) as server:
+        peer = await http(server)
+        with contextlib.suppress(trio.BrokenResourceError):
+            await peer.send(said)
+        assert (await peer.answer()).status == status
+        assert (await (await http(server)).ask("/healthz")).status == 200

@@ -1,0 +1,95 @@
+"""How long things take: measured where it was wanted, and of some only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from simplebus.server.latency import Recent, Timing
+from simplebus.server.run import Serving
+from tests.support.http_peer import http
+from tests.support.running_server import (
+    ack,
+    connect,
+    message,
+    serving,
+    subscribe,
+    until,
+)
+
+
+async def told(server: Serving, name: str) -> None:
+    """Wait until /metrics has counted something: what it says may be half a second old."""
+    peer = await http(server)
+    while True:
+        text = (await peer.ask("/metrics")).body.decode()
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+        if any(s.name == f"simplebus_{name}_count" and s.value for s in samples):
+            return
+        await trio.sleep(0.05)
+
+
+async def test_confirms_and_acknowledgements_are_timed() -> None:
+    async with serving(http_port=0) as server:
+        peer = await connect(server, [1])
+        await peer.send(subscribe() + message(b"x") * 3)
+        await peer.messages(3)
+        assert server.watch is not None
+        timing = server.watch.timing
+        assert timing.acknowledged_after.snapshot().count == 0
+        await peer.send(ack(0, 3))
+        await until(lambda: timing.acknowledged_after.snapshot().count == 1)
+        assert timing.confirmed_after.snapshot().count >= 1
+        await told(server, "publish_ack_seconds")
+
+
+async def test_what_is_written_is_timed_until_it_is_safe(tmp_path: Path) -> None:
+    async with serving(http_port=0, data_dir=tmp_path) as server:
+        peer = await connect(server, [1])
+        await peer.send(message(b"x"))
+        assert server.watch is not None
+        timing = server.watch.timing
+        await until(lambda: timing.confirmed_after.snapshot().count == 1)
+        await told(server, "journal_write_seconds")
+
+
+async def test_nothing_is_measured_where_nobody_wants_to_know() -> None:
+    async with serving() as server:
+        assert server.engine.timing is None
+        peer = await connect(server, [1])
+        await peer.send(subscribe() + message(b"x"))
+        await peer.messages(1)
+        await peer.send(ack(0, 1))
+        await until(lambda: server.engine.broker.classes[1].statistics().acknowledged == 1)
+        assert server.engine.broker.classes[1].acknowledged_after is None
+
+
+async def test_the_loop_is_late_when_somebody_holds_it_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with serving() as server, trio.open_nursery() as nursery:
+        timing = Timing(server.engine.broker)
+        nursery.start_soon(timing.beat)
+        await trio.sleep(1.05)
+        before = timing.late.snapshot()
+        assert before.count == 10
+        assert before.quantile(1.0) <= 0.0001
+        autojump_clock.jump(3.0)
+        await trio.sleep(0.2)
+        late = timing.late.snapshot().since(before)
+        assert late.quantile(1.0) > 2.5
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_told_is_of_the_last_minute(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as server:
+        timing, recent = Timing(server.engine.broker), Recent()
+        recent.look(timing)
+        timing.late.observe(5.0)
+        assert recent.look(timing)[2].count == 1
+        for _ in range(14):
+            await trio.sleep(5)
+            recent.look(timing)
+        assert recent.look(timing)[2].count == 0

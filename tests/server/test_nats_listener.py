@@ -1,0 +1,110 @@
+"""The NATS door of a real process: its port, signals, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import IO
+
+import pytest
+
+from tests.support.programs import Program, run, server
+
+
+class Client:
+    """A raw, blocking NATS client."""
+
+    def __init__(self, it: Program) -> None:
+        host, _, port = it.nats.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
+        self.lines: IO[bytes] = self.socket.makefile("rb")
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def line(self) -> bytes:
+        return self.lines.readline()
+
+    def close(self) -> None:
+        self.lines.close()
+        self.socket.close()
+
+    def greet(self, options: bytes = b'{"verbose":false}') -> None:
+        assert self.line().startswith(b"INFO {")
+        self.send(b"CONNECT " + options + b"\r\nPING\r\n")
+        assert self.line() == b"PONG\r\n"
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[[Program], Client]]:
+    """Makes clients, closed with the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda it: stack.enter_context(contextlib.closing(Client(it)))
+
+
+def test_a_port_that_is_taken_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, said, complained = run(
+            "serve", "--host", "127.0.0.1", "--port", "0", "--nats-port", str(port)
+        )
+    assert (status, said) == (69, "")
+    assert complained == (
+        f"simplebus: cannot listen on 127.0.0.1:{port}: Address already in use. That port is for "
+        "NATS clients: --nats-port picks another one, --no-nats goes without\n"
+    )
+
+
+def test_sighup_and_sigusr1_are_said_to_be_useless_and_sigterm_flushes(
+    client: Callable[[Program], Client],
+) -> None:
+    with server() as (it, _):
+        reader, publisher = client(it), client(it)
+        reader.greet()
+        reader.send(b"SUB a 1\r\nPING\r\n")
+        assert reader.line() == b"PONG\r\n"
+        publisher.greet()
+        count = 10_000
+        publisher.send(b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count)  # More than sockets hold.
+        publisher.send(b"PING\r\n")
+        assert publisher.line() == b"PONG\r\n"  # Else some of it may not have been read.
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
+            it.signal(number)
+        assert publisher.line() == b""
+        got = reader.lines.read(count * len(b"MSG a 1 1000\r\n%b\r\n" % bytes(1000)) + 1)
+        assert got == b"MSG a 1 1000\r\n%b\r\n" % bytes(1000) * count
+        status, said, complained = it.end()
+    assert (status, said) == (0, "")
+    assert "SIGHUP: nothing is read again" in complained
+    assert "SIGUSR1: there is no log file" in complained
+    assert "SIGTERM: draining" in complained
+
+
+def test_a_lame_duck_says_so_closes_its_port_then_its_clients_and_ends(
+    client: Callable[[Program], Client],
+) -> None:
+    with server("--nats-lame-duck-grace", "0.2", "--nats-lame-duck-time", "0.2") as (it, _):
+        modern, old = client(it), client(it)
+        modern.greet(b'{"verbose":false,"protocol":1}')
+        old.greet()
+        it.signal(signal.SIGUSR2)
+        while b'"ldm":true' not in (line := modern.line()):
+            assert line.startswith(b"INFO {"), line
+        assert old.line() == b""
+        assert modern.line() == b""
+        status, _, complained = it.end()
+    assert status == 0
+    assert "SIGUSR2: no NATS client is let in" in complained
+    assert "the last NATS client has left: draining" in complained
+
+
+def test_a_closed_door_is_not_in_the_ready_line_and_sigusr2_is_useless_then() -> None:
+    with server("--no-nats") as (it, _):
+        assert it.nats == ""
+        it.signal(signal.SIGUSR2)
+        it.signal(signal.SIGTERM)
+        status, _, complained = it.end()
+    assert status == 0
+    assert "SIGUSR2: there is no NATS door to close" in complained

@@ -1,0 +1,245 @@
+"""What users may at all doors, and what becomes of them when they change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.broker.broker import Settings
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import Auth, ConnectRequest, NamedClass
+from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.permissions import REPLIES, Permissions, Right
+from simplebus.core.users.rate_limit import UNLIMITED, Rate
+from simplebus.core.users.users import User, Users
+from simplebus.nats.server.users import NatsAuth
+from simplebus.nats.settings import NatsSettings
+from simplebus.server.run import ServeOptions, reload
+from tests.server.test_users import (
+    ADA,
+    ADA_SAYS,
+    BOB,
+    BOB_SAYS,
+    guarded,
+    nats_user,
+    rules,
+)
+from tests.support.nats_peer import nats
+from tests.support.running_server import connect, message, until
+
+
+async def test_whoever_publishes_too_fast_waits_and_nothing_is_lost() -> None:
+    hasty = User("hasty", token=quick_hash("t"), rate=Rate(400))
+    old = User("old", addresses=("127.0.0.0/8",), rate=Rate(bytes=20_000))
+    async with (
+        guarded(ADA, hasty, old) as server,
+        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
+        ada.subscribe("orders") as messages,
+        simplebus.connect(server.addresses[0], token="t") as bus,
+    ):
+        client = await nats_user(server, '"auth_token":"t"')
+        peer = await connect(server, [5])
+        for n in range(250):
+            await bus.publish(b"2 %d" % n, class_id="orders", confirm=False)
+        await client.send(b"PUB us.paid 5\r\nn 123\r\n" * 250)
+        await peer.send(b"".join(message((b"1 %d" % n).ljust(100), 5) for n in range(250)))
+        got = [(await messages.get(timeout=60)).payload.split() for _ in range(750)]
+        for who in (b"1", b"2"):
+            assert [int(n) for w, n in got if w == who] == list(range(250))
+        await bus.flush()
+        assert not server.engine.cut_off
+
+
+async def test_limits_that_change_hold_for_who_is_there() -> None:
+    before = User("bob", token=quick_hash("t"), rate=Rate(0.001))
+    async with (
+        guarded(before) as server,
+        simplebus.connect(server.addresses[0], token="t") as bus,
+    ):
+        client = await nats_user(server, '"auth_token":"t"')
+        await client.send(b"PUB us.paid 1\r\nx\r\n" * 20)
+        for _ in range(20):
+            await bus.publish(b"x", class_id="orders", confirm=False)
+        after = Users([replace(before, rate=UNLIMITED, connections=1)], Passwords(b"by chance"))
+        server.engine.adopt_users(after)
+        server.engine.adopt_rates(UNLIMITED)
+        assert server.nats_door is not None
+        server.nats_door.adopt(NatsSettings(auth=NatsAuth(shared=after)))
+        server.nats_door.adopt_rates()
+        server.engine.settle()
+        await bus.flush()
+        await until(lambda: server.engine.broker.classes[5].ring.head == 40)
+        with pytest.raises(simplebus.BusConnectionError, match="1 are allowed"):
+            async with simplebus.connect(server.addresses[0], token="t"):
+                pass
+
+
+async def test_where_there_are_users_and_none_is_named_nobody_comes_in() -> None:
+    async with guarded() as server:
+        with pytest.raises(simplebus.BusConnectionError, match="this bus asks who one is"):
+            async with simplebus.connect(server.addresses[0]):
+                pass
+        client = await nats(server)
+        assert (await client.info())["auth_required"] is True
+        await client.send(b"PUB a 1\r\nx\r\nPING\r\n")
+        assert await client.rest() == b"-ERR 'Authorization Violation'\r\n"
+
+
+async def test_a_reload_never_opens_a_bus_to_everybody(caplog: pytest.LogCaptureFixture) -> None:
+    async with guarded(ADA) as server:
+        options = ServeOptions(users=None)
+        await reload(server, ServeOptions(reload=lambda: (Settings(), options, lambda: None)))
+        assert "there are no users any more, so everybody could connect" in caplog.text
+        assert server.engine.broker.users is not None
+
+
+async def test_whole_channels_only_is_a_rule_of_all_doors() -> None:
+    few = User("few", token=quick_hash("f"), permissions=Permissions(wildcards=False, admin=()))
+    async with (
+        guarded(ADA, few) as server,
+        simplebus.connect(server.addresses[0], token="f") as bus,
+    ):
+        client = await nats_user(server, '"auth_token":"f"')
+        for subject in (b">", b"*.paid", b"eu.>", b"_INBOX.>", b"_INBOX.*"):
+            await client.send(b"SUB %b 1\r\n" % subject)
+            denied = b"-ERR 'Permissions Violation for Subscription to \"%b\"'" % subject
+            assert await client.line() == denied
+        await client.send(b"SUB eu.paid 1\r\nSUB _INBOX.mine.* 2\r\n")
+        await client.settled()
+        await bus.publish(b"x", class_id="orders", channel="eu.paid")
+        with pytest.raises(simplebus.RefusedError, match="right 'fetch'"):
+            await bus.fetch("orders", 0, 10)
+
+
+async def test_what_is_denied_is_denied_when_it_is_given_up() -> None:
+    some = User(
+        "some",
+        token=quick_hash("s"),
+        permissions=Permissions(subscribe=rules(deny=("orders *.secret",))),
+    )
+    none = User(
+        "none", token=quick_hash("n"), permissions=Permissions(subscribe=rules(deny=("orders",)))
+    )
+    async with (
+        guarded(ADA, some, none) as server,
+        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
+        simplebus.connect(server.addresses[0], token="s") as bus,
+        simplebus.connect(server.addresses[0], token="n") as other,
+    ):
+        for channel in ("us.secret", "us.paid"):
+            await ada.publish(b"x", class_id="dead.orders", channel=channel)
+        async with bus.subscribe("dead.orders") as messages:
+            assert (await messages.get(timeout=60)).channel == "us.paid"
+        for asked in (other.fetch("dead.orders", 0, 10), bus.fetch("dead.orders", 0, 10)):
+            with pytest.raises(simplebus.RefusedError, match="unauthorized"):
+                await asked
+        client = await nats_user(server, '"auth_token":"n"')
+        await client.send(b"SUB $SB.SUB.dead%2Eorders 1\r\n")
+        assert b"may not subscribe" in await client.line()
+
+
+async def test_nobody_passes_for_a_class() -> None:
+    async with guarded(ADA, BOB) as server:
+        ada, bob = await nats_user(server, ADA_SAYS), await nats_user(server, BOB_SAYS)
+        await ada.send(b"SUB class.> 1\r\n")
+        await ada.settled()
+        async with simplebus.connect(server.addresses[0], user="ada", password="secret") as bus:
+            await bus.publish(b"x", class_id="hidden")
+        assert await ada.line() == b"MSG class.hidden 1 1"
+        assert await ada.line() == b"x"
+        for subject in (b"class.hidden", b"class.orders", b"class.5", b"class.other"):
+            await bob.send(b"PUB %b 1\r\nx\r\n" % subject)
+            denied = b"-ERR 'Permissions Violation for Publish to \"%b\"'" % subject
+            assert await bob.line() == denied
+        await bob.send(b"PUB class.7 1\r\ny\r\n")  # To which it may publish.
+        await bob.settled()
+        assert await ada.line() == b"MSG class.7 1 1"
+
+
+async def test_a_class_is_named_by_who_has_to_do_with_its_id() -> None:
+    mine = User(
+        "mine",
+        token=quick_hash("m"),
+        permissions=Permissions(
+            rules("mine.*", "8"), rules("mine.*"), ((Right.CONFIGURE, "mine.*"),)
+        ),
+    )
+    async with guarded(ADA, mine) as server:
+        for named, why in (
+            (NamedClass(id=9, name="mine.nine"), "nothing to do with class 9"),
+            (NamedClass(name="mine.x", subjects=["eu.>"]), "may not bind subjects"),
+        ):
+            peer = await connect(server)
+            hello = ConnectRequest(2, auth=Auth(token="m"), classes=[named])
+            await peer.send(frames.encode(frames.CONNECT, content=hello.encode()))
+            assert why.encode() in await peer.frame()
+        peer = await connect(server)
+        may = [NamedClass(id=8, name="mine.eight"), NamedClass(name="mine.y", last_values=True)]
+        hello = ConnectRequest(2, auth=Auth(token="m"), classes=may)
+        await peer.send(frames.encode(frames.CONNECT, content=hello.encode()))
+        assert b'"mine.eight":8' in await peer.frame()
+
+
+def test_a_right_that_is_one_in_all_classes_names_none() -> None:
+    for text in ("inquire orders", "monitor dead.*"):
+        with pytest.raises(ValueError, match="is one in all classes"):
+            Permissions.parse_right(text)
+
+
+async def test_on_a_channel_that_is_not_its_own_nobody_speaks_to_nats_clients() -> None:
+    small = User("small", token=quick_hash("s"), permissions=Permissions(rules("mine")))
+    async with (
+        guarded(ADA, small) as server,
+        simplebus.connect(server.addresses[0], token="s") as bus,
+    ):
+        ada = await nats_user(server, ADA_SAYS)
+        await ada.send(b"SUB > 1\r\n")
+        await ada.settled()
+        for channel in ("eu.paid", "free", "class.orders"):
+            await bus.publish(b"spoof", class_id="mine", channel=channel)
+            await bus.publish(b"spoof", class_id="mine", channel=channel, delay=0.01)
+            for _ in range(20):
+                await bus.publish(b"spoof", class_id="mine", channel=channel, confirm=False)
+        await bus.flush()
+        await bus.publish(b"its own", class_id="mine")
+        assert await ada.line() == b"MSG class.mine 1 7"
+        assert await ada.line() == b"its own"
+
+
+async def test_who_may_not_subscribe_makes_no_class() -> None:
+    async with guarded(ADA, BOB) as server:
+        bob = await nats_user(server, BOB_SAYS)
+        before = len(server.engine.broker.classes)
+        for n in range(5):
+            await bob.send(b"SUB $SB.SUB.zz%d 1\r\n" % n)
+            assert b"may not subscribe" in await bob.line()
+        assert len(server.engine.broker.classes) == before
+
+
+async def test_who_may_do_little_asks_and_answers_and_hears_no_reply_to_others() -> None:
+    def user(name: str, publish: str, subscribe: str) -> User:
+        may = Permissions(rules(publish), rules(subscribe))
+        return User(name, token=quick_hash(name), permissions=may)
+
+    asker, answerer = user("a", "orders", REPLIES), user("b", REPLIES, "orders")
+    async with (
+        guarded(asker, answerer) as server,
+        simplebus.connect(server.addresses[0], token="b") as answers,
+        answers.subscribe("orders") as questions,
+        simplebus.connect(server.addresses[0], token="a") as asks,
+    ):
+
+        async def answer() -> None:
+            question = await questions.get(timeout=60)
+            await answers.reply(question, b"yes")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer)
+            reply = await asks.request(b"well?", class_id="orders", timeout=60)
+        assert reply.payload == b"yes"
+        with pytest.raises(simplebus.BusError, match="by whole channels only"):
+            async with asks.subscribe(REPLIES, f"{REPLIES}.#"):
+                pass

@@ -1,0 +1,243 @@
+"""Settings that are read again: what a running server takes over, and what becomes of who is in."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+
+from simplebus.core.limits import Limits
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.settings import NatsSettings
+from simplebus.server import reload as server_reload
+from simplebus.server.reload import CannotReloadError, adopt
+from simplebus.server.run import ServeOptions, Serving, reload
+from tests.support.nats_peer import greeted
+from tests.support.running_server import (
+    ack,
+    class_statistics,
+    connect,
+    message,
+    serving,
+    subscribe,
+    until,
+)
+
+BEFORE = Settings(Limits(class_messages=100))
+
+
+def now(server: Serving, settings: Settings = BEFORE, **more: Any) -> None:
+    """Have a server behave like this."""
+    given = {"nats": NatsSettings(), "classes": (), "classes_before": ()} | more
+    adopt(server.engine.broker, server.nats_door, settings, **given)
+    server.engine.settle()
+
+
+async def test_who_waits_for_room_is_let_in_when_a_limit_is_raised() -> None:
+    async with serving(BEFORE) as server:
+        publisher = await connect(server, [1])
+        await publisher.send(message(b"x") * 250)
+        await until(lambda: class_statistics(server).blocked_sessions == 1)
+        now(server, Settings(Limits(class_messages=200)))
+        assert class_statistics(server).published == 200
+        now(server, Settings(Limits(class_messages=1000)))
+        await until(lambda: class_statistics(server).published == 250)
+        assert class_statistics(server).blocked_sessions == 0
+
+
+async def test_what_is_beyond_a_limit_that_is_lowered_stays_until_it_is_taken() -> None:
+    async with serving(BEFORE) as server:
+        publisher = await connect(server, [1])
+        await publisher.send(message(b"x") * 90)
+        await until(lambda: class_statistics(server).published == 90)
+        now(server, Settings(Limits(class_messages=10)))
+        await publisher.send(message(b"y"))
+        await until(lambda: class_statistics(server).blocked_sessions == 1)
+        subscriber = await connect(server, [1])
+        await subscriber.send(subscribe())
+        assert len(await subscriber.messages(90)) == 90
+        await subscriber.send(ack(0, 85))
+        assert await subscriber.messages(1) == [(90, b"y")]
+
+
+async def test_memory_of_all_classes_may_grow_and_shrink() -> None:
+    small = Settings(Limits(total_bytes=1 << 20, class_bytes=1 << 20, frame_bytes=1 << 16))
+    large = replace(small, limits=replace(small.limits, total_bytes=1 << 24, class_bytes=1 << 24))
+    async with serving(small) as server, trio.open_nursery() as nursery:
+        table = server.engine.broker.store.table
+        publisher = await connect(server, [1])
+        nursery.start_soon(publisher.send, message(bytes(60_000)) * 40)
+        await until(lambda: class_statistics(server).blocked_sessions == 1)
+        now(server, large)
+        await until(lambda: class_statistics(server).published == 40)
+        now(server, small)
+        assert (table.budget.limit, table.dead_budget.limit) == (1 << 20, 1 << 18)
+        assert table.budget.aside == (1 << 20) // 8
+        subscriber = await connect(server, [1])
+        await subscriber.send(subscribe())
+        assert len(await subscriber.messages(40)) == 40
+        await subscriber.send(ack(0, 40))
+        await until(lambda: class_statistics(server).ring.messages == 0)
+
+
+async def test_a_class_obeys_other_settings_of_its_own() -> None:
+    async with serving(BEFORE) as server:
+        await connect(server, [1])
+        own = ClassSettings(keep=Keep(messages=5), full_policy=FullPolicy.DROP_OLDEST)
+        now(server, replace(BEFORE, classes={1: own}))
+        cls = server.engine.broker.classes[1]
+        assert (cls.policy, cls.ring.messages_max) == (FullPolicy.DROP_OLDEST, 100)
+        now(server, BEFORE)
+        assert cls.policy is FullPolicy.BLOCK
+
+
+async def test_what_peers_were_told_and_the_beat_stay_as_they_were() -> None:
+    async with serving(BEFORE) as server:
+        asked = Settings(Limits(frame_bytes=100, credit_bytes=100), ack_timeout=9, tick_seconds=7)
+        now(server, asked)
+        broker = server.engine.broker
+        assert broker.settings.limits.frame_bytes == BEFORE.limits.frame_bytes
+        assert broker.settings.limits.credit_bytes == BEFORE.limits.credit_bytes
+        assert (broker.settings.ack_timeout, broker.settings.tick_seconds) == (6, 1.0)
+        assert broker.settings is broker.store.settings is broker.store.table.settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "classes", "why"),
+    [
+        (replace(BEFORE, full_policy=FullPolicy.SPILL), (), "a class is to spill where none did"),
+        (
+            Settings(Limits(total_bytes=1 << 20, class_bytes=1 << 20, frame_bytes=13)),
+            (),
+            "this needs a restart: limit frame_bytes must be from 13 to 524288, got 1048576",
+        ),
+        (
+            Settings(Limits(classes=1)),
+            [NamedClass(name="a"), NamedClass(name="b")],
+            "named 2 new classes",
+        ),
+    ],
+)
+async def test_what_cannot_be_changes_nothing(
+    settings: Settings, classes: list[NamedClass], why: str
+) -> None:
+    async with serving(BEFORE) as server:
+        with pytest.raises(CannotReloadError, match=why):
+            now(server, settings, classes=classes)
+        assert server.engine.broker.settings is BEFORE
+        assert not server.engine.broker.classes
+
+
+async def test_subjects_are_bound_and_are_not_any_more() -> None:
+    first = [NamedClass(name="orders", subjects=["orders.>"])]
+    second = [NamedClass(name="orders", subjects=["shops.>"])]
+    async with serving(BEFORE, nats_port=0, classes=tuple(first)) as server:
+        broker = server.engine.broker
+        class_id = broker.store.names["orders"]
+        broker.store.bound.bind(class_id, "by.a.client")
+        now(server, classes=second, classes_before=first)
+        assert broker.store.bound.subjects(class_id) == ("by.a.client", "shops.>")
+        now(server, classes=[], classes_before=second)
+        assert broker.store.bound.subjects(class_id) == ("by.a.client",)
+
+
+async def test_clients_of_nats_stay_unless_their_user_is_not_as_it_was() -> None:
+    def users(*names: str) -> NatsSettings:
+        return NatsSettings(auth=NatsAuth(users=tuple(User(each, each) for each in names)))
+
+    async with serving(BEFORE, nats_port=0, nats=users("ada", "bob")) as server:
+        ada = await greeted(server, user="ada", **{"pass": "ada"})
+        bob = await greeted(server, user="bob", **{"pass": "bob"})
+        now(server, nats=users("ada", "eve"))
+        await bob.rest()
+        await ada.send(b"PING\r\n")
+        assert await ada.line() == b"PONG"
+        eve = await greeted(server, user="eve", **{"pass": "eve"})
+        await eve.send(b"PING\r\n")
+        assert await eve.line() == b"PONG"
+        now(server, nats=NatsSettings(limits=NatsLimits(max_payload=8)))
+        await ada.rest()
+        anybody = await greeted(server)
+        await anybody.send(b"PUB a 9\r\n123456789\r\n")
+        assert b"Maximum Payload" in await anybody.line()
+
+
+async def test_a_file_with_mistakes_changes_nothing_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> Any:
+        raise ValueError("bus.toml:1: one\nbus.toml:2: two")
+
+    async with serving(BEFORE) as server:
+        before = ServeOptions(reload=broken, drain_seconds=3)
+        assert await reload(server, before) is before
+        assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == [
+            "nothing is changed: bus.toml:1: one",
+            "nothing is changed: bus.toml:2: two",
+        ]
+
+        def faulty() -> Any:
+            raise RuntimeError("a fault of ours")
+
+        before = replace(before, reload=faulty)
+        assert await reload(server, before) is before  # It goes on.
+        assert "could not be taken over" in caplog.text
+
+        said: list[str] = []
+        settings, options = Settings(Limits(class_messages=7)), ServeOptions(drain_seconds=5)
+        before = replace(before, reload=lambda: (settings, options, lambda: said.append("x")))
+        assert ((await reload(server, before)).drain_seconds, said) == (5, ["x"])
+        assert server.engine.broker.settings.limits.class_messages == 7
+
+
+async def test_while_a_file_does_not_answer_the_bus_does(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answers = threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        begun.set()
+        answers.wait()
+        raise ValueError("too late")
+
+    async with serving(BEFORE, nats_port=0) as server, trio.open_nursery() as nursery:
+        client = await greeted(server)
+        nursery.start_soon(reload, server, ServeOptions(reload=slow))
+        await until(begun.is_set)
+        await client.send(b"PING\r\n")
+        assert await client.line() == b"PONG"
+        answers.set()
+    assert "nothing is changed: too late" in caplog.text
+    answers.clear()
+    monkeypatch.setattr(server_reload, "READ_SECONDS_MAX", 0.01)
+    async with serving(BEFORE) as server:
+        await reload(server, ServeOptions(reload=slow))
+        assert "nothing is changed: a file does not answer" in caplog.text
+        answers.set()
+
+
+async def test_a_reload_under_load_loses_nothing() -> None:
+    async with serving(Settings(Limits(class_messages=10_000))) as server:
+        subscriber = await connect(server, [1])
+        await subscriber.send(subscribe())
+        publisher = await connect(server, [1])
+        got = 0
+        async with trio.open_nursery() as nursery:
+
+            async def publish() -> None:
+                for _ in range(100):
+                    await publisher.send(message(b"0123456789abcdef") * 100)
+
+            nursery.start_soon(publish)
+            while got < 10_000:
+                got += len(await subscriber.messages(100))
+                await subscriber.send(ack(got - 100, got))
+                now(server, Settings(Limits(class_messages=300 + got, total_bytes=(1 << 30) - got)))
+        await until(lambda: class_statistics(server).ring.messages == 0)
+        assert class_statistics(server).redelivered == 0

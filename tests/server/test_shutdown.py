@@ -1,0 +1,123 @@
+"""How a server ends: who is told, what is finished, and when it gives up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+import trio
+
+from simplebus.core.protocol import frames
+from simplebus.server.run import _end_when_told
+from simplebus.server.shutdown import drain
+from tests.support.nats_peer import greeted
+from tests.support.running_server import (
+    ack,
+    class_statistics,
+    connect,
+    message,
+    serving,
+    subscribe,
+    until,
+)
+
+
+async def never() -> AsyncIterator[int]:
+    """No signal."""
+    await trio.sleep_forever()
+    yield 0
+
+
+async def test_peers_of_version_2_and_of_nats_are_told() -> None:
+    async with serving(nats_port=0) as server:
+        peer = await connect(server)
+        await peer.send(frames.encode(frames.CONNECT, content=b'{"version":2}'))
+        await peer.frame()
+        nats = await greeted(server, protocol=1)
+        with trio.fail_after(60):
+            await drain(server.engine, server.nats_door, 5, never())
+        told = await peer.frame()
+        assert told[0] == frames.ERROR
+        content = json.loads(told[frames.HEADER_BYTES : -len(frames.DELIMITER)])
+        assert (content["code"], content["count"]) == ("draining", 0)
+        assert not content.get("fatal")
+        assert await peer.frame() == b""
+        assert b'"ldm":true' in await nats.rest()
+
+
+async def test_what_publishers_have_sent_is_read_before_they_are_disconnected() -> None:
+    async with serving() as server:
+        publishers = [await connect(server, [1]) for _ in range(3)]
+        subscriber = await connect(server, [1])
+        await subscriber.send(subscribe())
+        await until(lambda: len(class_statistics(server).subscriptions) == 1)
+        for publisher in publishers:
+            await publisher.send(message(b"x" * 100) * 5000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drain, server.engine, None, 60, never())
+            assert len(await subscriber.messages(15_000)) == 15_000
+            await subscriber.send(ack(0, 15_000))
+        assert class_statistics(server).ring.messages == 0
+
+
+async def test_the_deadline_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as server:
+        peer = await connect(server, [1])
+        await peer.send(subscribe() + message(b"never acknowledged"))
+        await peer.messages(1)
+        with trio.fail_after(60):
+            await drain(server.engine, None, 0.2, never())
+        assert "the 0.2 s of the drain are over: stopping" in caplog.text
+        assert class_statistics(server).ring.messages == 1
+
+
+async def test_the_first_signal_of_a_server_that_drains_by_itself_is_not_the_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    send, signals = trio.open_memory_channel[int](9)
+    async with serving() as server, trio.open_nursery() as nursery:
+        peer = await connect(server, [1])
+        await peer.send(subscribe() + message(b"waits"))
+        await peer.messages(1)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            send.send_nowait(number)
+        draining = partial(drain, is_told_to_end=False)
+        nursery.start_soon(draining, server.engine, None, 60, signals)
+        await until(lambda: "SIGTERM: draining already" in caplog.text)
+        assert "SIGHUP: nothing is read again: the server drains" in caplog.text
+        await peer.send(ack(0, 1))
+        await until(lambda: class_statistics(server).ring.messages == 0)
+    assert "stopping" not in caplog.text
+
+
+async def test_the_second_one_stops_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    send, signals = trio.open_memory_channel[int](9)
+    async with serving() as server:
+        peer = await connect(server, [1])
+        await peer.send(subscribe() + message(b"never acknowledged"))
+        await peer.messages(1)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            send.send_nowait(number)
+        with trio.fail_after(60):
+            await drain(server.engine, None, 1e9, signals, is_told_to_end=False)
+    assert "SIGINT: stopping at once" in caplog.text
+
+
+async def test_a_server_that_has_not_begun_ends_when_it_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    send, signals = trio.open_memory_channel[int](9)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        send.send_nowait(number)
+    send.close()
+    with trio.CancelScope() as scope:
+        await _end_when_told(signals, scope)
+    assert scope.cancel_called
+    assert "SIGTERM: ends before it has begun" in caplog.text

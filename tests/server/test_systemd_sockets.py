@@ -1,0 +1,122 @@
+"""Sockets that are handed over: which door each is for, and what is none."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from simplebus.server import systemd
+from simplebus.server.systemd import ActivationError, for_doors, inherited
+from tests.support.running_server import (
+    connect,
+    message,
+    serving,
+    subscribe,
+)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def listening(stack: ExitStack) -> tuple[socket.socket, int]:
+    """A socket that listens on loopback, and its port."""
+    sock = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    return sock, sock.getsockname()[1]
+
+
+def handed(monkeypatch: pytest.MonkeyPatch, *fds: int, names: str = "") -> dict[str, str]:
+    """The environment of a process that is handed these, which must follow each other."""
+    monkeypatch.setattr(systemd, "FIRST_FD", fds[0])
+    assert list(fds) == list(range(fds[0], fds[0] + len(fds)))
+    found = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(fds)), "OTHER": "x"}
+    return found | ({"LISTEN_FDNAMES": names} if names else {})
+
+
+def copies(count: int, *socks: socket.socket) -> list[int]:
+    """Descriptors of these sockets that follow each other."""
+    first = 200
+    for at, sock in enumerate(socks):
+        os.dup2(sock.fileno(), first + at)
+    return list(range(first, first + count))
+
+
+def test_what_is_handed_over_is_found_once(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = listening(stack), listening(stack)
+    environment = handed(monkeypatch, *copies(2, one[0], two[0]), names="nats:x")
+    found = inherited(environment)
+    assert [(name, sock.getsockname()[1]) for name, sock in found] == [
+        ("nats", one[1]),
+        ("x", two[1]),
+    ]
+    for _, sock in found:
+        assert not sock.getblocking()
+        assert not sock.get_inheritable()
+        sock.close()
+    assert environment == {"OTHER": "x"}
+    assert inherited(environment) == []
+
+
+def test_what_was_handed_to_another_process_is_not_ours() -> None:
+    assert inherited({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) == []
+    assert inherited({"LISTEN_FDS": "1"}) == []
+    assert inherited({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}) == []
+
+
+def test_what_does_not_listen_is_a_sentence(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sock = stack.enter_context(socket.socket())
+    environment = handed(monkeypatch, *copies(1, sock), names="tcp")
+    with pytest.raises(ActivationError, match="descriptor 200, 'tcp', is no TCP socket that"):
+        inherited(environment)
+
+
+def test_a_socket_is_for_the_door_of_its_name_or_else_of_its_port(stack: ExitStack) -> None:
+    by_name, by_port, other = listening(stack), listening(stack), listening(stack)
+    ports = {"tcp": by_port[1], "nats": 1, "http": None}
+    found = for_doors([("nats", by_name[0]), ("simplebus.socket", by_port[0])], ports)
+    assert found == {"nats": [by_name[0]], "tcp": [by_port[0]]}
+    with pytest.raises(ActivationError, match="no door is for the socket 'x' on 127"):
+        for_doors([("x", other[0])], ports)
+    with pytest.raises(ActivationError, match="is for the http door, which is closed"):
+        for_doors([("http", other[0])], ports)
+
+
+async def test_who_connects_before_the_server_is_there_waits_for_it(stack: ExitStack) -> None:
+    sock, port = listening(stack)
+    early = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+    early.sendall(b"<")  # Waits in the queue.
+    sock.setblocking(False)
+    copy = sock.dup()
+    async with serving(inherited={"tcp": [copy]}) as server:
+        assert server.addresses == (f"127.0.0.1:{port}",)
+        peer = await connect(server, [1])
+        await peer.send(subscribe() + message(b"x"))
+        assert await peer.messages(1) == [(0, b"x")]
+    assert copy.fileno() == -1
+    with socket.create_connection(("127.0.0.1", port)):  # It listens on.
+        pass
+
+
+@pytest.mark.parametrize(
+    ("host", "is_said"), [("0.0.0.0", True), ("127.0.0.1", False)], ids=["network", "loopback"]
+)
+async def test_a_door_that_is_open_to_the_network_is_said_also_if_it_was_handed_over(
+    host: str, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sockets = {door: [socket.create_server((host, 0))] for door in ("tcp", "http")}
+    for (sock,) in sockets.values():
+        sock.setblocking(False)
+    async with serving(inherited=sockets, http_port=0):
+        pass
+    for said in (f"{host} may publish, subscribe", f"{host} may see the figures"):
+        assert (said in caplog.text) == is_said

@@ -1,0 +1,316 @@
+"""TLS at the NATS door: behind INFO, before it, or as the client likes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from simplebus.core.errors import Reason
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.users import NatsAuth, User, by_spelling, names, user_of
+from simplebus.nats.settings import NatsSettings
+from simplebus.server.run import Serving
+from simplebus.server.tls.certificates import TlsOptions, context
+from tests.support.certificates import Authority, Pair, trusting
+from tests.support.nats_peer import NatsPeer, nats
+from tests.support.running_server import serving, until
+
+
+@contextlib.asynccontextmanager
+async def tls_server(
+    own: Pair,
+    *,
+    seconds: float = 2.0,
+    max_pending: int = 64 << 20,
+    auth_seconds: float = 2.0,
+    auth: NatsAuth | None = None,
+    **more: object,
+) -> AsyncIterator[Serving]:
+    options = TlsOptions(own.cert, own.key, **more)  # type: ignore[arg-type]
+    settings = NatsSettings(
+        NatsLimits(tls_seconds=seconds, max_pending=max_pending, auth_seconds=auth_seconds),
+        auth=auth or NatsAuth(),
+        tls_required=not options.optional,
+        tls_available=options.optional,
+        tls_verify=options.wants_certificate,
+    )
+    async with serving(nats_port=0, nats=settings, nats_tls=options) as server:
+        yield server
+
+
+async def converse(peer: NatsPeer, payload: bytes = b"secret") -> None:
+    """Publish to itself, whatever the size."""
+    await peer.send(b"SUB a 1\r\n")
+    await peer.settled()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.send, b"PUB a %d\r\n%b\r\n" % (len(payload), payload))
+        assert await peer.line() == b"MSG a 1 %d" % len(payload)
+        assert await peer.line() == payload
+
+
+async def test_tls_begins_behind_info(authority: Authority, own: Pair) -> None:
+    async with tls_server(own) as server:
+        peer = await nats(server)
+        info = await peer.info()
+        assert info["tls_required"] is True
+        assert "tls_available" not in info
+        await peer.use_tls(trusting(authority))
+        await peer.greet()
+        await converse(peer)
+
+
+async def test_the_end_is_said(authority: Authority, own: Pair) -> None:
+    async with tls_server(own) as server:
+        peer = await nats(server)
+        await peer.info()
+        peer.stream = trio.SSLStream(
+            peer.socket, trusting(authority), server_hostname="localhost", https_compatible=False
+        )
+        await peer.greet()
+        assert server.nats_door is not None
+        (connection,) = server.nats_door.connections.values()
+        connection.cut()
+        assert await peer.stream.receive_some() == b""  # Otherwise: somebody may have cut the line.
+
+
+async def test_more_than_a_record_and_more_than_a_socket_takes_go_both_ways(
+    authority: Authority, own: Pair
+) -> None:
+    async with tls_server(own) as server:
+        peer = await nats(server)
+        await peer.info()
+        await peer.use_tls(trusting(authority))
+        await peer.greet()
+        await converse(peer, b"0123456789abcdef" * 65_536)
+        block = b"PUB a 1000\r\n" + bytes(1000) + b"\r\n"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.send, block * 3000)
+            for _ in range(3000):
+                assert await peer.line() == b"MSG a 1 1000"
+                assert await peer.line() == bytes(1000)
+
+
+async def test_tls_can_begin_with_the_first_byte(authority: Authority, own: Pair) -> None:
+    async with tls_server(own, handshake_first=True) as server:
+        peer = await nats(server)
+        await peer.use_tls(trusting(authority))
+        assert (await peer.info())["tls_required"] is True
+        await peer.greet()
+        await converse(peer)
+
+
+async def test_where_tls_is_optional_both_kinds_of_clients_meet(
+    authority: Authority, own: Pair
+) -> None:
+    async with tls_server(own, optional=True) as server:
+        plain, secret = await nats(server), await nats(server)
+        info = await plain.info()
+        assert info["tls_available"] is True
+        assert "tls_required" not in info
+        await plain.greet()
+        await secret.info()
+        await secret.use_tls(trusting(authority))
+        await secret.greet()
+        await converse(secret)
+        await plain.send(b"PUB a 2\r\nhi\r\n")
+        assert await secret.line() == b"MSG a 1 2"
+
+
+async def test_one_that_stops_reading_behind_tls_is_given_up_as_any_other(
+    authority: Authority, own: Pair
+) -> None:
+    async with tls_server(own, optional=True, max_pending=4 << 20) as server:
+        publisher, stuck, other = await nats(server), await nats(server), await nats(server)
+        await publisher.hello()
+        await other.hello()
+        await other.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
+        await other.settled()
+        await stuck.info()
+        await stuck.use_tls(trusting(authority))
+        await stuck.greet()
+        await stuck.send(b"SUB a 1\r\n")
+        await stuck.settled()
+        block = b"PUB tick 0\r\n\r\n" + b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 1000
+        while not server.engine.cut_off:
+            await publisher.send(block)
+            await publisher.settled()
+        assert server.engine.cut_off == {Reason.SLOW_CONSUMER: 1}
+        assert server.nats_door is not None
+        await until(lambda: len(server.nats_door.connections) == 2)  # type: ignore[union-attr]
+        await publisher.settled()
+
+
+async def test_who_says_nothing_where_tls_is_optional_goes_without(own: Pair) -> None:
+    async with tls_server(own, seconds=0.05, optional=True) as server:
+        peer = await nats(server)
+        await peer.info()
+        await trio.sleep(0.1)
+        await peer.greet()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"CONNECT {}\r\nPING\r\n",
+        b"\x16\x03\x01\x00\x05nonsense",
+        b"\x16\x03\x01\x02\x00\x01",
+        b"",
+    ],
+    ids=["plain", "garbage", "half a handshake", "nothing"],
+)
+@pytest.mark.parametrize("first", [False, True], ids=["behind info", "first"])
+async def test_who_makes_no_handshake_is_closed_without_a_word(
+    own: Pair, said: bytes, first: bool
+) -> None:
+    async with tls_server(own, seconds=0.1, handshake_first=first) as server:
+        peer = await nats(server)
+        if not first:
+            await peer.info()
+        if said:
+            await peer.send(said)
+        assert b"-ERR" not in (rest := await peer.rest())
+        assert b"INFO" not in rest
+        await until(lambda: server.engine.cut_off[Reason.TLS_HANDSHAKE] == 1)
+        assert server.nats_door is not None
+        assert not server.nats_door.connections
+
+
+async def test_the_time_to_say_who_one_is_begins_behind_the_handshake(
+    authority: Authority, own: Pair
+) -> None:
+    auth = NatsAuth((User(name="ada", password="x"),))
+    async with tls_server(own, auth=auth, seconds=0.2, auth_seconds=0.05) as server:
+        late = await nats(server)
+        await late.info()
+        assert await late.rest() == b""
+        assert server.engine.cut_off == {Reason.TLS_HANDSHAKE: 1}
+    async with tls_server(own, auth=auth, auth_seconds=0.05) as server:
+        silent = await nats(server)
+        await silent.info()
+        await silent.use_tls(trusting(authority))
+        assert await silent.rest() == b"-ERR 'Authentication Timeout'\r\n"
+
+
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize("rude", [False, True])
+async def test_one_that_hangs_up_in_the_handshake_leaves_nothing_behind(
+    own: Pair, optional: bool, rude: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tls_server(own, optional=optional) as server:
+        peer = await nats(server)
+        await peer.info()
+        if rude:
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
+        await peer.stream.aclose()
+        door = server.nats_door
+        assert door is not None
+        await until(lambda: not door.connections)
+    assert "internal error" not in caplog.text
+
+
+async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own: Pair) -> None:
+    async with tls_server(own, verify=True, ca=authority.path) as server:
+        peer = await nats(server)
+        assert (await peer.info())["tls_verify"] is True
+        await peer.use_tls(trusting(authority, authority.issue("ada")))
+        await peer.greet()
+        stranger = await nats(server)
+        await stranger.info()
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stranger.use_tls(trusting(authority))
+        assert await stranger.rest() == b""
+        await until(lambda: server.engine.cut_off[Reason.TLS_HANDSHAKE] == 1)
+
+
+async def test_a_certificate_can_say_which_user_a_client_is(
+    authority: Authority, own: Pair
+) -> None:
+    users = (User("ada@example.com", "x", permissions=Permissions(publish_deny=("no",))),)
+    async with tls_server(
+        own, verify_and_map=True, ca=authority.path, auth=NatsAuth(users)
+    ) as server:
+        ada, other = await nats(server), await nats(server)
+        await ada.info()
+        await ada.use_tls(trusting(authority, authority.issue("ada", email="ada@example.com")))
+        await ada.greet()
+        await ada.send(b"PUB no 0\r\n\r\n")
+        assert b"Permissions Violation" in await ada.line()
+        await other.info()
+        await other.use_tls(trusting(authority, authority.issue("bob", unit="billing")))
+        await other.send(b'CONNECT {"user":"ada@example.com","pass":"x"}\r\n')
+        assert await other.rest() == b"-ERR 'Authorization Violation'\r\n"
+
+
+async def test_old_versions_of_tls_are_refused(authority: Authority, own: Pair) -> None:
+    old = trusting(authority)
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    async with tls_server(own) as server:
+        peer = await nats(server)
+        await peer.info()
+        with pytest.raises(trio.BrokenResourceError):
+            await peer.use_tls(old)
+
+
+def test_a_certificate_that_cannot_be_used_is_a_sentence(
+    authority: Authority, own: Pair, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path, "other").issue("other")
+    locked = Authority(tmp_path).issue("locked", password=b"x")
+    nothing = tmp_path / "nothing.pem"
+    nothing.write_text("nothing")
+    missing = tmp_path / "missing.pem"
+    for options, sentence in (
+        (TlsOptions(missing, own.key), f"the certificate {missing} cannot be read: No such file"),
+        (TlsOptions(own.cert, missing), f"the key {missing} cannot be read: No such file"),
+        (TlsOptions(own.cert, own.key, missing), f"the CA certificate {missing} cannot be read"),
+        (TlsOptions(own.cert, other.key), "are no certificate and its key, as PEM: key values"),
+        (TlsOptions(nothing, own.key), f"{nothing} and {own.key} are no certificate and its key"),
+        (TlsOptions(locked.cert, locked.key), "has a password; write it without one"),
+        (TlsOptions(own.cert, own.key, nothing), f"{nothing} holds no certificates as PEM"),
+    ):
+        with pytest.raises(OSError, match=re.escape(sentence)):
+            context(options)
+
+
+def test_what_a_certificate_calls_its_holder() -> None:
+    subject = (
+        (("countryName", "CH"),),
+        (("organizationName", "Bus, Ltd"),),
+        (("organizationalUnitName", "billing"), ("userId", "7")),
+        (("commonName", "ada "),),
+    )
+    certificate = {
+        "subject": subject,
+        "subjectAltName": (("DNS", "a.example"), ("IP Address", "::1"), ("email", "ada@x")),
+    }
+    assert names(certificate) == (
+        "ada@x",
+        "a.example",
+        "CN=ada\\ ,OU=billing+UID=7,O=Bus\\, Ltd,C=CH",
+    )
+    assert names({}) == ()
+    assert user_of(certificate, by_spelling(["A.example", "CN=ada"])) == "A.example"
+    same = "cn=ada\\20,uid=7+ou=billing,o=Bus\\, Ltd,c=CH"
+    assert user_of(certificate, by_spelling(["CN=ada", same])) == same
+    assert user_of(certificate, by_spelling(["ADA@x", "a.example", "A.EXAMPLE"])) == "a.example"
+    assert user_of(certificate, {}) == "ada@x"
+    assert user_of({}, by_spelling(["b"])) == "nobody"
+
+
+def test_what_is_signed_as_a_name_of_one_kind_is_none_of_another() -> None:
+    signed = [("DNS", "CN=ada,OU=shops"), ("DNS", "ada@x"), ("email", "ada.example")]
+    signed += [("URI", "CN=ada"), ("email", "CN=a@x"), ("DNS", "a\0b"), ("DNS", "Fine.Example")]
+    subject = ((("commonName", "nobody"),),)
+    found = names({"subject": subject, "subjectAltName": signed})
+    assert found == ("fine.example", "CN=nobody")

@@ -1,0 +1,244 @@
+"""TLS at the binary door: both versions, both clients of the SDK, and certificates that change."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ssl
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+import simplebus
+from simplebus.core.errors import Reason
+from simplebus.core.protocol import frames
+from simplebus.server.run import Serving
+from simplebus.server.tls.certificates import TlsOptions, doubts
+from tests.support.certificates import Authority, Pair, trusting
+from tests.support.running_server import (
+    Peer,
+    ack,
+    message,
+    serving,
+    subscribe,
+    until,
+)
+
+
+def url(server: Serving) -> str:
+    return f"simplebuss://{server.addresses[0]}"
+
+
+@contextlib.asynccontextmanager
+async def tls_server(own: Pair, **more: object) -> AsyncIterator[Serving]:
+    async with serving(tls=TlsOptions(own.cert, own.key, **more)) as server:  # type: ignore[arg-type]
+        yield server
+
+
+async def version_1(server: Serving, made: ssl.SSLContext) -> Peer:
+    """One of version 1 that has named class 1."""
+    host, _, port = server.addresses[0].rpartition(":")
+    plain = await trio.open_tcp_stream(host, int(port))
+    secret = trio.SSLStream(plain, made, server_hostname="localhost", https_compatible=False)
+    peer = Peer(plain)
+    peer.stream = secret  # type: ignore[assignment]
+    await peer.send(frames.encode(frames.CONNECT, content=b"[1]"))
+    assert (await peer.frame())[0] == frames.CONNECT
+    return peer
+
+
+async def test_what_is_long_goes_both_ways(authority: Authority, own: Pair) -> None:
+    async with tls_server(own) as server:
+        access = simplebus.Access(ca=str(authority.path))
+        async with (
+            simplebus.connect(url(server), access=access) as bus,
+            bus.subscribe(1) as messages,
+        ):
+            payloads = [bytes([n]) * 500_000 for n in range(20)]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(bus.publish_many, payloads, class_id=1))
+                for expected in payloads:
+                    got = await messages.get(timeout=60)
+                    assert got.payload == expected
+
+
+async def test_a_client_without_a_loop_speaks_it_too(authority: Authority, own: Pair) -> None:
+    async with tls_server(own) as server:
+        address = url(server)
+
+        def talk() -> list[bytes]:
+            payloads = [bytes([n]) * 100_000 for n in range(20)]
+            with (
+                simplebus.connect_blocking(address, tls=trusting(authority)) as bus,
+                bus.subscribe(1) as messages,
+            ):
+                bus.publish_many(payloads, class_id=1)
+                got = [messages.get(timeout=60).payload for _ in payloads]
+            return [] if got == payloads else got
+
+        assert await trio.to_thread.run_sync(talk) == []
+
+
+async def test_version_1_meets_version_2(authority: Authority, own: Pair) -> None:
+    async with tls_server(own) as server:
+        old = await version_1(server, trusting(authority))
+        await old.send(subscribe())
+        async with simplebus.connect(url(server), tls=trusting(authority)) as bus:
+            await bus.publish(b"new to old", class_id=1)
+            assert await old.messages(1) == [(0, b"new to old")]
+            await old.send(ack(0, 1) + message(b"old to new"))
+            assert await old.messages(1) == [(1, b"old to new")]
+
+
+async def test_many_small_ones_arrive_once_and_in_order(authority: Authority, own: Pair) -> None:
+    count = 30_000
+    async with tls_server(own) as server:
+        old = await version_1(server, trusting(authority))
+        await old.send(subscribe())
+        async with trio.open_nursery() as nursery:
+            sent = b"".join(message(b"%d" % n) for n in range(count))
+            nursery.start_soon(old.send, sent)
+            got = await old.messages(count)
+        assert got == [(n, b"%d" % n) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        frames.encode(frames.CONNECT, content=b"[1]"),
+        b"\x16\x03\x01\x00\x05nonsense",
+        b"\x16\x03\x01\x02\x00\x01",
+        b"",
+    ],
+    ids=["plain", "garbage", "half a handshake", "nothing"],
+)
+async def test_who_makes_no_handshake_is_closed(own: Pair, said: bytes) -> None:
+    async with tls_server(own, seconds=0.1) as server:
+        host, _, port = server.addresses[0].rpartition(":")
+        peer = Peer(await trio.open_tcp_stream(host, int(port)))
+        if said:
+            await peer.send(said)
+        assert await peer.hung_up()
+        await until(lambda: server.engine.cut_off[Reason.TLS_HANDSHAKE] == 1)
+        assert not server.engine.connections
+        assert not server.engine.broker.sessions
+
+
+async def test_who_speaks_version_2_in_clear_is_told_what_is_spoken_here(own: Pair) -> None:
+    said = "this port speaks TLS, and the peer began in clear: expected simplebuss://"
+    async with tls_server(own) as server:
+        address = f"simplebus://{server.addresses[0]}"
+        with pytest.raises(simplebus.BusError, match=said):
+            async with simplebus.connect(address):
+                pass
+
+        def connect() -> None:
+            with simplebus.connect_blocking(address):
+                pass
+
+        with pytest.raises(simplebus.BusError, match=said):
+            await trio.to_thread.run_sync(connect)
+        await until(lambda: not server.engine.broker.sessions)
+
+
+async def test_who_trusts_nobody_here_is_told_so(own: Pair) -> None:
+    async with tls_server(own) as server:
+        with pytest.raises(simplebus.BusConnectionError, match="its certificate is not trusted"):
+            async with simplebus.connect(url(server), access=simplebus.Access()):
+                pass
+        address = url(server)
+
+        def connect() -> None:
+            with simplebus.connect_blocking(address, access=simplebus.Access()):
+                pass
+
+        with pytest.raises(simplebus.BusConnectionError, match="its certificate is not trusted"):
+            await trio.to_thread.run_sync(connect)
+
+
+async def test_a_bus_in_clear_is_no_bus_for_who_wants_tls(authority: Authority) -> None:
+    async with serving() as server:
+        with pytest.raises(simplebus.BusConnectionError, match="the TLS handshake failed"):
+            async with simplebus.connect(url(server), tls=trusting(authority)):
+                pass
+
+
+async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own: Pair) -> None:
+    ada = authority.issue("ada")
+    async with tls_server(own, verify=True, ca=authority.path) as server:
+        access = simplebus.Access(ca=str(authority.path), cert=str(ada.cert), key=str(ada.key))
+        async with simplebus.connect(url(server), access=access) as bus:
+            await bus.publish(b"x", class_id=1)
+        with pytest.raises(simplebus.BusConnectionError):
+            async with simplebus.connect(url(server), tls=trusting(authority)):
+                pass
+        await until(lambda: server.engine.cut_off[Reason.TLS_HANDSHAKE] == 1)
+
+
+async def test_a_certificate_that_is_read_again_disconnects_nobody(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = authority.issue("localhost")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def put(pair: Pair) -> None:
+        cert.write_bytes(pair.cert.read_bytes())
+        key.write_bytes(pair.key.read_bytes())
+
+    put(first)
+    second_folder = tmp_path / "second"
+    second_folder.mkdir()
+    second = Authority(second_folder, "second")
+    async with tls_server(Pair(cert, key)) as server:
+        done, stop = 0, threading.Event()
+        async with simplebus.connect(url(server), tls=trusting(authority)) as bus:
+
+            async def load() -> None:
+                nonlocal done
+                while not stop.is_set():
+                    await bus.publish(b"x", class_id=1)
+                    done += 1
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(load)
+                await until(lambda: done > 10)
+                cert.write_text("nonsense")
+                await server.reload_certificates(says_doubts=True)
+                assert "the certificate is as it was" in caplog.text
+                async with simplebus.connect(url(server), tls=trusting(authority)):
+                    pass
+                put(second.issue("localhost"))
+                await server.reload_certificates(says_doubts=True)
+                before = done
+                async with simplebus.connect(url(server), tls=trusting(second)):
+                    pass
+                with pytest.raises(simplebus.BusConnectionError, match="is not trusted"):
+                    async with simplebus.connect(url(server), tls=trusting(authority)):
+                        pass
+                await until(lambda: done > before + 10)
+                stop.set()
+        assert server.engine.broker.statistics().classes[0].published == done
+
+
+@pytest.mark.parametrize(
+    ("days", "told"), [(-3, "has expired"), (0, None), (3, "is not valid yet")]
+)
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_certificate_whose_time_it_is_not_is_told(
+    authority: Authority, days: int, told: str | None, asks: bool
+) -> None:
+    pair = authority.issue("timely", later=datetime.timedelta(days=days))
+    pair.key.chmod(0o640)
+    options = TlsOptions(pair.cert, pair.key, authority.path if asks else None, verify=asks)
+    said = f"the certificate {pair.cert} {told}: clients that check it stay away"
+    assert doubts(options) == ([said] if told else [])
+
+
+def test_a_key_that_everybody_may_read_is_told(own: Pair) -> None:
+    own.key.chmod(0o644)
+    (told,) = doubts(TlsOptions(own.cert, own.key))
+    assert told == f"the key {own.key} can be read by every user; chmod 640 it, or 600"

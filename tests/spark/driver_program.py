@@ -1,0 +1,151 @@
+"""A driver with a cluster of its own: a master, a worker and an executor, on loopback.
+
+`python -m spark.driver BUS SLOW PLACE`: BUS is a bus, SLOW another way to it, PLACE a folder. Says
+which JVM is its own, and then waits for its end.
+
+Rule 1: what a query is, is said here once: whoever takes up after this driver is killed runs the
+same queries from the checkpoints that it left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simplebus.spark.jobs.archive import BatchArchiver
+from tests.spark.fast_start import JAVA_OPTIONS
+from tests.spark.paused_queries import HeldArchiver, HeldSource, is_held
+
+CORES = 4
+"""Two held tasks hold theirs, and two more run at the same time."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where everything is."""
+
+    bus: str
+    slow: str
+    folder: Path
+
+    def at(self, name: str) -> str:
+        """Where the query of this name can be held."""
+        return str(self.folder / name)
+
+    def table(self, name: str) -> str:
+        return str(self.folder / f"{name} table")
+
+    def checkpoint(self, name: str) -> Path:
+        return self.folder / f"{name} checkpoint"
+
+
+def source(spark: Any, servers: str, class_: str, *, held: bool, **more: str) -> Any:
+    """A stream of a class, in two tasks. Where something is held, all is of one kind: each kind has
+    Python processes of its own."""
+    rows = spark.readStream.format("held" if held else "simplebus").option("servers", servers)
+    rows = rows.option("subscribe", class_).option("startingOffsets", "earliest")
+    return rows.option("minPartitions", 2).options(**(more if held else {})).load()
+
+
+def to_bus(place: Place, name: str, frame: Any, *, held: bool = False) -> Any:
+    """A query that fills the class NAME copied."""
+    sink = frame.select("value").writeStream.format("held" if held else "simplebus")
+    if held:
+        sink = sink.option("at", place.at(name))
+    sink = sink.option("servers", place.bus).option("class", f"{name} copied")
+    return sink.option("checkpointLocation", str(place.checkpoint(name)))
+
+
+def to_files(place: Place, name: str, frame: Any) -> Any:
+    """A query that fills a folder of Parquet files, as Spark writes them."""
+    sink = frame.writeStream.format("parquet").option("path", place.table(name))
+    return sink.option("checkpointLocation", str(place.checkpoint(name)))
+
+
+def to_archive(place: Place, name: str, frame: Any, *, held: bool) -> Any:
+    """A query that fills an archive; it can be held when a batch is archived."""
+    to = place.table(name)
+    archiver = HeldArchiver(to, place.at(name)) if held else BatchArchiver(to, format="delta")
+    return frame.writeStream.foreachBatch(archiver).option(
+        "checkpointLocation", str(place.checkpoint(name))
+    )
+
+
+def queries(spark: Any, place: Place, *, held: bool) -> dict[str, Any]:
+    """What runs until it is killed, by name; with places to be held, or without any."""
+    early = source(spark, place.bus, "early", held=held, at=place.at("early"))
+    kept = source(spark, place.bus, "kept", held=held, at=place.at("dying"), dies="true")
+    archived = source(spark, place.bus, "kept", held=held)
+    torn = source(spark, place.slow, "torn", held=held)
+    return {
+        "early": to_files(place, "early", early),
+        "published": to_bus(place, "published", kept, held=held),
+        "delta": to_archive(place, "delta", archived, held=held),
+        "torn": to_bus(place, "torn", torn, held=held),
+    }
+
+
+def tests_without_simplebus(folder: Path) -> Path:
+    """Return a folder in which `tests` can be imported, and `simplebus` cannot."""
+    path = folder / "tests_only"
+    path.mkdir()
+    (path / "tests").symlink_to(Path(__file__).parents[1])
+    return path
+
+
+def cluster(folder: Path) -> Any:
+    """A session whose executor is a process of its own, and is sent this package; more of them do
+    the same, and each takes as long to start."""
+    from simplebus.spark.jobs.session import session
+
+    os.environ["SPARK_LOCAL_DIRS"] = os.environ["SPARK_WORKER_DIR"] = str(folder / "spark")
+    settings = {
+        "spark.master.ui.port": "0",
+        "spark.worker.ui.port": "0",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executor.memory": "512m",
+        "spark.executorEnv.PYTHONPATH": str(tests_without_simplebus(folder)),
+        "spark.python.daemon.module": "tests.spark.forks",
+        "spark.sql.shuffle.partitions": "2",
+        # Nothing here lasts long enough to be worth compiling.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        # So that a sink is given the rows of a task in several pieces.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+    }
+    master = f"local-cluster[1,{CORES},1024]"
+    spark = session("killed", master=master, settings=settings)
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(HeldSource)
+    return spark
+
+
+def end_with_parent() -> None:
+    """Its end of standard input is closed then, and Spark ends with this process."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+def main(bus: str, slow: str, folder: str) -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    place = Place(bus, slow, Path(folder))
+    spark = cluster(place.folder)
+    print("jvm", spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
+    for name, writing in queries(spark, place, held=True).items():
+        query = writing.start()
+        # One by one: Spark gives up on Python processes that come late. The last is torn.
+        while name != "torn" and not is_held(place.at(name)):
+            query.awaitTermination(0.05)
+    spark.streams.awaitAnyTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,175 @@
+"""An archive after a death at every step: whoever comes next leaves each message once.
+
+Rule 1: the model is a file system that dies. Queries and compactions are what the jobs are: begin,
+write, publish, end, in their order, with Spark's own note of a batch at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.spark.jobs import archive_commit, archive_layout
+from simplebus.spark.jobs.archive_layout import ArchiveError
+from tests.spark.memory_files import DiedError, Folders
+
+QUERY = "e42d2678-090c-4834-9e1b-2c653a2cb594"
+CLASSES = 3
+
+
+@dataclass
+class World:
+    """An archive, the query that fills it, and its checkpoint."""
+
+    files: Folders = field(default_factory=Folders)
+    next_batch: int = 0
+    """What Spark's log of finished batches says."""
+    runs: int = 0
+    """How often something was begun: Spark calls its files differently each time."""
+
+    def messages(self, batch: int) -> list[tuple[int, int]]:
+        """What a batch brings, the same however often it is asked: (class, number)."""
+        return [(n % CLASSES, n) for n in range(batch * 7, batch * 7 + batch % 4 * 3)]
+
+    def archive(self, batches: int) -> None:
+        """A run of the query, from where its checkpoint says."""
+        self.runs += 1
+        archive_commit.recover(self.files)
+        for turn in range(batches):
+            batch = self.next_batch
+            if not turn:
+                archive_commit.begin(self.files, QUERY, batch)
+            for class_ in range(CLASSES):
+                rows = [m for m in self.messages(batch) if m[0] == class_]
+                for part in range(2):
+                    if rows[part::2]:
+                        folder = (
+                            f"{archive_layout.staging(QUERY, batch)}/class={class_}/date=2026-11-21"
+                        )
+                        self.files.put(
+                            f"{folder}/part-{part}-{self.runs}.parquet", list(rows[part::2])
+                        )
+            archive_commit.publish(self.files, QUERY, batch)
+            archive_commit.end(self.files, QUERY, batch)
+            self.files._step()
+            self.next_batch = batch + 1
+
+    def compact(self) -> None:
+        """A compaction, as the job does it."""
+        archive_commit.recover(self.files)
+        self.runs += 1
+        run = str(self.runs)
+        latest = archive_commit.latest_batches(self.files)
+        found = archive_layout.merges(self.files.listed(""), latest=latest, target_bytes=1000)
+        for number, merge in enumerate(found):
+            rows = sorted(row for path in merge.files for row in self.files.data[path])
+            staged = f"{archive_layout.compaction_staging(run)}/{merge.folder}/part-0.parquet"
+            self.files.put(staged, list(rows))
+            moves = archive_layout.compacted(merge.folder, run, number, [staged])
+            archive_commit.swap(self.files, archive_layout.swap(run, number), moves, merge.files)
+        self.files.remove(archive_layout.compaction_staging(run))
+
+    def expected(self) -> list[tuple[int, int]]:
+        return sorted(m for batch in range(self.next_batch) for m in self.messages(batch))
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["archive", "compact"]), st.integers(0, 60)), max_size=12
+    ),
+    copies=st.booleans(),
+)
+def test_each_message_is_there_once_whenever_the_program_died(
+    steps: list[tuple[str, int]], copies: bool
+) -> None:
+    world = World()
+    world.files.copies = copies
+    for what, lives in steps:
+        world.files.left = lives
+        with contextlib.suppress(DiedError):
+            world.archive(3) if what == "archive" else world.compact()
+    world.files.left = None
+    world.archive(2)
+    assert world.files.seen() == world.expected()
+    world.compact()
+    assert world.files.seen() == world.expected()
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_death_at_any_step_of_a_compaction_hides_nothing_and_is_made_good(copies: bool) -> None:
+    for lives in range(100):
+        world = World()
+        world.files.copies = copies
+        world.archive(8)
+        before = world.files.seen()
+        world.files.left = lives
+        with contextlib.suppress(DiedError):
+            world.compact()
+        finished, world.files.left = bool(world.files.left), None
+        assert set(world.files.seen()) == set(before)
+        if lives % 2:
+            archive_commit.recover(world.files)
+            assert world.files.seen() == before
+        world.compact()
+        assert world.files.seen() == before
+        if finished:
+            break
+    assert finished, "it never came to its end"
+    assert len([path for path in world.files.data if "/compacted-" in path]) == CLASSES
+    assert not world.files.listed(archive_layout.STAGING)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_death_at_any_step_of_a_batch_is_made_good(copies: bool) -> None:
+    for lives in range(100):
+        world = World()
+        world.files.copies = copies
+        world.archive(2)
+        world.files.left = lives
+        with contextlib.suppress(DiedError):
+            world.archive(3)
+        finished, world.files.left = bool(world.files.left), None
+        found = world.files.seen()
+        assert len(set(found)) == len(found), "a reader saw a message twice"
+        world.archive(3)
+        assert world.files.seen() == world.expected()
+        if finished:
+            break
+    assert finished, "it never came to its end"
+
+
+def test_a_batch_that_is_repeated_replaces_itself_and_an_empty_one_leaves_nothing() -> None:
+    world = World()
+    world.archive(4)
+    world.next_batch = 3  # As if Spark had died before it noted the batch.
+    before = dict(world.files.data)
+    world.archive(1)
+    assert world.files.data == before
+    world.archive(1)  # The next one is empty.
+    assert world.files.data == before
+
+
+def test_a_checkpoint_that_is_older_than_the_archive_is_refused() -> None:
+    world = World()
+    world.archive(4)
+    world.next_batch = 1
+    with pytest.raises(ArchiveError, match="has batch 3 of this query, which goes on with batch 1"):
+        world.archive(1)
+
+
+def test_a_swap_whose_files_are_gone_removes_nothing() -> None:
+    files = Folders()
+    files.data["class=1/a.parquet"] = ((1, 1),)
+    note = archive_layout.swap("x", 0)
+    files.data[note] = archive_layout.dump(
+        {"moves": [["gone", "class=1/b.parquet"]], "removed": ["class=1/a.parquet"]}
+    )
+    with pytest.raises(
+        ArchiveError, match=r"gone becomes class=1/b\.parquet, and neither is there"
+    ):
+        archive_commit.recover(files)
+    assert files.seen() == [(1, 1)]

@@ -1,0 +1,155 @@
+"""What a batch reads, planned and read as Spark does it, without Spark."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan, LessThanOrEqual
+
+import simplebus
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.settings import Keep, Settings
+from simplebus.server.run import Serving
+from simplebus.spark.options import source_options
+from simplebus.spark.read import bus_reader as buses
+from simplebus.spark.read.bus_reader import ClassMissingError
+from simplebus.spark.read.offsets import OffsetError
+from simplebus.spark.read.planner import DataLossError
+from simplebus.spark.source import BatchReader, FilteringReader
+from simplebus.testing.server import BusServer, bus_server
+from tests.client.faulty_bus import deaf_listener
+from tests.spark.competing_consumer import take
+
+
+def publish(server: BusServer, first: int, last: int, class_id: int | str = 1) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many([b"%d" % n for n in range(first, last)], class_id=class_id)
+
+
+def place(server: BusServer) -> str:
+    return server.address.removeprefix("simplebus://")
+
+
+def reader(
+    server: BusServer, kind: type[BatchReader] = BatchReader, **options: object
+) -> BatchReader:
+    given = {"servers": server.address, "subscribe": "1", "timeout": 5, **options}
+    return kind(source_options({n: str(v) for n, v in given.items()}, streaming=False))
+
+
+def rows(found: BatchReader) -> list[dict[str, Any]]:
+    return [
+        row for task in found.partitions() for one in found.read(task) for row in one.to_pylist()
+    ]
+
+
+def offsets(found: BatchReader) -> list[int]:
+    return sorted(row["offset"] for row in rows(found))
+
+
+def a_minute_later(server: BusServer) -> int:
+    """Have the server's clock go on for a minute. Returns a moment of it, in milliseconds."""
+
+    def go_on(up: Serving) -> float:
+        now = up.engine.broker.clock.now
+        up.engine._epoch += 60.0
+        return now
+
+    return round((server.ask(go_on) + 30) * 1000)
+
+
+def test_a_batch_reads_between_two_times(server: BusServer) -> None:
+    publish(server, 0, 5)
+    cuts = []
+    for n in (5, 10):
+        cuts.append(a_minute_later(server))
+        publish(server, n, n + 5)
+    one, other = cuts
+    assert offsets(reader(server, startingTimestamp=one)) == list(range(5, 15))
+    assert offsets(reader(server, endingTimestamp=other)) == list(range(10))
+    assert offsets(reader(server, startingTimestamp=one, endingTimestamp=other)) == [*range(5, 10)]
+    by_class = [json.dumps({place(server): {"1": cut}}) for cut in cuts]
+    both = dict(
+        zip(("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"), by_class, strict=True)
+    )
+    assert offsets(reader(server, **both)) == list(range(5, 10))
+    late = 4_000_000_000_000
+    assert offsets(reader(server, endingTimestamp=late)) == list(range(15))
+    with pytest.raises(OffsetError, match="accepted nothing since then"):
+        reader(server, startingTimestamp=late).partitions()
+    stamps = {row["offset"]: row["timestamp"].timestamp() * 1000 for row in rows(reader(server))}
+    assert stamps[4] < one <= stamps[5] <= stamps[9] < other <= stamps[10]
+
+
+def test_a_message_has_the_same_time_whenever_it_is_read(server: BusServer) -> None:
+    publish(server, 0, 5)
+    before = [row["timestamp"] for row in rows(reader(server))]
+    publish(server, 5, 9)
+    given = json.dumps({place(server): {"1": 3}})
+    after = rows(reader(server, startingOffsets=given, maxRecordsPerPartition=1))
+    assert [row["timestamp"] for row in after][:2] == before[3:]
+
+
+def test_filters_leave_out_what_spark_would_throw_away(server: BusServer) -> None:
+    publish(server, 0, 9)
+    publish(server, 0, 9, "orders")
+    found = reader(server, FilteringReader, subscribe="1,orders")
+    assert isinstance(found, FilteringReader)
+    asked = [
+        EqualTo(("topic",), "orders"),
+        GreaterThan(("offset",), 2),
+        LessThanOrEqual(("offset",), 5),
+    ]
+    assert list(found.pushFilters(asked)) == asked
+    assert [(row["topic"], row["offset"]) for row in rows(found)] == [
+        ("orders", n) for n in (3, 4, 5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"subscribe": "9"}, ClassMissingError, "no Connect has named class 9"),
+        ({"startingOffsets": 6}, OffsetError, "startingOffsets is 6 .* beyond its end: .* be 5"),
+        ({"endingOffsets": 6}, OffsetError, "endingOffsets is 6 .* beyond its end"),
+        (
+            {"servers": "127.0.0.1:9"},
+            BusConnectionError,
+            "cannot connect to simplebus://127.0.0.1:9",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_told(
+    server: BusServer, options: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    publish(server, 0, 5)
+    given = {
+        name: json.dumps({place(server): {"1": value}}) if isinstance(value, int) else value
+        for name, value in options.items()
+    }
+    with pytest.raises(error, match=sentence):
+        reader(server, **given).partitions()
+
+
+def test_what_lies_before_the_floor_is_a_loss() -> None:
+    with bus_server(Settings(keep=Keep(messages=2))) as server:
+        publish(server, 0, 5)
+        with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
+            take(messages, 5)
+        given = json.dumps({place(server): {"1": 1}})
+        with pytest.raises(DataLossError, match=r"messages 1 to 2 of class 1 at .* are lost"):
+            reader(server, startingOffsets=given).partitions()
+        assert offsets(reader(server, startingOffsets=given, failOnDataLoss="false")) == [3, 4]
+
+
+def test_a_bus_that_is_not_there_is_waited_for_no_longer_than_for_an_answer(
+    monkeypatch: pytest.MonkeyPatch, server: BusServer
+) -> None:
+    monkeypatch.setattr(buses, "_CONNECT_SECONDS", 0.1)
+    with deaf_listener() as deaf:
+        both = f"{server.address},{deaf.address}"
+        publish(server, 0, 1)
+        with pytest.raises(BusConnectionError, match=rf"{deaf.address}, but no answer .* 0\.1 s"):
+            reader(server, servers=both, timeout=3600).partitions()

@@ -1,0 +1,472 @@
+"""What is read from a journal's files: what stands in them, as far as it is whole, and safe.
+
+The files are those of a broker without a server; the query is driven in Spark's order of calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.commit_log import Level
+from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope_batch import encode
+from simplebus.spark.arrow_columns import Shape, record_batch
+from simplebus.spark.options import source_options
+from simplebus.spark.read.bus_reader import ClassMissingError
+from simplebus.spark.read.journal_reader import SourceJournal, frames_of
+from simplebus.spark.read.offsets import Held, OffsetError
+from simplebus.spark.read.planner import DataLossError, Range
+from simplebus.spark.source import BatchReader
+from simplebus.storage import journal_reader
+from simplebus.storage.errors import JournalError
+from simplebus.storage.file_names import file_name
+from simplebus.storage.inspection import Inspection
+from simplebus.storage.journal_reader import ClassFiles, Piece
+from tests.behaviour.wire_peer_v2 import (
+    ack,
+    on_channel,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.spark.simulated_query import Query
+from tests.spark.test_arrow_columns import messages as sent_messages
+from tests.storage.journaled_broker import START, KeptBus, end_all
+
+EACH = 10
+
+
+def payloads_of(first: int, last: int) -> list[bytes]:
+    return [b"%06d" % n for n in range(first, last)]
+
+
+@pytest.fixture(autouse=True)
+def _what_is_left_ends() -> Iterator[None]:
+    yield
+    end_all()
+
+
+class Till:
+    """A broker that is kept at a path, and somebody who publishes to its class 1, `orders`."""
+
+    def __init__(self, path: Path, **more: Any) -> None:
+        self.path = path
+        self.bus = KeptBus(path, **more)
+        self.peer = peer2(self.bus, classes=[{"id": 1, "name": "orders"}])
+        self.sent = self.number = 0
+
+    def publish(self, count: int = EACH) -> None:
+        """It is accepted, and not written yet."""
+        self.peer.say(publish(1, self.number, *payloads_of(self.sent, self.sent + count)))
+        self.number += count
+        self.sent += count
+
+    def lots(self, count: int, *, seconds: float = 0.0) -> None:
+        """So many lots, one behind the other."""
+        for _ in range(count):
+            self.publish()
+            self.bus.sync()
+            self.bus.broker.clock.now += seconds
+
+    def segments(self) -> list[Path]:
+        return sorted((self.path / "classes" / "00001").glob("*.log"))
+
+
+@pytest.fixture
+def till(tmp_path: Path) -> Till:
+    """With segments of a lot each."""
+    return Till(tmp_path, segment_bytes=100)
+
+
+def query(till: Till, **options: object) -> Query:
+    return Query(path=till.path, subscribe="orders", startingOffsets="earliest", **options)
+
+
+def values(rows: list[dict[str, Any]]) -> list[bytes]:
+    return [row["value"] for row in rows]
+
+
+def batch(**options: object) -> list[dict[str, Any]]:
+    """What a batch job reads."""
+    given = {name: str(value) for name, value in options.items()}
+    reader = BatchReader(source_options(given, streaming=False))
+    tables = [pa.Table.from_batches(reader.read(task)) for task in reader.partitions()]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def held(path: Path, class_: str = "orders") -> Held:
+    return SourceJournal(str(path)).memory([class_]).classes[class_]
+
+
+# What stands there ------------------------------------------------------------------------------
+
+
+@settings(max_examples=12)
+@given(
+    lots=st.lists(sent_messages, min_size=1, max_size=4),
+    segment_bytes=st.sampled_from([1, 400, 1 << 20]),
+    data=st.data(),
+)
+def test_columns_hold_what_a_look_at_each_message_says(
+    tmp_path_factory: pytest.TempPathFactory,
+    lots: list[list[Any]],
+    segment_bytes: int,
+    data: st.DataObject,
+) -> None:
+    path = tmp_path_factory.mktemp("journal")
+    bus = KeptBus(path, segment_bytes=segment_bytes)
+    peer, sent = peer2(bus, classes=[1]), 0
+    for lot in lots:
+        for envelope, payload in lot:
+            kind, content = frames.MESSAGE, payload
+            if envelope is not None:
+                kind, content = frames.ENVELOPE, encode(envelope, payload)
+            peer.say(frames.encode(kind, class_id=1, message_id=sent, content=content))
+            sent += 1
+        bus.sync()
+        bus.broker.clock.now += 0.5
+    bus.crash()
+    there = Inspection(path).messages(1, count=1000)
+    expected = [(one.sequence, one.payload, one.envelope, one.time) for one in there]
+    first = data.draw(st.integers(0, sent))
+    last = data.draw(st.integers(first, sent))
+    journal = SourceJournal(str(path))
+    shape = Shape("here", "1", 1, include_headers=True)
+    found = [
+        row
+        for piece in journal.read(Range("here", "here", "1", first, last), strict=True)
+        for row in record_batch(piece, shape).to_pylist()
+    ]
+    assert held(path, "1").head == sent == len(expected)
+    assert [row["offset"] for row in found] == list(range(first, last))
+    for row, (_, payload, envelope, time) in zip(found, expected[first:last], strict=True):
+        assert (row["value"], row["key"] or b"") == (payload, envelope.key)
+        assert (row["channel"] or "") == envelope.channel
+        assert len(row["headers"] or []) == len(envelope.headers)
+        if envelope.published is None:
+            assert row["timestamp"].timestamp() == time
+
+
+def test_a_piece_is_cut_wherever_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.spark.read.journal_reader._FRAMES_BYTES", 40)
+    payloads = [b"a", b"x" * 100, b"b" * 20, b"", b"c"]
+    whole = publish(1, 0, *payloads)
+    piece = Piece(7, len(payloads), [(7, 1.0)], bytearray(whole + bytes(16)))
+    found = list(frames_of(piece))
+    assert [each.first for each in found] == [7, 8, 9, 10]
+    batches = [record_batch(each, Shape("s", "1", 1)) for each in found]
+    assert [value for each in batches for value in each["value"].to_pylist()] == payloads
+    for count in (4, 6):
+        with pytest.raises(JournalError, match=f"say {count} messages from 7 on, and hold 5"):
+            list(frames_of(Piece(7, count, [(7, 1.0)], piece.buffer)))
+    with pytest.raises(JournalError, match="from 12 on: 3 bytes behind the last are none"):
+        list(frames_of(Piece(7, 5, [(7, 1.0)], bytearray(whole + b"abc" + bytes(16)))))
+
+
+def test_a_batch_job_reads_as_from_a_bus(till: Till) -> None:
+    till.lots(5)
+    rows = batch(path=till.path, subscribe="orders", maxRecordsPerPartition=7)
+    assert values(rows) == payloads_of(0, 50)
+    assert {(row["topic"], row["partition"], row["server"]) for row in rows} == {
+        ("orders", 1, str(till.path))
+    }
+    starting = f'{{"{till.path}": {{"1": 12}}}}'
+    ending = f'{{"file://{till.path}": {{"1": 31}}}}'
+    more = {"subscribe": 1, "includeMemory": "true"}
+    rows = batch(path=till.path, startingOffsets=starting, endingOffsets=ending, **more)
+    assert values(rows) == payloads_of(12, 31)
+    assert {row["memory"] for row in rows} == {"here"}
+
+
+def test_several_journals_are_read_as_several_buses_are(tmp_path: Path) -> None:
+    tills = [Till(tmp_path / name) for name in "ab"]
+    for one in tills:
+        one.lots(1)
+    paths = ",".join(str(one.path) for one in tills)
+    with pytest.raises(OffsetError, match=r"path has .*/a and .*/b, which are one bus; drop one"):
+        batch(path=paths, subscribe="orders")
+    stamp = tills[1].path / "simplebus.json"
+    stamp.write_text(stamp.read_text().replace('"here"', '"there"'))
+    rows = batch(path=paths, subscribe="orders")
+    assert [row["server"][-2:] for row in rows] == ["/a"] * EACH + ["/b"] * EACH
+
+
+def test_channels_choose(till: Till) -> None:
+    contents = [on_channel(name, name.encode()) for name in ("a.b", "c", "a.d")]
+    frame = [
+        frames.encode(frames.ENVELOPE, class_id=1, message_id=n, content=content)
+        for n, content in enumerate(contents)
+    ]
+    till.peer.say(*frame)
+    till.bus.sync()
+    rows = batch(path=till.path, subscribe=1, channels="a.*")
+    assert [(row["offset"], row["channel"]) for row in rows] == [(0, "a.b"), (2, "a.d")]
+
+
+def test_times_are_found(till: Till) -> None:
+    till.lots(4, seconds=1.0)
+    started = {"path": till.path, "subscribe": "orders"}
+
+    def since(seconds: float) -> list[bytes]:
+        return values(batch(**started, startingTimestamp=int((START + seconds) * 1000)))
+
+    assert since(-5) == payloads_of(0, 40)
+    assert since(0.005) == payloads_of(0, 40)  # They came within some hundredths of a second.
+    assert since(0.5) == payloads_of(10, 40)
+    assert since(1.0) == payloads_of(10, 40)
+    assert since(2.02) == payloads_of(30, 40)
+    with pytest.raises(OffsetError, match="has accepted nothing since then"):
+        since(3.5)
+    ending = int((START + 1.5) * 1000)
+    assert values(batch(**started, endingTimestamp=ending)) == payloads_of(0, 20)
+
+
+# What is there ----------------------------------------------------------------------------------
+
+
+def test_what_is_not_whole_is_not_there_wherever_it_is_cut_off(tmp_path: Path) -> None:
+    till = Till(tmp_path)
+    till.lots(3)
+    till.bus.crash()
+    (segment,) = till.segments()
+    whole = segment.read_bytes().rstrip(b"\0")
+    record = len(whole) // 3
+    for size in (record - 1, record, record + 30, 2 * record - 1, 2 * record, len(whole)):
+        segment.write_bytes(whole[:size] + bytes(100))
+        head = held(tmp_path).head
+        assert head == EACH * (size // record), size
+        assert values(batch(path=tmp_path, subscribe="orders")) == payloads_of(0, head)
+    for at in range(record, 2 * record, 41):
+        spoilt = bytearray(whole)
+        spoilt[at] ^= 4
+        segment.write_bytes(spoilt)
+        assert held(tmp_path).head == EACH, at
+    segment.write_bytes(whole)
+    assert KeptBus(tmp_path).broker.classes[1].ring.head == 3 * EACH  # Nothing was written.
+
+
+def test_who_follows_a_server_sees_each_lot_when_it_is_whole(till: Till) -> None:
+    till.lots(1)
+    following = query(till)
+    assert values(following.run() or []) == payloads_of(0, 10)
+    assert following.run() is None
+    till.publish()
+    assert following.run() is None  # It is not written.
+    till.bus.sync()
+    assert values(following.run() or []) == payloads_of(10, 20)
+    till.lots(3)  # In segments of their own.
+    following.die()
+    assert values(following.run() or []) == payloads_of(20, 50)
+    assert values(following.rows) == payloads_of(0, 50)
+
+
+def test_a_file_that_was_looked_through_is_not_looked_through_again(
+    till: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    till.lots(1)
+    files = ClassFiles(till.path, 1)
+    (segment,) = till.segments()
+    assert files.extent() == (0, 10)
+    os.utime(segment, (START, START))
+    assert files.extent() == (0, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", None)
+        assert files.extent() == (0, 10)
+    till.publish()
+    till.bus.sync()
+    assert files.extent() == (0, 20)
+
+
+def test_a_clock_that_stands_still_hides_nothing(tmp_path: Path) -> None:
+    till = Till(tmp_path)
+    till.lots(1)
+    files = ClassFiles(till.path, 1)
+    (segment,) = till.segments()
+    before = segment.stat()
+    assert files.extent() == (0, 10)
+    till.lots(1)
+    os.utime(segment, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert segment.stat().st_size == before.st_size
+    assert files.extent() == (0, 20)
+    till.bus.crash()
+
+
+def test_nothing_is_told_to_be_there_that_a_power_cut_could_take(
+    till: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    safe: dict[Path, int] = {}
+
+    def sync(path: Path) -> None:
+        safe[path] = path.stat().st_size if path.is_file() else 0
+
+    monkeypatch.setattr(journal_reader, "sync_file", sync)
+    files = ClassFiles(till.path, 1)
+    for _ in range(3):
+        for _ in range(2):
+            till.publish()
+            till.bus.write()  # And that is all: the system has it.
+        floor, head = files.extent()
+        assert (floor, head) == (0, till.sent)
+        assert set(till.segments()) <= set(safe)
+        assert {till.path / "classes", till.path / "classes" / "00001"} <= set(safe)
+    till.bus.crash()
+    for segment in till.segments():
+        os.truncate(segment, safe[segment])
+    again = KeptBus(till.path)
+    assert again.broker.classes[1].ring.head == till.sent
+    again.crash()
+
+
+def test_a_disk_that_cannot_say_so_ends_it(till: Till, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    till.lots(1)
+    files = ClassFiles(till.path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_reader, "sync_file", failing)
+        for _ in range(2):
+            with pytest.raises(JournalError, match=r"00001 cannot be read: Input/output error"):
+                files.extent()
+    assert files.extent() == (0, EACH)
+
+
+# What is gone -----------------------------------------------------------------------------------
+
+
+def acknowledge(till: Till, count: int) -> None:
+    """Somebody needs the first messages no longer, and their segments go."""
+    reader = peer2(till.bus, subscribe(1, 5, durable="billing", start="waiting"))
+    till.bus.sync()
+    reader.ids()
+    reader.say(ack(5, 0, count))
+    till.bus.keeper.wants_snapshot = True
+    till.bus.sync()
+    assert not till.bus.remove()
+
+
+def test_a_segment_that_goes_while_it_is_read_is_a_loss(
+    till: Till, caplog: pytest.LogCaptureFixture
+) -> None:
+    till.lots(4)
+    for strict in (True, False):
+        following = query(till, failOnDataLoss=strict, minPartitions=4)
+        reader = following.reader
+        start = reader.initialOffset()
+        planned = reader.partitions(start, reader.latestOffset(start, None))
+        if strict:
+            acknowledge(till, 25)
+            with pytest.raises(DataLossError, match=r"messages 0 to 9 .* from 20 to 39"):
+                list(reader.read(planned[0]))
+            with pytest.raises(DataLossError, match=r"messages 0 to 19 .* holds messages from 20"):
+                reader.partitions(start, reader.latestOffset(start, None))
+        else:
+            found = [pa.Table.from_batches(reader.read(one)).num_rows for one in planned]
+            assert sum(found) == 20
+    assert held(till.path) == Held(20, 40)
+    journal, whole = SourceJournal(str(till.path)), Range(str(till.path), "here", "1", 0, 40)
+    with pytest.raises(DataLossError, match=r"messages 0 to 19 .* holds messages from 20 on"):
+        list(journal.read(whole, strict=True))
+    assert sum(piece.count for piece in journal.read(whole, strict=False)) == 20
+    following = query(till, failOnDataLoss="false")
+    following.ends = [json.dumps({str(till.path): {"orders": 5, "": "here"}})]
+    following.done = 1
+    assert values(following.run() or []) == payloads_of(20, 40)
+    assert "messages 5 to 19 of class orders" in caplog.text
+
+
+def test_a_record_that_is_not_whole_any_more_ends_what_is_read(till: Till) -> None:
+    till.lots(4)
+    segment = till.segments()[1]
+    data = bytearray(segment.read_bytes())
+    data[-5] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(DataLossError, match=r"messages 10 to 39 .* a record's checksum is wrong"):
+        batch(path=till.path, subscribe="orders")
+    assert values(batch(path=till.path, subscribe=1, failOnDataLoss="false")) == payloads_of(0, 10)
+
+
+def test_a_record_that_does_not_follow_is_none(till: Till) -> None:
+    till.lots(4)
+    last = till.segments()[-1]
+    last.rename(last.with_name(file_name(31)))
+    assert held(till.path) == Held(0, 31)
+    with pytest.raises(DataLossError, match=r"messages 30 to 30 .* from 0 to 30"):
+        batch(path=till.path, subscribe="orders")
+
+
+def test_a_journal_of_another_bus_is_a_loss(till: Till) -> None:
+    till.lots(1)
+    following = query(till)
+    following.run()
+    stamp = till.path / "simplebus.json"
+    stamp.write_text(stamp.read_text().replace('"here"', '"there"'))
+    with pytest.raises(DataLossError, match="they were in the memory here, and the bus has begun"):
+        following.run()
+    journal = SourceJournal(str(till.path))
+    with pytest.raises(DataLossError, match="another bus now, with the memory there"):
+        list(journal.read(Range(str(till.path), "here", "orders", 0, 5), strict=True))
+
+
+def test_sequences_that_are_given_out_again_end_a_query(till: Till) -> None:
+    till.lots(2)
+    following = query(till)
+    following.run()
+    till.bus.crash()
+    till.segments()[-1].unlink()  # As if no one had made it safe.
+    said = r"messages 10 to 19 of class orders .* they were read, and the bus has lost them"
+    with pytest.raises(DataLossError, match=said):
+        following.run()
+    again = query(till, failOnDataLoss="false")
+    again.ends, again.done = following.ends[:1], 1
+    assert again.run() == []
+    till = Till(till.path)
+    till.sent = 10
+    till.lots(1)
+    assert values(again.run() or []) == payloads_of(10, 20)
+
+
+# What cannot be ---------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_said_with_the_machine(till: Till, tmp_path: Path) -> None:
+    missing = tmp_path / "nothing"
+    with pytest.raises(JournalError, match=r"^on \S+: .*nothing holds no journal: .* every exec"):
+        batch(path=missing, subscribe="orders")
+    till.lots(1)
+    reader = BatchReader(
+        source_options({"path": str(till.path), "subscribe": "orders"}, streaming=False)
+    )
+    (task,) = reader.partitions()
+    till.path.joinpath("simplebus.json").unlink()
+    with pytest.raises(JournalError, match=r"messages 0 to 9 .* not read to their end: on "):
+        list(reader.read(task))
+
+
+def test_a_class_that_is_not_there_is_said(till: Till) -> None:
+    till.bus.sync()
+    for class_ in ("payments", "4711"):
+        with pytest.raises(ClassMissingError, match=f"holds no class '{class_}', so"):
+            batch(path=till.path, subscribe=class_)
+    assert batch(path=till.path, subscribe="orders") == []  # It has a name, and no messages.
+    late = query(till)
+    assert not late.run()
+    till.lots(1)
+    assert values(late.run() or []) == payloads_of(0, 10)
+
+
+def test_what_a_server_has_only_in_memory_is_not_there(tmp_path: Path) -> None:
+    till = Till(tmp_path, level=Level.MEMORY)
+    till.lots(1)
+    till.publish()
+    assert held(tmp_path) == Held(0, EACH)
+    till.bus.crash()

@@ -1,0 +1,54 @@
+"""What a query has not processed stays in a cluster, and no more, when its bus is a door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import simplebus
+from simplebus.spark.read.bus_reader import SourceBus
+from simplebus.spark.read.offsets import Held
+from simplebus.spark.read.retention_durable import Pin
+from simplebus.testing.server import BusServer, bus_server, until
+from tests.jetstream.nats_servers import nats_server
+from tests.jetstream.stateless_servers import options
+from tests.spark.competing_consumer import take
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[BusServer]:
+    with nats_server(tmp_path) as nats, bus_server(cluster=options(nats.url)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", ["", "query"])
+def test_what_lies_before_the_pin_goes_and_what_lies_behind_it_stays(
+    door: BusServer, name: str
+) -> None:
+    with (
+        simplebus.connect_blocking(door.address, name="p") as bus,
+        SourceBus(door.address, timeout=60) as source,
+    ):
+
+        def held() -> Held:
+            return source.memory(["1"]).classes["1"]
+
+        bus.publish_many([b"x"] * 10, class_id=1)
+        pin = Pin(source, name)
+        assert pin.move("1", "earliest") == 0
+        with bus.subscribe(1) as waiting:
+            take(waiting, 10)
+        for to in (3, 3, 7):
+            assert pin.move("1", to) == to
+            until(lambda to=to: held() == Held(to, 10))
+        with bus.subscribe(1, start="new") as some:
+            bus.publish_many([b"x"] * 5, class_id=1)
+            take(some, 5)
+        late = Pin(source, "late")
+        assert late.move("1", "earliest") == 7
+        late.forget("1")
+        assert pin.move("1", 3) == 7
+        assert pin.move("1", "new") == 15
+        until(lambda: held() == Held(15, 15))

@@ -1,0 +1,346 @@
+"""A query's reader, asked as Spark asks it: nothing lost, nothing twice, and the buses keep no more
+than they should."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import simplebus
+from simplebus.core.settings import Keep, Settings
+from simplebus.spark.read.offsets import OffsetError
+from simplebus.testing.server import BusServer, bus_server, until
+from tests.spark import competing_consumer
+from tests.spark.simulated_query import POINTS, Query, once
+
+
+def publish(server: BusServer, count: int, class_id: int | str = 1) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many([b"x"] * count, class_id=class_id)
+
+
+def take(server: BusServer, count: int) -> None:
+    """Somebody who is no query is done with what was there before anybody asked for it."""
+    with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
+        competing_consumer.take(messages, count)
+
+
+def place(server: BusServer) -> str:
+    return server.address.removeprefix("simplebus://")
+
+
+def query(server: BusServer, **options: object) -> Query:
+    return Query(**{"servers": server.address, "subscribe": 1, **options})
+
+
+def run(one: Query, **options: object) -> list[int]:
+    """Start it with further options, and stop it when it has caught up. Returns the offsets of what
+    has come."""
+    return [offset for _, _, offset in run_all(one, **options)]
+
+
+def run_all(one: Query, **options: object) -> list[tuple[str, str, int]]:
+    """The same with servers and classes, batch by batch in order."""
+    before = len(one.rows)
+    usual, one.options = one.options, one.options | {n: str(v) for n, v in options.items()}
+    try:
+        one.catch_up()
+    finally:
+        one.stop()
+        one.options = usual
+    return sorted((row["server"], row["topic"], row["offset"]) for row in one.rows[before:])
+
+
+def said_by(one: Query) -> dict[str, Any]:
+    """What the query's last offsets say of it."""
+    found: dict[str, Any] = json.loads(one.ends[-1])["query"]
+    return found
+
+
+class CrashError(Exception):
+    """The driver dies here."""
+
+
+def crash_at(one: Query, point: str) -> None:
+    """Have a query that runs die in its next batch."""
+
+    with pytest.raises(CrashError):
+        one.run(once(point, crash))
+    one.die()
+
+
+def crash() -> None:
+    raise CrashError
+
+
+def durables(server: BusServer, class_id: int = 1) -> dict[str, int]:
+    """Where each durable stands."""
+    return {s.durable: s.floor for s in server.statistics(class_id).subscriptions if s.durable}
+
+
+def test_a_query_keeps_its_place_at_the_bus_under_a_name_that_its_checkpoint_knows(
+    server: BusServer,
+) -> None:
+    publish(server, 5)
+    one, other = query(server, startingOffsets="earliest"), query(server)
+    assert run(one) == [0, 1, 2, 3, 4]
+    assert run(other) == []
+    said = said_by(one)
+    assert durables(server) == {
+        said["durable"]: 5,
+        said_by(other)["durable"]: 5,
+    }
+    publish(server, 3)
+    until(lambda: server.statistics().ring.floor == 5)  # What lay there was for who came first.
+    assert run(one) == run(other) == [5, 6, 7]
+    assert said_by(one) == said
+    assert set(durables(server).values()) == {8}
+    assert server.statistics().ring.floor == 8
+
+
+@pytest.mark.parametrize("crash", ["ended", "planned", "read"])
+@pytest.mark.parametrize("starting", ["latest", "earliest"])
+@pytest.mark.parametrize("durable", [None, "mine"])
+def test_a_first_batch_that_is_repeated_begins_where_it_began(
+    server: BusServer, crash: str, starting: str, durable: str | None
+) -> None:
+    publish(server, 5)
+    named = {} if durable is None else {"durable": durable}
+    one = query(server, startingOffsets=starting, **named)
+    assert one.reader  # It is asked where to begin.
+    publish(server, 4)
+    crash_at(one, crash)
+    if starting == "latest":  # Else it was for the query, which was the first to come.
+        take(server, 5)
+    publish(server, 2)
+    assert run(one) == list(range(5 if starting == "latest" else 0, 11))
+    assert len(durables(server)) == 1
+
+
+def test_a_query_that_found_nothing_yet_still_knows_where_it_began(server: BusServer) -> None:
+    publish(server, 5)
+    one = query(server)
+    assert run(one) == []
+    publish(server, 2)
+    take(server, 5)
+    assert run(one) == [5, 6]
+    assert run(one) == []
+    assert len(one.ends) == 2  # What is there is told once.
+
+
+def test_a_query_may_have_nothing_kept(server: BusServer) -> None:
+    publish(server, 5)
+    one = query(server, startingOffsets="earliest", durable="None")
+    assert len(run(one)) == 5
+    until(lambda: not server.statistics().subscriptions)
+    assert "durable" not in said_by(one)
+    publish(server, 2)
+    assert run(one) == [5, 6]
+
+
+def test_what_is_kept_for_a_query_that_never_comes_again_is_let_go_of_one_day(
+    server: BusServer,
+) -> None:
+    publish(server, 5)
+    for options, seconds in (({}, 7 * 86_400), ({"durableIdle": "90s"}, 90)):
+        one = query(server, **options)
+        run(one)
+        name = said_by(one)["durable"]
+        [kept] = server.ask(
+            lambda up, name=name: [
+                position.idle_seconds
+                for position in up.engine.broker.classes[1].subscriptions
+                if position.durable == name
+            ]
+        )
+        assert kept == seconds
+
+
+def test_another_name_takes_the_place_of_the_one_before(server: BusServer) -> None:
+    publish(server, 5)
+    one = query(server, startingOffsets="earliest")
+    run(one)
+    assert [name[:6] for name in durables(server)] == ["spark "]
+    run(one, durable="archive")
+    assert durables(server) == {"archive": 5}
+    run(one, durable="none")
+    assert durables(server) == {}
+    run(one)
+    assert durables(server) == {said_by(one)["durable"]: 5}
+
+
+def test_what_is_not_read_any_more_is_let_go_of(server: BusServer) -> None:
+    with bus_server() as gone:
+        for class_id in (1, 2):
+            publish(server, 5, class_id)
+            publish(gone, 5, class_id)
+        both = f"{server.address},{gone.address}"
+        one = query(server, servers=both, subscribe="1,2", startingOffsets="earliest")
+        assert len(run(one)) == 20
+        publish(server, 1)
+        found = run_all(one, servers=server.address, subscribe="1")
+        assert found == [(place(server), "1", 5)]
+        assert durables(server, 1) == {said_by(one)["durable"]: 6}
+        assert not durables(server, 2)
+        assert not durables(gone, 1)
+        assert not durables(gone, 2)
+        offsets = json.loads(one.ends[-1])
+        assert set(offsets) == {place(server), "query"}
+        assert set(offsets[place(server)]) == {"1", ""}
+
+
+def test_what_is_added_begins_with_the_earliest_that_is_there(server: BusServer) -> None:
+    publish(server, 3)
+    one = query(server)
+    assert run(one) == []
+    with bus_server() as other:
+        publish(server, 2, "orders")
+        publish(other, 4)
+        both = f"{server.address},{other.address}"
+        found = run_all(one, servers=both, subscribe="1,orders")
+        assert sorted(found) == sorted(
+            [(place(server), "orders", n) for n in range(2)]
+            + [(place(other), "1", n) for n in range(4)]
+        )
+
+
+def test_a_class_that_comes_later_is_read_from_its_first_message(server: BusServer) -> None:
+    one = query(server, subscribe="orders")
+    one.catch_up()
+    publish(server, 3, "orders")
+    assert run(one) == [0, 1, 2]
+
+
+def test_a_checkpoint_of_before_there_were_names_is_gone_on_from(server: BusServer) -> None:
+    publish(server, 5)
+    one = query(server, startingOffsets="earliest")
+    run(one)
+    old = json.loads(one.ends[-1])
+    old.pop("query")
+    one.ends[-1] = json.dumps(old)
+    publish(server, 2)
+    crash_at(one, "planned")
+    assert run(one) == [5, 6]
+    assert said_by(one)["durable"] in durables(server)
+
+
+# Where to begin ----------------------------------------------------------------------------------
+
+
+def test_a_query_begins_at_a_time(server: BusServer) -> None:
+    publish(server, 3)
+    one = query(server, startingTimestamp=1000, startingOffsets="latest")
+    assert run(one) == [0, 1, 2]
+    late = 4_000_000_000_000
+    given = json.dumps({place(server): {"1": late}})
+    for options in ({"startingTimestamp": late}, {"startingOffsetsByTimestamp": given}):
+        with pytest.raises(
+            OffsetError, match=rf"is {late} \(2096-.*\) for class 1 at .*accepted nothing since"
+        ):
+            run(query(server, **options))
+        late_too = query(server, **options, startingOffsetsByTimestampStrategy="latest")
+        assert run(late_too) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"startingOffsets": {"1": 9}}, "startingOffsets is 9 for class 1 at .*, beyond its end"),
+        ({"startingOffsets": {"2": 0}}, "class 2 at .*, which is not subscribed to"),
+        ({"startingOffsetsByTimestamp": {"2": 0}}, "class 2 at .*, which is not subscribed to"),
+        ({"startingOffsets": {"orders": 0, "1": 0}}, "class orders at"),
+    ],
+)
+def test_what_is_wrong_with_the_beginning_is_told(
+    server: BusServer, options: dict[str, dict[str, int]], sentence: str
+) -> None:
+    publish(server, 5)
+    given = {name: json.dumps({place(server): said}) for name, said in options.items()}
+    with pytest.raises(OffsetError, match=sentence):
+        run(query(server, **given))
+    one = query(server, startingOffsets="earliest")
+    run(one)
+    publish(server, 1)
+    assert run(one, **given) == [5]  # Who has begun is not asked any more.
+
+
+def test_a_class_that_does_not_exist_is_told_and_not_made(server: BusServer) -> None:
+    with pytest.raises(ValueError, match="no Connect has named class 1, so there is nothing to"):
+        run(query(server))
+    assert server.ask(lambda up: 1 not in up.engine.broker.classes)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_offsets_before_the_floor_are_a_loss(strict: bool) -> None:
+    with bus_server(Settings(keep=Keep(messages=2))) as server:
+        publish(server, 5)
+        take(server, 5)
+        given = json.dumps({place(server): {"1": 1}})
+        one = query(server, startingOffsets=given, failOnDataLoss=strict)
+        if strict:
+            with pytest.raises(Exception, match=r"messages 1 to 2 of class 1 at .* are lost: the"):
+                run(one)
+        else:
+            assert run(one) == [3, 4]
+
+
+def test_a_batch_waits_for_enough_but_not_for_ever(
+    server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("simplebus.spark.read.stream.monotonic", lambda: now[0])
+    publish(server, 2)
+    one = query(server, startingOffsets="earliest", minOffsetsPerTrigger=3, maxTriggerDelay="90s")
+    due = []
+    for count, seconds in ((0, 0), (2, 0), (1, 0), (1, 89), (0, 1), (1, 0)):
+        publish(server, count)
+        now[0] += seconds
+        due.append(one.run() is not None)
+    assert due == [True, False, True, False, True, False]
+    assert [row["offset"] for row in one.rows] == list(range(6))
+    one.reader.prepareForTriggerAvailableNow()
+    assert run(one) == [6]  # Who is to end waits for nothing.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_when_each_message_since_the_beginning_comes_once(seed: int) -> None:
+    chance = random.Random(seed)
+    with bus_server() as server:
+        publish(server, 3)
+        publish(server, 3, 2)
+        starting = chance.choice(["latest", "earliest"])
+        one = query(
+            server, subscribe="1,2", startingOffsets=starting, maxOffsetsPerTrigger=4, timeout=60
+        )
+        assert one.reader  # Only the first answer to where it begins counts if it comes to a batch.
+        publish(server, 1)
+        heads = Counter({"1": 4, "2": 3})
+        with pytest.raises(CrashError):
+            one.run(once("ended", crash))
+        for _ in range(40):
+            match chance.choice(["publish", "run", "stop", "hang up", *POINTS]):
+                case "publish":
+                    class_id = chance.choice([1, 2])
+                    publish(server, count := chance.randint(1, 5), class_id)
+                    heads[str(class_id)] += count
+                case "run":
+                    one.run()
+                case "stop":
+                    one.stop()
+                case "hang up":
+                    server.hang_up()
+                case point:
+                    with contextlib.suppress(CrashError):
+                        one.run(once(point, crash))
+                    one.die()
+        run(one)
+        first = 0 if starting == "earliest" else 3
+        came = sorted((row["topic"], row["offset"]) for row in one.rows)
+        assert came == [(name, n) for name in sorted(heads) for n in range(first, heads[name])]
+        for class_id, head in heads.items():
+            assert list(durables(server, int(class_id)).values()) == [head]

@@ -1,0 +1,39 @@
+"""A bus does not take a busy query for dead."""
+
+from __future__ import annotations
+
+import pytest
+
+from simplebus.spark.connections import Buses
+from simplebus.spark.keepalive import Awake
+from simplebus.spark.options import SourceOptions
+from simplebus.testing.server import bus_server, until
+from tests.spark.heartbeat_bus import beaten_bus
+
+
+@pytest.mark.parametrize("awake", [True, False])
+def test_a_connection_stays_while_nobody_uses_it(awake: bool) -> None:
+    with beaten_bus() as bus:
+        place = bus.server.address.removeprefix("simplebus://")
+        with Buses(SourceOptions((place,), ("1",), timeout=60)) as buses:
+            buses[place].memory(["1"], make=True)
+            keeper = Awake(buses.wires, pause=0.02)
+            if awake:
+                keeper.start()
+                bus.beats_when_heard(8)
+            else:
+                bus.beats(8)
+            keeper.stop()
+            assert bus.taken_for_dead() == (not awake)
+
+
+def test_a_connection_that_was_lost_is_replaced_while_nobody_uses_it() -> None:
+    with bus_server() as server:
+        place = server.address.removeprefix("simplebus://")
+        with Buses(SourceOptions((place,), ("1",), timeout=60)) as buses:
+            buses[place].memory(["1"], make=True)
+            first = server.ask(lambda up: set(up.engine.connections))
+            with Awake(buses.wires, pause=0.5).kept():
+                server.hang_up()
+                until(lambda: len(server.ask(lambda up: set(up.engine.connections)) - first) == 1)
+            assert buses[place].memory(["1"]).classes["1"].head == 0

@@ -1,0 +1,335 @@
+"""What breaks around a query, and what then is there: every message once, or a loss that is told.
+
+The query is driven in Spark's order of calls; a real Spark dies in test_cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import simplebus
+from simplebus.core.commit_log import Level
+from simplebus.core.errors import BusConnectionError
+from simplebus.core.limits import Limits
+from simplebus.core.settings import FullPolicy, Settings
+from simplebus.spark.options import SinkOptions
+from simplebus.spark.read.planner import DataLossError
+from simplebus.spark.sink import BusRenewedError, Written, write_task
+from simplebus.testing.server import BusServer, bus_server, until
+from tests.client.faulty_bus import Proxy, proxy
+from tests.spark.simulated_query import POINTS, Query, once
+
+OLD = [b"old %d " % n * 150 for n in range(2500)]
+"""More than one answer of a bus can carry."""
+NEW = [b"new %d" % n for n in range(300)]
+
+
+def publish(server: BusServer, payloads: list[bytes], class_id: int | str = 1) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many(payloads, class_id=class_id)
+
+
+def stored(server: BusServer, class_id: int | str = 1) -> list[bytes]:
+    with simplebus.connect_blocking(server.address) as bus:
+        return [message.payload for message in bus.fetch(class_id)]
+
+
+@pytest.fixture
+def way(server: BusServer) -> Iterator[Proxy]:
+    """The address that a query knows, whichever bus is behind it."""
+    with proxy(server.address) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def querying(way: Proxy, **options: object) -> Iterator[Query]:
+    more = {"startingOffsets": "earliest", "timeout": 10, **options}
+    query = Query(servers=way.address, **{"subscribe": "1", **more})
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_bus_that_is_cut_off_for_a_while_costs_nothing(
+    server: BusServer, way: Proxy, point: str
+) -> None:
+    def cut_off() -> None:
+        way.is_shut = True
+        way.cut()
+        opening.submit(open_again)
+
+    def open_again() -> None:
+        until(lambda: way.turned_away > 0)
+        way.is_shut = False
+
+    publish(server, OLD)
+    with ThreadPoolExecutor() as opening, querying(way, maxOffsetsPerTrigger=1500) as query:
+        query.run(once(point, cut_off))
+        publish(server, NEW)
+        query.catch_up()
+    assert query.counts() == Counter(OLD + NEW)
+    assert way.turned_away
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_driver_that_dies_leaves_nothing_out_and_repeats_only_what_was_not_done(
+    server: BusServer, way: Proxy, point: str
+) -> None:
+    class DeadError(Exception):
+        pass
+
+    def die() -> None:
+        query.die()
+        raise DeadError
+
+    publish(server, OLD)
+    with querying(way, maxOffsetsPerTrigger=1500) as query:
+        with pytest.raises(DeadError):
+            query.run(once(point, die))
+        publish(server, NEW)
+        again = query.run()
+        assert again is not None
+        assert [row["offset"] for row in again] == list(
+            range(1500, 2800) if point == "done" else range(1500)
+        )
+        query.catch_up()
+    assert query.counts() == Counter(OLD + NEW)
+
+
+@contextlib.contextmanager
+def another_bus(way: Proxy) -> Iterator[BusServer]:
+    """The bus dies with all that it holds; another one comes up in its place."""
+    with bus_server() as other:
+        way.lead_to(other.address)
+        way.cut()
+        publish(other, NEW)
+        yield other
+
+
+def test_a_bus_that_comes_back_without_what_was_not_on_disk_is_told_of(
+    way: Proxy, tmp_path: Path
+) -> None:
+    kept, cut = tmp_path / "kept", tmp_path / "cut"
+    with bus_server(data_dir=kept, durability=Level.OS) as before:
+        way.lead_to(before.address)
+        publish(before, NEW[:100])
+        shutil.copytree(kept, cut)  # What the disk has when the power fails.
+        publish(before, NEW[100:])
+        with querying(way) as query, querying(way, failOnDataLoss="false") as loose:
+            assert query.reader
+            assert loose.reader  # Before the first one has the bus let go of anything.
+            query.catch_up()
+            loose.catch_up()
+            with bus_server(data_dir=cut, durability=Level.OS) as after:
+                way.lead_to(after.address)
+                way.cut()
+                said = r"messages 100 to 299 of class 1 at .*: they were read, and the bus has lost"
+                for _ in range(2):
+                    with pytest.raises(DataLossError, match=said):
+                        query.run()
+                    query.die()
+                assert not loose.run()
+                publish(after, OLD[:10])
+                loose.catch_up()
+    assert query.counts() == Counter(NEW)
+    assert loose.counts() == Counter(NEW + OLD[:10])
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_bus_that_comes_back_without_its_messages_ends_a_query(
+    server: BusServer, way: Proxy, point: str
+) -> None:
+    publish(server, OLD)
+    with contextlib.ExitStack() as stack, querying(way) as query:
+        with pytest.raises(DataLossError) as told:
+            query.catch_up(once(point, lambda: stack.enter_context(another_bus(way))))
+        assert re.search(
+            rf"messages \d+ (to 2499|and on) of class 1 at {way.address} are lost: .*begun anew",
+            str(told.value),
+        )
+        query.die()
+        with pytest.raises(DataLossError, match=r"class 1 at .* are lost"):
+            query.run()  # It does not go on as if nothing had been.
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_bus_that_comes_back_without_its_messages_is_read_on_if_losses_are_allowed(
+    server: BusServer, way: Proxy, point: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(server, OLD)
+    with contextlib.ExitStack() as stack, querying(way, failOnDataLoss="false") as query:
+        query.run(once(point, lambda: stack.enter_context(another_bus(way))))
+        query.catch_up()
+        assert query.run() is None
+    counts = query.counts()
+    assert set(counts.values()) == {1}
+    assert set(NEW) <= set(counts)
+    kept = len(set(counts) & set(OLD))
+    assert kept == (len(OLD) if point in ("read", "done") else kept)
+    first = kept if point == "reading" else len(OLD) if point in ("read", "done") else 0
+    last = "and on" if point in ("read", "done") else "to 2499"
+    assert f"messages {first} {last} of class 1 at {way.address} are lost" in caplog.text
+
+
+SMALL = Settings(limits=Limits(class_messages=100), full_policy=FullPolicy.DROP_OLDEST)
+"""A ring that its publishers run over, whoever needs what is in it."""
+
+
+@pytest.mark.parametrize(
+    ("point", "first", "last"),
+    [("ended", 0, 59), ("planned", 0, 59), ("done", 60, 139)],
+)
+def test_what_a_ring_has_run_over_is_a_loss_of_that_and_no_more(
+    point: str, first: int, last: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    loss = f"messages {first} to {last} of class 1 at .* are lost: the class holds messages from"
+    for allowed in ("true", "false"):
+        with (
+            bus_server(SMALL) as server,
+            proxy(server.address) as way,
+            querying(way, failOnDataLoss=allowed) as query,
+        ):
+            publish(server, OLD[:60])
+            more = OLD[60 : 160 if point != "done" else 240]
+            run_over = once(point, lambda up=server, rest=more: publish(up, rest))
+            if allowed == "true":
+                with pytest.raises(DataLossError, match=loss):
+                    query.catch_up(run_over)
+            else:
+                query.run(run_over)
+                query.catch_up()
+                assert re.search(loss, caplog.text)
+                seen = {row["offset"] for row in query.rows}
+                whole = range(60 + len(more))
+                assert [n for n in whole if n not in seen] == [*range(first, last + 1)]
+                assert len(query.rows) == len(seen)
+
+
+def test_a_checkpoint_that_is_older_than_what_the_bus_holds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with bus_server(SMALL) as server, proxy(server.address) as way:
+        publish(server, OLD[:50])
+        with querying(way) as query:
+            query.run()
+            query.die()
+            publish(server, OLD[50:250])
+            with pytest.raises(DataLossError, match="messages 50 to 149 of class 1 at"):
+                query.run()
+            query.die()
+            query.options["failOnDataLoss"] = "false"
+            query.run()
+            query.options["failOnDataLoss"] = "true"
+            query.die()
+            publish(server, NEW[:10])
+            query.run()  # What was allowed to be lost is not complained of again.
+        assert [row["value"] for row in query.rows] == OLD[:50] + OLD[150:250] + NEW[:10]
+        assert "messages 50 to 149 of class 1 at" in caplog.text
+
+
+def test_a_class_that_comes_later_is_read_from_its_first_message(
+    server: BusServer, way: Proxy
+) -> None:
+    publish(server, NEW[:10])
+    with querying(way, subscribe="1,later") as query:
+        query.run()
+        publish(server, NEW[10:20], "later")
+        query.run()
+        query.die()
+        query.options["subscribe"] = "1,later,latest"
+        publish(server, NEW[20:30], "latest")
+        query.run()
+    assert [row["value"] for row in query.rows] == NEW[:30]
+    assert [row["topic"] for row in query.rows] == ["1"] * 10 + ["later"] * 10 + ["latest"] * 10
+
+
+def at_once(*attempts: Callable[[], Any]) -> list[Any]:
+    """What becomes of attempts that run at the same time: a value or an error each."""
+    with ThreadPoolExecutor(len(attempts)) as pool:
+        futures = [pool.submit(one) for one in attempts]
+        return [future.exception() or future.result() for future in futures]
+
+
+def test_two_attempts_at_one_task_read_the_same(server: BusServer, way: Proxy) -> None:
+    publish(server, OLD)
+    with querying(way, minPartitions=2) as query:
+        reader = query.reader
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        tasks = pickle.loads(pickle.dumps(list(reader.partitions(start, end))))
+        for task in tasks:
+            one, other = at_once(*[lambda t=task: pa.Table.from_batches(reader.read(t))] * 2)
+            assert one.equals(other)
+            assert one.num_rows == len(OLD) // 2
+
+
+def rows(payloads: list[bytes], piece: int) -> Iterator[pa.RecordBatch]:
+    for first in range(0, len(payloads), piece):
+        yield pa.RecordBatch.from_pydict({"value": payloads[first : first + piece]})
+
+
+def test_two_attempts_at_one_task_publish_once(server: BusServer) -> None:
+    options = SinkOptions(server.address.removeprefix("simplebus://"), class_="1", timeout=60)
+    for trial in range(5):
+        name, expected = f"task {trial}", stored(server) + NEW
+        results = at_once(
+            *[lambda n=n, name=name: write_task(rows(NEW, 7 + n), options, name) for n in range(3)]
+        )
+        assert any(isinstance(result, Written) for result in results)
+        for result in results:
+            assert isinstance(result, (Written, BusConnectionError))
+        assert stored(server) == expected
+
+
+def test_a_bus_that_is_cut_off_for_a_while_is_written_to_once(
+    server: BusServer, way: Proxy
+) -> None:
+    def cut() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(rows(OLD, 100)):
+            yield batch
+            if number % 6 == 3:
+                way.loses = ("what it hears", "what the bus says")[number % 12 == 3]
+            if number % 6 == 5:
+                way.cut()
+
+    options = SinkOptions(way.address, class_="1", timeout=60)
+    assert write_task(cut(), options, "task").rows == len(OLD)
+    assert stored(server) == OLD
+
+
+def test_a_bus_that_loses_what_a_task_has_published_is_given_all_of_it_again() -> None:
+    settings = Settings(limits=Limits(credit_bytes=50_000))  # Most of it is confirmed on the way.
+    with (
+        bus_server(settings) as server,
+        bus_server(settings) as other,
+        proxy(server.address) as way,
+    ):
+        options = SinkOptions(way.address, class_="1", timeout=60)
+
+        def interrupted() -> Iterator[pa.RecordBatch]:
+            for number, batch in enumerate(rows(OLD, 100)):
+                yield batch
+                if number == 15:
+                    way.lead_to(other.address)
+                    way.cut()
+
+        with pytest.raises(BusRenewedError, match=f"the bus at {way.address} has begun anew"):
+            write_task(interrupted(), options, "task")
+        half = stored(other)
+        assert half == OLD[-len(half) :]
+        assert len(half) < len(OLD)
+        assert write_task(rows(OLD, 100), options, "task") == Written(len(OLD), 0)
+        assert stored(other) == half + OLD

@@ -1,0 +1,110 @@
+"""A broker that is kept in a directory, without a thread and without a socket.
+
+Rule 1: nothing is written before `write` and nothing is confirmed before `sync`; a bus that is
+dropped without either has crashed there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.checkpoint import Keeper
+from simplebus.core.commit_log import Ledger, Level, Lot
+from simplebus.core.limits import KEPT_SECONDS
+from simplebus.storage.directory import take
+from simplebus.storage.journal import Journal
+from simplebus.storage.recovery import Recovered, recover, settle
+from tests.behaviour.wire_peer import Bus
+
+START = 1_700_000_000.0
+
+RUNS = count(1)
+_living: set[KeptBus] = set()
+"""What has neither crashed nor been stopped."""
+
+
+def end_all() -> None:
+    """Those that a test has left as they were crash: their descriptors are given back."""
+    for bus in list(_living):
+        bus.crash()
+
+
+class KeptBus(Bus):
+    """What `serve` makes of a data directory."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        level: Level = Level.DISK,
+        segment_bytes: int = 1 << 20,
+        settings: Settings | None = None,
+        now: float = START,
+        boot: str = "",
+    ) -> None:
+        super().__init__()
+        self.directory = replace(take(path, new_bus="here"), boot=boot)
+        try:
+            self.broker = Broker(
+                settings or Settings(),
+                identity=self.directory.bus,
+                run=str(next(RUNS)),
+                ledger=Ledger(level),
+            )
+            self.broker.clock.now = now
+            self.found: Recovered = recover(self.directory, self.broker)
+            settle(self.directory, self.found, to_disk=False)  # Nothing here cuts the power.
+        except BaseException:
+            self.directory.close()
+            raise
+        self.broker.check()
+        assert self.broker.ledger is not None
+        self.ledger: Ledger = self.broker.ledger
+        self.ledger.taken = self.ledger.reached = self.found.lot
+        self.keeper = Keeper(self.broker)
+        self.journal = Journal(self.directory, level=level, segment_bytes=segment_bytes)
+        self.lots: list[Lot] = []
+        _living.add(self)
+
+    def write(self) -> None:
+        """Write what has come."""
+        lot = self.keeper.take()
+        if lot is not None:
+            self.lots.append(lot)
+            self.journal.write(lot)
+
+    def sync(self) -> None:
+        """Write and sync it, and say so."""
+        self.write()
+        self.journal.sync()
+        self.lots.clear()
+        self.broker.reach(self.ledger.taken)
+        self.broker.check()
+
+    def remove(self, *, is_short: bool = False) -> bool:
+        """What nobody needs any longer, as far as that is written, too; `is_short` of space."""
+        self.broker.clock.now += KEPT_SECONDS
+        self.sync()
+        empty = self.keeper.empty() if is_short else ()
+        return self.journal.remove(self.keeper.floors(), empty)
+
+    def crash(self) -> None:
+        """The process is gone: what was written stays, the system lets go of the lock."""
+        _living.discard(self)
+        for cls in self.journal._classes.values():
+            if cls.file is not None:
+                cls.file.abandon()
+        if self.journal._state is not None:
+            self.journal._state.abandon()
+        self.directory.close()
+
+    def close(self) -> None:
+        """Stopped in peace."""
+        self.keeper.wants_snapshot = True
+        self.sync()
+        _living.discard(self)
+        self.journal.close()
+        self.directory.close()

@@ -1,0 +1,107 @@
+"""A kept bus whose classes are larger than memory, read back as `serve` does, without a thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from simplebus.core.broker.broker import Settings
+from simplebus.core.commit_log import Level
+from simplebus.core.limits import Limits
+from simplebus.core.message_class.spill import Read
+from simplebus.core.settings import FullPolicy
+from simplebus.storage.segment_reader import JournalReader
+from tests.behaviour.wire_peer import numbered
+from tests.behaviour.wire_peer_v2 import (
+    FETCH,
+    Got,
+    Peer2,
+    ack,
+    asked,
+    publish,
+)
+from tests.storage.journaled_broker import KeptBus
+
+
+def small(messages: int = 64, **given: Any) -> Settings:
+    """A class holds so many messages in memory."""
+    return Settings(limits=Limits(class_messages=messages), full_policy=FullPolicy.SPILL, **given)
+
+
+class SpilledBus(KeptBus):
+    """See the module's law."""
+
+    def __init__(self, path: Path, **given: Any) -> None:
+        given.setdefault("settings", small())
+        given.setdefault("level", Level.OS)  # What a sync takes is not of interest here.
+        super().__init__(path, **given)
+        self.reader = JournalReader(path)
+        self.reads = 0
+        self.trusting = True  # Each `sync` checks the bus.
+
+    def bring(self) -> None:
+        """Have everything read that is asked for, until nothing is."""
+        spilling = self.broker.spilling
+        assert spilling is not None
+        while True:
+            self.broker.take_ready()
+            reads = spilling.take_reads()
+            if not reads:
+                break
+            for read in reads:
+                self.answer(read)
+
+    def answer(self, read: Read) -> None:
+        """Read what is asked for."""
+        assert self.broker.spilling is not None
+        self.reads += 1
+        try:
+            found = self.reader.read(read)
+        except OSError:
+            self.broker.spilling.failed(read)
+        else:
+            self.broker.spilling.given(read, found)
+
+
+def fill(bus: SpilledBus, peer: Peer2, count: int, *, start: int = 0, step: int = 16) -> None:
+    """Publish so many, each few of them written before the next come."""
+    sent = numbered(count, start=start)
+    for at in range(0, count, step):
+        peer.say(publish(1, start + at, *sent[at : at + step]))
+        bus.sync()
+
+
+def all_of(bus: SpilledBus, reader: Peer2, *, number: int = 5) -> list[Got]:
+    """What a reader gets that acknowledges everything at once."""
+    got: list[Got] = []
+    while some := hear(bus, reader):
+        got += some
+        for message in some:
+            reader.say(ack(number, message.message_id, message.message_id + 1))
+    return got
+
+
+def hear(bus: SpilledBus, reader: Peer2) -> list[Got]:
+    bus.bring()
+    return reader.got()
+
+
+def contents(got: list[Got]) -> list[bytes]:
+    return [message.content for message in got]
+
+
+def later(bus: SpilledBus, seconds: float) -> None:
+    bus.broker.clock.now += seconds
+    bus.tick()
+    bus.broker.wake_due()
+
+
+def fetched(bus: SpilledBus, peer: Peer2, **what: object) -> tuple[list[Got], dict[str, int]]:
+    """What a Fetch is answered."""
+    peer.say(asked(FETCH, 1, 3, **what))
+    got, told = peer.listen()
+    if not told:
+        bus.bring()
+        got, told = peer.listen()
+    (reply,) = told
+    return got, reply.content

@@ -1,0 +1,222 @@
+"""A disk that is full or fails: publishers are told, nothing accepted is lost, and it goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from simplebus.core import commit_log
+from simplebus.core.commit_log import Level
+from simplebus.core.errors import Reason
+from simplebus.storage.append_file import AppendFile
+from tests.behaviour.wire_peer import connect, numbered
+from tests.behaviour.wire_peer import publish as said
+from tests.behaviour.wire_peer_v2 import (
+    FETCH,
+    ack,
+    asked,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.storage.journaled_broker import KeptBus
+from tests.storage.test_journal import confirms, next_number, payloads
+
+
+class Disk:
+    """Fails at the calls that it is told."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.fails_at: set[int] = set()
+        self.half = False
+        """Whether a write that fails has written half."""
+
+    def may(self) -> bool:
+        self.calls += 1
+        return self.calls not in self.fails_at
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk()
+    append, sync = AppendFile.append, AppendFile.sync
+
+    def failing_append(file: AppendFile, data: list[bytes], *, mark: int) -> None:
+        if not disk.may():
+            if disk.half:
+                whole = b"".join(data)
+                append(file, [whole[: len(whole) // 2]], mark=file.mark)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
+        append(file, data, mark=mark)
+
+    def failing_sync(file: AppendFile) -> None:
+        if not disk.may():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(file)
+
+    monkeypatch.setattr(AppendFile, "append", failing_append)
+    monkeypatch.setattr(AppendFile, "sync", failing_sync)
+    return disk
+
+
+def write_until_it_succeeds(bus: KeptBus) -> int:
+    """As the writer does it. Returns how often that failed."""
+    failed = 0
+    lot = bus.keeper.take()
+    while True:
+        try:
+            if failed:
+                bus.journal.withdraw()
+            assert lot is not None
+            bus.journal.write(lot)
+            bus.journal.sync()
+        except OSError:
+            failed += 1
+            continue
+        bus.broker.reach(bus.ledger.taken)
+        return failed
+
+
+@pytest.mark.parametrize(("half", "is_rolling"), [(False, True), (True, False)])
+def test_wherever_it_fails_all_is_there_once_in_the_end(
+    tmp_path: Path, disk: Disk, half: bool, is_rolling: bool
+) -> None:
+    disk.half = half
+    for place in range(1, 13):
+        disk.fails_at.clear()
+        path = tmp_path / str(place)
+        bus = KeptBus(path, segment_bytes=1 if is_rolling else 1 << 20)
+        peer = peer2(bus, publish(1, 0, b"0"), publish(2, 1, b"0"), classes=(1, 2), name="till")
+        write_until_it_succeeds(bus)
+        peer2(bus, subscribe(1, 5, durable="billing", start="new"))
+        disk.calls, disk.fails_at = 0, {place, place + 1}
+        number = 2
+        for turn in range(1, 3):  # Two entries of each class: the clock goes on in between.
+            for class_id in (1, 2):
+                peer.say(publish(class_id, number, b"%d" % turn))
+                number += 1
+            bus.broker.clock.now += 1
+        bus.keeper.wants_snapshot = place % 2 == 0
+        write_until_it_succeeds(bus)
+        disk.fails_at.clear()
+        bus.crash()
+        bus = KeptBus(path)
+        assert bus.found.dropped == []
+        assert payloads(bus, 1) == payloads(bus, 2) == [b"0", b"1", b"2"], place
+        assert next_number(bus) == number
+        assert len(bus.broker.classes[1].named) == 1
+        bus.crash()
+
+
+def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = peer2(bus, subscribe(1, 5))
+    peer = peer2(bus, publish(1, 0, b"a"), name="till")
+    bus.sync()
+    peer.told()
+    bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
+    peer.say(publish(1, 1, b"b"), publish(1, 2, b"c", b"d"))
+    told = peer.told()
+    assert [said.content["code"] for said in told if said.kind == "error"] == ["disk_full"] * 2
+    assert confirms(told)[-1] == (4, 2)
+    assert bus.broker.classes[1].dropped == {Reason.DISK_FULL: 3}
+    assert reader.ids() == [0]
+    reader.say(ack(5, 0, 1))
+    assert payloads(bus) == []
+    bus.ledger.failure = None
+    peer.say(publish(1, 4, b"e"))
+    bus.sync()
+    assert confirms(peer.told()) == [(5, 2)]
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert next_number(bus) == 5
+
+
+def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, publish(1, 0, *numbered(3)), name="till")
+    bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
+    peer.say(publish(1, 3, b"refused"))
+    assert confirms(peer.told()) == []
+    bus.ledger.failure = None
+    bus.sync()
+    assert confirms(peer.told()) == [(4, 2)]
+
+
+def test_what_comes_again_meanwhile_is_not_confirmed_before_it_is_written(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    sent = publish(1, 0, *numbered(3))
+    peer2(bus, sent, name="till", instance="one")
+    bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
+    peer = peer2(bus, sent, publish(1, 3, b"refused"), name="till", instance="one")
+    assert confirms(peer.told()) == []
+    bus.ledger.failure = None
+    bus.sync()
+    assert confirms(peer.told()) == [(4, 2)]
+
+
+def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    plain = bus.peer(connect(1))
+    bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
+    plain.say(said(1, b"a"))
+    assert plain.session.must_wait
+    assert payloads(bus) == [b"a"]
+    assert bus.broker.take_unblocked() == []
+    bus.sync()
+    assert bus.broker.take_unblocked() == [plain.session]
+    assert not plain.session.must_wait
+
+
+def test_who_publishes_faster_than_the_disk_writes_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "LEDGER_BYTES_MAX", 1000)
+    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    plain = bus.peer(connect(1))
+    told = peer2(bus, publish(1, 0, b"a"))
+    assert confirms(told.told()) == [(1, 0)]
+    plain.say(said(1, bytes(900)))
+    assert not plain.session.must_wait
+    plain.say(said(1, bytes(900)))
+    assert plain.session.must_wait
+    told.say(publish(1, 1, b"b"))
+    assert confirms(told.told()) == []
+    bus.sync()
+    assert not plain.session.must_wait
+    assert confirms(told.told()) == [(2, 0)]
+
+
+def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, publish(1, 0, b"a"))
+    bus.sync()
+    peer.told()
+    for turn in range(2):
+        peer.say(publish(1, 1 + turn, b"b"), asked(FETCH, 1, 3))
+        bus.write()
+        messages, rest = peer.listen()
+        assert [message.content for message in messages] == [b"a"]
+        assert (rest[-1].content["next"], rest[-1].content["head"]) == (1, 1)
+    bus.sync()
+    peer.say(asked(FETCH, 1, 3))
+    assert len(peer.got()) == 3
+
+
+def test_who_waits_for_a_confirm_is_told_that_it_comes_later(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    waits, idle = peer2(bus, publish(1, 0, b"accepted"), name="till"), peer2(bus, name="other")
+    bus.broker.fail_to_keep(Reason.DISK_FULL, "no space")
+    bus.broker.fail_to_keep(Reason.DISK_FULL, "no space")
+    (said,) = waits.told()
+    assert (said.kind, said.class_id, said.message_id, said.last_field) == ("error", 0, 0, 0)
+    assert (said.content["code"], said.content["count"]) == ("disk_full", 0)
+    assert "confirmed when it is written" in said.content["message"]
+    assert idle.told() == []
+    bus.sync()
+    assert confirms(waits.told()) == [(1, 2)]

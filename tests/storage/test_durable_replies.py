@@ -1,0 +1,233 @@
+"""What is answered about durables is true after a crash, and waits for that; nothing else does.
+
+Rule 1: outcomes are looked at on both sides of a crash; what is looked at inside is counted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simplebus.core import checkpoint as keeper_module
+from simplebus.core.commit_log import Level
+from simplebus.core.errors import Reason
+from simplebus.core.snapshot import decode
+from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.permissions import Permissions
+from simplebus.core.users.users import User, Users
+from tests.behaviour.wire_peer import numbered
+from tests.behaviour.wire_peer_v2 import (
+    CONNECT,
+    Peer2,
+    ack,
+    asked,
+    peer2,
+    publish,
+    subscribe,
+    unsubscribe,
+)
+from tests.storage.journaled_broker import KeptBus
+
+KINDS = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
+
+
+def told(peer: Peer2) -> list[tuple[str, int]]:
+    """What is answered, and to which request."""
+    return [(said.kind, said.message_id) for said in peer.told()]
+
+
+def durables(bus: KeptBus) -> list[str]:
+    cls = bus.broker.classes.get(1)
+    return [] if cls is None else sorted(position.durable for position in cls.subscriptions)
+
+
+@pytest.mark.parametrize("level", [Level.OS, Level.DISK])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_durable_of_which_its_owner_was_told_is_there_after_a_crash(
+    tmp_path: Path, kind: dict[str, object], level: Level
+) -> None:
+    bus = KeptBus(tmp_path, level=level)
+    bus.sync()
+    peer = peer2(bus, subscribe(1, 5, request=3, durable="d", **kind))
+    assert told(peer) == []
+    bus.write()
+    assert told(peer) == []
+    bus.sync()
+    assert told(peer) == [("subscribe", 3)]
+    bus.crash()
+    bus = KeptBus(tmp_path, level=level)
+    assert durables(bus) == ["d"]
+    peer2(bus, publish(1, 0, *numbered(3)))
+    peer = peer2(bus, subscribe(1, 5, request=4, durable="d", **kind))
+    messages, said = peer.listen()
+    assert [each.content["resumed"] for each in said] == [True]  # At once: it is kept.
+    assert [message.message_id for message in messages] == [0, 1, 2]
+    bus.crash()
+
+
+def test_its_messages_come_behind_the_answer_and_hold_up_nobody_s(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, subscribe(1, 4), subscribe(1, 5, request=3, durable="d"), name="till")
+    assert told(peer) == [("subscribe", 7)]
+    peer.say(publish(1, 0, *numbered(3)), asked(CONNECT, request=8, version=2))
+    messages, said = peer.listen()
+    assert [(message.number, message.message_id) for message in messages] == [
+        (4, 0),
+        (4, 1),
+        (4, 2),
+    ]
+    assert [(each.kind, each.message_id) for each in said] == [("connect", 8)]
+    bus.tick(12)
+    assert {message.number for message in peer.got()} == {4}
+    bus.sync()
+    data = peer.take(1 << 20)
+    assert data.index(b'"resumed"') < data.index(b"0.")
+    peer.say(ack(5, 0, 3), ack(4, 0, 3))
+    bus.check()
+    assert not len(bus.broker.classes[1].ring)
+    bus.crash()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_leaves_before_the_answer_is_answered_in_order_and_sent_nothing(
+    tmp_path: Path, kind: dict[str, object]
+) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, subscribe(1, 5, request=3, durable="d", **kind))
+    peer.say(publish(1, 0, b"a"), unsubscribe(5, request=4), subscribe(1, 5, request=6))
+    assert told(peer) == []  # They are all about one number.
+    bus.sync()
+    messages, said = peer.listen()
+    told_of = [(each.kind, each.message_id) for each in said if each.kind != "confirm"]
+    assert told_of == [("subscribe", 3), ("unsubscribe", 4), ("subscribe", 6)]
+    assert messages == []  # It waits for the durable; the other one began behind it.
+    assert durables(bus) == ["", "d"]
+    bus.crash()
+
+
+def test_every_member_of_a_group_that_is_new_waits(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    members = [peer2(bus, subscribe(1, 5, durable="d", group="g")) for _ in range(3)]
+    members.pop().leave()
+    assert [told(member) for member in members] == [[], []]
+    bus.sync()
+    assert [told(member) for member in members] == [[("subscribe", 7)]] * 2
+    late = peer2(bus, subscribe(1, 5, durable="d", group="g"))
+    assert told(late) == [("subscribe", 7)]
+    bus.crash()
+
+
+def test_who_asked_and_is_gone_leaves_a_durable_and_is_told_nothing(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    bus.sync()
+    assert durables(bus) == ["d"]
+    assert told(peer2(bus, subscribe(1, 5, durable="d"))) == [("subscribe", 7)]
+    bus.crash()
+
+
+def test_a_durable_of_which_it_was_said_that_it_is_forgotten_is_not_back(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, durable="e"))
+    bus.sync()
+    peer.told()
+    peer.say(unsubscribe(5, request=4, forget=True))
+    assert told(peer) == []
+    peer.say(unsubscribe(6, request=5))  # Nothing changes, but it is behind the other one.
+    bus.sync()
+    assert told(peer) == [("unsubscribe", 4), ("unsubscribe", 5)]
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert durables(bus) == ["e"]
+    bus.crash()
+
+
+def test_a_durable_that_is_moved_is_where_its_owner_was_told(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, subscribe(1, 4, durable="all"), publish(1, 0, *numbered(6)))
+    peer.say(subscribe(1, 5, durable="d", start="new"), unsubscribe(5))
+    bus.sync()
+    peer.listen()
+    peer.say(subscribe(1, 5, request=8, durable="d", start={"sequence": 2}, seek=True))
+    assert told(peer) == []
+    bus.sync()
+    assert told(peer) == [("subscribe", 8)]
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert peer2(bus, subscribe(1, 5, durable="d")).ids() == [2, 3, 4, 5]
+    bus.crash()
+
+
+def test_nothing_waits_where_nothing_is_promised(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    peer = peer2(bus, subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
+    assert told(peer) == [("subscribe", 7), ("unsubscribe", 9)]
+    bus.crash()
+
+
+def test_who_waits_while_nothing_can_be_written_is_told_why(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    early = peer2(bus, subscribe(1, 5, durable="d"))
+    bus.broker.fail_to_keep(Reason.DISK_FAILED, "the disk is gone")
+    late = peer2(bus, subscribe(1, 5, durable="e"))
+    for peer in (early, late):
+        (said,) = peer.told()
+        assert (said.kind, said.content["code"], said.last_field) == ("error", "disk_failed", 0)
+    bus.sync()
+    assert [told(peer) for peer in (early, late)] == [[("subscribe", 7)]] * 2
+    bus.crash()
+
+
+def test_a_durable_that_comes_or_goes_costs_no_look_at_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, *(subscribe(1, 1 + n, durable=f"d{n}") for n in range(50)))
+    bus.sync()
+    looked: list[object] = []
+    progress = keeper_module._progress
+
+    def look(position: object) -> object:
+        looked.append(position)
+        return progress(position)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(keeper_module, "_progress", look)
+    peer.say(subscribe(1, 100, durable="new"), unsubscribe(7, forget=True))
+    bus.write()
+    (lot,) = bus.lots
+    changes = decode(lot.changes)
+    assert [each.durable for each in changes.positions] == ["new"]
+    assert changes.gone == [(1, "d6", "")]
+    assert len(looked) == 1
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert durables(bus) == sorted({"new", *(f"d{n}" for n in range(50))} - {"d6"})
+    bus.crash()
+
+
+def test_a_durable_that_went_and_came_as_a_group_s_is_that_after_a_crash(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer = peer2(bus, subscribe(1, 5, durable="d"))
+    bus.sync()
+    peer.say(unsubscribe(5, forget=True), subscribe(1, 6, durable="d", group="g"))
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    (position,) = bus.broker.classes[1].subscriptions
+    assert (position.durable, position.group) == ("d", "g")
+    bus.crash()
+
+
+def test_what_a_user_has_made_is_its_share_after_a_crash(tmp_path: Path) -> None:
+    users = Users([User("till", token=quick_hash("till"), permissions=Permissions())])
+    bus = KeptBus(tmp_path)
+    bus.broker.users = users
+    peer2(bus, subscribe(1, 5, durable="d"), classes=[1, "orders"], auth={"token": "till"})
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert [cls.maker for cls in bus.broker.classes.values()] == ["till", "till"]
+    assert bus.broker.answers.shares.made == {"till": 1}
+    bus.crash()

@@ -1,0 +1,162 @@
+"""Files that are gone are missed: what was in them is said and counted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simplebus.core.commit_log import Level
+from simplebus.core.errors import Reason
+from simplebus.storage.inspection import Inspection
+from tests.behaviour.wire_peer import numbered
+from tests.behaviour.wire_peer_v2 import (
+    ack,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.storage.journaled_broker import KeptBus
+from tests.storage.test_journal import payloads
+from tests.storage.test_recovery import segments
+
+
+def made(path: Path) -> list[bytes]:
+    """Three segments of three messages, none of which is acknowledged."""
+    bus = KeptBus(path, segment_bytes=1)
+    peer2(bus, subscribe(1, 5, durable="billing"))
+    peer = peer2(bus, name="till")
+    for at in (0, 3, 6):
+        peer.say(publish(1, at, *numbered(3, start=at)))
+        bus.broker.clock.now += 1
+        bus.sync()
+    bus.crash()
+    return numbered(9)
+
+
+def remove_first(path: Path) -> None:
+    segments(path)[0].unlink()
+
+
+def remove_last(path: Path) -> None:
+    segments(path)[-1].unlink()
+
+
+def remove_all(path: Path) -> None:
+    for each in segments(path):
+        each.unlink()
+
+
+def remove_folder(path: Path) -> None:
+    shutil.rmtree(path / "classes" / "00001")
+
+
+@pytest.mark.parametrize(
+    ("remove", "there", "said"),
+    [
+        (remove_first, slice(3, 9), "there is no file for the messages from 0 to 3"),
+        (remove_last, slice(0, 6), "there is nothing of the messages from 6 to 9"),
+        (remove_all, slice(0, 0), "there is nothing of the messages from 0 to 9"),
+        (remove_folder, slice(0, 0), "there is nothing of the messages from 0 to 9"),
+    ],
+)
+def test_messages_whose_file_is_gone_are_missed(
+    tmp_path: Path, remove: Callable[[Path], None], there: slice, said: str
+) -> None:
+    sent = made(tmp_path)
+    remove(tmp_path)
+    inspection = Inspection(tmp_path)
+    list(inspection.summaries(whole=True))
+    bus = KeptBus(tmp_path)
+    for (sentence,) in inspection.problems, bus.found.dropped:
+        assert said in sentence
+    cls = bus.broker.classes[1]
+    assert cls.dropped == {Reason.DAMAGED: 9 - len(sent[there])}
+    assert payloads(bus) == sent[there]
+    assert cls.ring.head == there.stop
+    peer2(bus, publish(1, 0, b"more"))
+    bus.sync()
+    bus.crash()
+    again = KeptBus(tmp_path)
+    assert again.found.dropped == []
+    again.crash()
+
+
+def test_a_state_that_is_gone_is_missed(tmp_path: Path) -> None:
+    sent = made(tmp_path)
+    for each in (tmp_path / "state").iterdir():
+        each.unlink()
+    inspection = Inspection(tmp_path)
+    list(inspection.summaries(whole=True))
+    bus = KeptBus(tmp_path)
+    for (sentence,) in inspection.problems, bus.found.dropped:
+        assert "durables, names" in sentence
+    assert payloads(bus) == sent
+    bus.crash()
+
+
+def test_no_file_is_missed_of_what_was_acknowledged_just_before_a_crash(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path, segment_bytes=1)
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    peer = peer2(bus, name="till")
+    for at in range(20):
+        peer.say(publish(1, at, b"%d" % at))
+        bus.broker.clock.now += 0.03
+        bus.keeper.wants_snapshot = at % 3 == 0
+        bus.sync()
+        reader.ids()
+        reader.say(ack(5, 0, at + 1))
+        bus.remove()
+    assert len(segments(tmp_path)) < 20
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert bus.found.dropped == []
+    bus.crash()
+
+
+def test_what_is_not_whole_is_said_though_a_file_that_was_given_up_is_back(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    for at in range(2):
+        peer2(bus, publish(1, 0, b"%d" % at))
+        bus.sync()
+    bus.crash()
+    (segment,) = segments(tmp_path)
+    data = bytearray(segment.read_bytes())
+    data[data.find(data[:4], 1) + 60] ^= 1
+    segment.write_bytes(data)
+    segment.with_name(f"{1:020}.log").write_bytes(bytes(100))
+    bus = KeptBus(tmp_path)
+    assert payloads(bus) == [b"0"]
+    assert any("checksum" in sentence for sentence in bus.found.dropped)
+    bus.crash()
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 1, 2)])
+def test_a_file_that_was_given_up_and_is_back_hides_nothing(
+    tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    """A power cut undoes what was not synced, names included."""
+    bus = KeptBus(tmp_path, level=Level.OS, boot="first", segment_bytes=1)
+    for at in range(6):
+        peer2(bus, publish(1, 0, b"old %d" % at))
+        bus.broker.clock.now += 1
+        bus.sync()
+    bus.crash()
+    lost, old, *others = segments(tmp_path)[1:]
+    for each in lost, *others, *(tmp_path / "state").iterdir():
+        each.unlink()
+    bus = KeptBus(tmp_path, level=Level.OS, boot="second")
+    assert not old.exists()
+    for size in sizes:
+        peer2(bus, publish(1, 0, *numbered(size)))
+        bus.broker.clock.now += 1
+        bus.sync()
+    bus.crash()
+    (given_up,) = old.parent.glob("*.dropped*")
+    given_up.rename(old)
+    for _ in range(2):
+        bus = KeptBus(tmp_path, level=Level.OS, boot="third")
+        assert payloads(bus) == [b"old 0", *(n for size in sizes for n in numbered(size))]
+        bus.crash()

@@ -1,0 +1,91 @@
+"""A class that was full, or that was let go of a moment ago, comes back whatever its limits say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simplebus.core.limits import Limits
+from simplebus.core.settings import FullPolicy, Settings
+from tests.behaviour.wire_peer_v2 import (
+    ack,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.storage.journaled_broker import KeptBus
+from tests.storage.test_journal import next_number, payloads
+
+SMALL = Limits(class_bytes=1 << 18, frame_bytes=1 << 16)
+FEW = Limits(class_messages=200)
+SHORT = Limits(class_bytes=1 << 18, total_bytes=1 << 18, frame_bytes=1 << 16)
+
+
+@pytest.mark.parametrize("limits", [SMALL, FEW, SHORT])
+@pytest.mark.parametrize("size", [2, 2000])
+def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
+    tmp_path: Path, limits: Limits, size: int
+) -> None:
+    """Its records are there, and what was acknowledged of it is not written yet."""
+    settings = Settings(limits=limits)
+    bus = KeptBus(tmp_path, settings=settings)
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    bus.sync()
+    peer = peer2(bus, name="till")
+    sent = 0
+    while sent < 600:
+        peer.say(publish(1, sent, *[b"%06d" % n + bytes(size) for n in range(sent, sent + 50)]))
+        sent += 50
+        bus.write()
+        reader.ids()
+        reader.say(ack(5, 0, sent))
+    assert not len(bus.broker.classes[1].ring)
+    bus.crash()
+    bus = KeptBus(tmp_path, settings=settings)
+    ring = bus.broker.classes[1].ring
+    assert [int(each[:6]) for each in payloads(bus)] == list(range(600 - len(ring), 600))
+    assert len(ring) >= 500
+    assert ring.exceeds == (limits is FEW or size == 2000)
+    assert next_number(bus) == 600
+    # Its publishers wait until it fits again; then it takes no more than it may.
+    peer = peer2(bus, name="till")
+    peer.say(publish(1, 600, b"%06d" % 600 + bytes(size)))
+    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    reader.ids()
+    reader.say(ack(5, 0, 600))
+    bus.broker.check()
+    bus.tick()
+    bus.broker.check()
+    assert not ring.exceeds
+    assert ring.statistics().memory_bytes <= limits.class_bytes
+    assert payloads(bus) == [b"%06d" % 600 + bytes(size)]
+    bus.crash()
+
+
+@pytest.mark.parametrize("policy", [FullPolicy.BLOCK, FullPolicy.DROP_OLDEST])
+@pytest.mark.parametrize("sizes", [(3,), (1000,), (9000, 1)])
+def test_a_class_that_was_full_comes_back(
+    tmp_path: Path, policy: FullPolicy, sizes: tuple[int, ...]
+) -> None:
+    settings = Settings(limits=SMALL, full_policy=policy)
+    bus = KeptBus(tmp_path, settings=settings)
+    peer2(bus, subscribe(1, 5, durable="billing"))
+    peer = peer2(bus, name="till")
+    sent, ring, at_once = 0, None, 400_000 // (sum(sizes) + 200)
+    while not peer.session.parked and (ring is None or not ring.floor):
+        messages = [bytes(sizes[n % len(sizes)]) for n in range(sent, sent + at_once)]
+        peer.say(publish(1, sent, *messages))
+        sent += at_once
+        bus.write()
+        ring = bus.broker.classes[1].ring
+    bus.broker.clock.now += 1
+    bus.write()
+    there = ring.floor, ring.head
+    bus.crash()
+    bus = KeptBus(tmp_path, settings=settings)
+    found = bus.broker.classes[1].ring
+    assert (found.floor, found.head) == there
+    bus.tick()
+    bus.broker.check()
+    bus.crash()

@@ -1,0 +1,158 @@
+"""Last values and retention of a class that is kept past the process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simplebus.core.message_class import last_values
+from simplebus.core.protocol import envelope_batch
+from simplebus.core.settings import ClassSettings, Keep, Settings
+from simplebus.core.snapshot import decode
+from tests.behaviour.wire_peer_v2 import (
+    ack,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.models.last_value_model import (
+    Writer,
+    drained,
+    glance,
+    late,
+    payload,
+)
+from tests.storage.journaled_broker import START, KeptBus
+
+
+@pytest.fixture
+def low(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are stored anew as soon as 300 bytes between them are nobody's."""
+    monkeypatch.setattr(last_values, "CLUTTER_BYTES_MIN", 300)
+
+
+def test_last_values_are_back_and_go_on(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    writer = Writer(bus)
+    for number in range(20):
+        writer.put("abcd"[number % 4], b"%d" % number)
+    writer.put("b", b"")
+    writer.put("a", b"soon", expires_ms=60_000)
+    drained(bus)
+    bus.sync()
+    bus.crash()
+
+    bus = KeptBus(tmp_path, now=START + 30)
+    cls = bus.broker.classes[1]
+    assert cls.holds_values, "who asked for it is gone"
+    assert (cls.name, cls.values.count(START + 30)) == ("state", 3)
+    assert glance(bus) == [b"18", b"19", b"soon"]
+    bus.sync()
+    bus.crash()
+
+    bus = KeptBus(tmp_path, now=START + 61)
+    assert glance(bus) == [b"18", b"19"]
+    Writer(bus).put("c", b"new")
+    drained(bus)
+    assert glance(bus) == [b"19", b"new"]
+    bus.close()
+
+
+def test_a_durable_that_began_with_last_values_goes_on_with_the_rest(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    writer = Writer(bus)
+    for number in range(9):
+        writer.put("abc"[number % 3], b"%d" % number)
+    drained(bus)
+    reader = late(bus, durable="d", max_in_flight=2)
+    bus.sync()
+    assert [each.message_id for each in reader.got()] == [6, 7]
+    reader.say(ack(9, 6, 7))
+    bus.broker.clock.now += 1
+    bus.sync()
+    bus.crash()
+
+    bus = KeptBus(tmp_path)
+    got = late(bus, durable="d").got()
+    assert [(each.message_id, each.attempt) for each in got] == [(7, 2), (8, 1)]
+    bus.close()
+
+
+@pytest.mark.usefixtures("low")
+def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path, segment_bytes=200)
+    writer = Writer(bus)
+    writer.put("cold", b"old", expires_ms=90_000)
+    drained(bus)
+    bus.sync()
+    cls = bus.broker.classes[1]
+    while not cls.carried:
+        writer.put("hot", b"x" * 40)
+        drained(bus)
+        if not cls.carried:
+            bus.sync()
+    bus.keeper.wants_snapshot = True
+    assert (cls.ring.floor > 0, cls.safe_floor(bus.ledger.reached)) == (True, 0)
+    lot = bus.keeper.take()
+    assert lot is not None
+    assert decode(lot.snapshot).classes[0].floor == 0, "one could be written without the other"
+    bus.remove()
+    bus.crash()  # Before the copy was written.
+
+    bus = KeptBus(tmp_path, segment_bytes=200, now=START + 10)
+    assert b"old" in glance(bus)
+    writer, cls = Writer(bus), bus.broker.classes[1]
+    while not cls.carried:
+        writer.put("hot", b"x" * 40)
+        drained(bus)
+    bus.sync()
+    bus.keeper.wants_snapshot = True
+    bus.sync()
+    bus.remove()
+    assert cls.safe_floor(bus.ledger.reached) == cls.ring.floor > 0
+    assert min(int(each.stem) for each in (tmp_path / "classes" / "00001").iterdir()) > 0
+    bus.crash()
+
+    bus = KeptBus(tmp_path, now=START + 89)
+    cls = bus.broker.classes[1]
+    assert cls.ring.floor > 0
+    old = [each for each in late(bus).got() if payload(each.content, each.kind) == b"old"]
+    assert envelope_batch.decode(old[0].content)[0].expires_ms == 80_000
+    assert cls.ring.row(old[0].message_id).expires == pytest.approx(START + 90, abs=0.02)
+    bus.close()
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [(Keep(messages=3), 3), (Keep(bytes=100), 7), (Keep(seconds=25), 3)],
+)
+def test_what_a_class_is_to_keep_it_keeps_past_the_process(
+    tmp_path: Path, keep: Keep, left: int
+) -> None:
+    settings = Settings(classes={1: ClassSettings(keep=keep)})
+    bus = KeptBus(tmp_path, settings=settings)
+    writer = peer2(bus, classes=[1, 2])
+    reader = peer2(bus, subscribe(1, 4), subscribe(2, 5), classes=[1, 2])
+    for number in range(10):
+        bus.broker.clock.now = START + 10 * number
+        writer.say(publish(1, 2 * number, b"x"), publish(2, 2 * number + 1, b"y"))
+        reader.got()
+        reader.say(ack(4, number, number + 1), ack(5, number, number + 1))
+    bus.tick()
+    assert [len(bus.broker.classes[each].ring) for each in (1, 2)] == [left, 0]
+    bus.sync()
+    bus.crash()
+
+    bus = KeptBus(tmp_path, settings=settings, now=START + 90)
+    ring = bus.broker.classes[1].ring
+    assert (ring.floor, ring.head) == (10 - left, 10)
+    reader = peer2(bus, subscribe(1, 4, start="earliest"))
+    assert len(reader.got()) == left
+    reader.say(ack(4, 10 - left, 10))
+    bus.close()
+
+    bus = KeptBus(tmp_path, settings=settings, now=START + 1000)
+    bus.tick()
+    assert len(bus.broker.classes[1].ring) == (0 if keep.seconds else left), "without traffic"
+    bus.close()

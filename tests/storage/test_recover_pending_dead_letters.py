@@ -1,0 +1,76 @@
+"""What was given up and found no room among the dead letters waits for it in the next process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simplebus.core.errors import Reason
+from tests.behaviour.wire_peer_v2 import (
+    ack,
+    enveloped,
+    nack,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.core.broker.test_purge import purge
+from tests.core.subscription.test_pending_dead_letters import make_room, small
+from tests.models.key_order_model import keyed
+from tests.storage.journaled_broker import KeptBus
+from tests.storage.test_recover_redelivery import KINDS, heard, reader_of
+
+
+def after_a_crash(bus: KeptBus, path: Path) -> KeptBus:
+    now = bus.broker.clock.now = bus.broker.clock.now + 1  # What has changed is looked at now.
+    bus.sync()
+    bus.crash()
+    return KeptBus(path, settings=small(), now=now)
+
+
+def taken_out(bus: KeptBus) -> list[str]:
+    """What lies among the dead letters, which is thrown away."""
+    bus.sync()
+    return make_room(bus)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) -> None:
+    bus = KeptBus(tmp_path, settings=small())
+    reader = reader_of(bus, **kind)
+    peer2(bus, enveloped(1, 0, *map(keyed, (b"a", b"b", b"c", b"d", b"e", b"f"))))
+    assert heard(reader) == [(n, 1) for n in range(6)]
+    bus.sync()
+    reader.say(nack(5, 0, 5, "terminate"), ack(5, 3, 4) if kind == {} else b"")
+    bus = after_a_crash(bus, tmp_path)
+    reader = reader_of(bus, **kind)
+    assert heard(reader) == [(5, 2)]
+    reader.say(ack(5, 5, 6))
+    assert taken_out(bus) == ["0", "1"]
+    bus = after_a_crash(bus, tmp_path)
+    left = ["2", "4"] if kind == {} else ["2", "3"]
+    assert taken_out(bus) == left
+    assert taken_out(bus) == ([] if kind == {} else ["4"])
+    assert bus.broker.classes[1].ring.statistics().messages == 0
+    bus.close()
+
+
+def test_what_was_sent_as_often_as_it_may_be_is_given_up_by_whoever_is_there(
+    tmp_path: Path,
+) -> None:
+    bus = KeptBus(tmp_path, settings=small())
+    reader = reader_of(bus, max_deliveries=1)
+    peer2(bus, publish(1, 0, b"a", b"b", b"c"))
+    heard(reader)
+    bus.sync()
+    reader.say(nack(5, 0, 3, 0))
+    assert heard(reader) == []
+    bus = after_a_crash(bus, tmp_path)
+    peer2(bus, subscribe(1, 6, durable="other"))
+    assert taken_out(bus) == ["0", "1"]
+    assert taken_out(bus) == ["2"]
+    peer2(bus, purge(0, 3))
+    assert Reason.NO_DEAD_LETTER not in bus.statistics(1).dropped
+    bus.close()

@@ -1,0 +1,232 @@
+"""Publishers that come back to a bus that was gone, too: whose their numbers were is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simplebus.core.commit_log import Level
+from simplebus.core.limits import PUBLISHER_STEP
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    hello,
+    peer2,
+    publish,
+)
+from tests.storage.journaled_broker import KeptBus
+from tests.storage.test_journal import payloads
+from tests.storage.test_recovery import segments
+
+
+def greeted(at: KeptBus, **more: object) -> Peer2:
+    peer = Peer2(at, at.broker.open())
+    peer.say(hello(1, 2, name="till", **more))
+    return peer
+
+
+def after_a_gap(path: Path) -> KeptBus:
+    """Of a program's numbers 0 to 2, the bus has 0 and 2."""
+    bus = KeptBus(path)
+    peer2(bus, publish(1, 0, b"a"), classes=(1, 2), name="till", instance="one")
+    bus.sync()
+    peer = greeted(bus, instance="one")
+    peer.say(publish(2, 1, b"b"), publish(1, 2, b"c"))
+    bus.sync()
+    bus.crash()
+    for segment in (path / "classes" / "00002").iterdir():
+        segment.unlink()
+    return KeptBus(path)
+
+
+def test_another_program_is_told_apart_after_a_crash(tmp_path: Path) -> None:
+    bus = after_a_gap(tmp_path)
+    assert greeted(bus, instance="one").told()[0].content["next"] == 1
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    peer = greeted(bus, instance="two")
+    assert peer.told()[0].content["next"] == 3
+    peer.say(publish(1, 3, b"d"), publish(2, 4, b"e"))
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    reply = greeted(bus, instance="two").told()[0].content
+    assert (reply["next"], reply["lost"]) == (5, 0)
+
+
+def test_what_was_confirmed_and_is_gone_is_counted_and_its_number_not_used_again(
+    tmp_path: Path,
+) -> None:
+    bus = after_a_gap(tmp_path)
+    peer = greeted(bus, instance="one", unconfirmed=3, bus=bus.broker.answers.identity)
+    reply = peer.told()[0].content
+    assert (reply["next"], reply["lost"]) == (3, 1)
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+@pytest.mark.parametrize("another", ["two", None])
+def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_s(
+    tmp_path: Path, another: str | None, is_snapshot: bool
+) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, 0, b"a"), name="till", instance="one").leave()
+    bus.sync()
+    peer = greeted(bus, instance=another)
+    peer.say(publish(9, 1, b"x", b"y"), publish(1, 3, b"z"))
+    bus.keeper.wants_snapshot = is_snapshot
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    peer = greeted(bus, instance="one", unconfirmed=1, bus=bus.broker.answers.identity)
+    reply = peer.told()[0].content
+    assert (reply["next"], reply["lost"]) == (1 + PUBLISHER_STEP, 0)
+    peer.say(publish(1, reply["next"], b"b", b"c"))
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    assert greeted(bus, instance="one").told()[0].content["next"] == reply["next"] + 2
+    assert payloads(bus) == [b"a", b"z", b"b", b"c"]
+    bus.crash()
+
+
+@pytest.mark.parametrize("user", ["", "ann"])
+def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
+    bus = KeptBus(tmp_path)
+    for who, count in ((user, 2), ("bob", 3)):
+        peer = Peer2(bus, bus.broker.open())
+        peer.session.user = who
+        peer.say(hello(1, name="till", instance="one"), publish(1, 0, *[b"x"] * count))
+        peer.say(publish(9, count, b"refused"))
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    for who, following in ((user, 3), ("bob", 4), ("cid", 0)):
+        peer = Peer2(bus, bus.broker.open())
+        peer.session.user = who
+        peer.say(hello(1, name="till", instance="one"))
+        assert peer.told()[0].content["next"] == following
+    bus.crash()
+
+
+def test_who_is_not_known_lost_nothing_unless_the_machine_did(tmp_path: Path) -> None:
+    for boot, lost in (("before", 0), ("after", 5)):
+        path = tmp_path / boot
+        bus = KeptBus(path, level=Level.OS, boot="before")
+        bus.sync()
+        bus.crash()
+        bus = KeptBus(path, level=Level.OS, boot=boot)
+        peer = greeted(bus, instance="one", unconfirmed=5, bus=bus.broker.answers.identity)
+        reply = peer.told()[0].content
+        assert (reply["next"], reply["lost"]) == (5, lost)
+        bus.crash()
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+@pytest.mark.parametrize("boot", ["before", "after"])
+@pytest.mark.parametrize("level", [Level.OS, Level.DISK])
+def test_what_a_power_cut_took_leaves_no_number_taken_but_for_what_was_synced(
+    tmp_path: Path, level: Level, boot: str, is_snapshot: bool
+) -> None:
+    """At the level os it has taken what was confirmed: numbers behind that are used again."""
+    bus = KeptBus(tmp_path, level=level, boot="before")
+    bus.sync()
+    peer2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
+    bus.sync()
+    bus.crash()
+    for segment in (tmp_path / "classes" / "00001").iterdir():
+        segment.unlink()
+    bus = KeptBus(tmp_path, level=level, boot="before")
+    peer = greeted(bus)
+    assert peer.told()[0].content["next"] == 0
+    if is_snapshot:  # Of a process that knows the second one to be stored.
+        bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path, level=level, boot=boot)
+    peer = greeted(bus)
+    assert peer.told()[0].content["next"] == 0
+    peer.say(publish(1, 0, b"c"), publish(2, 1, b"d"))
+    bus.sync()
+    assert len(bus.broker.classes[2].ring) == (2 if level is Level.OS and boot == "after" else 1)
+    bus.crash()
+
+
+def after_a_cut(path: Path, level: Level, *, now: Level | None = None) -> KeptBus:
+    """It took messages 1 and 2 of a program's 0 to 2, and left what is kept beside them. Then the
+    process was killed twice."""
+    bus = KeptBus(path, level=level, boot="before", segment_bytes=1)
+    peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
+    bus.sync()
+    peer.say(publish(1, 1, b"b", b"c"))
+    bus.keeper.wants_snapshot = True
+    bus.sync()
+    bus.crash()
+    segments(path)[-1].unlink()
+    for _ in range(2):
+        bus = KeptBus(path, level=level if now is None else now, boot="after")
+        bus.sync()
+        bus.crash()
+    return KeptBus(path, level=level if now is None else now, boot="after")
+
+
+@pytest.mark.parametrize(
+    ("level", "now"), [(Level.OS, Level.OS), (Level.OS, Level.DISK), (Level.MEMORY, Level.MEMORY)]
+)
+@pytest.mark.parametrize("unconfirmed", [1, 3, 4])
+def test_after_a_power_cut_a_program_is_believed(
+    tmp_path: Path, unconfirmed: int, level: Level, now: Level
+) -> None:
+    bus = after_a_cut(tmp_path, level, now=now)
+    bus.sync()  # The snapshot is from before it comes.
+    known = {"unconfirmed": unconfirmed, "bus": bus.broker.answers.identity}
+    peer = greeted(bus, instance="one", **known)
+    reply = peer.told()[0].content
+    assert (reply["next"], reply["lost"]) == (unconfirmed, max(0, unconfirmed - 3))
+    peer.say(publish(1, unconfirmed, b"b"))
+    bus.sync()
+    assert payloads(bus) == [b"a", b"b"]
+    bus.crash()
+    bus = KeptBus(tmp_path, level=now, boot="after")  # It is not doubted any longer.
+    assert greeted(bus, instance="one").told()[0].content["next"] == unconfirmed + 1
+    bus.crash()
+
+
+@pytest.mark.parametrize(
+    ("who", "following"), [({"instance": "one"}, 0), ({}, 3), ({"instance": "two"}, 3)]
+)
+def test_after_a_power_cut_who_says_nothing_is_forgotten(
+    tmp_path: Path, who: dict[str, str], following: int
+) -> None:
+    bus = after_a_cut(tmp_path, Level.OS)
+    assert greeted(bus, **who).told()[0].content["next"] == following
+    bus.crash()
+
+
+@pytest.mark.parametrize("now", [Level.MEMORY, Level.OS, Level.DISK])
+def test_what_was_on_disk_is_believed_after_a_power_cut(tmp_path: Path, now: Level) -> None:
+    bus = after_a_cut(tmp_path, Level.DISK, now=now)
+    known = {"unconfirmed": 1, "bus": bus.broker.answers.identity}
+    assert greeted(bus, instance="one", **known).told()[0].content["next"] == 3
+    bus.crash()
+
+
+def test_a_refusal_that_was_not_heard_is_told_after_a_crash(tmp_path: Path) -> None:
+    for keeps_all in (False, True):
+        path = tmp_path / f"{keeps_all}"
+        bus = KeptBus(path)
+        peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
+        peer.say(publish(9, 1, b"b", b"c"), publish(1, 3, b"d"))
+        bus.sync()
+        bus.keeper.wants_snapshot = keeps_all
+        bus.broker.clock.now += 1
+        bus.sync()
+        bus.crash()
+        bus = KeptBus(path)
+        known = {"unconfirmed": 1, "bus": bus.broker.answers.identity}
+        peer = greeted(bus, instance="one", **known)
+        assert peer.told()[0].content["next"] == 1
+        peer.say(publish(1, 1, b"b", b"c", b"d"))
+        bus.sync()
+        error, confirm = peer.told()
+        assert (error.content["code"], error.message_id) == ("unknown_class", 1)
+        assert error.content["count"] == 2
+        assert (confirm.kind, confirm.message_id) == ("confirm", 4)

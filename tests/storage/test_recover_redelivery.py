@@ -1,0 +1,201 @@
+"""What waits to be sent again goes on waiting in the next process, and no longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplebus.core.redelivery.ack_timer import Span, parted
+from tests.behaviour.wire_peer_v2 import (
+    Peer2,
+    ack,
+    enveloped,
+    nack,
+    peer2,
+    publish,
+    subscribe,
+)
+from tests.models.key_order_model import keyed
+from tests.storage.journaled_broker import START, KeptBus
+
+KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
+
+
+def reader_of(bus: KeptBus, **options: Any) -> Peer2:
+    reader = peer2(bus, subscribe(1, 5, durable="d", **options))
+    bus.sync()
+    return reader
+
+
+def heard(peer: Peer2) -> list[tuple[int, int]]:
+    return [(each.message_id, each.attempt) for each in peer.got()]
+
+
+def later(bus: KeptBus, reader: Peer2, seconds: int) -> list[tuple[int, int]]:
+    """So much time goes by. Returns what is heard meanwhile."""
+    found = []
+    for _ in range(seconds):
+        bus.broker.clock.now += 1
+        bus.tick()
+        bus.broker.wake_due()
+        bus.check()
+        found += heard(reader)
+    return found
+
+
+def again(bus: KeptBus, path: Path, *, down: float = 0) -> KeptBus:
+    """The next process, which begins so many seconds later."""
+    now = bus.broker.clock.now = bus.broker.clock.now + 1  # What has changed is looked at now.
+    bus.sync()
+    bus.crash()
+    return KeptBus(path, now=now + down)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_refused_keeps_its_pause(tmp_path: Path, kind: dict[str, Any]) -> None:
+    bus = KeptBus(tmp_path)
+    asked = {**kind, "backoff": [30, 50]}
+    reader = reader_of(bus, **asked)
+    peer2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))
+    assert heard(reader) == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    bus.sync()
+    reader.say(nack(5, 0, 1, 3_600_000), nack(5, 1, 2), ack(5, 3, 4))
+    bus = again(bus, tmp_path, down=5)
+    reader = reader_of(bus, **asked)
+    assert heard(reader) == [(2, 2)], "but for what was in flight, everything pauses"
+    reader.say(nack(5, 2, 3))
+    bus = again(bus, tmp_path, down=10)
+    bus = again(bus, tmp_path)
+    reader = reader_of(bus, **asked)
+    assert not later(bus, reader, 10)
+    assert later(bus, reader, 4) == [(1, 2)]
+    reader.say(ack(5, 1, 2))
+    assert not later(bus, reader, 22)
+    assert later(bus, reader, 4) == [(2, 3)]
+    reader.say(ack(5, 2, 3))
+    bus.broker.clock.now += 3_600 - 60
+    assert later(bus, reader, 12) == [(0, 2)]
+    reader.say(ack(5, 0, 1))
+    assert bus.broker.classes[1].ring.statistics().messages == 0
+    bus.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_sent_twice_comes_no_sooner_than_without_the_crash(
+    tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    bus = KeptBus(tmp_path)
+    asked = {**kind, "ack_seconds": 5, "max_deliveries": 3}
+    reader = reader_of(bus, **asked)
+    peer2(bus, publish(1, 0, b"a"))
+    assert heard(reader) == [(0, 1)]
+    bus = again(bus, tmp_path)
+    came = []
+    for _ in range(20):  # Who falls again and again uses up no deliveries by that.
+        reader = reader_of(bus, **asked)
+        came += [(bus.broker.clock.now - START, *each) for each in heard(reader)]
+        bus = again(bus, tmp_path, down=1)
+        bus.broker.wake_due()
+        bus.check()
+    assert came == [(1.0, 0, 2), (13.0, 0, 3)], "the pause is 10, and it is looked every 2 seconds"
+    bus.close()
+
+
+def test_a_clock_that_is_set_back_makes_no_pause_longer(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = reader_of(bus)
+    peer2(bus, publish(1, 0, b"a"))
+    assert heard(reader) == [(0, 1)]
+    bus.broker.clock.now += 1
+    bus.sync()
+    reader.say(nack(5, 0, 1, 10_000))  # Which is all that has changed.
+    for down in (-86_400, -3_600):
+        bus = again(bus, tmp_path, down=down)
+    assert later(bus, reader_of(bus), 7) == []
+    reader = reader_of(again(bus, tmp_path))
+    assert heard(reader) == [(0, 2)]
+
+
+def test_in_a_group_by_key_those_behind_it_wait_too(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = reader_of(bus, **KINDS[2])
+    keys = (b"x", b"y", b"x", b"y", b"x", b"z")
+    peer2(bus, enveloped(1, 0, *map(keyed, keys)))
+    assert heard(reader) == [(0, 1), (1, 1), (5, 1)]
+    reader.say(nack(5, 0, 1, 60_000), nack(5, 5, 6, 20_000), ack(5, 1, 2))
+    assert heard(reader) == [(3, 1)]
+    bus = again(bus, tmp_path)
+    reader = reader_of(bus, **KINDS[2])
+    peer2(bus, enveloped(1, 0, *map(keyed, (b"x", b"z", b"n"))))
+    assert heard(reader) == [(3, 2), (8, 1)]
+    reader.say(ack(5, 3, 4), ack(5, 8, 9))
+    assert later(bus, reader, 21) == [(5, 2)]
+    reader.say(ack(5, 5, 6))
+    assert heard(reader) == [(7, 1)]
+    reader.say(ack(5, 7, 8))
+    assert later(bus, reader, 39) == [(0, 2)]
+    for following in (2, 4, 6):
+        reader.say(ack(5, 0, 7))
+        assert heard(reader) == [(following, 1)]
+    bus.close()
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(-1, 3)), max_size=8)
+
+
+@given(ROWS, ROWS)
+def test_spans_are_parted_by_the_rows(
+    spans: list[tuple[int, int, int]], rows: list[tuple[int, int, int]]
+) -> None:
+    def laid_out(pieces: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        at, out = 0, []
+        for gap, count, value in pieces:
+            out.append((at + gap, at + gap + count, value))
+            at += gap + count
+        return out
+
+    spans, rows = laid_out(spans), laid_out(rows)
+    said = {n: float(value) for a, b, value in rows for n in range(a, b)}
+    want = [(n, attempts, said.get(n)) for a, b, attempts in spans for n in range(a, b)]
+    found = list(parted([Span(*each) for each in spans], [(a, b, float(v)) for a, b, v in rows]))
+    assert [(n, s.attempts, v) for s, v in found for n in range(s.first, s.last)] == want
+    assert all(span.first < span.last for span, _ in found)
+
+
+@pytest.mark.parametrize(("kind", "others"), [({}, 0), ({"group": "g"}, 0), ({}, 20)])
+def test_what_plain_subscriptions_were_sent_keeps_attempts_and_pause(
+    tmp_path: Path, kind: dict[str, Any], others: int
+) -> None:
+    bus = KeptBus(tmp_path)
+    asked = {**kind, "ack_seconds": 5, "max_deliveries": 3}
+    peer2(bus, publish(1, 0, b"a"))
+    came = []
+    for _ in range(20):
+        reader = peer2(bus, subscribe(1, 5, **asked))
+        came += [(bus.broker.clock.now - START, *each) for each in heard(reader)]
+        for _ in range(others):
+            peer2(bus, subscribe(1, 5, start="earliest")).got()
+        bus = again(bus, tmp_path)
+        bus.broker.wake_due()
+        bus.check()
+    assert came == [(0.0, 0, 1), (1.0, 0, 2), (12.0, 0, 3)]
+    bus.close()
+
+
+def test_who_comes_and_falls_between_two_looks_is_counted(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    peer2(bus, publish(1, 0, b"a"))
+    for attempt in (1, 2):
+        reader = peer2(bus, subscribe(1, 5))
+        assert heard(reader) == [(0, attempt)]
+        reader.leave()
+        bus.broker.clock.now += 1
+        bus.sync()
+    bus = again(bus, tmp_path)
+    reader = peer2(bus, subscribe(1, 5))
+    assert heard(reader) == []
+    assert later(bus, reader, 13) == [(0, 3)]

@@ -1,0 +1,147 @@
+"""A real Chromium, driven by its own driver: the W3C WebDriver protocol, spoken plainly."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.support.requirements import needed
+
+PATIENCE_SECONDS = 60.0
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-sync",
+    "--no-first-run",
+    "--hide-scrollbars",
+)
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
+        self._session = ""
+        options = {"args": list(_FLAGS)}
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        made = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+        self._session = f"/session/{made['sessionId']}"
+
+    def close(self) -> None:
+        self._ask("DELETE", "")
+
+    def open(self, url: str) -> None:
+        self._ask("POST", "/url", {"url": url})
+
+    def run(self, script: str, *given: object) -> Any:
+        """What a script returns."""
+        return self._ask("POST", "/execute/sync", {"script": script, "args": list(given)})
+
+    def until(self, script: str, *given: object) -> Any:
+        """What it returns as soon as that is something."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (found := self.run(script, *given)):
+            assert time.monotonic() < deadline, f"{script} is {found!r} for too long"
+            time.sleep(0.05)
+        return found
+
+    def press(self, *keys: str) -> None:
+        """Keys, one after the other, wherever the focus is."""
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "k", "actions": actions}]})
+
+    def look(self, *, width: int, height: int, dark: bool = False) -> None:
+        """Have the page this size, light or dark."""
+        self.command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.command("Emulation.setEmulatedMedia", features=[scheme])
+
+    def picture(self, file: Path, *, whole: bool = True) -> None:
+        """What is seen, as PNG."""
+        shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        file.write_bytes(base64.b64decode(shot["data"]))
+
+    def complaints(self) -> list[str]:
+        """What the browser had to complain of since it was asked last."""
+        entries = self._ask("POST", "/se/log", {"type": "browser"})
+        return [f"{entry['level']}: {entry['message']}" for entry in entries]
+
+    def command(self, name: str, **parameters: object) -> Any:
+        """One of the browser's own protocol."""
+        return self._ask("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
+
+    def _ask(self, method: str, path: str, content: object = None) -> Any:
+        data = None if method == "DELETE" else json.dumps(content or {}).encode()
+        asked = urllib.request.Request(
+            f"{self._driver}{self._session}{path}",
+            data,
+            {"Content-Type": "application/json"},
+            method=method,
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                return json.load(answer)["value"]
+        except urllib.request.HTTPError as error:  # type: ignore[attr-defined]
+            with error:
+                raise AssertionError(f"{path}: {error.read().decode()[:500]}") from None
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser, gone with the block."""
+    driver = needed("chromedriver")
+    needed("chromium", "chromium-browser", "google-chrome")
+    with tempfile.TemporaryDirectory(prefix="simplebus-browser-") as home, ExitStack() as stack:
+        for _ in range(5):
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [driver, "--port=0"],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    env={**os.environ, "HOME": home, "TMPDIR": home},
+                )
+            )
+            stack.callback(process.terminate)
+            if port := _port(process):
+                break
+        else:
+            raise AssertionError("the driver ends before it has started")
+        it = Browser(f"http://127.0.0.1:{port}")
+        try:
+            yield it
+        finally:
+            it.close()
+
+
+def _port(process: subprocess.Popen[str]) -> str:
+    """Where the driver listens; empty where it has ended: the port that it chose for one version of
+    IP may be taken for the other."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if port := re.search(r"started successfully on port (\d+)", line):
+            return port[1]
+    return ""

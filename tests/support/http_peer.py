@@ -1,0 +1,79 @@
+"""Raw HTTP peers of a real server: bytes out, answers in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from simplebus.server.run import Serving
+from tests.support.running_server import PATIENCE_SECONDS, _streams
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was answered."""
+
+    status: int
+    headers: dict[str, str]
+    """By their names, in lower case."""
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        assert self.headers["content-type"] == "application/json"
+        return json.loads(self.body)
+
+
+class HttpPeer:
+    """A raw client."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        _streams.append(stream)
+        self.stream: trio.abc.Stream = stream
+        self.received = b""
+
+    async def send(self, data: bytes) -> None:
+        with trio.fail_after(PATIENCE_SECONDS):
+            await self.stream.send_all(data)
+
+    async def ask(self, target: str, *headers: str, method: str = "GET") -> Answer:
+        lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers, "", ""]
+        await self.send("\r\n".join(lines).encode())
+        return await self.answer(without_body=method == "HEAD")
+
+    async def answer(self, *, without_body: bool = False) -> Answer:
+        with trio.fail_after(PATIENCE_SECONDS):
+            while b"\r\n\r\n" not in self.received:
+                await self._more()
+            head, _, self.received = self.received.partition(b"\r\n\r\n")
+            first, *lines = head.decode("latin-1").split("\r\n")
+            headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
+            length = 0 if without_body else int(headers["content-length"])
+            while len(self.received) < length:
+                await self._more()
+        body, self.received = self.received[:length], self.received[length:]
+        return Answer(int(first.split()[1]), headers, body)
+
+    async def _more(self) -> None:
+        more = await self.stream.receive_some(1 << 16)
+        assert more, f"it hung up behind {self.received[-200:]!r}"
+        self.received += more
+
+    async def hung_up(self) -> bool:
+        """Whether the server ends the conversation, which it is given time for."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            try:
+                while await self.stream.receive_some(1 << 16):
+                    pass
+            except trio.BrokenResourceError:
+                pass
+        return True
+
+
+async def http(server: Serving) -> HttpPeer:
+    """A peer of its HTTP door."""
+    host, _, port = server.http_addresses[0].rpartition(":")
+    return HttpPeer(await trio.open_tcp_stream(host, int(port)))

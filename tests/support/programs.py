@@ -1,0 +1,124 @@
+"""The command line as a user has it: real processes, real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE
+from typing import IO
+
+from tests.support.forked_programs import Forked, can_run
+
+File = int | IO[bytes]
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 90.0
+READY = r"simplebus ready tcp=(\S+:\d+)(?: nats=(\S+:\d+))?(?: http=(\S+:\d+))?"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment without anything that would steer the program, and with more."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SIMPLEBUS_") and name != "NOTIFY_SOCKET"
+    }
+    plain = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+    # Tests run side by side: none has the port of NATS to itself, or that of operators.
+    free = {"SIMPLEBUS_NATS_PORT": "0", "SIMPLEBUS_HTTP_PORT": "0"}
+    return kept | plain | free | more
+
+
+class Program:
+    """A running `simplebus …`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.nats = ""
+        """Of a server: HOST:PORT of its NATS door; empty for a closed one."""
+        self.http = ""
+        """The same of its HTTP door."""
+        self._unread = b""
+        self._complained = b""
+
+    def line(self) -> str:
+        """The next line of its standard output."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                left = deadline - time.monotonic()
+                assert left > 0, "it said nothing"
+                assert selector.select(left), "it said nothing"
+                data = os.read(self.process.stdout.fileno(), 65536)
+                assert data, f"it ended: {self.end()}"
+                self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode()
+
+    def complains(self, of: str, times: int = 1) -> None:
+        """Wait until this stands on its standard error so many times."""
+        assert self.process.stderr is not None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stderr, selectors.EVENT_READ)
+            while self._complained.count(of.encode()) < times:
+                assert selector.select(max(0.0, deadline - time.monotonic())), f"no word of {of!r}"
+                data = os.read(self.process.stderr.fileno(), 65536)
+                assert data, f"it ended: {self.end()}"
+                self._complained += data
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self, data: bytes | None = None) -> tuple[int, str, str]:
+        """Give it input, wait until it ends. Returns its status and the rest of both outputs."""
+        out, err = self.process.communicate(data, timeout=PATIENCE_SECONDS)
+        rest, self._unread = self._unread + out, b""
+        complaints, self._complained = self._complained + err, b""
+        return self.process.returncode, rest.decode(), complaints.decode()
+
+
+def started(
+    *arguments: str, stdin: File, stdout: File, stderr: File, **variables: str
+) -> subprocess.Popen[bytes]:
+    """`simplebus` with these arguments, begun; without the time of importing, if that may be."""
+    env = environment(**variables)
+    if can_run(env):
+        return Forked(arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
+    command = [sys.executable, "-m", "simplebus", *arguments]
+    return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
+
+
+@contextlib.contextmanager
+def program(*arguments: str, **variables: str) -> Iterator[Program]:
+    """Run `simplebus` with these arguments; killed with the block, if it still runs."""
+    with started(*arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, **variables) as process:
+        try:
+            yield Program(process)
+        finally:
+            process.kill()
+
+
+def run(*arguments: str, given: bytes | None = None, **variables: str) -> tuple[int, str, str]:
+    """Run `simplebus` to its end. Returns its status, standard output and standard error."""
+    with program(*arguments, **variables) as it:
+        return it.end(given)
+
+
+@contextlib.contextmanager
+def server(*arguments: str, **variables: str) -> Iterator[tuple[Program, str]]:
+    """A server on free ports, and where its binary door is, as a URL."""
+    with program("serve", "--port", "0", *arguments, **variables) as it:
+        ready = re.fullmatch(READY, it.line())
+        assert ready
+        it.nats, it.http = ready[2] or "", ready[3] or ""
+        yield it, f"simplebus://{ready[1]}"
