@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 from load import canary, canary_nats, generators, sdk
 from load.measure import Manner
 from load.processes import LoadError
 from simplebus.spark.jobs.report.traces import RUN_FILE
 from tests.support.requirements import needed
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -12,10 +12,11 @@ from random import Random
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 from load.power import PAGE_BYTES, Power, mixed, torn
 from tests.support.requirements import needed
+
+ROOT = Path(__file__).resolve().parents[2]
+
 
 # What a program does; it is killed behind it.
 PROGRAM = """

@@ -6,9 +6,10 @@ import threading
 import time
 from pathlib import Path
 
+from load.processes import Process
+
 ROOT = Path(__file__).resolve().parents[2]
 
-from load.processes import Process
 
 PATIENCE_SECONDS = 60.0
 

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 from load import canary
 from load.brokers import is_available, running
 from load.generators import Generator
@@ -19,6 +17,9 @@ from simplebus.spark.jobs.report.figures import figures
 from simplebus.spark.jobs.report.ranges import Ranges
 from simplebus.spark.jobs.report.traces import COLUMNS, Rows
 from tests.support.requirements import missing, needed
+
+ROOT = Path(__file__).resolve().parents[2]
+
 
 COUNT = 20_001
 

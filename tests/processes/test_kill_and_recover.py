@@ -9,11 +9,12 @@ from random import Random
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 from load import kills
 from load.accounts import Seen, Sent, payload
 from tests.support.requirements import needed
+
+ROOT = Path(__file__).resolve().parents[2]
+
 
 SEED = 2  # With which the first kill cuts the power.
 POWER_CUTS = next(kind for kind in kills.KINDS if kind.has_cuts)

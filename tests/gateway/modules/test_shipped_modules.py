@@ -121,8 +121,8 @@ async def test_a_function_that_returns_no_message_is_told_which_and_what(
         while not (error := gateway.statistics().modules[0].error):  # noqa: ASYNC110
             await trio.sleep(0.1)
     assert error == (
-        "TypeError: expected tests.gateway.sample_modules:text_of to return a ModuleMessage, several, or None; "
-        "got '21.5'"
+        "TypeError: expected tests.gateway.sample_modules:text_of to return a ModuleMessage, "
+        "several, or None; got '21.5'"
     )
 
 
