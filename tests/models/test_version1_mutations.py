@@ -144,4 +144,4 @@ def test_the_model_notices_an_engine_that(
                 report_multiple_bugs=False,
             ),
         )
-    assert Path(caught.traceback[-1].path).name == "model.py"
+    assert Path(caught.traceback[-1].path).name == "version1_model.py"

@@ -68,7 +68,7 @@ async def test_the_culprit_is_named(caplog: pytest.LogCaptureFixture) -> None:
         a_greedy_computation()
         nursery.cancel_scope.cancel()
     (line,) = said(caplog)
-    assert "a_greedy_computation (server/test_stalls.py:" in line
+    assert "a_greedy_computation (server/test_loop_watchdog.py:" in line
     assert "\n" not in line
 
 
