@@ -19,7 +19,7 @@ from simplebus.commands.serve import jetstream_options, tls_options
 from simplebus.config.file import Check, Config
 from simplebus.config.messages import as_said, key_of
 from simplebus.config.mistakes import ConfigError
-from simplebus.config.parse import HOSTS, settings, show_size
+from simplebus.config.parse import HOSTS, Durability, LogFormat, LogLevel, settings, show_size
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import Bridge
@@ -117,15 +117,16 @@ def _planned(context: typer.Context) -> Plan:
         classes=(*door.classes, *(values["last_values"] or ())),
         data_dir=values["data_dir"],
         cluster=jetstream_options.engine_options(chosen, environment=os.environ, **values),
-        durability=Level[values["durability"].name],
+        # typer before 0.29 keeps an option's text in `context.params`, not the member of its enum.
+        durability=Level[Durability(values["durability"]).name],
         drain_seconds=values["drain_timeout"],
         verbose=values["verbose"],
     )
     return Plan(
         chosen,
         options,
-        values["log_level"],
-        values["log_format"],
+        LogLevel(values["log_level"]),
+        LogFormat(values["log_format"]),
         config.bridges if config else (),
         (
             *((*config.warnings, *config.without_effect(chosen)) if config else ()),
