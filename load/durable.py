@@ -118,7 +118,7 @@ class Held:
         self.core.clock.now = time.time()
         self.count = count
         self._buffer = ReceiveBuffer()
-        self.publisher, self.subscriber = self.core.open(), self.core.open()
+        self.publisher, self.subscriber = self.core.open_session(), self.core.open_session()
         self._say(self.subscriber, _frame(b"4", b"[1]") + _frame(b"2", b""))
         self.take()
 
@@ -157,7 +157,7 @@ class Held:
     def take(self) -> int:
         """Have the subscriber take all that there is for it. Returns how many bytes."""
         outbox, total = self.subscriber.outbox, 0
-        self.core.take_ready()
+        self.core.drain_writable()
         while piece := outbox.peek(self.core.tick_number):
             total += len(piece)
             outbox.sent(len(piece), self.core.tick_number)

@@ -107,7 +107,7 @@ class _Bus:
         self.carry(1)  # Whose messages follow is said in front of the first one.
 
     def _enter(self, grants: Grants | None) -> Session:
-        session = self._broker.open()
+        session = self._broker.open_session()
         session.user, session.grants = "load" if grants else "", grants
         content = json.dumps({"version": 2, "classes": [CLASS]}).encode()
         self._say(session, frames.encode(frames.CONNECT, message_id=1, content=content))
@@ -138,7 +138,7 @@ class _Bus:
 
     def _hear(self, session: Session) -> bytes:
         heard = []
-        self._broker.take_ready()
+        self._broker.drain_writable()
         while not session.outbox.idle:
             piece = session.outbox.peek(self._broker.tick_number)
             heard.append(bytes(piece))

@@ -45,12 +45,12 @@ def core_of(
     return ClientCore(
         name=name,
         instance=instance if name else "",
-        heartbeat=heartbeat,
+        heartbeat_seconds=heartbeat,
         client="simplebus bridge",
         auth=auth,
-        unconfirmed=unconfirmed,
-        bus=bus,
-        first=first,
+        first_unconfirmed_number=unconfirmed,
+        bus_id=bus,
+        first_number=first,
     )
 
 

@@ -107,16 +107,16 @@ class Letters:
         self._of = str(class_)
         self._lane = lane
         self._class_id = -1
-        self._first = wire.core.published
+        self._first = wire.core.published_position
 
     async def open(self) -> None:
         self._of = await self._called()
         name = dead_letters.class_name(self._of)
-        if self._core.class_id(name) is None:
+        if self._core.find_class_id(name) is None:
             await self._wire.answered(self._core.name_classes(NamedClass(name=name)))
-        class_id = self._core.class_id(name)
+        class_id = self._core.find_class_id(name)
         assert class_id is not None
-        self._class_id, self._first = class_id, self._core.published
+        self._class_id, self._first = class_id, self._core.published_position
 
     async def _called(self) -> str:
         """What the bus calls the class, by which it calls that of its dead letters: its name, if it
@@ -141,18 +141,18 @@ class Letters:
                 dead,
                 death,
                 class_id=self._class_id,
-                frame_bytes_max=self._core.frame_bytes,
+                frame_bytes_max=self._core.accepted_frame_bytes_max,
             )
             if not found.lost:
                 assert found.batch is not None
                 raw = bytearray(DELIMITER) + found.batch.data.tobytes()
-                self._core.publisher.publish_frames(raw, found.batch.bounds, self._class_id)
+                self._core.publish_buffer.publish_frames(raw, found.batch.bounds, self._class_id)
                 return
         raise BusError(f"message {refusal.sequence} fits into no dead letter there")
 
     async def stored(self) -> None:
         """Wait until they are. Raises RefusedError where there is no room."""
-        last = self._core.published - 1
+        last = self._core.published_position - 1
         if last >= self._first:
             refused = await self._wire.confirmed(self._first, last)
             if refused:

@@ -16,7 +16,7 @@ from simplebus.bridge.loop_header import HOPS_MAX
 from simplebus.client.credentials import Access
 from simplebus.core.channel.pattern import check_pattern
 from simplebus.core.limits import HEARTBEAT_SECONDS_MAX, NAME_CHARACTERS_MAX
-from simplebus.core.message_class.last_values import RECORDS
+from simplebus.core.message_class.last_values import BRIDGE_RECORDS_CLASS
 from simplebus.core.protocol.requests import STARTS
 
 HEARTBEAT_SECONDS_MIN = 0.1
@@ -48,9 +48,10 @@ class Copied:
     """So many messages are on their way into a stream at once; None for what is good for it."""
 
     def __post_init__(self) -> None:
-        if RECORDS in (self.class_, self.to):
+        if BRIDGE_RECORDS_CLASS in (self.class_, self.to):
             raise ValueError(
-                f"the class {RECORDS!r} is not copied: there a bus has written down where lanes are"
+                f"the class {BRIDGE_RECORDS_CLASS!r} is not copied: there a bus has written down "
+                "where lanes are"
             )
         for pattern in self.channels:
             check_pattern(pattern)

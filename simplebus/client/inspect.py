@@ -12,7 +12,7 @@ from typing import Any
 from simplebus.client.core import arguments
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.messages import Message
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.message_types import Registry
 from simplebus.client.subscribe_options import seconds_of
 from simplebus.client.subscription_target import Target
@@ -41,7 +41,7 @@ def span(first: int, last: int | None) -> tuple[int, int | None]:
     return first, last
 
 
-def purged(request: Request) -> int:
+def purged(request: OpenRequest) -> int:
     """How many messages were."""
     assert isinstance(request.reply, PurgeReply)
     return request.reply.purged
@@ -72,7 +72,7 @@ def _class(what: object, registry: Registry) -> int | str:
     return of.class_id
 
 
-def answer(request: Request) -> Explained:
+def answer(request: OpenRequest) -> Explained:
     """What the bus has said."""
     assert isinstance(request.reply, BusSaid | ClassSaid | ChannelSaid | SessionSaid)
     return request.reply
@@ -95,14 +95,14 @@ class Fetching:
         """None when it is known which message is next."""
         self._count = count
 
-    def ask(self, core: ClientCore) -> Request:
+    def ask(self, core: ClientCore) -> OpenRequest:
         """Ask for what is missing."""
         missing = min(self._count - len(self.messages), FETCH_MESSAGES_MAX)
-        request = core.fetch(self._class_id, self._next, missing, time=self._time)
+        request = core.fetch(self._class_id, self._next, missing, start_time=self._time)
         request.decode = self._target.decode
         return request
 
-    def take(self, request: Request) -> None:
+    def take(self, request: OpenRequest) -> None:
         """An answer has come."""
         reply = request.reply
         assert isinstance(reply, FetchReply)

@@ -18,7 +18,7 @@ import sys
 from types import CodeType, FrameType
 
 from simplebus.client.aio.cancellation import is_being_cancelled
-from simplebus.client.core.acks import ACKED, NACKED, Verdict
+from simplebus.client.core.acks import ACKED, NACKED, AckOutcome
 
 _BEGINS = {"GET_ITER", "FOR_ITER", "GET_AITER"}
 _DROPS = {"POP_TOP", "POP_ITER"}
@@ -30,7 +30,7 @@ def statement(depth: int = 2) -> CodeType | None:
     return frame.f_code if _instruction(frame) in _BEGINS else None
 
 
-def verdict(stands: CodeType | None, depth: int = 2) -> Verdict | None:
+def verdict(stands: CodeType | None, depth: int = 2) -> AckOutcome | None:
     """What is said of the message that a loop was at; None when it is to be put back. To be asked
     by what the loop's end has called."""
     try:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 
 from simplebus.client.core import arguments
 from simplebus.client.core.client import ClientCore
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.message_types import Binding, Registry
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.commit_log import Level
@@ -71,13 +71,13 @@ class Outbound:
         """By the name of a class: those that the bus has told."""
         self._core = core
         self._registry = registry
-        self._hurried: dict[str | None, Request] = {}
+        self._hurried: dict[str | None, OpenRequest] = {}
         """What was asked without waiting for the answer, by the name of the class."""
         self._channels: dict[str, Envelope] = {}
 
     # Classes -------------------------------------------------------------------------------------
 
-    def ask(self, what: Binding[Any] | str) -> Request:
+    def ask(self, what: Binding[Any] | str) -> OpenRequest:
         """Name a class to the bus: one whose id is not known."""
         if isinstance(what, str):
             return self._core.name_classes(what)
@@ -109,16 +109,16 @@ class Outbound:
         assert not isinstance(what, int)
         name = what if isinstance(what, str) else what.name
         asked = self._hurried.get(name)
-        if asked is None or (asked.done and asked.error is not None):
+        if asked is None or (asked.is_done and asked.error is not None):
             self._hurried[name] = self.ask(what)
             return None
-        return self.learn(what) if asked.done else None
+        return self.learn(what) if asked.is_done else None
 
     def learn(self, what: Binding[Any] | str) -> int:
         """The bus has answered `ask`: the id of that class, which is known from now on."""
         name = what if isinstance(what, str) else what.name
         assert name is not None
-        class_id = self._core.class_id(name)
+        class_id = self._core.find_class_id(name)
         if class_id is None:
             raise BusError(f"the bus gave no id to the class {name!r}, expected one in its answer")
         self.ids[name] = class_id

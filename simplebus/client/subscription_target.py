@@ -14,7 +14,7 @@ from simplebus.client.codecs import DecodeError
 from simplebus.client.core.client import ClientCore, check_class_id
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.messages import Batch, Message
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.message_types import Binding, Registry
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.protocol.requests import SubscribeRequest
@@ -106,7 +106,7 @@ class Entry(Generic[T]):
     def is_through(self) -> bool:
         """Whether everything that came was handed out, or nothing will be."""
         inbox = self.inbox
-        return inbox.leaving is not None or inbox.error is not None or inbox.is_empty
+        return inbox.unsubscribe_request is not None or inbox.error is not None or inbox.is_empty
 
     def check_fresh(self) -> None:
         """Raise LocalProtocolError unless it can be entered."""
@@ -120,7 +120,7 @@ class Entry(Generic[T]):
         self._entered = inbox
         return inbox
 
-    def leave(self, *, processed: bool) -> Request:
+    def leave(self, *, processed: bool) -> OpenRequest:
         """Unsubscribe. `processed` says what became of the last message. Returns what the bus is to
         answer."""
-        return self._core.unsubscribe(self.inbox, processed=processed, forget=self._forget)
+        return self._core.unsubscribe(self.inbox, is_processed=processed, forget=self._forget)

@@ -191,9 +191,13 @@ def printable(text: str) -> str:
 
 
 def _bus(said: BusSaid) -> Iterator[Line]:
-    from simplebus.core.broker.wait_reasons import messages, size
+    from simplebus.core.broker.wait_reasons import format_bytes, format_message_count
 
-    yield 0, f"bus {said.bus}: {size(said.memory_bytes)} of {size(said.memory_max)} are taken"
+    yield (
+        0,
+        f"bus {said.bus}: {format_bytes(said.memory_bytes)} of {format_bytes(said.memory_max)} "
+        "are taken",
+    )
     yield 1, f"what is confirmed has reached: {said.level}"
     if said.failure:
         yield 1, f"NOTHING CAN BE KEPT: {said.failure}"
@@ -201,7 +205,7 @@ def _bus(said: BusSaid) -> Iterator[Line]:
         yield 1, f"refused: {_counts(said.refused)}"
     yield from _heading(1, "classes", said.classes, said.classes_left_out)
     for line in said.classes:
-        stored = [] if line.is_elsewhere else [messages(line.stored)]
+        stored = [] if line.is_elsewhere else [format_message_count(line.stored)]
         text = f"{_class_name(line.class_id, line.name)}: "
         text += ", ".join([*stored, _many(line.positions, "subscription")])
         if line.publishers:
@@ -214,32 +218,39 @@ def _bus(said: BusSaid) -> Iterator[Line]:
 
 
 def _class(said: ClassSaid) -> Iterator[Line]:
-    from simplebus.core.broker.wait_reasons import messages, size, span
+    from simplebus.core.broker.wait_reasons import (
+        format_bytes,
+        format_duration,
+        format_message_count,
+    )
 
     yield 0, _class_name(said.class_id, said.name)
     yield 1, said.waits_for
-    stored = f"stored: {messages(said.stored)}"
+    stored = f"stored: {format_message_count(said.stored)}"
     if said.stored:
-        stored += f" ({said.floor} to {said.head - 1}), {size(said.stored_bytes)}"
+        stored += f" ({said.floor} to {said.head - 1}), {format_bytes(said.stored_bytes)}"
         if said.oldest_seconds is not None and said.newest_seconds is not None:
-            stored += f", {span(said.newest_seconds)} to {span(said.oldest_seconds)} old"
+            stored += (
+                f", {format_duration(said.newest_seconds)} to "
+                f"{format_duration(said.oldest_seconds)} old"
+            )
     bounds = [f"{said.stored_max:,}"] if said.stored_max else []
-    bounds += [size(said.memory_max)] if said.memory_max else []
+    bounds += [format_bytes(said.memory_max)] if said.memory_max else []
     if not said.unknown:
         most = f"; at most {' and '.join(bounds)}, then {said.policy}" if bounds else ""
         yield 1, stored + most
     if said.on_way:
-        yield 1, f"not known to be in the cluster yet: {messages(said.on_way)}"
+        yield 1, f"not known to be in the cluster yet: {format_message_count(said.on_way)}"
     if said.backlog:
-        yield 1, f"waiting for a first subscription: {messages(said.backlog)}"
+        yield 1, f"waiting for a first subscription: {format_message_count(said.backlog)}"
     if said.keeps:
         yield 1, f"keeps of what nobody needs: {said.keeps}"
     if said.subjects:
         yield 1, f"NATS subjects: {' '.join(said.subjects)}"
     if said.safe < said.head:
-        yield 1, f"not on {said.level} yet: {messages(said.head - said.safe)}"
+        yield 1, f"not on {said.level} yet: {format_message_count(said.head - said.safe)}"
     if said.purged:
-        yield 1, f"purged, and behind others that are stored: {messages(said.purged)}"
+        yield 1, f"purged, and behind others that are stored: {format_message_count(said.purged)}"
     yield (
         1,
         (
@@ -264,14 +275,20 @@ def _class(said: ClassSaid) -> Iterator[Line]:
         yield (
             2,
             (
-                f"{_who(each.session, each.name, each.peer)}{gone}: {messages(each.messages)}, "
-                f"{size(each.bytes)}, since {span(each.seconds)}"
+                f"{_who(each.session, each.name, each.peer)}{gone}: "
+                f"{format_message_count(each.messages)}, "
+                f"{format_bytes(each.bytes)}, since {format_duration(each.seconds)}"
             ),
         )
 
 
 def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator[Line]:
-    from simplebus.core.broker.wait_reasons import messages, size, span, whole
+    from simplebus.core.broker.wait_reasons import (
+        complete_sentence,
+        format_bytes,
+        format_duration,
+        format_message_count,
+    )
 
     names = [
         f"{what} {name!r}"
@@ -287,13 +304,14 @@ def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator
         names.insert(0, f"class {said.class_id}")
     yield depth, ", ".join(names) or "a group"
     depth += 1
-    yield depth, whole(said.waits, said.waits_for)
+    yield depth, complete_sentence(said.waits, said.waits_for)
     limit = f" of {said.in_flight_max:,}" if said.in_flight_max else ""
-    figures = [f"{said.in_flight:,}{limit} in flight ({size(said.in_flight_bytes)})"]
+    figures = [f"{said.in_flight:,}{limit} in flight ({format_bytes(said.in_flight_bytes)})"]
     if said.oldest is not None:
         figures.append(
-            f"the oldest {said.oldest.sequence}, first sent {span(said.oldest.first_seconds)} ago, "
-            f"again in {span(said.oldest.due_seconds)}"
+            f"the oldest {said.oldest.sequence}, first sent "
+            f"{format_duration(said.oldest.first_seconds)} ago, "
+            f"again in {format_duration(said.oldest.due_seconds)}"
         )
     figures += [
         f"{count:,} {what}"
@@ -301,7 +319,7 @@ def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator
             (said.unsent, "not sent yet"),
             (said.again, "to be sent again"),
             (said.behind, "behind others of their key"),
-            (said.put_off, f"put off, the first for {span(said.put_off_seconds)}"),
+            (said.put_off, f"put off, the first for {format_duration(said.put_off_seconds)}"),
             (said.unburied, "given up, without room among the dead letters"),
         )
         if count
@@ -310,7 +328,11 @@ def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator
     if said.patterns:
         more = f" and {said.patterns_left_out} more" if said.patterns_left_out else ""
         yield depth, f"for {' '.join(said.patterns)}{more}"
-    yield depth, f"floor {said.floor}, cursor {said.cursor}: {messages(said.lag)} behind the head"
+    yield (
+        depth,
+        f"floor {said.floor}, cursor {said.cursor}: {format_message_count(said.lag)} behind the "
+        "head",
+    )
     if said.undelivered:
         yield depth, f"not delivered: {_counts(said.undelivered)}"
     for member in said.members:
@@ -318,7 +340,7 @@ def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator
             depth,
             (
                 f"{_who(member.session, member.name, member.peer)}: {member.in_flight:,} of "
-                f"{member.in_flight_max:,}; {whole(member.waits, member.waits_for)}"
+                f"{member.in_flight_max:,}; {complete_sentence(member.waits, member.waits_for)}"
             ),
         )
     if said.members_left_out:
@@ -326,11 +348,15 @@ def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator
 
 
 def _channel(said: ChannelSaid) -> Iterator[Line]:
-    from simplebus.core.broker.wait_reasons import messages
+    from simplebus.core.broker.wait_reasons import format_message_count
 
     yield 0, f"channel {said.channel}"
     for cls in said.classes:
-        yield 1, f"{_class_name(cls.class_id, cls.name)}: {messages(cls.stored)} of it stored"
+        yield (
+            1,
+            f"{_class_name(cls.class_id, cls.name)}: {format_message_count(cls.stored)} of it "
+            "stored",
+        )
         if cls.subjects:
             yield 2, f"what NATS clients publish on it is stored here, by {' '.join(cls.subjects)}"
         for match in cls.matches:
@@ -355,7 +381,11 @@ def _match(match: Match) -> str:
 
 
 def _session(said: SessionSaid) -> Iterator[Line]:
-    from simplebus.core.broker.wait_reasons import messages, size, span
+    from simplebus.core.broker.wait_reasons import (
+        format_bytes,
+        format_duration,
+        format_message_count,
+    )
 
     user = f", user {said.user!r}" if said.user else ""
     yield 0, f"{_who(said.session, said.name, said.peer)}: {_version(said.version)}{user}"
@@ -363,11 +393,11 @@ def _session(said: SessionSaid) -> Iterator[Line]:
         yield 1, said.waits_for
     most = "at most " if said.leaves_out and said.unconfirmed else ""
     waits = f", {said.parked:,} of them waiting for room" if said.parked else ""
-    yield 1, f"{most}{messages(said.unconfirmed)} unconfirmed{waits}"
+    yield 1, f"{most}{format_message_count(said.unconfirmed)} unconfirmed{waits}"
     if said.pending_bytes:
-        yield 1, f"{size(said.pending_bytes)} are kept for it"
+        yield 1, f"{format_bytes(said.pending_bytes)} are kept for it"
     if said.heartbeat:
-        yield 1, f"a heartbeat every {span(said.heartbeat)}"
+        yield 1, f"a heartbeat every {format_duration(said.heartbeat)}"
     if said.refused:
         yield 1, f"refused: {_counts(said.refused)}"
     yield from _heading(1, "subscriptions", said.positions, said.positions_left_out)

@@ -50,12 +50,14 @@ def forget(
     import trio
 
     import simplebus
-    from simplebus.core.broker.wait_reasons import messages
+    from simplebus.core.broker.wait_reasons import format_message_count
 
     async def work() -> None:
         async with simplebus.connect(url, reconnect=None) as bus:
             found = await _find(bus, class_, durable)
-            waiting = f"{messages(found.lag)} from the first that it has not acknowledged on"
+            waiting = (
+                f"{format_message_count(found.lag)} from the first that it has not acknowledged on"
+            )
             if not yes:
                 fail(printable(f"durable {durable!r} has {waiting}; say --yes to do it"), status=2)
             await _forget(bus, class_, found)

@@ -27,7 +27,7 @@ from simplebus.core.limits import (
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import Left, Pauses, merged
-from simplebus.core.session.version2 import Version2
+from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.snapshot import (
     Changes,
     KeptClass,
@@ -36,61 +36,61 @@ from simplebus.core.snapshot import (
     KeptRefusal,
     KeptWindow,
 )
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 
 if TYPE_CHECKING:
     from simplebus.core.broker.broker import Broker
 
-_Key = tuple[int, str, str]
-_Seen = tuple[int, tuple[int, object]]
+_PositionKey = tuple[int, str, str]
+_ClassState = tuple[int, tuple[int, object]]
 """From where on a class is kept; up to where, and what else there is to see of it."""
 
 
-class Keeper:
+class Checkpointer:
     """Of one broker that has a ledger."""
 
     def __init__(self, broker: Broker) -> None:
-        assert broker.ledger is not None
+        assert broker.commit_log is not None
         self._broker = broker
-        self._ledger: Ledger = broker.ledger
-        self._classes: dict[int, _Seen] = {}
+        self._commit_log: Ledger = broker.commit_log
+        self._class_states: dict[int, _ClassState] = {}
         """What was seen of each class."""
-        self._fronts: dict[int, object] = {}
+        self._class_headers: dict[int, object] = {}
         """The part of it that is looked at when a durable comes or goes."""
-        self._positions: dict[int, dict[_Key, tuple[Subscription, object]]] = {}
+        self._position_states: dict[int, dict[_PositionKey, tuple[BrokerSubscription, object]]] = {}
         """And, by class, of each durable."""
-        self.due = float("-inf")
+        self.next_full_scan = float("-inf")
         """When all is to be looked at again, by the broker's clock."""
-        self._rows = 0
+        self._scanned_row_count = 0
         """How many rows about single messages were gone through."""
-        self._bytes = 0
+        self._change_bytes = 0
         """Of changes since the last snapshot."""
         self._snapshot_bytes = 0
-        self._frame_bytes = 0
+        self._message_bytes = 0
         """Of messages since the last snapshot."""
-        self.wants_snapshot = True
+        self.is_snapshot_due = True
         """Whether the next lot is to hold everything."""
 
-    def take(self) -> Lot | None:
+    def build_write_batch(self) -> Lot | None:
         """What is to be written next, if anything is."""
-        ledger, now = self._ledger, self._broker.clock.now
+        ledger, now = self._commit_log, self._broker.clock.now
         is_owed = not ledger.is_empty
-        self._frame_bytes += ledger.noted_bytes
+        self._message_bytes += ledger.noted_bytes
         if (
-            self._bytes > max(KEPT_BYTES_MIN, 4 * self._snapshot_bytes)
-            or self._frame_bytes > KEPT_FRAME_BYTES
+            self._change_bytes > max(KEPT_BYTES_MIN, 4 * self._snapshot_bytes)
+            or self._message_bytes > KEPT_FRAME_BYTES
         ):
-            self.wants_snapshot = True
-        at_all = self.wants_snapshot or now >= self.due
+            self.is_snapshot_due = True
+        at_all = self.is_snapshot_due or now >= self.next_full_scan
         if not at_all and not is_owed:
             return None
-        changes = self._look(now, at_all=at_all)
+        changes = self._collect_changes(now, is_full_scan=at_all)
         begun = [KeptPublisher(name, at, [], which) for name, at, which in ledger.take_begun()]
         refused, purged = ledger.take_refused(), ledger.take_purged()
-        if self.wants_snapshot:
-            self.wants_snapshot = False
-            snapshot = self._everything().encode()
-            self._bytes, self._snapshot_bytes, self._frame_bytes = 0, len(snapshot), 0
+        if self.is_snapshot_due:
+            self.is_snapshot_due = False
+            snapshot = self._build_snapshot().encode()
+            self._change_bytes, self._snapshot_bytes, self._message_bytes = 0, len(snapshot), 0
             return ledger.take(snapshot=snapshot)
         changes = Changes(
             changes.classes,
@@ -104,104 +104,118 @@ class Keeper:
         if not any(structs.astuple(changes)):
             return ledger.take(is_owed=is_owed)
         encoded = changes.encode()
-        self._bytes += len(encoded)
+        self._change_bytes += len(encoded)
         return ledger.take(encoded)
 
-    def floors(self) -> dict[int, int]:
+    def class_floors(self) -> dict[int, int]:
         """By class, from where on it is kept, as the lots that were taken say."""
-        return {class_id: floor for class_id, (floor, _) in self._classes.items()}
+        return {class_id: floor for class_id, (floor, _) in self._class_states.items()}
 
-    def empty(self) -> set[int]:
+    def empty_class_ids(self) -> set[int]:
         """Classes of which nothing is kept, as they say, too."""
-        return {class_id for class_id, (floor, (head, _)) in self._classes.items() if floor == head}
+        return {
+            class_id for class_id, (floor, (head, _)) in self._class_states.items() if floor == head
+        }
 
-    def _look(self, now: float, *, at_all: bool) -> Changes:
+    def _collect_changes(self, now: float, *, is_full_scan: bool) -> Changes:
         """What has changed: of everything, or of what hurries."""
-        ledger, classes = self._ledger, self._broker.classes
+        ledger, classes = self._commit_log, self._broker.classes
         hurries, changed = [*ledger.hurries, *ledger.changed], list(ledger.changed.items())
         ledger.hurries.clear()
         ledger.changed.clear()
         changes = Changes([], [], [])
-        if at_all:
-            looked, self._rows = 0, 0
+        if is_full_scan:
+            looked, self._scanned_row_count = 0, 0
             for cls in classes.values():
-                self._look_at(cls, changes)
+                self._collect_class(cls, changes)
                 looked += 1 + len(cls.subscriptions)
-            looked += self._rows
-            self.due = now + KEPT_SECONDS * max(1.0, looked / KEPT_POSITIONS)
+            looked += self._scanned_row_count
+            self.next_full_scan = now + KEPT_SECONDS * max(1.0, looked / KEPT_POSITIONS)
             return changes
         for class_id in dict.fromkeys(hurries):
-            self._look_at_front(classes[class_id], changes)
+            self._collect_class_header(classes[class_id], changes)
         for class_id, names in changed:
             for durable, group in names:
-                self._look_at_one(classes[class_id], durable, group, changes)
+                self._collect_durable(classes[class_id], durable, group, changes)
         return changes
 
-    def _look_at_front(self, cls: MessageClass, changes: Changes) -> None:
+    def _collect_class_header(self, cls: MessageClass, changes: Changes) -> None:
         """At what may be news of a class for which a durable came or went, or that is new."""
-        if self._fronts.get(cls.class_id) != _front(cls):
-            self._tell(cls, _seen(cls, self._ledger.reached), changes)
+        if self._class_headers.get(cls.class_id) != _class_header(cls):
+            self._record_class(cls, _class_state(cls, self._commit_log.reached), changes)
 
-    def _tell(self, cls: MessageClass, seen: _Seen, changes: Changes) -> None:
-        self._classes[cls.class_id], self._fronts[cls.class_id] = seen, _front(cls)
-        changes.classes.append(self._class(cls))
+    def _record_class(self, cls: MessageClass, state: _ClassState, changes: Changes) -> None:
+        self._class_states[cls.class_id], self._class_headers[cls.class_id] = (
+            state,
+            _class_header(cls),
+        )
+        changes.classes.append(self._snapshot_class(cls))
 
-    def _look_at_one(self, cls: MessageClass, durable: str, group: str, changes: Changes) -> None:
+    def _collect_durable(
+        self, cls: MessageClass, durable: str, group: str, changes: Changes
+    ) -> None:
         """At a durable that may have come, or gone."""
-        known = self._positions.setdefault(cls.class_id, {})
-        key, position = (cls.class_id, durable, group), cls.named.get(cls.key(durable, group))
+        known = self._position_states.setdefault(cls.class_id, {})
+        key, position = (
+            (cls.class_id, durable, group),
+            cls.named_positions.get(cls.position_key(durable, group)),
+        )
         if position is None or position.group != group:
             if known.pop(key, None) is not None:
                 changes.gone.append(key)
             return
-        here = position, _progress(position)
+        here = position, _position_state(position)
         if known.get(key) != here:
             known[key] = here
-            changes.positions.append(self._position(position))
+            changes.positions.append(self._snapshot_position(position))
 
-    def _look_at(self, cls: MessageClass, changes: Changes) -> None:
-        seen = _seen(cls, self._ledger.reached)
-        if self._classes.get(cls.class_id) != seen or self._fronts[cls.class_id] != _front(cls):
-            self._tell(cls, seen, changes)
-        known, found = self._positions.get(cls.class_id, {}), {}
-        for position in cls.named.values():
+    def _collect_class(self, cls: MessageClass, changes: Changes) -> None:
+        seen = _class_state(cls, self._commit_log.reached)
+        if self._class_states.get(cls.class_id) != seen or self._class_headers[
+            cls.class_id
+        ] != _class_header(cls):
+            self._record_class(cls, seen, changes)
+        known, found = self._position_states.get(cls.class_id, {}), {}
+        for position in cls.named_positions.values():
             if position.durable:
                 key = (cls.class_id, position.durable, position.group)
-                found[key] = here = (position, _progress(position))
+                found[key] = here = (position, _position_state(position))
                 if known.pop(key, None) != here:
-                    changes.positions.append(self._position(position))
+                    changes.positions.append(self._snapshot_position(position))
         changes.gone.extend(known)
-        self._positions[cls.class_id] = found
+        self._position_states[cls.class_id] = found
 
-    def _everything(self) -> Changes:
+    def _build_snapshot(self) -> Changes:
         broker = self._broker
         return Changes(
-            [self._class(cls) for cls in broker.classes.values()],
+            [self._snapshot_class(cls) for cls in broker.classes.values()],
             [
-                self._position(position)
-                for positions in self._positions.values()
+                self._snapshot_position(position)
+                for positions in self._position_states.values()
                 for position, _ in positions.values()
             ],
-            publishers=self._publishers(),
+            publishers=self._snapshot_producers(),
             purged=[
                 (class_id, first, last)
                 for class_id, cls in broker.classes.items()
-                for first, last in cls.purged.within(cls.first, cls.ring.head)
+                for first, last in cls.purged_sequences.within(cls.first_sequence, cls.ring.head)
             ],
-            boot=self._ledger.boot,
-            level=int(self._ledger.level),
+            boot=self._commit_log.boot,
+            level=int(self._commit_log.level),
         )
 
-    def _publishers(self) -> list[KeptPublisher]:
+    def _snapshot_producers(self) -> list[KeptPublisher]:
         kept = []
-        for publisher in self._broker.answers.publishers:
+        for publisher in self._broker.connection_requests.producer_states:
             following, ahead = publisher.next, publisher.ahead
             if publisher.session_id is not None:
                 session = self._broker.sessions[publisher.session_id]
-                dialect = session.dialect
-                assert isinstance(dialect, Version2)
-                following = dialect.stored
-                ahead = dialect.stored_ahead(following, [batch for _, batch in session.parked])
+                dialect = session.decoder
+                assert isinstance(dialect, Version2Decoder)
+                following = dialect.stored_before
+                ahead = dialect.build_unconfirmed_range(
+                    following, [batch for _, batch in session.parked_messages]
+                )
             kept.append(
                 KeptPublisher(
                     publisher.key,
@@ -214,31 +228,31 @@ class Keeper:
             )
         return kept
 
-    def _class(self, cls: MessageClass) -> KeptClass:
-        window, left = _left_behind(cls)
+    def _snapshot_class(self, cls: MessageClass) -> KeptClass:
+        window, left = _handover_if_all_ended(cls)
         left = left.within(window.floor, window.cursor)
         return KeptClass(
             cls.class_id,
             cls.name,
-            cls.safe_floor(self._ledger.reached),
+            cls.compute_durable_floor(self._commit_log.reached),
             cls.ring.head,
             KeptWindow.of(window),
-            cls.is_asked_for_values,
+            cls.is_last_values_requested,
             merged(left.sent, 0),
-            self._pauses(left),
+            self._snapshot_delays(left),
             self._broker.clock.now,
-            cls.maker,
+            cls.creator,
         )
 
-    def _position(self, position: Subscription) -> KeptPosition:
-        terms, attempts = position.terms, position.attempts()
-        unburied = position.unburied.rows()
-        self._rows += len(attempts) + len(unburied)
+    def _snapshot_position(self, position: BrokerSubscription) -> KeptPosition:
+        terms, attempts = position.delivery_policy, position.list_attempts()
+        unburied = position.pending_dead_letters.to_rows()
+        self._scanned_row_count += len(attempts) + len(unburied)
         return KeptPosition(
             position.class_id,
             position.durable,
             position.group,
-            list(position.wanted.patterns) if position.wanted else [],
+            list(position.channel_filter.patterns) if position.channel_filter else [],
             KeptWindow.of(position.window),
             merged(attempts, 0),
             terms.ack_ticks,
@@ -247,27 +261,27 @@ class Keeper:
             terms.pending_max,
             terms.slow,
             position.idle_seconds,
-            position.by_key,
+            position.is_key_ordered,
             terms.backoff_ticks,
-            self._pauses(position.left()),
+            self._snapshot_delays(position.build_handover()),
             self._broker.clock.now,
             unburied,
             position.owner,
         )
 
-    def _pauses(self, left: Left) -> Pauses:
+    def _snapshot_delays(self, handover: Left) -> Pauses:
         """For how long what is left is not to be sent: known to within a tick."""
         seconds = self._broker.settings.tick_seconds
-        self._rows += len(left.sent) + len(left.ticks) + len(left.times)
-        return merged(left.pauses(self._broker.clock, seconds), seconds)
+        self._scanned_row_count += len(handover.sent) + len(handover.ticks) + len(handover.times)
+        return merged(handover.pauses(self._broker.clock, seconds), seconds)
 
 
-def _front(cls: MessageClass) -> object:
+def _class_header(cls: MessageClass) -> object:
     """Another value when something has changed that is kept of a class, but for how far it is."""
-    waiting = cls.waiting
+    waiting = cls.backlog_window
     return (
         cls.name,
-        cls.is_asked_for_values,
+        cls.is_last_values_requested,
         waiting.floor,
         waiting.cursor,
         waiting.in_flight,
@@ -275,17 +289,20 @@ def _front(cls: MessageClass) -> object:
     )
 
 
-def _seen(cls: MessageClass, reached: int) -> _Seen:
+def _class_state(cls: MessageClass, durable_position: int) -> _ClassState:
     """Another value when that has changed."""
-    plain = [_progress(each) for each in cls.subscriptions if not each.durable]
-    return cls.safe_floor(reached), (cls.ring.head, (plain, cls.left))
+    plain = [_position_state(each) for each in cls.subscriptions if not each.durable]
+    return cls.compute_durable_floor(durable_position), (
+        cls.ring.head,
+        (plain, cls.backlog_handover),
+    )
 
 
 def _has_durables(cls: MessageClass) -> bool:
-    return any(durable for durable, _ in cls.named)
+    return any(durable for durable, _ in cls.named_positions)
 
 
-def _progress(position: Subscription) -> object:
+def _position_state(position: BrokerSubscription) -> object:
     """The same of a position."""
     window = position.window
     return (
@@ -293,29 +310,29 @@ def _progress(position: Subscription) -> object:
         window.cursor,
         window.in_flight,
         position.redelivered,
-        position.refused,
-        position.terms,
+        position.nack_count,
+        position.delivery_policy,
         position.idle_seconds,
         position.owner,
-        len(position.unburied),
+        len(position.pending_dead_letters),
     )
 
 
-def _left_behind(cls: MessageClass) -> tuple[AckWindow, Left]:
+def _handover_if_all_ended(cls: MessageClass) -> tuple[AckWindow, Left]:
     """What would wait in a class if every session ended now, and what is known of it."""
     if not cls.subscriptions or _has_durables(cls):
-        return cls.waiting, cls.left
+        return cls.backlog_window, cls.backlog_handover
     oldest = list(islice(cls.subscriptions, KEPT_UNION_MAX))
-    left = cls.left
+    left = cls.backlog_handover
     for position in oldest:
-        left = left.joined(position.left())
+        left = left.joined(position.build_handover())
     if len(cls.subscriptions) > len(oldest):  # The oldest ones were sent it as often as any.
         window = AckWindow(floor=cls.floor())
         window.cursor = max(each.window.cursor for each in cls.subscriptions)
         return window, left.joined(Left([(window.floor, window.cursor, 1)]))
     windows = [position.window for position in oldest]
-    if cls.waiting.floor < cls.waiting.cursor:
-        windows.append(cls.waiting)
+    if cls.backlog_window.floor < cls.backlog_window.cursor:
+        windows.append(cls.backlog_window)
     window = windows[0]
     for other in windows[1:]:
         window = window.union(other)

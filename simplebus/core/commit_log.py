@@ -27,7 +27,7 @@ from simplebus.core.producer_state import Publishers
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import Refused
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2, publisher_of
+from simplebus.core.session.version2 import Version2Decoder, producer_key
 
 
 class Level(enum.IntEnum):
@@ -290,18 +290,18 @@ def note(
     if session is None:
         ledger.note(class_id, first, count, frames, "", now)
         return
-    ledger.note(class_id, first, count, frames, publisher_of(session), now)
-    session.kept_mark = ledger.mark
-    if ledger.is_elsewhere and isinstance(session.dialect, Version2):
-        session.dialect.publisher.owed[class_id] = session.kept_mark
-    if ledger.is_behind and not isinstance(session.dialect, Version2):
-        session.lags = True
+    ledger.note(class_id, first, count, frames, producer_key(session), now)
+    session.last_log_position = ledger.mark
+    if ledger.is_elsewhere and isinstance(session.decoder, Version2Decoder):
+        session.decoder.producer.owed[class_id] = session.last_log_position
+    if ledger.is_behind and not isinstance(session.decoder, Version2Decoder):
+        session.has_write_backlog = True
         ledger.lagging[session] = None
 
 
 def failure(ledger: Ledger | None, session: Session) -> tuple[Reason, str] | None:
     """Why nothing that this peer publishes can be kept, if it can be told."""
-    if ledger is None or not isinstance(session.dialect, Version2):
+    if ledger is None or not isinstance(session.decoder, Version2Decoder):
         return None
     return ledger.failure
 
@@ -312,8 +312,8 @@ def refuse(
     """A frame had no effect. If it was a message, its number is used up all the same, and its
     program is told again should it not have heard of that."""
     if refused.frame_type in (frames.MESSAGE, frames.ENVELOPE):
-        dialect = session.dialect
-        if isinstance(dialect, Version2) and dialect.publisher.key:
-            publishers.refuse(dialect.publisher, refused)
+        dialect = session.decoder
+        if isinstance(dialect, Version2Decoder) and dialect.producer.key:
+            publishers.refuse(dialect.producer, refused)
             if ledger is not None:
-                ledger.refuse(dialect.publisher.key, refused)
+                ledger.refuse(dialect.producer.key, refused)

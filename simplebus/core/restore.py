@@ -45,8 +45,8 @@ from simplebus.core.limits import (
     RESTORED_BYTES_BEYOND,
 )
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.message_class.purge import purge
-from simplebus.core.message_class.stored_frames import Reviving
+from simplebus.core.message_class.purge import purge_messages
+from simplebus.core.message_class.stored_frames import StoredFrameReader
 from simplebus.core.producer_state import Ahead, distance
 from simplebus.core.protocol.frames import FrameBatch, Integers
 from simplebus.core.redelivery.ack_timer import covering
@@ -55,61 +55,66 @@ from simplebus.core.redelivery.delivery_policy import Terms
 from simplebus.core.redelivery.handover import Left
 from simplebus.core.ring.columns import Rows, Times
 from simplebus.core.ring.ring import Ring
-from simplebus.core.session.version2 import numbers_of
+from simplebus.core.session.version2 import message_numbers
 from simplebus.core.snapshot import Image, KeptClass, KeptPosition, KeptPublisher, KeptRefusal
 
-_HALF = 1 << (MESSAGE_ID_BITS - 1)
+_HALF_NUMBER_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 
 
 class RestoreError(BusError):
     """What was kept does not fit into this broker."""
 
 
-class Belief(enum.Enum):
+class NumberTrust(enum.Enum):
     """What of publishers' numbers is believed: see the module's law."""
 
     ALL = enum.auto()
-    FIRST = enum.auto()
+    UNTIL_FIRST_GAP = enum.auto()
     """Up to the first that is not stored; not what lies behind it."""
-    DOUBT = enum.auto()
+    UNTIL_CONTRADICTED = enum.auto()
     """Only as long as their programs say nothing else."""
 
 
-def believed(image: Image, level: Level, boot: str) -> Belief:
+def choose_number_trust(image: Image, default_durability: Level, boot_id: str) -> NumberTrust:
     """Of what a snapshot and its changes say, in this run of the machine. `level` is meant where
     the snapshot does not say how safe it was."""
-    was = level if image.level is None else image.level
+    was = default_durability if image.level is None else image.level
     if was >= Level.DISK:
-        return Belief.ALL
-    if image.boot != boot:
-        return Belief.DOUBT
-    return Belief.ALL if was >= Level.OS else Belief.FIRST
+        return NumberTrust.ALL
+    if image.boot != boot_id:
+        return NumberTrust.UNTIL_CONTRADICTED
+    return NumberTrust.ALL if was >= Level.OS else NumberTrust.UNTIL_FIRST_GAP
 
 
-class Restoring:
+class BrokerRestorer:
     """Of one fresh broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._reviving = Reviving(broker.store)
-        self.split = self._reviving.split
-        self._budgets = broker.store.table.budget, broker.store.table.dead_budget
+        self._stored_frames = StoredFrameReader(broker.store)
+        self.split_frames = self._stored_frames.split_frames
+        self._budgets = (
+            broker.store.class_registry.budget,
+            broker.store.class_registry.dead_letter_budget,
+        )
         for budget in self._budgets:
-            budget.beyond = _beyond(budget.limit)
+            budget.beyond = _restore_headroom_bytes(budget.limit)
 
     def open_class(self, class_id: int, name: str) -> MessageClass:
         """A class that is to be there. Raises RemoteProtocolError (too_many_classes)."""
         are_own = are_kept_in(name)
-        self._broker.store.table.open_classes([(class_id, name)], are_own=are_own)
+        self._broker.store.class_registry.create_classes([(class_id, name)], are_internal=are_own)
         return self._broker.classes[class_id]
 
-    def put(self, cls: MessageClass, first: int, batch: FrameBatch, times: Times) -> None:
+    def append_messages(
+        self, cls: MessageClass, first: int, batch: FrameBatch, accepted_times: Times
+    ) -> None:
         """Messages that follow those that are there, the first one with sequence `first`, and when
         each was accepted. Raises RestoreError."""
         assert cls.ring.head == first, (cls.ring.head, first)
         try:
-            for run, rows in self._reviving.runs(cls, batch, times):
-                self._put(cls, run, rows)
+            for run, rows in self._stored_frames.iter_runs(cls, batch, accepted_times):
+                self._append_run(cls, run, rows)
         except ValueError as error:
             raise RestoreError(f"class {cls.class_id}: {error}") from None
         except MemoryError:
@@ -120,45 +125,45 @@ class Restoring:
                 "all classes is needed, or the policy spill"
             ) from None
 
-    def _put(self, cls: MessageClass, run: FrameBatch, rows: Rows | None) -> None:
+    def _append_run(self, cls: MessageClass, run: FrameBatch, rows: Rows | None) -> None:
         """Raises MemoryError unless it fits."""
         ring, spill = cls.ring, cls.spill
         taken = ring.append(run, 0, rows)
         while taken < run.count and spill is not None:
             rest = run.slice(taken, run.count)
-            if not spill.make_room(rest.data.size):
+            if not spill.evict_spilled(rest.data.size):
                 break
-            taken += ring.append(rest, 0, _rest(rows, taken))
+            taken += ring.append(rest, 0, _remaining_rows(rows, taken))
         if taken < run.count:
-            with _unlimited(ring):
-                taken += ring.append(run.slice(taken, run.count), 0, _rest(rows, taken))
+            with _raised_ring_limits(ring):
+                taken += ring.append(run.slice(taken, run.count), 0, _remaining_rows(rows, taken))
         if taken < run.count:
             raise MemoryError
 
-    def set_waiting(
+    def restore_backlog(
         self, cls: MessageClass, kept: KeptClass | None, known_head: int | None
     ) -> None:
         """What waits in a class whose messages are all there. What is kept is about messages below
         `known_head`, if that is given."""
         ring = cls.ring
-        cls.waiting = AckWindow(floor=cls.first)
+        cls.backlog_window = AckWindow(floor=cls.first_sequence)
         if kept is not None:
-            cls.maker = kept.maker
+            cls.creator = kept.maker
             head = ring.head if known_head is None else known_head
-            window = cls.waiting = kept.waiting.window(floor=cls.first, head=head)
+            window = cls.backlog_window = kept.waiting.window(floor=cls.first_sequence, head=head)
             sent = [(window.floor, head, 1)] if kept.sent is None else kept.sent
             # Should the clock have been set back, nothing waits longer for that.
             told = min(kept.told, self._broker.clock.now)
             pauses = [(first, last, told + pause) for first, last, pause in kept.pauses]
-            cls.left = Left(sent, times=pauses).within(window.floor, head)
+            cls.backlog_handover = Left(sent, times=pauses).within(window.floor, head)
 
-    def add_position(self, kept: KeptPosition, known_head: int | None) -> None:
+    def restore_position(self, kept: KeptPosition, known_head: int | None) -> None:
         """A durable, with nobody connected to it. What was in flight is to be sent again. What is
         kept is about messages below `known_head`, if that is given."""
         broker = self._broker
         cls = broker.classes[kept.class_id]
         head = cls.ring.head if known_head is None else known_head
-        window = kept.window.window(floor=cls.first, head=head)
+        window = kept.window.window(floor=cls.first_sequence, head=head)
         terms = Terms(
             ack_ticks=kept.ack_ticks,
             in_flight_max=kept.in_flight_max,
@@ -169,44 +174,44 @@ class Restoring:
             backoff_ticks=kept.backoff_ticks,
         )
         spans = covering(window.floor, window.cursor, kept.attempts, otherwise=1)
-        position = broker.answers.restore(cls, kept, terms, window, spans)
+        position = broker.connection_requests.restore_position(cls, kept, terms, window, spans)
         if position is None:
             raise RestoreError(
                 f"the durable {kept.durable!r} of class {kept.class_id} has "
                 f"{len(kept.channels)} patterns, for which there is no memory"
             )
 
-    def purge(self, class_id: int, first: int, last: int, known_head: int | None) -> None:
+    def restore_purge(self, class_id: int, first: int, last: int, known_head: int | None) -> None:
         """Nobody is to have these, as far as they are below `known_head`, if that is given."""
         cls = self._broker.classes.get(class_id)
         if cls is not None:
-            purge(cls, first, last if known_head is None else min(last, known_head), None)
+            purge_messages(cls, first, last if known_head is None else min(last, known_head), None)
             cls.dropped.clear()  # That was counted when it happened.
 
-    def release(self) -> None:
+    def finish(self) -> None:
         """All is there: let go of what nobody needs, and have limits hold again."""
         for cls in self._broker.classes.values():
-            cls.release(self._broker.clock.now)
+            cls.trim(self._broker.clock.now)
         for budget in self._budgets:
             budget.beyond = 0
         for cls in self._broker.classes.values():
             cls.ring.trim()
 
-    def doubt_names(self) -> None:
+    def mark_producers_incomplete(self) -> None:
         """Of some publishers nothing may be left that was known of them."""
-        self._broker.answers.publishers.may_have_lost = True
+        self._broker.connection_requests.producer_states.may_have_lost = True
 
-    def add_publisher(
+    def restore_producer(
         self,
         kept: KeptPublisher,
-        stored: Numbers,
+        stored: StoredNumbers,
         refusals: list[KeptRefusal],
-        belief: Belief = Belief.ALL,
+        trust: NumberTrust = NumberTrust.ALL,
     ) -> None:
         """Every number of this publisher before its next is stored, and these are, as far as that
         is believed; and what it may not have heard."""
-        following, ahead = resolve(kept.next, stored)
-        if belief is not Belief.ALL:
+        following, ahead = find_next_number(kept.next, stored)
+        if trust is not NumberTrust.ALL:
             # It was perhaps told more than is back. Then it uses the numbers from `following` on
             # again, for other messages: better one is stored twice than another one never.
             ahead = None
@@ -214,30 +219,33 @@ class Restoring:
                 each for each in refusals if distance(each.first + each.count, following) >= 0
             ]
         reasons = set(Reason)
-        self._broker.answers.publishers.restore(
+        self._broker.connection_requests.producer_states.restore(
             kept.name,
             following,
             ahead,
             self._broker.clock.now,
             instance=kept.instance,
             refusals=[each.refused() for each in refusals if each.reason in reasons],
-            is_doubted=kept.is_doubted or belief is Belief.DOUBT,
+            is_doubted=kept.is_doubted or trust is NumberTrust.UNTIL_CONTRADICTED,
         )
 
 
-def _beyond(limit: int) -> int:
+def _restore_headroom_bytes(limit: int) -> int:
     return limit // 2 + RESTORED_BYTES_BEYOND
 
 
-def _rest(rows: Rows | None, taken: int) -> Rows | None:
-    return None if rows is None else rows.part(taken, rows.count)
+def _remaining_rows(rows: Rows | None, stored_count: int) -> Rows | None:
+    return None if rows is None else rows.part(stored_count, rows.count)
 
 
 @contextmanager
-def _unlimited(ring: Ring) -> Iterator[None]:
+def _raised_ring_limits(ring: Ring) -> Iterator[None]:
     """A ring may hold more than it may otherwise, meanwhile."""
     limits = ring.messages_max, ring.bytes_max
-    ring.messages_max, ring.bytes_max = MESSAGES_MAX, ring.bytes_max + _beyond(ring.bytes_max)
+    ring.messages_max, ring.bytes_max = (
+        MESSAGES_MAX,
+        ring.bytes_max + _restore_headroom_bytes(ring.bytes_max),
+    )
     try:
         yield
     finally:
@@ -245,54 +253,58 @@ def _unlimited(ring: Ring) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Numbers:
+class StoredNumbers:
     """Of one publisher, those of which it is known that they are stored: in rows, which may overlap
     and come in any order."""
 
     firsts: list[Integers] = field(default_factory=list)
     counts: list[Integers] = field(default_factory=list)
 
-    def add(self, first: int, count: int) -> None:
+    def add_range(self, first: int, count: int) -> None:
         self.firsts.append(np.array([first]))
         self.counts.append(np.array([count]))
 
-    def add_all(self, numbers: Integers) -> None:
+    def add_array(self, numbers: Integers) -> None:
         """Shape (n,), one at least, in the order in which they came."""
         bounds = np.r_[0, np.flatnonzero(np.diff(numbers) != 1) + 1, numbers.size]
         self.firsts.append(numbers[bounds[:-1]])
         self.counts.append(np.diff(bounds))
 
 
-def add_numbers(
-    known: dict[str, Numbers], batches: Iterable[FrameBatch], publishers: list[tuple[int, str]]
+def collect_producer_numbers(
+    numbers_by_producer: dict[str, StoredNumbers],
+    batches: Iterable[FrameBatch],
+    producer_runs: list[tuple[int, str]],
 ) -> None:
     """Add the numbers that messages carry to those of their publishers. `publishers` says how many
     messages in a row are whose; "" is for nobody's."""
-    numbers = np.concatenate([numbers_of(batch) for batch in batches])
+    numbers = np.concatenate([message_numbers(batch) for batch in batches])
     at = 0
-    for count, name in publishers:
+    for count, name in producer_runs:
         if name:
-            known.setdefault(name, Numbers()).add_all(numbers[at : at + count])
+            numbers_by_producer.setdefault(name, StoredNumbers()).add_array(
+                numbers[at : at + count]
+            )
         at += count
 
 
-def resolve(following: int, stored: Numbers) -> tuple[int, Ahead | None]:
+def find_next_number(next_number: int, stored: StoredNumbers) -> tuple[int, Ahead | None]:
     """Where a publisher goes on, of whom every number before `following` is stored, and these are;
     and which numbers behind that are stored, too."""
     if not stored.firsts:
-        return following, None
+        return next_number, None
     firsts = np.concatenate(stored.firsts)
-    begins = ((firsts - following + _HALF) & MESSAGE_ID_MASK) - _HALF
+    begins = ((firsts - next_number + _HALF_NUMBER_RANGE) & MESSAGE_ID_MASK) - _HALF_NUMBER_RANGE
     order = np.argsort(begins, kind="stable")
     ends = (begins + np.concatenate(stored.counts))[order]
     begins = begins[order]
     reached = np.maximum.accumulate(np.r_[0, ends])
     gaps = np.flatnonzero(begins > reached[:-1])
     if not gaps.size:
-        return (following + int(reached[-1])) & MESSAGE_ID_MASK, None
+        return (next_number + int(reached[-1])) & MESSAGE_ID_MASK, None
     gap = int(gaps[0])
     begin, end = int(reached[gap]), int(reached[-1])
-    number = (following + begin) & MESSAGE_ID_MASK
+    number = (next_number + begin) & MESSAGE_ID_MASK
     if end - begin > 8 * PUBLISHERS_AHEAD_BYTES_MAX:
         return number, None
     steps = np.zeros(end - begin + 1, np.int32)

@@ -23,10 +23,14 @@ import trio
 from simplebus.core.broker.broker import Broker
 from simplebus.core.commit_log import Ledger
 from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
-from simplebus.core.message_class.remote_storage import Counted, Found, Purged
+from simplebus.core.message_class.remote_storage import (
+    RemoteCountOutcome,
+    RemoteFetchOutcome,
+    RemotePurgeOutcome,
+)
 from simplebus.core.protocol.requests import Start
 from simplebus.core.subscription.selection import Ranges
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.backlog import Counting
 from simplebus.jetstream.class_jobs import Jobs, say_in_vain
@@ -76,8 +80,8 @@ class Cluster:
         self.door = secrets.token_hex(6)
         """What other doors know it by."""
         self._broker = broker
-        assert broker.ledger is not None, "a door's broker has a ledger"
-        self._ledger: Ledger = broker.ledger
+        assert broker.commit_log is not None, "a door's broker has a ledger"
+        self._ledger: Ledger = broker.commit_log
         self._settle: Callable[[], None] = lambda: None
         self._read_clock = trio.current_time
         self.link = Link(
@@ -93,14 +97,14 @@ class Cluster:
         self.uplink = Uplink(
             core,
             subject=options.names.subject,
-            program=lambda name: broker.answers.publishers.program(name) or "",
+            program=lambda name: broker.connection_requests.producer_states.program(name) or "",
             run=self.door,
             takes_chains=self.positions.takes_chains,
         )
         self.refusals = Refusals(self.uplink.refusal)
         self._chain_sid = core.subscribe(self.uplink.inbox)
         self.stored = Stored(self.link, options)
-        self.feeds: dict[Subscription, Feed] = {}
+        self.feeds: dict[BrokerSubscription, Feed] = {}
         self.listening = Listening(core, options.names, self.door)
         self._touched: dict[Feed, None] = {}
         self._burials = Burials(self._ledger, core.write)
@@ -117,10 +121,10 @@ class Cluster:
         """Classes in which nothing is accepted for now."""
         self._is_closing = False
         self._reached = trio.Event()
-        table = broker.store.table
-        table.duplicate_seconds = options.duplicate_seconds
-        table.first_number = options.first_number
-        table.make = partial(
+        table = broker.store.class_registry
+        table.dedup_window_seconds = options.duplicate_seconds
+        table.choose_first_number = options.first_number
+        table.make_class = partial(
             RemoteClass,
             begin=self._begin,
             end=self._end,
@@ -133,7 +137,7 @@ class Cluster:
             refused=self.refusals,
             frame_bytes=broker.settings.limits.frame_bytes,
         )
-        known = broker.store.names, table.name_classes
+        known = broker.store.class_id_by_name, table.declare_classes
         self._naming = Naming(core, options.names, self.door, *known, do=self._do)
         self.positions.see = self._naming.see
 
@@ -152,7 +156,7 @@ class Cluster:
             nursery.start_soon(follow, *where, signs_of(self.uplink, self.feeds))
             await self.link.wait_ready()
             await self._naming.learn(self.positions)
-            nursery.start_soon(keep_identity, *where, self._broker.answers.identity)
+            nursery.start_soon(keep_identity, *where, self._broker.connection_requests.identity)
             task_status.started()
             while True:
                 await trio.sleep(_BEAT_SECONDS)
@@ -192,7 +196,7 @@ class Cluster:
             with contextlib.suppress(trio.RunFinishedError):
                 trio.lowlevel.current_trio_token().run_sync_soon(self._reach_empty)
         for class_id in {entry.class_id for entry in lot.entries}:
-            store.release(store.classes[class_id])
+            store.trim_class(store.classes[class_id])
         self._shut = shut(store, self.uplink.full, self._shut)
 
     def _reach_empty(self) -> None:
@@ -234,10 +238,10 @@ class Cluster:
                 reply=self.listening.inbox(feed.position),
             )
         if feed.position.ring.head > head:
-            self._broker.answers.wake(feed.position)
+            self._broker.connection_requests.notify_position(feed.position)
         return feed.position.ring.head > head
 
-    def _buried(self, position: Subscription, ranges: Ranges, class_id: int) -> None:
+    def _buried(self, position: BrokerSubscription, ranges: Ranges, class_id: int) -> None:
         if (feed := self.feeds.get(position)) is not None:
             self._burials.add(feed, ranges, class_id)
 
@@ -311,7 +315,7 @@ class Cluster:
             self._has_reached()  # Who waits for what is stored looks what else there is.
 
     def _reach(self, lot: int) -> None:
-        self._broker.reach(lot)
+        self._broker.mark_durable(lot)
         self._shut = shut(self._broker.store, self.uplink.full, self._shut)
         self._has_reached()
         self._touched |= dict.fromkeys(self._burials.go_on())
@@ -355,13 +359,13 @@ class Cluster:
                 self.link.core.write(said)
             if feed.is_broken:
                 self._renew(feed)
-            self._broker.answers.wake(feed.position)
+            self._broker.connection_requests.notify_position(feed.position)
         self._touched[feed] = None
 
     # Positions -----------------------------------------------------------------------------------
 
     def _begin(
-        self, cls: RemoteClass, position: Subscription, start: str | Start, seeks: bool
+        self, cls: RemoteClass, position: BrokerSubscription, start: str | Start, seeks: bool
     ) -> None:
         cls.touched = self._touch
         feed = self.feeds[position] = Feed(cls, position, self._broker.store)
@@ -398,7 +402,12 @@ class Cluster:
         self._settle()
 
     async def _open_feed(
-        self, cls: RemoteClass, position: Subscription, find: Find, hold: int | None, tries: int = 0
+        self,
+        cls: RemoteClass,
+        position: BrokerSubscription,
+        find: Find,
+        hold: int | None,
+        tries: int = 0,
     ) -> None:
         """Find or make the consumer of a position, and have it feed it. What is published behind it
         waits for one try: nobody is held up for as long as the cluster refuses."""
@@ -415,7 +424,7 @@ class Cluster:
         self._settle()
 
     async def _find_consumer(
-        self, cls: RemoteClass, position: Subscription, find: Find, tries: int
+        self, cls: RemoteClass, position: BrokerSubscription, find: Find, tries: int
     ) -> bool:
         """Returns False where that is to be tried again."""
         if position not in self.feeds:
@@ -453,7 +462,7 @@ class Cluster:
         self._touched[feed] = None
         return True
 
-    async def _close_unsure(self, cls: RemoteClass, position: Subscription) -> None:
+    async def _close_unsure(self, cls: RemoteClass, position: BrokerSubscription) -> None:
         """Nobody has this position any more. Its consumer may be there though nobody was told."""
         if name := self.positions.take_unsure(position):
             await self._closing.close(Gone(cls, position, name))
@@ -498,14 +507,16 @@ class Cluster:
             self.listening.begin(feed, found.name)
         return True
 
-    def _refuse(self, cls: RemoteClass, position: Subscription, error: RemoteProtocolError) -> None:
+    def _refuse(
+        self, cls: RemoteClass, position: BrokerSubscription, error: RemoteProtocolError
+    ) -> None:
         """The cluster has another position of this name: whoever asked is told."""
         askers = askers_of(self._broker, position)
-        self._broker.take_back(position, error)
+        self._broker.revoke_position(position, error)
         let_answer(self._broker, askers)
         self._settle()
 
-    def _end(self, cls: RemoteClass, position: Subscription, forget: bool) -> None:
+    def _end(self, cls: RemoteClass, position: BrokerSubscription, forget: bool) -> None:
         """Give back what is here; whoever comes for it next, at whichever door, goes on."""
         feed = self.feeds.pop(position, None)
         if feed is None:
@@ -522,7 +533,7 @@ class Cluster:
             self.link.core.write(jetstream_codec.say(messages))
             last = messages.reply(-1).decode("latin-1"), jetstream_codec.ACK
         tick_seconds = self._broker.settings.tick_seconds
-        pauses = position.left().pauses(self._broker.clock, tick_seconds)
+        pauses = position.build_handover().pauses(self._broker.clock, tick_seconds)
         owed = feed.owed(pauses) if feed.sole is not None else None
         buried = self._burials.end(feed)
         name = self.listening.end(feed)
@@ -536,7 +547,7 @@ class Cluster:
     def _ask(
         self,
         cls: RemoteClass,
-        find: Callable[[Stored], Awaitable[Found | Purged]],
+        find: Callable[[Stored], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
         tell: Callable[[Any], None],
     ) -> None:
         """Have something found out about a class's stream, and told."""
@@ -547,7 +558,7 @@ class Cluster:
 
         self._do(cls.class_id, job)
 
-    def _count(self, class_id: int, tell: Callable[[Counted], None]) -> None:
+    def _count(self, class_id: int, tell: Callable[[RemoteCountOutcome], None]) -> None:
         asked = class_id, tell, lambda _: self._settle()
         self._jobs.do_beside(class_id, partial(self._counting.count, *asked))
 
@@ -565,7 +576,9 @@ class Cluster:
             await self._reached.wait()
         await self._trimming.trim_all(cls.class_id)
 
-    def _coming(self, cls: RemoteClass, position: Subscription, tell: Callable[[], None]) -> bool:
+    def _coming(
+        self, cls: RemoteClass, position: BrokerSubscription, tell: Callable[[], None]
+    ) -> bool:
         feed, consumer = self.feeds.get(position), self.listening.consumers.get(position)
         if feed is None or consumer is None or feed.is_busy or self._nursery is None:
             return True
@@ -577,9 +590,9 @@ class Cluster:
         """Messages first..last-1 are purged: nobody here is to have them either."""
         for feed in [feed for feed in self.feeds.values() if feed.cls is cls]:
             feed.strike(first + 1, last + 1)
-            self._broker.answers.wake(feed.position)
+            self._broker.connection_requests.notify_position(feed.position)
             self._touched[feed] = None
-        self._broker.store.release(cls)
+        self._broker.store.trim_class(cls)
 
     # Ending --------------------------------------------------------------------------------------
 
@@ -588,7 +601,7 @@ class Cluster:
         cluster. The caller bounds how long that may take."""
         self._is_closing = True
         for session in list(self._broker.sessions.values()):
-            self._broker.close(session)
+            self._broker.close_session(session)
         self._settle()
         while not (self.uplink.is_empty and self._ledger.is_empty):
             await self._reached.wait()

@@ -15,8 +15,8 @@ from typing import Any
 import trio
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.message_class.remote_storage import Counted, Inventory
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.message_class.remote_storage import RemoteCountOutcome, RemoteInventory
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.consume.consumers import Positions
 from simplebus.jetstream.consume.inboxes import Listening
@@ -29,7 +29,7 @@ from simplebus.net.nats_connection import Link
 log = logging.getLogger("simplebus.engine")
 
 PATIENCE_SECONDS = 6.0
-_NOTHING = Inventory(0, 0, 0, 0, 0, 0, 0, False, "")
+_NOTHING = RemoteInventory(0, 0, 0, 0, 0, 0, 0, False, "")
 
 
 class Counting:
@@ -44,9 +44,9 @@ class Counting:
         self._listening = listening
         self._others = Others(link, names)
 
-    async def count(self, class_id: int, *tell: Callable[[Counted], object]) -> None:
+    async def count(self, class_id: int, *tell: Callable[[RemoteCountOutcome], object]) -> None:
         """Call each of `tell` with what is found, or why it is not known."""
-        counted: Counted = f"the cluster has not answered within {PATIENCE_SECONDS:g} s"
+        counted: RemoteCountOutcome = f"the cluster has not answered within {PATIENCE_SECONDS:g} s"
         with trio.move_on_after(PATIENCE_SECONDS):
             try:
                 counted = await self._counted(class_id)
@@ -58,7 +58,7 @@ class Counting:
         for each in tell:
             each(counted)
 
-    async def _counted(self, class_id: int) -> Inventory:
+    async def _counted(self, class_id: int) -> RemoteInventory:
         try:
             info = await self._link.ask(f"STREAM.INFO.{self._names.stream(class_id)}")
         except JetStreamError as error:
@@ -71,10 +71,10 @@ class Counting:
         if first is None:
             return found
         if str(first["name"]) in left:
-            return replace(found, is_backlog_first=True)
-        return replace(found, held_by=await self._holder(class_id, first))
+            return replace(found, is_oldest_in_backlog=True)
+        return replace(found, floor_holder=await self._holder(class_id, first))
 
-    async def _holder(self, class_id: int, info: dict[str, Any]) -> Subscription | str:
+    async def _holder(self, class_id: int, info: dict[str, Any]) -> BrokerSubscription | str:
         """Whose a consumer is."""
         name = str(info["name"])
         for position, own in self._listening.consumers.items():
@@ -89,20 +89,20 @@ class Counting:
         return f"{called(name)}, {where}; {waits}"
 
 
-def inventory(info: dict[str, Any], left: Iterable[dict[str, Any]]) -> Inventory:
+def inventory(info: dict[str, Any], left: Iterable[dict[str, Any]]) -> RemoteInventory:
     """What a stream says of itself, and consumers that no door holds of what waits for somebody."""
     state, config = info["state"], info["config"]
     last = int(state["last_seq"])
-    return Inventory(
-        messages=int(state.get("messages", 0)),
-        bytes=int(state.get("bytes", 0)),
+    return RemoteInventory(
+        message_count=int(state.get("messages", 0)),
+        stored_bytes=int(state.get("bytes", 0)),
         floor=max(0, min(int(state["first_seq"]) - 1, last)),
         head=last,
         messages_max=max(0, int(config.get("max_msgs", 0))),
         bytes_max=max(0, int(config.get("max_bytes", 0))),
-        backlog=max(map(api.waiting_for, left), default=0),
-        is_backlog_first=False,
-        held_by="",
+        backlog_count=max(map(api.waiting_for, left), default=0),
+        is_oldest_in_backlog=False,
+        floor_holder="",
     )
 
 

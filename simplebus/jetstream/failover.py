@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import trio
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.consume.feed import Feed
 from simplebus.jetstream.publish.stream_publisher import Uplink
 from simplebus.jetstream.settings import EngineOptions
@@ -65,7 +65,7 @@ async def follow(link: Link, options: EngineOptions, signs: Callable[[], int] = 
         pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
 
-def signs_of(uplink: Uplink, feeds: Mapping[Subscription, Feed]) -> Callable[[], int]:
+def signs_of(uplink: Uplink, feeds: Mapping[BrokerSubscription, Feed]) -> Callable[[], int]:
     """What counts that a stream has stored something, or a consumer has sent something."""
     return lambda: uplink.stored + sum(feed.fetched for feed in feeds.values())
 

@@ -18,7 +18,11 @@ import trio
 
 from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.core.limits import FETCH_BYTES_MAX
-from simplebus.core.message_class.remote_storage import Found, Looked, Purged
+from simplebus.core.message_class.remote_storage import (
+    RemoteFetchOutcome,
+    RemoteFetchResult,
+    RemotePurgeOutcome,
+)
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.requests import FetchRequest, Start
@@ -52,7 +56,7 @@ class Stored:
         self._link = link
         self._options = options
 
-    async def look(self, class_id: int, wish: FetchRequest, frame_bytes: int) -> Looked:
+    async def look(self, class_id: int, wish: FetchRequest, frame_bytes: int) -> RemoteFetchResult:
         """Messages in a row from where on `wish` says. Raises BusConnectionError and
         JetStreamError."""
         for _ in range(_TRIES):
@@ -63,9 +67,9 @@ class Stored:
             found = await self._read(class_id, wish, first, frame_bytes)
             if found is not None:
                 at, batches, times = found
-                return Looked(at, batches, times, floor, head, now)
+                return RemoteFetchResult(at, batches, times, floor, head, now)
             await trio.sleep(_PAUSE_SECONDS)  # A server may be a little behind the others.
-        return Looked(head, [], [], floor, head, now)
+        return RemoteFetchResult(head, [], [], floor, head, now)
 
     async def _ends(self, class_id: int) -> tuple[int, int, float]:
         """The lowest sequence, the next one, and what time it is by the clock of who stores them:
@@ -165,9 +169,9 @@ class Stored:
 async def found_of(
     stored: Stored,
     cls: RemoteClass,
-    find: Callable[[Stored], Awaitable[Found | Purged]],
+    find: Callable[[Stored], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
     wait_stored: Callable[[RemoteClass], Awaitable[None]],
-) -> Found | Purged:
+) -> RemoteFetchOutcome | RemotePurgeOutcome:
     """What `find` finds in a class's stream when all is there that was accepted and has room; or
     why it finds nothing."""
     try:

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.message_class.message_class import MessageClass, TimeIndex
-from simplebus.core.message_class.remote_storage import Counted, Found, Purged
+from simplebus.core.message_class.remote_storage import (
+    RemoteCountOutcome,
+    RemoteFetchOutcome,
+    RemotePurgeOutcome,
+)
 from simplebus.core.protocol.requests import FetchRequest, Start, SubscribeRequest
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import Left
 from simplebus.core.ring.ring import Ring
 from simplebus.core.settings import FullPolicy, Keep
-from simplebus.core.subscription.channel_filter import Wanted
+from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.selection import Ranges
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.stream_clock import StreamClock
 
 if TYPE_CHECKING:
@@ -32,14 +36,19 @@ FEED_MESSAGES_MAX = 128 * 1024
 FEED_BYTES_MAX = 64 * 1024 * 1024
 """What one subscription may hold at a door."""
 
-Begin = Callable[["RemoteClass", Subscription, "str | Start", bool], None]
+Begin = Callable[["RemoteClass", BrokerSubscription, "str | Start", bool], None]
 """Called with a position that is new, and where it begins if the cluster does not know it; or in
 any case."""
-End = Callable[["RemoteClass", Subscription, bool], None]
+End = Callable[["RemoteClass", BrokerSubscription, bool], None]
 """Called with a position that nobody here has any more, and whether it is to be forgotten."""
 
 Ask = Callable[
-    ["RemoteClass", Callable[["Stored"], Awaitable[Found | Purged]], Callable[[Any], None]], None
+    [
+        "RemoteClass",
+        Callable[["Stored"], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
+        Callable[[Any], None],
+    ],
+    None,
 ]
 """Called with what finds an answer in the class's stream, and with whom to tell it."""
 
@@ -52,17 +61,17 @@ class RemoteClass(MessageClass):
     def __init__(
         self,
         ring: Ring,
-        keep: Keep,
-        policy: FullPolicy = FullPolicy.BLOCK,
+        retention: Keep,
+        full_policy: FullPolicy = FullPolicy.BLOCK,
         *,
         begin: Begin,
         end: End,
         ask: Ask,
         struck: Callable[[RemoteClass, int, int], None],
-        feeds: Mapping[Subscription, Feed],
-        coming: Callable[[RemoteClass, Subscription, Callable[[], None]], bool],
-        buried: Callable[[Subscription, Ranges, int], None],
-        count: Callable[[int, Callable[[Counted], None]], None],
+        feeds: Mapping[BrokerSubscription, Feed],
+        coming: Callable[[RemoteClass, BrokerSubscription, Callable[[], None]], bool],
+        buried: Callable[[BrokerSubscription, Ranges, int], None],
+        count: Callable[[int, Callable[[RemoteCountOutcome], None]], None],
         refused: Callable[[int], str],
         frame_bytes: int,
     ) -> None:
@@ -70,10 +79,10 @@ class RemoteClass(MessageClass):
         `feeds` are those of all positions here; `coming` is what
         `has_come` does, `buried` what `has_buried` does, `count` what `count` does, and
         `refused` says what `refused` is."""
-        super().__init__(ring, keep, policy)
-        self.times = _NoTimes()
+        super().__init__(ring, retention, full_policy)
+        self.time_index = _NoTimes()
         self.clock = StreamClock()
-        self.elsewhere = self
+        self.remote_storage = self
         self._ask = ask
         self._struck = struck
         self._feeds = feeds
@@ -91,121 +100,127 @@ class RemoteClass(MessageClass):
         """How many its ring may have, when it is open."""
         self.touched: Callable[[RemoteClass], None] = lambda cls: None
         """Called when positions of it may have moved."""
-        self.begun: dict[Subscription, bool] = {}
+        self.begun: dict[BrokerSubscription, bool] = {}
         """The positions that the cluster has, and whether it had them before."""
 
     @property
-    def refused(self) -> str:
+    def unavailable_reason(self) -> str:
         return self._refused(self.class_id)
 
     @property
-    def is_awaited(self) -> bool:
+    def has_lagging_consumer(self) -> bool:
         return False
 
-    def is_to_keep(self, keep: Keep) -> None:
+    def set_retention(self, retention: Keep) -> None:
         """That is the stream's business."""
-        self.keep = keep
-        self._keeps = False
+        self.retention = retention
+        self._has_retention = False
 
-    def release(self, now: float) -> None:
-        super().release(now)
+    def trim(self, now: float) -> None:
+        super().trim(now)
         self.touched(self)
 
-    def accepted_at(self, position: Subscription, sequence: int) -> float:
+    def accepted_at(self, position: BrokerSubscription, sequence: int) -> float:
         """When the stream took it, by its own clock."""
         feed = self._feeds.get(position)
         return 0.0 if feed is None else feed.accepted_at(sequence)
 
-    def has_buried(self, position: Subscription, ranges: Ranges, dead: int) -> None:
-        self._buried(position, ranges, dead)
+    def on_dead_lettered(
+        self, position: BrokerSubscription, ranges: Ranges, dead_letter_class_id: int
+    ) -> None:
+        self._buried(position, ranges, dead_letter_class_id)
 
     def floor(self) -> int:
         """What is to be handed over is copied when it comes."""
         return self.ring.head
 
-    def new_ring(self) -> Ring:
+    def ring_for_new_position(self) -> Ring:
         ring = Ring(
             class_id=self.class_id,
             messages_max=FEED_MESSAGES_MAX,
             bytes_max=min(FEED_BYTES_MAX, self.ring.bytes_max),
             budget=self.ring.budget,
         )
-        self.channels.lends[ring.columns] = None
+        self.channels.borrowing_columns[ring.columns] = None
         return ring
 
-    def look(self, wish: FetchRequest, tell: Callable[[Found], None]) -> None:
+    def fetch_messages(
+        self, request: FetchRequest, on_fetched: Callable[[RemoteFetchOutcome], None]
+    ) -> None:
         """See `Elsewhere`."""
 
-        async def find(stored: Stored) -> Found:
-            return await stored.look(self.class_id, wish, self._frame_bytes)
+        async def find(stored: Stored) -> RemoteFetchOutcome:
+            return await stored.look(self.class_id, request, self._frame_bytes)
 
-        self._ask(self, find, tell)
+        self._ask(self, find, on_fetched)
 
-    def strike(self, first: int, last: int | None, tell: Callable[[Purged], None]) -> None:
+    def purge_messages(
+        self, first: int, last: int | None, on_purged: Callable[[RemotePurgeOutcome], None]
+    ) -> None:
         """See `Elsewhere`."""
 
-        async def find(stored: Stored) -> Purged:
+        async def find(stored: Stored) -> RemotePurgeOutcome:
             count, begin, end = await stored.strike(self.class_id, first, last)
             self._struck(self, begin, end)
             return count
 
-        self._ask(self, find, tell)
+        self._ask(self, find, on_purged)
 
-    def count(self, tell: Callable[[Counted], None]) -> None:
+    def count_messages(self, on_counted: Callable[[RemoteCountOutcome], None]) -> None:
         """See `Elsewhere`."""
-        self._count(self.class_id, tell)
+        self._count(self.class_id, on_counted)
 
-    def has_come(self, position: Subscription, tell: Callable[[], None]) -> bool:
+    def has_caught_up(self, position: BrokerSubscription, on_caught_up: Callable[[], None]) -> bool:
         """See `Elsewhere`."""
-        return self._coming(self, position, tell)
+        return self._coming(self, position, on_caught_up)
 
-    def check_wish(self, asked: SubscribeRequest) -> None:
+    def check_subscribe_request(self, request: SubscribeRequest) -> None:
         """Raises RemoteProtocolError (bad_request) for what the cluster cannot do."""
-        if asked.by_key:
+        if request.by_key:
             what = "by_key: members at several doors would not know of each other's keys"
-        elif asked.slow != "block":
-            what = f"slow = {asked.slow!r}: what waits is not counted at a door"
-        elif asked.start == "last_values":
+        elif request.slow != "block":
+            what = f"slow = {request.slow!r}: what waits is not counted at a door"
+        elif request.start == "last_values":
             what = "last_values: no door sees them all"
         else:
-            self._seeks = asked.seek
+            self._seeks = request.seek
             return
         raise RemoteProtocolError(
             Reason.BAD_REQUEST, f"a door before a JetStream cluster does not know {what}"
         )
 
-    def start(
-        self, start: str | Start, wanted: Wanted | None = None, now: float = 0.0
+    def create_window(
+        self, start: str | Start, channel_filter: ChannelFilter | None = None, now: float = 0.0
     ) -> tuple[AckWindow, Left]:
         if not (start in ("waiting", "new", "earliest", "last") or isinstance(start, Start)):
-            return super().start(start, wanted, now)  # Which raises.
+            return super().create_window(start, channel_filter, now)  # Which raises.
         self._start = start
         return AckWindow(floor=0), Left()
 
-    def add(self, position: Subscription) -> None:
-        super().add(position)
+    def add_position(self, position: BrokerSubscription) -> None:
+        super().add_position(position)
         seeks, self._seeks = self._seeks, False
         self._begin(self, position, self._start, seeks)
 
-    def forget(self, position: Subscription) -> None:
+    def forget_position(self, position: BrokerSubscription) -> None:
         """The next one to be removed goes for good."""
         self._forgets = True
 
-    def remove(self, position: Subscription) -> None:
+    def remove_position(self, position: BrokerSubscription) -> None:
         forgets, self._forgets = self._forgets, False
-        super().remove(position)
-        self.channels.lends.pop(position.ring.columns, None)
+        super().remove_position(position)
+        self.channels.borrowing_columns.pop(position.ring.columns, None)
         self.begun.pop(position, None)
         self._end(self, position, forgets)
 
-    def has_begun(self, position: Subscription) -> bool | None:
+    def has_remote_position(self, position: BrokerSubscription) -> bool | None:
         """Whether the cluster had it before; None while that is not known."""
         return self.begun.get(position)
 
-    def _leave(self, position: Subscription) -> None:
+    def _add_to_backlog(self, position: BrokerSubscription) -> None:
         pass  # What waits is the stream's.
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         pass
 
     def shut(self) -> None:
@@ -222,7 +237,7 @@ def shut(store: Store, full: set[int], were: set[int]) -> set[int]:
     """Have publishers of these classes wait, and those of others go on that were shut. Returns
     which are."""
     classes = store.classes
-    now = {each for each in full if classes[each].policy is FullPolicy.BLOCK}
+    now = {each for each in full if classes[each].full_policy is FullPolicy.BLOCK}
     for class_id in now | were:
         cls = classes[class_id]
         assert isinstance(cls, RemoteClass)
@@ -230,12 +245,12 @@ def shut(store: Store, full: set[int], were: set[int]) -> set[int]:
             cls.shut()
         else:
             cls.open_up()
-            store.release(cls)
+            store.trim_class(cls)
     return now
 
 
 class _NoTimes(TimeIndex):
     """Sequences here are of many rings: when one was accepted is not known by it."""
 
-    def note(self, now: float, sequence: int) -> None:
-        self.next_time = float("inf")
+    def record(self, now: float, sequence: int) -> None:
+        self.next_step_time = float("inf")

@@ -179,7 +179,7 @@ class Exchange:
         self.broker = Broker(
             self._settings,
             identity=secrets.token_hex(8),
-            ledger=None if path is None else Ledger(level),
+            commit_log=None if path is None else Ledger(level),
         )
         self.buffer = ReceiveBuffer(READ_BYTES)
         self._links: dict[int, MemoryLink] = {}
@@ -199,7 +199,7 @@ class Exchange:
         """A link to the engine, for one client."""
         await anyio.lowlevel.checkpoint()
         self._follow_clock()
-        session = self.broker.open("a client in this process")
+        session = self.broker.open_session("a client in this process")
         link = self._links[session.session_id] = MemoryLink(self, session)
         return link
 
@@ -235,7 +235,7 @@ class Exchange:
         try:
             self.broker.receive(link.session, self.buffer, count)
         except RemoteProtocolError as error:
-            self.broker.fail(link.session, error)
+            self.broker.send_fatal_error(link.session, error)
             self.close(link)
         self.settle()
         return count
@@ -243,13 +243,13 @@ class Exchange:
     def settle(self) -> None:
         """Wake those for whom there is something."""
         broker, links = self.broker, self._links
-        while ready := broker.take_ready():
+        while ready := broker.drain_writable():
             for session_id in ready:
                 if session_id in links:
                     links[session_id].wake()
-        for session, _ in broker.take_cut():
+        for session, _ in broker.drain_closing():
             self.close(self._links[session.session_id])
-        broker.take_unblocked()  # All are read, always: their credit is what bounds them.
+        broker.drain_resumed()  # All are read, always: their credit is what bounds them.
         if self._journal is not None:
             self._journal.hand_over()
         self._set_alarm()
@@ -259,7 +259,7 @@ class Exchange:
         if not link.is_over:
             link.is_over = True
             del self._links[link.session.session_id]
-            self.broker.close(link.session)
+            self.broker.close_session(link.session)
             link.wake()
             self.settle()
 
@@ -288,9 +288,9 @@ class Exchange:
         broker.clock.now = now + self._epoch
         if now < self._next_beat and now < self._alarm:
             return
-        if broker.due - self._epoch <= now:
-            broker.clock.now = max(broker.clock.now, broker.due)  # Sums are rounded.
-            broker.wake_due()
+        if broker.next_wakeup - self._epoch <= now:
+            broker.clock.now = max(broker.clock.now, broker.next_wakeup)  # Sums are rounded.
+            broker.run_due_wakeups()
         if self._journal is not None and self._journal.due - self._epoch <= now:
             broker.clock.now = max(broker.clock.now, self._journal.due)
         if now >= self._next_beat:
@@ -309,7 +309,8 @@ class Exchange:
     def _awaits_beats(self) -> bool:
         """Whether time makes a difference to some message."""
         return any(
-            cls.blocked or any(held.window.floor < held.window.cursor for held in cls.subscriptions)
+            cls.blocked_sessions
+            or any(held.window.floor < held.window.cursor for held in cls.subscriptions)
             for cls in self.broker.classes.values()
         )
 
@@ -322,11 +323,11 @@ class Exchange:
         if self._journal is not None:
             self._journal.tick()
         for session, error in self.broker.tick():
-            self.broker.fail(session, error)
+            self.broker.send_fatal_error(session, error)
             self.close(self._links[session.session_id])
 
     def _set_alarm(self) -> None:
-        at = min(self.broker.due - self._epoch, self._alarm)
+        at = min(self.broker.next_wakeup - self._epoch, self._alarm)
         if self._journal is not None:
             at = min(at, self._journal.due - self._epoch)
         if self._next_beat < at and self._awaits_beats():
@@ -379,7 +380,7 @@ def _is_through(bus: Bus) -> bool:
     return (
         isinstance(link, MemoryLink)
         and link.is_quiet
-        and not bus.wire.core.outgoing.peek()
+        and not bus.wire.core.send_queue.peek()
         and bus.is_idle
     )
 
@@ -401,7 +402,7 @@ class MemoryLink:
     def is_quiet(self) -> bool:
         """Whether the client's reader waits, and there is nothing for it."""
         broker = self._exchange.broker
-        goes_on = broker.due <= broker.clock.now
+        goes_on = broker.next_wakeup <= broker.clock.now
         return self._arrived is not None and self.session.outbox.idle and not goes_on
 
     def wake(self) -> None:

@@ -42,8 +42,8 @@ class MemoryJournal:
             self.broker = Broker(
                 settings,
                 identity=self._directory.bus,
-                run=new_identity(),
-                ledger=Ledger(level),
+                run_id=new_identity(),
+                commit_log=Ledger(level),
             )
             self.broker.clock.now = now
             load(self.broker, self._directory)

@@ -90,14 +90,14 @@ def of_class(cls: MessageClass) -> Generator[None, None, ClassFigures]:
     figures = ClassFigures(
         name=label(cls),
         class_id=cls.class_id,
-        published=ring.head - cls.carried,
+        published=ring.head - cls.compacted_count,
         delivered=cls.delivered,
         redelivered=cls.redelivered,
         acknowledged=cls.acknowledged,
-        stored=ring.head - cls.first,
-        spilled=spill.messages if spill is not None else 0,
+        stored=ring.head - cls.first_sequence,
+        spilled=spill.message_count if spill is not None else 0,
         positions=len(cls.subscriptions),
-        blocked=len(cls.blocked),
+        blocked=len(cls.blocked_sessions),
         is_dead=dead_letters.are_kept_in(cls.name),
         dropped=cls.dropped.copy(),
     )
@@ -116,7 +116,7 @@ def of_class(cls: MessageClass) -> Generator[None, None, ClassFigures]:
         if position.undelivered:
             figures.dropped.update(position.undelivered)
     if not cls.subscriptions and not cls.is_remote:
-        figures.lag = cls.waiting.in_flight + ring.head - cls.waiting.cursor
+        figures.lag = cls.backlog_window.in_flight + ring.head - cls.backlog_window.cursor
     return figures
 
 
@@ -146,7 +146,7 @@ def _busiest(classes: list[MessageClass], before: Collection[int]) -> set[int]:
     """The ids of those to be told one by one. Of equal ones, those that were there first."""
 
     def went_through(cls: MessageClass) -> int:
-        messages = cls.ring.head - min(cls.carried, cls.first)
+        messages = cls.ring.head - min(cls.compacted_count, cls.first_sequence)
         return messages * (2 if cls.class_id in before else 1)
 
     most = heapq.nlargest(CLASSES_MAX, classes, key=went_through)

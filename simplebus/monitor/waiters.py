@@ -11,12 +11,12 @@ from heapq import nlargest
 from itertools import islice
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.broker.inquire import version
-from simplebus.core.broker.inquire_positions import ExplainingPositions, name_of, short
-from simplebus.core.broker.wait_reasons import Waits, span, whole
+from simplebus.core.broker.inquire import protocol_version
+from simplebus.core.broker.inquire_positions import PositionReporter, producer_name, truncate_text
+from simplebus.core.broker.wait_reasons import WaitReason, complete_sentence, format_duration
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.inquiry import Position
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.monitor.classes import BusFigures, label
 from simplebus.monitor.facts import Column, Note, Table
 
@@ -26,9 +26,9 @@ _POSITIONS_AT_ONCE = 512
 _EXPLAINED_AT_ONCE = 8
 _SLOW_SECONDS = 5.0
 """A message that is in flight for longer is worth a sentence."""
-_BAD = (Waits.BYTES, Waits.ROOM)
+_BAD = (WaitReason.BYTES, WaitReason.ROOM)
 
-Positions = list[tuple[MessageClass, Subscription]]
+Positions = list[tuple[MessageClass, BrokerSubscription]]
 
 
 def classes_table(figures: BusFigures) -> Table:
@@ -55,7 +55,7 @@ def classes_table(figures: BusFigures) -> Table:
         ],
         [
             [
-                short(each.name),
+                truncate_text(each.name),
                 each.published,
                 each.delivered,
                 each.acknowledged,
@@ -84,13 +84,16 @@ def dead_table(figures: BusFigures) -> Table:
             Column("Size", "bytes"),
             Column("Ever", "count", "Messages that were ever given up there.", is_flow=True),
         ],
-        [[short(each.name), each.stored, each.stored_bytes, each.published] for each in told],
+        [
+            [truncate_text(each.name), each.stored, each.stored_bytes, each.published]
+            for each in told
+        ],
     )
 
 
 def furthest_behind(classes: Iterable[MessageClass]) -> Generator[None, None, Positions]:
     """The positions with the most unacknowledged messages, in pieces."""
-    found: list[tuple[int, int, MessageClass, Subscription]] = []
+    found: list[tuple[int, int, MessageClass, BrokerSubscription]] = []
     looked = 0
     for cls in list(classes):
         for position in list(cls.subscriptions):
@@ -103,12 +106,12 @@ def furthest_behind(classes: Iterable[MessageClass]) -> Generator[None, None, Po
     return [(cls, position) for _, _, cls, position in nlargest(POSITIONS_MAX, found, key=_lag)]
 
 
-def _lag(each: tuple[int, int, MessageClass, Subscription]) -> tuple[int, int]:
+def _lag(each: tuple[int, int, MessageClass, BrokerSubscription]) -> tuple[int, int]:
     return each[:2]
 
 
 def positions(
-    broker: Broker, explaining: ExplainingPositions
+    broker: Broker, explaining: PositionReporter
 ) -> Generator[None, None, tuple[Table, list[Note]]]:
     """The subscriptions that are furthest behind, and what there is to say of them, in pieces."""
     chosen = yield from furthest_behind(broker.classes.values())
@@ -117,11 +120,11 @@ def positions(
     for count, (cls, position) in enumerate(chosen):
         if position not in cls.subscriptions:  # It has gone meanwhile.
             continue
-        said = explaining.position(cls, position)
+        said = explaining.describe_position(cls, position)
         name, oldest = who(said), said.oldest
         rows.append(
             [
-                short(label(cls)),
+                truncate_text(label(cls)),
                 name,
                 said.lag,
                 said.unsent,
@@ -129,7 +132,7 @@ def positions(
                 said.again + said.put_off,
                 said.redelivered,
                 oldest.first_seconds if oldest is not None else None,
-                whole(said.waits, said.waits_for),
+                complete_sentence(said.waits, said.waits_for),
             ]
         )
         if note := _note_of(cls, said, name):
@@ -171,19 +174,19 @@ def _note_of(cls: MessageClass, said: Position, name: str) -> Note | None:
     """What should be read of a subscription, if anything."""
     oldest = said.oldest
     is_late = oldest is not None and oldest.first_seconds > _SLOW_SECONDS
-    is_bad = said.waits in _BAD or bool(cls.blocked and said.floor == cls.first)
-    is_alone = said.waits == Waits.NOBODY and said.lag > 0
+    is_bad = said.waits in _BAD or bool(cls.blocked_sessions and said.floor == cls.first_sequence)
+    is_alone = said.waits == WaitReason.NOBODY and said.lag > 0
     if not (is_bad or is_late or is_alone):
         return None
-    about = f"class {short(label(cls))!r}, {name}"
-    return Note(about, whole(said.waits, said.waits_for), is_bad=is_bad)
+    about = f"class {truncate_text(label(cls))!r}, {name}"
+    return Note(about, complete_sentence(said.waits, said.waits_for), is_bad=is_bad)
 
 
 def blocked_notes(broker: Broker, figures: BusFigures) -> list[Note]:
     """Which classes are full."""
     return [
         Note(
-            f"class {short(each.name)!r}",
+            f"class {truncate_text(each.name)!r}",
             f"{each.blocked} publisher{'s wait' if each.blocked > 1 else ' waits'} for room: "
             f"{each.stored:,} messages are stored",
             is_bad=True,
@@ -197,17 +200,18 @@ def refused_notes(broker: Broker, figures: BusFigures) -> list[Note]:
     """Of which classes nothing is taken where they are kept."""
     return [
         Note(
-            f"class {short(each.name)!r}",
-            f"its stream takes nothing, and who publishes to it waits: {short(why)}",
+            f"class {truncate_text(each.name)!r}",
+            f"its stream takes nothing, and who publishes to it waits: {truncate_text(why)}",
             is_bad=True,
         )
         for each in figures.classes
-        if (cls := broker.classes.get(each.class_id)) is not None and (why := cls.refused)
+        if (cls := broker.classes.get(each.class_id)) is not None
+        and (why := cls.unavailable_reason)
     ]
 
 
 def sessions(
-    broker: Broker, explaining: ExplainingPositions
+    broker: Broker, explaining: PositionReporter
 ) -> Generator[None, None, tuple[Table, list[Note]]]:
     """The sessions for which most is kept, and what there is to say of them, in pieces."""
     chosen = nlargest(
@@ -217,23 +221,29 @@ def sessions(
     rows: list[list[str | float | None]] = []
     notes: list[Note] = []
     for session in chosen:
-        name, why = short(name_of(session)), ""
-        if session.full_ticks:
-            why = f"it has taken no bytes since {span(explaining.seconds(session.full_ticks))}"
-        elif session.parked:
-            is_fast = session in broker.store.room.pacing.waiting
+        name, why = truncate_text(producer_name(session)), ""
+        if session.send_blocked_ticks:
+            why = (
+                "it has taken no bytes since "
+                f"{format_duration(explaining.ticks_to_seconds(session.send_blocked_ticks))}"
+            )
+        elif session.parked_messages:
+            is_fast = session in broker.store.publish_queue.rate_queue.waiting_sessions
             what = "wait because they come too fast" if is_fast else "wait for room"
-            why = f"its messages {what} since {span(explaining.seconds(session.parked_ticks))}"
-        elif session.lags:
+            why = (
+                f"its messages {what} since "
+                f"{format_duration(explaining.ticks_to_seconds(session.parked_ticks))}"
+            )
+        elif session.has_write_backlog:
             why = "the journal is behind: it is not read from until then"
         rows.append(
             [
                 f"{session.session_id}",
                 name,
-                short(session.peer),
-                _VERSIONS[version(session)],
+                truncate_text(session.peer),
+                _VERSIONS[protocol_version(session)],
                 len(session.subscriptions),
-                session.handled,
+                session.handled_count,
                 session.outbox.sent_bytes,
                 session.pending_bytes,
                 why,

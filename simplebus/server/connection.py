@@ -25,7 +25,7 @@ from simplebus.core.limits import (
 )
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
-from simplebus.core.session.rate_limits import place_of
+from simplebus.core.session.rate_limits import address_network
 from simplebus.net.tls import TlsSocket, has_unread
 from simplebus.server import process
 from simplebus.server.preauth.auth_worker import Gatekeeper
@@ -61,24 +61,24 @@ class Conversation(Protocol):
 
     peer: str
     address: str
-    refusal: RemoteProtocolError | None
+    admission_error: RemoteProtocolError | None
     """Why it is not to be let in, whoever it says to be."""
-    is_judged: bool
+    is_authenticating: bool
     """Whether it has said who it is, and that is looked at: it waits for us."""
-    closed: bool
+    is_closed: bool
 
     @property
     def outbox(self) -> Outgoing: ...
     @property
-    def read_bytes(self) -> int: ...
+    def next_read_bytes(self) -> int: ...
     @property
-    def must_wait(self) -> bool: ...
+    def is_reading_paused(self) -> bool: ...
     @property
-    def may_make_room(self) -> bool:
+    def can_make_room(self) -> bool:
         """Whether what it says may end its own waiting."""
 
     @property
-    def hears_farewell(self) -> bool:
+    def can_receive_error(self) -> bool:
         """Whether it is sent what waits for it before it is closed."""
 
 
@@ -136,7 +136,7 @@ class Connection(Generic[S]):
         self.wire: socket.socket | TlsSocket = sock
         """What is read from and written to: the socket, or TLS on it."""
         self.tls: TlsSocket | None = None
-        self.place = place_of(session.address)
+        self.place = address_network(session.address)
         self.guest = door.anteroom.enter(sock, (type(door), self.place))
         """As which it waits until it is inside."""
         self._door = door
@@ -167,10 +167,10 @@ class Connection(Generic[S]):
                         await trio.lowlevel.wait_readable(sock)
                     # Another connection may have taken its place since; and who is cut off is not
                     # heard any more, though something has just come.
-                    if session.closed or self._scope.cancel_called:
+                    if session.is_closed or self._scope.cancel_called:
                         break
                     try:
-                        count = wire.recv_into(space[: session.read_bytes])
+                        count = wire.recv_into(space[: session.next_read_bytes])
                     except BlockingIOError:
                         continue
                     except OSError as error:
@@ -179,7 +179,7 @@ class Connection(Generic[S]):
                     if count == 0:
                         break
                     door.receive(session, count)
-                    if session.must_wait:
+                    if session.is_reading_paused:
                         await self._wait_for_room()
                     elif door.may_rest(session):
                         await door.rest(session)
@@ -191,7 +191,7 @@ class Connection(Generic[S]):
         finally:
             self._is_known()
             reason = self._cut_for or reason
-            if isinstance(reason, RemoteProtocolError) and not session.closed:
+            if isinstance(reason, RemoteProtocolError) and not session.is_closed:
                 door.fail(session, reason)
             door.closed(self, reason)
             if self._say_farewell():
@@ -227,16 +227,16 @@ class Connection(Generic[S]):
                 heard.data += space[:count]
                 is_whole, auth = door.introduction(heard)
                 greetings.count(heard)
-            session.is_judged = True
+            session.is_authenticating = True
             try:
                 await gatekeeper.hear(auth, session.address, door.knows)
             except RemoteProtocolError as error:
-                session.refusal = error  # In whose words it is told, the session knows.
+                session.admission_error = error  # In whose words it is told, the session knows.
             await guest.turn()  # What many have said may be known to be wrong at once.
-            session.is_judged = False
+            session.is_authenticating = False
         finally:
             greetings.close(heard)
-        if session.closed:
+        if session.is_closed:
             return False
         count = len(heard.data)
         space[:count] = heard.data
@@ -255,7 +255,7 @@ class Connection(Generic[S]):
         """Send the last answers of a session that hears them, as far as the socket takes them.
         Returns whether there were any."""
         outbox = self.session.outbox
-        if not self.session.hears_farewell or not outbox.pending_bytes:
+        if not self.session.can_receive_error or not outbox.pending_bytes:
             return False
         try:
             while outbox.pending_bytes and (piece := outbox.peek(self._door.tick_number)):
@@ -294,8 +294,8 @@ class Connection(Generic[S]):
         """Pause reading. A peer whose acks may make the room is read on slowly. Of one that has
         hung up, what it left is read, so that its socket is not kept."""
         self._room = trio.Event()
-        seconds = TRICKLE_SECONDS if self.session.may_make_room else HUNG_UP_SECONDS
-        while self.session.must_wait and not self._has_hung_up():
+        seconds = TRICKLE_SECONDS if self.session.can_make_room else HUNG_UP_SECONDS
+        while self.session.is_reading_paused and not self._has_hung_up():
             with trio.move_on_after(seconds):
                 await self._room.wait()
             if self._door.holds_back(self.session):

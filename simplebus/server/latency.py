@@ -62,26 +62,26 @@ class Timing:
         them."""
         self._lot = 0
         self._sampled_at = float("-inf")
-        broker.store.table.measure(self.acknowledged_after)
+        broker.store.class_registry.enable_ack_latency(self.acknowledged_after)
 
     def noted(self, now: float) -> None:
         """A turn has been applied, and nothing of it sent yet."""
-        ledger = self._broker.ledger
+        ledger = self._broker.commit_log
         if ledger is not None and ledger.taken >= self._lot and ledger.noted_bytes:
             self._lot = ledger.taken + 1
             self.asked.append((self._lot, now))
 
     def sent(self, now: float, session: Session) -> None:
         """The same turn is over: what it made ready is sent, as far as sockets take it."""
-        if now - self._sampled_at < _SAMPLE_SECONDS or self._broker.ledger is not None:
+        if now - self._sampled_at < _SAMPLE_SECONDS or self._broker.commit_log is not None:
             return
-        if session.published_tick == self._broker.clock.tick:
+        if session.last_publish_tick == self._broker.clock.tick:
             self._sampled_at = now
             self.confirmed_after.observe(trio.current_time() - now)
 
     def reached(self) -> None:
         """Lots may have reached what is promised."""
-        ledger = self._broker.ledger
+        ledger = self._broker.commit_log
         assert ledger is not None
         if self.asked[0][0] > ledger.reached:
             return

@@ -43,8 +43,8 @@ class Inside:
             raise BusConnectionError("this server has ended")
         self.engine.read_clock()
         broker = self.engine.broker
-        session = broker.open(self._name)
-        session.is_admitted = session.is_own = True
+        session = broker.open_session(self._name)
+        session.is_authenticated = session.is_internal = True
         session.receiver.frame_bytes_max = broker.settings.limits.frame_bytes
         link = self.engine.own[session.session_id] = InsideLink(self.engine, session)
         return link
@@ -53,7 +53,7 @@ class Inside:
         """What a Fetch would be answered now, without the way there and back: frames are valid
         until the next await. None where that takes longer. Raises RemoteProtocolError."""
         self.engine.read_clock()
-        found = self.engine.broker.lookups.see(class_id, wish)
+        found = self.engine.broker.fetch_handler.fetch_from_memory(class_id, wish)
         self._is_reading = self._is_reading or (found is not None and bool(found[1]))
         return found
 
@@ -111,9 +111,9 @@ class InsideLink:
 
     def send(self, data: memoryview) -> int:
         session, space = self.session, self._engine.buffer.space
-        if self._is_over or self._is_cut or session.closed:
+        if self._is_over or self._is_cut or session.is_closed:
             return len(data)  # As a socket's: who reads learns that nobody listens.
-        if session.must_wait:
+        if session.is_reading_paused:
             return 0
         count = min(len(data), len(space))
         space[:count] = data[:count]
@@ -125,14 +125,14 @@ class InsideLink:
 
     async def wait_sendable(self) -> None:
         await trio.lowlevel.checkpoint()
-        while self.session.must_wait and not (self._is_over or self._is_cut):
+        while self.session.is_reading_paused and not (self._is_over or self._is_cut):
             self._room = trio.Event()
             await self._room.wait()
 
     async def receive_into(self, space: memoryview) -> int:
         await trio.lowlevel.checkpoint()
         while True:
-            if (self._is_cut or self.session.closed) and not self._is_over:
+            if (self._is_cut or self.session.is_closed) and not self._is_over:
                 self._end(self._cut_for or "cut off")
             if count := self._take(space):
                 return count
@@ -168,7 +168,7 @@ class InsideLink:
         if self._is_over:
             return
         self._is_over = True
-        if isinstance(reason, RemoteProtocolError) and not self.session.closed:
+        if isinstance(reason, RemoteProtocolError) and not self.session.is_closed:
             self._engine.fail(self.session, reason)
         self._engine.closed(self, reason)
         self._arrived.set()

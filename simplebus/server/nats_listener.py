@@ -100,7 +100,7 @@ class NatsDoor:
         for session in self.front.sessions.values():
             shared = session.user.shared if session.user is not None else None
             user = self.engine.user_named(shared.name if shared is not None else "")
-            session.adopt(self.engine.broker.metering.meters(user, session.address))
+            session.adopt(self.engine.broker.rate_limits.token_buckets_for(user, session.address))
         self._paused.unpark_all()
 
     async def run(self) -> None:

@@ -79,18 +79,18 @@ def adopt(
 ) -> None:
     """Have a broker and its NATS door behave like this from now on. Raises CannotReloadError, and
     nothing is changed then."""
-    fresh, table = fitting(broker, settings), broker.store.table
+    fresh, table = fitting(broker, settings), broker.store.class_registry
     classes, was = list(classes), table.settings
     table.settings = fresh  # There may be more classes then, or fewer.
     try:
-        table.check_classes(classes)
+        table.check_declaration(classes)
     except RemoteProtocolError as error:
         raise CannotReloadError(error.sentence) from None
     finally:
         table.settings = was
     broker.settings = fresh
-    broker.store.adopt(fresh)
-    table.name_classes(classes)
+    broker.store.apply_settings(fresh)
+    table.declare_classes(classes)
     _unbind(broker, classes, classes_before)
     if door is not None:
         door.adopt(nats)
@@ -99,15 +99,15 @@ def adopt(
 def _unbind(broker: Broker, now: Iterable[NamedClass], before: Iterable[NamedClass]) -> None:
     """Subjects that were bound by the settings, and are no longer in them. Those that somebody has
     bound meanwhile stay."""
-    table = broker.store.table
+    table = broker.store.class_registry
     left = _pairs(broker, before) - _pairs(broker, now)
     for class_id, subject in left:
-        if subject in table.bound.subjects(class_id):
-            table.bound.unbind(class_id, subject)
+        if subject in table.subject_bindings.subjects_of(class_id):
+            table.subject_bindings.unbind(class_id, subject)
 
 
 def _pairs(broker: Broker, classes: Iterable[NamedClass]) -> set[tuple[int, str]]:
-    names = broker.store.table.names
+    names = broker.store.class_registry.class_id_by_name
     found = set()
     for each in classes:
         class_id = each.id if each.id is not None else names.get(each.name or "")

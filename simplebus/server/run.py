@@ -189,7 +189,7 @@ async def _serve(
     announce: Callable[[str], None],
     task_status: trio.TaskStatus[Serving],
 ) -> None:
-    engine.broker.store.table.name_classes(options.classes)
+    engine.broker.store.class_registry.declare_classes(options.classes)
     given = {each: Certificates(each) for each in (options.tls, options.nats_tls) if each}
     if options.tls is not None:
         engine.certificates = given[options.tls]

@@ -98,7 +98,7 @@ class Traffic(NamedTuple):
     def with_(self, session: Session) -> Traffic:
         """And of one more."""
         return Traffic(
-            self.messages + session.handled,
+            self.messages + session.handled_count,
             self.received_bytes + session.receiver.received_bytes,
             self.sent_bytes + session.outbox.sent_bytes,
         )
@@ -121,7 +121,7 @@ class Engine:
     ) -> None:
         """See `Broker`; a bus that keeps nothing has an identity of its own."""
         run = new_identity()
-        self.broker = Broker(settings, identity=identity or run, run=run, ledger=ledger)
+        self.broker = Broker(settings, identity=identity or run, run_id=run, commit_log=ledger)
         self.keeping: Keeping | None = None
         """What the broker's ledger is handed to."""
         self.cluster: Cluster | None = None
@@ -201,14 +201,14 @@ class Engine:
                 await trio.sleep_forever()
             self.read_clock()
             try:
-                self.broker.wake_due()
+                self.broker.run_due_wakeups()
                 self.settle()
             except Exception:
                 log.exception("sending what was put off failed")
 
     def _set_alarm(self) -> None:
         """Have `_wake_due` go on when the next message that was put off is due."""
-        due = self.broker.due
+        due = self.broker.next_wakeup
         at = due - self._epoch if due < math.inf else math.inf
         if at != self._due_scope.deadline:
             self._due_scope.deadline = at
@@ -247,10 +247,13 @@ class Engine:
     def _say_what_was_lost(self) -> None:
         """One line for each reason that counted something since the last beat."""
         counts = Counter(
-            {_WORDS[r.startswith("ack_")] + f" ({r})": n for r, n in self.broker.refused.items()}
+            {
+                _WORDS[r.startswith("ack_")] + f" ({r})": n
+                for r, n in self.broker.refusal_counts.items()
+            }
         )
         for cls in self.broker.classes.values():
-            for reason, count in cls.lost().items():
+            for reason, count in cls.count_lost().items():
                 counts[f"messages of class {cls.class_id} were dropped ({reason})"] = count
         for what, count in (counts - self._said).items():
             log.warning("%d %s", count, what)
@@ -261,7 +264,7 @@ class Engine:
         """Whether nothing that is stored would be lost to a subscriber who is connected."""
         if self.keeping is not None:
             return True
-        return not any(cls.is_awaited for cls in self.broker.classes.values())
+        return not any(cls.has_lagging_consumer for cls in self.broker.classes.values())
 
     async def drained(self) -> None:
         """Wait until all that is stored for subscribers is acknowledged, unless it is kept past the
@@ -300,7 +303,7 @@ class Engine:
             self.addresses.left(host_of(peer))
             sock.close()
             return
-        session = self.broker.open(peer, address=host_of(peer))
+        session = self.broker.open_session(peer, address=host_of(peer))
         connection: Connection[Session] = (
             Connection(sock, session, self)
             if self.certificates is None
@@ -332,19 +335,21 @@ class Engine:
         or may do something else now, is disconnected."""
         before, self.broker.users = self.broker.users, users
         if users is not None:
-            users.called = self.broker.store.table.called
+            users.called = self.broker.store.class_registry.find_dead_letter_sources
         if users is not None and self.gatekeeper is not None:
             self.gatekeeper.adopt(users)
         else:
             self.gatekeeper = Gatekeeper(users) if users is not None else None
-        self.broker.metering.adopt(users)
+        self.broker.rate_limits.apply_users(users)
         if before == users:
             return
         known = {user.name: user for user in before.users} if before is not None else {}
         for session in list(self.broker.sessions.values()):
             was = known.get(session.user)
             is_same = users is not None and was is not None and users.still_has(was)
-            is_asked = session.is_admitted and not session.is_inside and not session.is_own
+            is_asked = (
+                session.is_authenticated and not session.is_foreign and not session.is_internal
+            )
             if users is not None and is_asked and not is_same:
                 error = RemoteProtocolError(Reason.UNAUTHORIZED, "its user is not as it was")
                 self._cut(session, error)
@@ -353,17 +358,19 @@ class Engine:
         """From now on connections publish no faster than their users may, nor all of one address
         together than this."""
         broker = self.broker
-        broker.metering.limit_addresses(of_each_address)
+        broker.rate_limits.set_address_rate(of_each_address)
         for session in broker.sessions.values():
-            if not session.is_inside:
-                meters = broker.metering.meters(self.user_named(session.user), session.address)
-                broker.store.room.pacing.adopt(session, meters)
+            if not session.is_foreign:
+                meters = broker.rate_limits.token_buckets_for(
+                    self.user_named(session.user), session.address
+                )
+                broker.store.publish_queue.rate_queue.set_token_buckets(session, meters)
 
     def end_rates(self) -> None:
         """Nobody who has published too fast waits any more."""
-        self.broker.metering.end_rates()
+        self.broker.rate_limits.remove_limits()
         self.read_clock()
-        self.broker.store.room.pacing.wake_due()
+        self.broker.store.publish_queue.rate_queue.handle_wakeup()
         self.settle()
 
     def user_named(self, name: str) -> User | None:
@@ -387,7 +394,7 @@ class Engine:
             if timing is not None:
                 timing.noted(now)
             self._feeds_others = bool(self.holders) and (
-                self.broker.feeds_others(session.session_id)
+                self.broker.has_other_ready_sessions(session.session_id)
                 or any(holder.feeds_anybody() for holder in self.holders)
             )
             self.settle()
@@ -399,7 +406,7 @@ class Engine:
         return self.broker.tick_number
 
     def may_rest(self, session: Session) -> bool:
-        rests = self.broker.may_rest(session)
+        rests = self.broker.can_delay_read(session)
         self._held_by = None if rests or not self._is_bulk else self._reading_parts()
         for holder in self.holders:
             if holder.holds(others=self._feeds_others):
@@ -412,10 +419,10 @@ class Engine:
         return next((part for part in self.parts if part.holds(others=False)), None)
 
     def holds_back(self, session: Session) -> bool:
-        return self.broker.holds_back(session)
+        return self.broker.is_blocking_publishers(session)
 
     def fail(self, session: Session, error: RemoteProtocolError) -> None:
-        self.broker.fail(session, error)
+        self.broker.send_fatal_error(session, error)
 
     def settle(self) -> None:
         """Send what became ready, and let those read on whose messages found room."""
@@ -425,7 +432,7 @@ class Engine:
             self.timing.reached()
         busy = True
         while busy:
-            while ready := broker.take_ready():
+            while ready := broker.drain_writable():
                 for session_id in ready:
                     if connection := self._connection(session_id):
                         connection.flush()
@@ -433,10 +440,10 @@ class Engine:
             for settle in self.doors:
                 if settle():
                     busy = True
-        for session, error in broker.take_cut():
+        for session, error in broker.drain_closing():
             self._cut(session, error)
         self._set_alarm()
-        for session in broker.take_unblocked():
+        for session in broker.drain_resumed():
             if connection := self._connection(session.session_id):
                 connection.room()
         if self.keeping is not None:
@@ -461,7 +468,7 @@ class Engine:
         if self.own.pop(session.session_id, None) is None:
             self.connections.pop(session.session_id, None)
             self.addresses.left(session.address)
-        self.broker.close(session)
+        self.broker.close_session(session)
         self.settle()
 
     def traffic(self) -> Traffic:

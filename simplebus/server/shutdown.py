@@ -17,7 +17,7 @@ import trio
 from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ErrorReply
-from simplebus.core.session.version2 import Version2
+from simplebus.core.session.version2 import Version2Decoder
 from simplebus.server.nats_listener import NatsDoor
 from simplebus.server.server import Engine
 from simplebus.server.signals import STOPPING, say_ignored
@@ -104,7 +104,10 @@ def say_draining(engine: Engine, door: NatsDoor | None) -> None:
     )
     notice = frames.encode(frames.ERROR, content=reply.encode())
     for connection in list(engine.connections.values()):
-        if isinstance(connection.session.dialect, Version2) and not connection.session.closed:
+        if (
+            isinstance(connection.session.decoder, Version2Decoder)
+            and not connection.session.is_closed
+        ):
             connection.session.outbox.reply(notice)
             connection.flush()
     if door is not None:

@@ -128,7 +128,7 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
     name = f"{name} {memory}"
     with patient_bus(options.server, timeout=options.timeout, name=name) as bus:
         core, wire = bus.wire.core, bus.wire
-        stored = core.publisher.stored_before
+        stored = core.publish_buffer.stored_before_count
         count = 0
         with Awake(lambda: [wire]).kept() as lock:
             for batch in rows:  # Which may be long in coming.

@@ -15,9 +15,16 @@ from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import SPARE_BYTES
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.message_class.spill import Spill
+from simplebus.core.message_class.spill import ClassSpill
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.restore import Belief, Numbers, RestoreError, Restoring, add_numbers, believed
+from simplebus.core.restore import (
+    BrokerRestorer,
+    NumberTrust,
+    RestoreError,
+    StoredNumbers,
+    choose_number_trust,
+    collect_producer_numbers,
+)
 from simplebus.core.snapshot import Image, KeptClass, KeptPublisher
 from simplebus.storage.append_file import sync_file, sync_folder
 from simplebus.storage.directory import Directory
@@ -51,8 +58,8 @@ _RESERVED = 1.05
 
 def recover(directory: Directory, broker: Broker) -> Recovered:
     """Fill a fresh broker with what is in a directory. Raises JournalError."""
-    assert broker.ledger is not None
-    broker.ledger.boot = directory.boot
+    assert broker.commit_log is not None
+    broker.commit_log.boot = directory.boot
     found = Recovered()
     files = Files()
     image, since = read_state(directory.path / STATE, files, found)
@@ -61,7 +68,7 @@ def recover(directory: Directory, broker: Broker) -> Recovered:
         reader.read_classes(directory.path / CLASSES)
         reader.finish()
         say_no_state(directory.path / STATE, image, found)
-        if reader.belief is Belief.DOUBT and (found.lot or found.given_up):
+        if reader.belief is NumberTrust.UNTIL_CONTRADICTED and (found.lot or found.given_up):
             # What is back some day is to be told apart from what is written now.
             found.lot += _LOTS_UNSEEN
     except (RestoreError, RemoteProtocolError) as error:
@@ -114,19 +121,19 @@ class _Reader:
         self._found = found
         self._image = image
         self._since = since
-        self._numbers: dict[str, Numbers] = {}
+        self._numbers: dict[str, StoredNumbers] = {}
         """What records say of publishers."""
         self._known_heads: dict[int, int] = {}
         """By class: the first message that is later than what is known beside messages."""
         self._broker = broker
-        assert broker.ledger is not None
-        ledger = broker.ledger
-        self.belief = believed(image, ledger.level, ledger.boot)
+        assert broker.commit_log is not None
+        ledger = broker.commit_log
+        self.belief = choose_number_trust(image, ledger.level, ledger.boot)
         self._expected = 0
         """Bytes of the files of the class that is read, from its floor on."""
         self._share = 0
         """Bytes of memory that are there for each class."""
-        self._restoring = Restoring(broker)
+        self._restoring = BrokerRestorer(broker)
 
     def read_classes(self, folder: Path) -> None:
         ids = {class_id_of(each.name) for each in folder.iterdir()} | set(self._image.classes)
@@ -135,9 +142,9 @@ class _Reader:
             kept = self._image.classes.get(class_id)
             cls = self._restoring.open_class(class_id, kept.name if kept else "")
             if kept and kept.last_values:
-                self._broker.store.table.ask_for_values(class_id)
+                self._broker.store.class_registry.enable_last_values(class_id)
             self._read_class(cls, folder / f"{class_id:05}", kept)
-            self._restoring.set_waiting(cls, kept, self._known_heads.get(class_id))
+            self._restoring.restore_backlog(cls, kept, self._known_heads.get(class_id))
             self._found.messages += len(cls.ring)
 
     def _read_class(self, cls: MessageClass, folder: Path, kept: KeptClass | None) -> None:
@@ -160,11 +167,11 @@ class _Reader:
             if folder.is_dir():  # No message is left: the sequences go on all the same.
                 ring.begin(floor)
             if cls.spill is not None:
-                cls.spill.first = ring.floor
+                cls.spill.first_sequence = ring.floor
             self._count_lost(cls, say_missing(folder, kept, segments, self._found))
             return
         if cls.spill is not None:
-            cls.spill.first = max(segments.firsts[0], floor)
+            cls.spill.first_sequence = max(segments.firsts[0], floor)
             self._leave_on_disk(cls, cls.spill, segments)
         ring.begin(segments.firsts[0])
         self._expected = sum(
@@ -196,14 +203,14 @@ class _Reader:
         missing = say_missing(folder, kept, segments, self._found)
         self._count_lost(cls, segments.lost + missing)
         if cls.spill is not None:
-            cls.spill.first = min(cls.spill.first, ring.floor)
+            cls.spill.first_sequence = min(cls.spill.first_sequence, ring.floor)
 
     @staticmethod
     def _count_lost(cls: MessageClass, count: int) -> None:
         if count:
             cls.dropped[Reason.DAMAGED] += count
 
-    def _leave_on_disk(self, cls: MessageClass, spill: Spill, segments: Segments) -> None:
+    def _leave_on_disk(self, cls: MessageClass, spill: ClassSpill, segments: Segments) -> None:
         """Do not read the segments in front that need not be in memory, and tell nothing new."""
         segments.leave_out_old()  # Who reads one back later goes by its name alone.
         starts = segments.starts()
@@ -220,13 +227,13 @@ class _Reader:
                 continue
             for first, each in zip(segments.firsts[:at], starts[:at], strict=True):
                 if each.header is not None:
-                    cls.times.note(each.header.time, max(first, spill.first))
+                    cls.time_index.record(each.header.time, max(first, spill.first_sequence))
                     self._found.lot = max(self._found.lot, each.header.lot)
             ends = zip(segments.firsts[1 : at + 1], starts[:at], strict=True)
             for end, each in ends:
-                if end > spill.first:
-                    spill.note(end, each.size)
-            self._found.messages += max(0, segments.firsts[at] - spill.first)
+                if end > spill.first_sequence:
+                    spill.record_spilled(end, each.size)
+            self._found.messages += max(0, segments.firsts[at] - spill.first_sequence)
             segments.begin_at(at)
             return
 
@@ -248,7 +255,7 @@ class _Reader:
             self._note_numbers(group, batches)
         for record in group.records:
             if record.last > floor:
-                cls.times.note(self._time_of(record), max(record.first, floor))
+                cls.time_index.record(self._time_of(record), max(record.first, floor))
         counts = np.array([record.messages for record in group.records])
         times = np.repeat(np.array([self._time_of(record) for record in group.records]), counts)
         first = at = group.records[0].first
@@ -256,7 +263,7 @@ class _Reader:
             begin, end = max(at, floor), at + batch.count
             if begin < end:
                 if cls.spill is not None and len(cls.ring) and cls.ring.head < begin:
-                    cls.spill.note(cls.ring.head, cls.ring.frame_bytes)
+                    cls.spill.record_spilled(cls.ring.head, cls.ring.frame_bytes)
                     cls.ring.release(cls.ring.head)
                 if not len(cls.ring):
                     if cls.ring.head < begin:
@@ -264,7 +271,9 @@ class _Reader:
                     messages = sum(len(each.bounds) - 1 for each in batches)
                     self._reserve(cls, group.size / messages)
                 part = batch.slice(begin - at, batch.count)
-                self._restoring.put(cls, begin, part, times[begin - first : end - first])
+                self._restoring.append_messages(
+                    cls, begin, part, times[begin - first : end - first]
+                )
             at = end
         group.clear()
 
@@ -282,7 +291,7 @@ class _Reader:
         first, last = group.records[0], group.records[-1]
         buffer, size = group.joined()
         try:
-            return self._restoring.split(buffer, 0, size, last.last - first.first)
+            return self._restoring.split_frames(buffer, 0, size, last.last - first.first)
         except ValueError as error:
             raise JournalError(
                 f"class {first.class_id}: the records of the messages from {first.first} to "
@@ -300,32 +309,32 @@ class _Reader:
             if publishers and publishers[-1][1] == name:
                 count += publishers.pop()[0]
             publishers.append((count, name))
-        add_numbers(self._numbers, batches, publishers)
+        collect_producer_numbers(self._numbers, batches, publishers)
 
     def finish(self) -> None:
         """Positions and publishers, when all messages are there."""
         image, restoring = self._image, self._restoring
         for position in image.positions.values():
-            restoring.add_position(position, self._known_heads.get(position.class_id))
+            restoring.restore_position(position, self._known_heads.get(position.class_id))
         for class_id, begin, end in image.purged:
-            restoring.purge(class_id, begin, end, self._known_heads.get(class_id))
+            restoring.restore_purge(class_id, begin, end, self._known_heads.get(class_id))
         stored = self._numbers
         for name, first, count in image.refused:
-            stored.setdefault(name, Numbers()).add(first, count)
+            stored.setdefault(name, StoredNumbers()).add_range(first, count)
         for kept in image.publishers.values():
             for first, count in kept.stored:
-                stored.setdefault(kept.name, Numbers()).add(first, count)
+                stored.setdefault(kept.name, StoredNumbers()).add_range(first, count)
         for name in dict.fromkeys([*image.publishers, *stored]):
             known = image.publishers.get(name, KeptPublisher(name, 0))
-            restoring.add_publisher(
+            restoring.restore_producer(
                 known,
-                stored.get(name, Numbers()),
+                stored.get(name, StoredNumbers()),
                 image.refusals.get(name, []),
                 self.belief,
             )
-        if self.belief is not Belief.ALL or self._found.dropped:
-            restoring.doubt_names()
-        restoring.release()
+        if self.belief is not NumberTrust.ALL or self._found.dropped:
+            restoring.mark_producers_incomplete()
+        restoring.finish()
 
 
 def settle(directory: Directory, found: Recovered, *, to_disk: bool) -> None:

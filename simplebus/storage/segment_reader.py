@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simplebus.core.message_class.spill import Read, Stretch
+from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.storage import records
 from simplebus.storage.file_names import CLASSES, file_name, file_number, folder_name
 from simplebus.storage.records import End, Record
@@ -59,10 +59,10 @@ class JournalReader:
         self.problems: list[str] = []
         """What was found to be damaged, a sentence each; whoever looks at them clears it."""
 
-    def read(self, read: Read) -> list[Stretch]:
+    def read(self, read: SpillRead) -> list[SpilledRange]:
         """Messages from read.first on, without a gap: more of them in front, perhaps, as records
         are read whole. Raises OSError."""
-        found: list[Stretch] = []
+        found: list[SpilledRange] = []
         at, space = read.first, read.bytes_max
         while at < read.last and space > 0:
             segment, end = self._segment(read.class_id, at, read.last)
@@ -105,7 +105,7 @@ class JournalReader:
         at: int,
         end: int,
         space: int,
-        found: list[Stretch],
+        found: list[SpilledRange],
     ) -> tuple[int, int]:
         """Read on in one segment. Returns where it stopped, and how many bytes may follow."""
         descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -166,7 +166,7 @@ class JournalReader:
         end: int,
         place: int,
         problem: End,
-        found: list[Stretch],
+        found: list[SpilledRange],
     ) -> tuple[int, int]:
         """What stands there is no whole record. Returns with which message to go on, and where."""
         rest = memoryview(os.pread(descriptor, max(0, size - place), place))
@@ -182,12 +182,12 @@ class JournalReader:
         found.append(self._lost(class_id, at, last, f"{segment.path}, byte {place}: {why}"))
         return last, place
 
-    def _lost(self, class_id: int, first: int, last: int, why: str) -> Stretch:
+    def _lost(self, class_id: int, first: int, last: int, why: str) -> SpilledRange:
         self.problems.append(
             f"class {class_id}: the messages from {first} to {last} cannot be read and are left "
             f"out: {why}"
         )
-        return Stretch(first, last - first, 0.0, b"")
+        return SpilledRange(first, last - first, 0.0, b"")
 
 
 def _read_at(descriptor: int, place: int, count: int, size: int) -> memoryview:
@@ -199,6 +199,6 @@ def _read_at(descriptor: int, place: int, count: int, size: int) -> memoryview:
     return memoryview(data)
 
 
-def _stretch(data: memoryview, record: Record) -> Stretch:
+def _stretch(data: memoryview, record: Record) -> SpilledRange:
     frames = bytes(data[record.body_at : record.end])
-    return Stretch(record.first, record.messages, record.time, frames)
+    return SpilledRange(record.first, record.messages, record.time, frames)

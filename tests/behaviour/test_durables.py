@@ -8,7 +8,7 @@ import pytest
 
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DURABLES_PART, HEAVY_EVENTS, HEAVY_READ_BYTES, Limits
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.behaviour.wire_peer import Bus, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
@@ -169,10 +169,10 @@ def test_a_delay_and_an_opening_time_outlive_the_connection() -> None:
     assert second.ids() == []
     second.say(ack(5, 0, 1))  # Message 0 was never sent: it is passed over.
     bus.broker.clock.now = 59.0
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert [(m.message_id, m.attempt) for m in second.got()] == [(0, 1)]
     bus.broker.clock.now = 110.0
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert [(m.message_id, m.attempt) for m in second.got()] == [(1, 2)]
 
 
@@ -182,10 +182,10 @@ def test_what_expires_while_nobody_is_there_makes_room() -> None:
     peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).leave()
     contents = [b"\x0a" + (1000).to_bytes(8, "big") + b"\0\1a" + b"%d" % n for n in range(4)]
     writer = peer2(bus, enveloped(1, 0, *contents), enveloped(1, 4, on_channel("a", b"late")))
-    assert writer.session.parked
+    assert writer.session.parked_messages
     bus.broker.clock.now = 51.0
     bus.tick()
-    assert not writer.session.parked
+    assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 4}
     assert peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).ids() == [4]
 
@@ -211,16 +211,16 @@ def test_another_durable_costs_no_look_at_the_names_of_all() -> None:
     bus = Bus()
     peer = peer2(bus)
 
-    class Names(dict[tuple[str, str], Subscription]):
+    class Names(dict[tuple[str, str], BrokerSubscription]):
         def __iter__(self) -> NoReturn:
             raise AssertionError("the names are walked")
 
     cls = bus.broker.classes[1]
-    cls.named = Names(cls.named)
+    cls.named_positions = Names(cls.named_positions)
     for n in range(1, 21):
         peer.say(subscribe(1, n, durable=f"d{n}"), unsubscribe(n))
     assert peer.errors() == []
-    assert len(cls.named) == 20
+    assert len(cls.named_positions) == 20
 
 
 def test_patterns_are_kept_as_long_as_there_is_memory() -> None:
@@ -274,14 +274,14 @@ def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -
     assert [said.kind for said in peer.told()] == ["unsubscribe", "subscribe"]
     peer.say(unsubscribe(4), subscribe(2, 4, durable="c", seek=True, start="new"))
     assert [said.kind for said in peer.told()] == ["unsubscribe", "subscribe"]
-    assert bus.broker.answers.shares.durables == 4
+    assert bus.broker.connection_requests.quotas.durable_count == 4
 
 
 def test_who_asks_for_many_subscriptions_is_read_in_short_pieces() -> None:
     bus = Bus()
     peer = peer2(bus, classes=(1,))
-    before = peer.session.read_bytes
+    before = peer.session.next_read_bytes
     asked = b"".join(subscribe(1, number) for number in range(1, 501))
     peer.say(asked)
-    assert peer.session.read_bytes < before
-    assert peer.session.read_bytes <= max(HEAVY_READ_BYTES, len(asked) * HEAVY_EVENTS // 500)
+    assert peer.session.next_read_bytes < before
+    assert peer.session.next_read_bytes <= max(HEAVY_READ_BYTES, len(asked) * HEAVY_EVENTS // 500)

@@ -31,8 +31,8 @@ INFINITE = float("inf")
 def at(bus: Bus, now: float) -> None:
     """The clock shows this, and a driver does what is due."""
     bus.broker.clock.now = now
-    if bus.broker.due <= now:
-        bus.broker.wake_due()
+    if bus.broker.next_wakeup <= now:
+        bus.broker.run_due_wakeups()
 
 
 def test_a_channel_decides_who_gets_a_message() -> None:
@@ -57,8 +57,8 @@ def test_what_is_not_for_a_subscription_is_not_held_back_by_it() -> None:
         writer.say(enveloped(1, number, *[on_channel("b", b"x")] * 7))
         number += 7
         assert reader.ids() == []
-        bus.broker.take_ready()
-        assert not writer.session.parked
+        bus.broker.drain_writable()
+        assert not writer.session.parked_messages
     assert bus.statistics(1).ring.messages == 0
 
 
@@ -69,7 +69,7 @@ def test_one_ack_may_span_what_was_for_others() -> None:
     assert reader.ids() == list(range(0, 99, 2))
     reader.say(ack(5, 0, 99))
     assert bus.statistics(1).ring.messages == 0
-    assert bus.broker.refused == {}
+    assert bus.broker.refusal_counts == {}
 
 
 @pytest.mark.parametrize("count", [1, 3, 4 * PLAIN_FRAMES_MAX])
@@ -87,7 +87,7 @@ def test_a_message_is_not_delivered_after_it_expired(count: int) -> None:
     assert [s.undelivered for s in bus.statistics(1).subscriptions] == [{Reason.EXPIRED: count}] * 2
     for reader in (in_time, late):
         reader.say(ack(5, count, count + 1))
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     assert bus.statistics(1).ring.messages == 0
 
 
@@ -102,10 +102,10 @@ def test_what_waits_for_nobody_expires_too() -> None:
     bus = Bus(class_messages=5)
     at(bus, 50.0)
     writer = peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5, timed(b"y")))
-    assert writer.session.parked
+    assert writer.session.parked_messages
     at(bus, 51.0)
     bus.tick()
-    assert not writer.session.parked
+    assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 5}
     assert peer2(bus, subscribe(1, 5)).ids() == [5]
 
@@ -131,10 +131,10 @@ def test_whatever_waits_for_nobody_goes_at_the_first_beat_after_it_expired(
         peer2(bus, subscribe(1, 5, durable=durable)).leave()
     writer = peer2(bus, enveloped(1, 0, *[timed(b"", expires_ms=1000)] * 20_000))
     writer.say(publish(1, 20_000, *[b""] * 20_000))
-    assert writer.session.parked
+    assert writer.session.parked_messages
     at(bus, 51.0)
     bus.tick()
-    assert not writer.session.parked
+    assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 20_000}
 
 
@@ -148,7 +148,7 @@ def test_what_expires_before_a_reader_takes_it_makes_room(options: dict[str, obj
     reader.say(ack(5, 0, 1), nack(5, 1, 2, 0))  # One is to come again, and one has room to come.
     at(bus, 51.0)
     bus.tick(bus.broker.settings.ack_timeout)  # Then a member has to give back what it left.
-    assert not writer.session.parked
+    assert not writer.session.parked_messages
     assert bus.statistics(1).ring.messages == 1
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 9}
     heard = reader.ids()
@@ -185,12 +185,12 @@ def test_what_expires_before_it_comes_again_is_not_acknowledged(kind: dict[str, 
     assert reader.ids() == [0, 1, 2, 3, 4]
     reader.say(ack(5, 1, 3), nack(5, 3, 4, 2000), nack(5, 0, 1), nack(5, 4, 5, 500))
     at(bus, 50.6)
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert reader.ids() == [4]
     reader.say(ack(5, 4, 5))
     at(bus, 53.0)
     bus.tick(bus.broker.settings.ack_timeout)
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert reader.ids() == []
     statistics = bus.statistics(1)
     assert (statistics.in_flight, statistics.ring.messages) == (0, 0)
@@ -207,11 +207,11 @@ def test_what_has_expired_makes_no_subscription_too_slow() -> None:
     assert reader.ids() == [0]
     at(bus, 51.0)
     writer.say(publish(1, 5, b"y", b"y"))  # Five pending, and two that have expired.
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     assert reader.errors() == []
     writer.say(publish(1, 7, b"z"))
     bus.tick()
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     assert reader.errors() == ["slow_consumer"]
 
 
@@ -225,14 +225,14 @@ def test_a_message_is_not_delivered_before_its_time(count: int) -> None:
     )
     assert reader.ids() == [0, count + 1]
     reader.say(ack(5, 0, count + 2))  # As a client does that knows nothing of those between them.
-    assert bus.broker.due == 52.0
+    assert bus.broker.next_wakeup == 52.0
     at(bus, 51.9)
     assert reader.ids() == []
     at(bus, 52.0)
     assert [(m.message_id, m.attempt) for m in reader.got()] == [(n + 1, 1) for n in range(count)]
     reader.say(ack(5, 0, count + 2))
     assert bus.statistics(1).ring.messages == 0
-    assert bus.broker.due == INFINITE
+    assert bus.broker.next_wakeup == INFINITE
 
 
 def test_what_nobody_was_there_for_is_not_delivered_before_its_time_either() -> None:
@@ -242,7 +242,7 @@ def test_what_nobody_was_there_for_is_not_delivered_before_its_time_either() -> 
     former = peer2(bus, subscribe(1, 5))
     assert former.ids() == [1]
     former.leave()
-    assert len(bus.broker.alarms) == 0
+    assert len(bus.broker.delayed_wakeups) == 0
     reader = peer2(bus, subscribe(1, 5))
     assert reader.ids() == [1]
     at(bus, 52.0)
@@ -267,11 +267,11 @@ def test_subscriptions_that_come_and_go_leave_no_alarm() -> None:
     for _ in range(20):
         writer.say(subscribe(1, 5, start="earliest"))
         writer.take(1 << 20)
-        assert bus.broker.due < INFINITE
+        assert bus.broker.next_wakeup < INFINITE
         writer.say(unsubscribe(5))
-        assert len(bus.broker.alarms) == 0
+        assert len(bus.broker.delayed_wakeups) == 0
     at(bus, 51.0)
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
 
 
 def test_times_outlive_a_ring_that_grows_wraps_and_shrinks() -> None:
@@ -333,11 +333,11 @@ def test_a_payload_that_version_1_cannot_carry_is_counted_and_holds_up_nothing(o
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 1}
     if heard:
         old.say(wire_peer.ack(1, 0, others), wire_peer.ack(1, others + 1, 2 * others + 1))
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     assert bus.statistics(1).ring.messages == 0
     writer.say(enveloped(1, 2 * others + 1, bad, b"\0next"))
     heard = old.hear()
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     assert [m.payload for m in heard + old.hear()] == [b"next"]
 
 
@@ -349,7 +349,7 @@ def test_many_that_cannot_be_carried_do_not_stop_what_is_sent_again() -> None:
     former.leave()
     old = bus.peer(wire_peer.subscribe(1))
     assert [m.payload for m in old.hear()] == [b"good"]
-    assert not writer.session.parked
+    assert not writer.session.parked_messages
 
 
 def test_version_1_ignores_what_is_not_open_yet_in_its_acks() -> None:
@@ -419,13 +419,13 @@ def test_without_memory_for_channels_messages_wait_until_others_are_acknowledged
     total, heard = 9000, 0
     for first in range(0, total, step):
         writer.say(own_channels(first, min(step, total - first)))
-    assert writer.session.parked
+    assert writer.session.parked_messages
     while ids := reader.ids():
         assert ids == list(range(heard, heard + len(ids)))
         assert heard > 0 or len(ids) > 1000
         heard += len(ids)
         reader.say(ack(5, ids[0], heard))
-        bus.broker.take_ready()
+        bus.broker.drain_writable()
         bus.check()
     assert heard == total
     assert writer.told()[-1].message_id == total
@@ -451,13 +451,13 @@ def test_channels_that_nothing_stored_carries_do_not_keep_other_classes_waiting(
     writer = peer2(bus, own_channels(0, 2500), classes=(1, 2))
     assert len(reader.ids()) == 2500
     reader.say(ack(5, 0, 2500))
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     assert len(bus.broker.classes[1].channels) > 2000
     writer.say(own_channels(2500, 2500, class_id=2))
-    assert writer.session.parked
+    assert writer.session.parked_messages
     bus.tick(RING_IDLE_TICKS * 2)
-    bus.broker.take_ready()
-    assert not writer.session.parked
+    bus.broker.drain_writable()
+    assert not writer.session.parked_messages
     assert len(bus.broker.classes[1].channels) == 0
     assert bus.statistics(2).published == 2500
 

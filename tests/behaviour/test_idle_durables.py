@@ -80,7 +80,7 @@ def test_unsubscribing_leaves_it_alone_as_well() -> None:
     go_on(bus, 10)
     assert durables(bus) == []
     peer.say(subscribe(1, 5, durable="d", idle_seconds=10), unsubscribe(5, forget=True))
-    assert not bus.broker.answers._idle
+    assert not bus.broker.connection_requests._idle_since
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_who_waits_for_room_finds_what_it_has_left() -> None:
     bus = Bus(class_messages=4)
     peer2(bus, subscribe(1, 5, durable="d", idle_seconds=10)).leave()
     writer = peer2(bus, publish(1, 0, *numbered(6)))
-    assert writer.session.parked
+    assert writer.session.parked_messages
     go_on(bus, 10)
-    assert not writer.session.parked
+    assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 4}
     assert peer2(bus, subscribe(1, 1)).ids() == [4, 5]
 

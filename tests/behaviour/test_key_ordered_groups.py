@@ -7,11 +7,11 @@ from collections import defaultdict
 import pytest
 
 from simplebus.core.errors import Reason
-from simplebus.core.group.group import Member
-from simplebus.core.group.key_ordered_group import KeyGroup
-from simplebus.core.group.key_ordered_member import KeyMember
+from simplebus.core.group.group import GroupMember
+from simplebus.core.group.key_ordered_group import KeyOrderedGroup
+from simplebus.core.group.key_ordered_member import KeyOrderedMember
 from simplebus.core.limits import IN_FLIGHT_BYTES, LANES_MESSAGES_MAX, Limits
-from simplebus.core.message_class.purge import purge
+from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.settings import FullPolicy, Settings
 from tests.behaviour.wire_peer import Bus, numbered
 from tests.behaviour.wire_peer_v2 import (
@@ -50,7 +50,7 @@ def held(members: list[Peer2]) -> dict[int, Peer2]:
 def all_of(members: list[Peer2]) -> list[list[tuple[int, int]]]:
     """What they hear and acknowledge, until there is nothing more: attempts and ids, in rounds."""
     rounds = []
-    while heard := {m: m.got() for m in members if not m.session.closed}:
+    while heard := {m: m.got() for m in members if not m.session.is_closed}:
         if not any(heard.values()):
             return rounds
         rounds.append(sorted((g.attempt, g.message_id) for got in heard.values() for g in got))
@@ -95,7 +95,7 @@ def test_what_is_put_off_holds_its_own_key_back_and_no_other(delay_ms: int | Non
     assert only.ids() == [3]
     bus.broker.clock.now += 4
     bus.tick(6)
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert sorted((m.message_id, m.attempt) for m in only.got()) == [(0, 2), (3, 2)]
     only.say(ack(5, 0, 1))
     assert [(m.message_id, m.attempt) for m in only.got()] == [(1, 1)]
@@ -198,7 +198,7 @@ def test_the_keys_of_a_member_that_takes_nothing_are_others_until_it_does() -> N
     assert len(mine) + len(theirs := other.ids()) == 40
     other.say(ack(5, 0, 40))
     assert stuck.ids() == []
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     publish_keys(bus, *keys)
     assert stuck.ids() == [id_ + 40 for id_ in theirs]
 
@@ -211,7 +211,7 @@ def test_after_the_last_delivery_the_next_one_of_the_key_comes() -> None:
     only.say(nack(5, 0, 1, 0))
     assert only.ids() == [0]
     only.say(nack(5, 0, 1, 0))
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert only.ids() == [1]
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
 
@@ -224,13 +224,13 @@ def test_what_expires_makes_way_for_its_key() -> None:
     peer2(bus, enveloped(1, 0, keyed(b"b"), *contents))
     bus.broker.clock.now = 51.0  # What it was handed is too late when it takes it.
     assert only.ids() == [0]
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert only.ids() == [2]
     only.say(ack(5, 2, 3))
     assert only.ids() == [3]
     only.say(ack(5, 3, 4))
     assert only.ids() == []
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert only.ids() == [5]
     only.say(ack(5, 5, 6))
     assert only.ids() == [6]
@@ -258,7 +258,7 @@ def test_what_opens_later_holds_nothing_back_until_then() -> None:
     only.say(ack(5, 1, 2))
     assert only.ids() == [2]
     bus.broker.clock.now = 51.0
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert only.ids() == []
     only.say(ack(5, 2, 3))
     assert only.ids() == [0]
@@ -271,7 +271,7 @@ def test_one_hot_key_does_not_stop_the_others() -> None:
     bus.trusting = True
     (only,) = group_of(bus, 1)
     publish_keys(bus, *[b"hot"] * 5000, b"cold")
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert only.ids() == [0, 5000]
 
 
@@ -282,11 +282,11 @@ def test_a_group_looks_only_so_far_ahead() -> None:
     count = LANES_MESSAGES_MAX + 2000
     publish_keys(bus, *[b"hot"] * count, b"cold")
     for _ in range(40):
-        bus.broker.wake_due()
+        bus.broker.run_due_wakeups()
     (position,) = bus.broker.classes[1].groups
     assert position.window.cursor == LANES_MESSAGES_MAX + 1
     assert only.ids() == [0]
-    bus.broker.check()
+    bus.broker.check_invariants()
     only.say(ack(5, 0, 1))
     assert only.ids() == [1]
     assert position.window.cursor == LANES_MESSAGES_MAX + 2
@@ -299,11 +299,11 @@ def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight() -> None:
     payload = bytes(900_000)
     for number in range(24):
         peer2(bus, enveloped(1, 0, keyed(b"%d" % number, payload)))
-    bus.broker.check()
+    bus.broker.check_invariants()
     (position,) = bus.broker.classes[1].groups
     (member,) = position.members
-    assert IN_FLIGHT_BYTES <= member.held_bytes < IN_FLIGHT_BYTES + 1_000_000
-    assert [m.message_id for m in only.got()] == list(range(member.held))
+    assert IN_FLIGHT_BYTES <= member.assigned_bytes < IN_FLIGHT_BYTES + 1_000_000
+    assert [m.message_id for m in only.got()] == list(range(member.assigned_count))
     only.say(ack(5, 0, 24))
     assert only.ids()[-1] == 23
 
@@ -341,7 +341,7 @@ def test_who_is_not_there_any_more_settles_only_what_it_was_sent() -> None:
     assert only.ids() == [0, 2]
     only.leave()
     (position,) = bus.broker.classes[1].groups
-    assert isinstance(position, KeyGroup)
+    assert isinstance(position, KeyOrderedGroup)
     position.ack(0, 2)
     position.terminate(2, 4)
     bus.check()
@@ -358,8 +358,8 @@ def test_what_comes_back_is_first_in_its_lane_though_a_part_of_it_is_purged() ->
     assert only.ids() == [0, 1]
     cls = bus.broker.classes[1]
     only.leave()
-    purge(cls, 0, 1, None)
-    bus.broker.store.release(cls)
+    purge_messages(cls, 0, 1, None)
+    bus.broker.store.trim_class(cls)
     bus.check()
     next_one = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
     assert all_of([next_one]) == [[(2, 1)], [(1, 2)]]
@@ -371,9 +371,9 @@ def test_what_is_purged_makes_way_for_its_key() -> None:
     publish_keys(bus, b"a", b"a", b"a")
     assert only.ids() == [0]
     cls = bus.broker.classes[1]
-    purge(cls, 0, 2, None)
-    bus.broker.store.release(cls)
-    bus.broker.wake_due()
+    purge_messages(cls, 0, 2, None)
+    bus.broker.store.trim_class(cls)
+    bus.broker.run_due_wakeups()
     assert only.ids() == [2]
 
 
@@ -403,16 +403,16 @@ def test_who_goes_gives_up_its_own_keys_and_nobody_elses(monkeypatch: pytest.Mon
     many = [subscribe(1, number, group="g", by_key=True) for number in range(1, 21)]
     sessions = [peer2(bus, *many) for _ in range(4)]
     (group,) = bus.broker.classes[1].groups
-    taken: list[Member] = []
-    take = KeyGroup._take_ready
+    taken: list[GroupMember] = []
+    take = KeyOrderedGroup._reclaim_ready
 
-    def noted(self: KeyGroup, member: KeyMember) -> None:
+    def noted(self: KeyOrderedGroup, member: KeyOrderedMember) -> None:
         taken.append(member)
         take(self, member)
 
-    monkeypatch.setattr(KeyGroup, "_take_ready", noted)
+    monkeypatch.setattr(KeyOrderedGroup, "_reclaim_ready", noted)
     gone = list(group.members)[:20]
-    bus.broker.close(sessions[0].session)
+    bus.broker.close_session(sessions[0].session)
     assert taken == gone
     assert len(group.members) == 60
-    bus.broker.check()
+    bus.broker.check_invariants()

@@ -49,12 +49,12 @@ def published(class_id: int, *payloads: bytes) -> Published:
 
 
 def inside(bus: Bus) -> Peer2:
-    return Peer2(bus, bus.broker.enter("a guest"))
+    return Peer2(bus, bus.broker.open_foreign_session("a guest"))
 
 
 def asks(bus: Bus, peer: Peer2, number: int = 5, **options: object) -> None:
     wish = SubscribeRequest(**options)  # type: ignore[arg-type]
-    bus.broker.apply(peer.session, SubscriptionAsked(1, 1, number, wish))
+    bus.broker.apply_event(peer.session, SubscriptionAsked(1, 1, number, wish))
     bus.check()
 
 
@@ -63,14 +63,14 @@ def test_who_is_inside_publishes_subscribes_and_acknowledges() -> None:
     bus.peer(connect1(1))
     guest, binary = inside(bus), peer2(bus, subscribe(1, 3))
     asks(bus, guest)
-    bus.broker.apply(guest.session, published(1, b"x", b"y"))
+    bus.broker.apply_event(guest.session, published(1, b"x", b"y"))
     assert [decode(m.content)[1] for m in binary.got()] == [b"x", b"y"]
     got, told = guest.listen()
     assert [said.kind for said in told] == ["subscribe"]
     assert [(m.number, m.attempt, m.message_id) for m in got] == [(5, 1, 0), (5, 1, 1)]
-    bus.broker.apply(guest.session, AckedOne(5, 0, 1))
-    bus.broker.apply(guest.session, StillWorking(5, 1, 2))
-    bus.broker.apply(guest.session, Nacked(5, 1, 2, 0.0))
+    bus.broker.apply_event(guest.session, AckedOne(5, 0, 1))
+    bus.broker.apply_event(guest.session, StillWorking(5, 1, 2))
+    bus.broker.apply_event(guest.session, Nacked(5, 1, 2, 0.0))
     assert [(m.attempt, m.message_id) for m in guest.got()] == [(2, 1)]
 
 
@@ -97,12 +97,12 @@ def test_who_parks_too_much_is_told() -> None:
     bus = Bus(Settings(limits=limits))
     bus.peer(connect1(1))
     guest = inside(bus)
-    bus.broker.apply(guest.session, published(1, *[b"x"] * 3))
-    assert guest.session.must_wait
+    bus.broker.apply_event(guest.session, published(1, *[b"x"] * 3))
+    assert guest.session.is_reading_paused
     assert guest.session.parked_bytes > 0
     many = published(1, *[b"x" * 900] * 3000)
     with pytest.raises(RemoteProtocolError) as caught:
-        bus.broker.apply(guest.session, many)
+        bus.broker.apply_event(guest.session, many)
     assert caught.value.reason is Reason.PENDING_LIMIT
     guest.leave()
 
@@ -117,11 +117,11 @@ def test_what_is_terminated_never_comes_again_and_is_a_dead_letter(group: str | 
     guest = inside(bus)
     asks(bus, guest, group=group, durable="d")
     assert guest.ids() == [0, 1, 2]
-    bus.broker.apply(guest.session, Nacked(5, 1, 2, 0.0))
+    bus.broker.apply_event(guest.session, Nacked(5, 1, 2, 0.0))
     assert guest.ids() == [1]
-    bus.broker.apply(guest.session, Terminated(5, 1, 2))
-    bus.broker.apply(guest.session, Terminated(5, 1, 2))
-    bus.broker.take_ready()
+    bus.broker.apply_event(guest.session, Terminated(5, 1, 2))
+    bus.broker.apply_event(guest.session, Terminated(5, 1, 2))
+    bus.broker.drain_writable()
     bus.check()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
     dead = bus.statistics(DEAD_1)
@@ -131,9 +131,9 @@ def test_what_is_terminated_never_comes_again_and_is_a_dead_letter(group: str | 
     assert payload == b"y"
     assert ("dead-reason", "terminated") in read.headers
     assert ("dead-attempts", "2") in read.headers
-    bus.broker.apply(guest.session, AckedOne(5, 0, 1))
-    bus.broker.apply(guest.session, AckedOne(5, 2, 3))
-    bus.broker.take_ready()
+    bus.broker.apply_event(guest.session, AckedOne(5, 0, 1))
+    bus.broker.apply_event(guest.session, AckedOne(5, 2, 3))
+    bus.broker.drain_writable()
     assert bus.statistics(1).ring.messages == 0
     bus.tick(100)
     assert guest.ids() == []
@@ -146,7 +146,7 @@ def test_what_is_due_again_can_be_terminated_and_what_was_never_sent_cannot() ->
     asks(bus, guest, max_in_flight=1)
     assert guest.ids() == [0]
     bus.tick(6)
-    bus.broker.apply(guest.session, Terminated(5, 0, 2))
+    bus.broker.apply_event(guest.session, Terminated(5, 0, 2))
     bus.check()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
     assert guest.ids() == [1]
@@ -159,10 +159,10 @@ def test_what_a_member_does_not_hold_it_cannot_terminate() -> None:
     asks(bus, one, group="g")
     asks(bus, other, group="g")
     assert one.ids() == [0]
-    bus.broker.apply(other.session, Terminated(5, 0, 1))
+    bus.broker.apply_event(other.session, Terminated(5, 0, 1))
     bus.check()
     assert bus.statistics(1).dropped == {}
-    bus.broker.apply(one.session, Terminated(5, 0, 1))
+    bus.broker.apply_event(one.session, Terminated(5, 0, 1))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
 
 
@@ -174,7 +174,7 @@ class Tapped:
 
     def __init__(self, bus: Bus) -> None:
         self.seen: list[tuple[str, int, bytes]] = []
-        bus.broker.store.tap = self._see
+        bus.broker.store.on_stored = self._see
 
     def _see(self, session: object, cls: object, first: int, last: int) -> None:
         who = "" if session is None else session.peer  # type: ignore[attr-defined]
@@ -195,7 +195,7 @@ def test_a_tap_sees_what_is_stored_once_and_in_order_and_who_published_it() -> N
     two.session.peer = "two"
     two.say(enveloped(1, 2, on_channel("x", b"f")))
     guest = inside(bus)
-    bus.broker.apply(guest.session, published(1, b"g"))
+    bus.broker.apply_event(guest.session, published(1, b"g"))
     payloads = b"lone a bb c d e f g".split()
     assert [payload for _, _, payload in tapped.seen] == payloads
     assert [who for who, _, _ in tapped.seen[1:4]] == ["one"] * 3
@@ -207,10 +207,10 @@ def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
     tapped = Tapped(bus)
     reader = peer2(bus, subscribe(1, 5))
     guest = inside(bus)
-    bus.broker.apply(guest.session, published(1, b"a", b"b", b"c"))
+    bus.broker.apply_event(guest.session, published(1, b"a", b"b", b"c"))
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
     reader.ids()
-    bus.broker.apply(reader.session, AckedOne(5, 0, 1))
+    bus.broker.apply_event(reader.session, AckedOne(5, 0, 1))
     assert tapped.seen[-1] == ("a guest", 1, b"c")
     assert len(tapped.seen) == 3
 

@@ -60,7 +60,7 @@ class World:
         self.bus.peer(build_frame(CONNECT, content=b"[%d]" % class_id)).leave()
         cls = self.bus.broker.classes[class_id]
         cls.ring.floor = cls.ring.head = sequence
-        cls.waiting = AckWindow(floor=sequence)
+        cls.backlog_window = AckWindow(floor=sequence)
 
     def join(self, *class_ids: int, bounds: Bounds | None = None) -> StandIn:
         """A client, its timers beating at moments of its own, greeted."""
@@ -96,7 +96,7 @@ class World:
                 client.tick(self.now)
             self.carry()
             if self.now >= self._next_check:
-                self.bus.broker.check()
+                self.bus.broker.check_invariants()
                 self._next_check += MINUTE
 
     def carry(self) -> None:
@@ -118,9 +118,9 @@ class World:
     def _readable(self, peer: Peer) -> int:
         """How much the server reads of this peer, as a connection decides it."""
         session = peer.session
-        if not session.parked:
+        if not session.parked_messages:
             return READ_BYTES
-        return TRICKLE_BYTES if self.bus.broker.holds_back(session) else 0
+        return TRICKLE_BYTES if self.bus.broker.is_blocking_publishers(session) else 0
 
     def settle(self, seconds: float = 30.0) -> None:
         """Let everything come to its end."""
@@ -134,7 +134,7 @@ class World:
         """Nothing was lost, refused, sent twice or left behind, and nobody died of it."""
         for client in self.members:
             assert client.dead is None
-        assert self.bus.broker.refused == Counter()
+        assert self.bus.broker.refusal_counts == Counter()
         for class_id in class_ids:
             statistics = self.statistics(class_id)
             assert (statistics.redelivered, statistics.dropped) == (0, {})
@@ -411,7 +411,7 @@ def test_a_slow_client_that_takes_copies_in_its_stride_comes_to_an_end() -> None
     assert len(handled) < 4 * 10
     assert world.statistics().redelivered == len(handled) - 10
     assert world.statistics().ring.messages == 0
-    assert world.bus.broker.refused == Counter()  # To acknowledge it twice is no offence.
+    assert world.bus.broker.refusal_counts == Counter()  # To acknowledge it twice is no offence.
 
 
 @pytest.mark.parametrize("seed", range(20, 23))
@@ -464,4 +464,4 @@ def test_an_hour_in_which_clients_come_stumble_and_go_loses_nothing(seed: int) -
     assert (missing, disorder) == ([], [])
     assert world.statistics().ring.messages == 0
     assert world.statistics().dropped == {}
-    assert world.bus.broker.refused == Counter()
+    assert world.bus.broker.refusal_counts == Counter()

@@ -183,7 +183,7 @@ def test_a_full_class_never_drops_a_message_without_a_word() -> None:
         dropped = sum(bus.statistics(1).dropped.values())
         assert len(heard) + dropped == 25
         assert (dropped == 0) == (policy is FullPolicy.BLOCK)
-        assert not publisher.session.parked
+        assert not publisher.session.parked_messages
 
 
 def test_an_overdue_message_is_sent_once_per_pause_and_not_in_every_turn() -> None:

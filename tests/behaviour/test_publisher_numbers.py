@@ -56,7 +56,7 @@ def test_numbers_are_confirmed_as_messages_are_stored() -> None:
 @pytest.mark.parametrize("count", [2, MANY])
 def test_numbers_go_over_the_wrap(count: int) -> None:
     bus = Bus()
-    publishers = bus.broker.answers.publishers
+    publishers = bus.broker.connection_requests.producer_states
     publisher = publishers.claim("a", "", 99).publisher
     publisher.next = ID_COUNT - 1
     publishers.leave(publisher, 0.0)
@@ -75,7 +75,7 @@ def test_what_was_stored_before_is_confirmed_again_and_counted(count: int) -> No
     assert confirms(peer) == [MANY]
     peer.say(publish(1, MANY - count, *numbered(count)))
     assert confirms(peer) == [MANY]
-    assert bus.broker.refused == {Reason.DUPLICATE: count}
+    assert bus.broker.refusal_counts == {Reason.DUPLICATE: count}
     assert bus.statistics(1).published == MANY
 
 
@@ -88,7 +88,7 @@ def test_a_gap_ends_the_session_behind_what_is_in_order(before: int, number: int
     good = publish(1, before, b"good")
     assert peer.is_refused(good + publish(1, wrong + 1, b"gap", b"behind")) is Reason.NUMBER_GAP
     assert bus.statistics(1).published == before + 1
-    again = Peer2(bus, bus.broker.open())
+    again = Peer2(bus, bus.broker.open_session())
     again.say(hello(name="a"))
     assert again.told()[0].content["next"] == before + 1
 
@@ -100,7 +100,7 @@ def test_where_a_stream_breaks_off_what_is_stored_is_what_next_says(count: int) 
     offence = build_frame(ord("x"))
     behind = in_turn(count, first=count)
     assert peer.is_refused(in_turn(count) + offence + behind) is Reason.UNKNOWN_TYPE
-    again = Peer2(bus, bus.broker.open())
+    again = Peer2(bus, bus.broker.open_session())
     again.say(hello(1, 2, name="a"))
     assert again.told()[0].content["next"] == count
     assert sorted(stored(bus, 1) + stored(bus, 2)) == list(range(count))
@@ -118,7 +118,7 @@ def test_messages_of_an_unknown_class_use_up_their_numbers(count: int) -> None:
         (9, MESSAGE, "unknown_class")
     }
     assert stored(bus, 1) == list(range(0, count, 2))
-    assert bus.broker.refused == {Reason.UNKNOWN_CLASS: count // 2}
+    assert bus.broker.refusal_counts == {Reason.UNKNOWN_CLASS: count // 2}
 
 
 def test_one_error_tells_of_messages_that_follow_one_another() -> None:
@@ -153,7 +153,7 @@ def test_very_many_bad_frames_cost_what_they_weigh() -> None:
     peer.say(ack_frame * 20_000)
     peer.say(in_turn(20_000, classes=(1, 9)))
     peer.say(b"".join(enveloped(1, n, b"\xff") for n in range(20_000, 40_000)))
-    assert bus.broker.refused == {
+    assert bus.broker.refusal_counts == {
         Reason.BAD_ACK: 20_000,
         Reason.UNKNOWN_CLASS: 10_000,
         Reason.BAD_ENVELOPE: 20_000,
@@ -190,7 +190,7 @@ def test_where_classes_take_turns_nothing_is_lost_when_errors_end_the_session(un
     said = in_turn(60_000, classes=(unknown, 2))
     assert peer.is_refused(said) is Reason.PENDING_LIMIT
     assert len(stored(bus, 2)) < 30_000 or unknown == 3
-    again = Peer2(bus, bus.broker.open())
+    again = Peer2(bus, bus.broker.open_session())
     again.say(hello(1, 2, 3, name="a"))
     first = again.told()[0].content["next"]
     assert first < 60_000
@@ -213,10 +213,10 @@ def test_what_waits_for_room_is_confirmed_when_it_is_stored() -> None:
     assert confirms(peer) == [10]
     assert reader.ids() == list(range(10))
     reader.say(ack(5, 0, 3))
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     assert confirms(peer) == [13]
     reader.say(ack(5, 3, 4))
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     assert confirms(peer) == [14]
 
 
@@ -238,7 +238,7 @@ def test_a_full_class_that_drops_the_oldest_confirms() -> None:
 
 def reconnected(bus: Bus, *classes: int) -> tuple[Peer2, int]:
     """The program that is called a has come again; and the number that it is to go on with."""
-    peer = Peer2(bus, bus.broker.open())
+    peer = Peer2(bus, bus.broker.open_session())
     peer.say(hello(*classes, name="a", instance="i"))
     return peer, peer.told()[0].content["next"]
 
@@ -255,7 +255,7 @@ def test_what_waited_when_the_connection_was_lost_is_stored_once(count: int) -> 
     again, following = reconnected(bus, 1, 2)
     assert [following] == told
     assert following < count
-    assert bus.broker.take_cut()[0][1].reason is Reason.TAKEN_OVER
+    assert bus.broker.drain_closing()[0][1].reason is Reason.TAKEN_OVER
     assert len(reader.ids()) == count
     reader.say(ack(5, 0, count))
     for _ in range(2):  # It says it twice, and loses the connection in between.
@@ -287,7 +287,7 @@ def test_an_offence_among_what_is_known_already_forgets_nothing() -> None:
     peer.say(in_turn(49, first=51))
     assert stored(bus, 1) == list(range(0, 100, 2))
     assert stored(bus, 2) == list(range(1, 100, 2))
-    assert not peer.session.dialect.publisher.ahead  # type: ignore[union-attr]
+    assert not peer.session.decoder.producer.ahead  # type: ignore[union-attr]
 
 
 def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
@@ -312,14 +312,14 @@ def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
         peer.say(in_turn(110_000, classes=(2, 1)))
         peer.leave()
     bus.tick()
-    again = Peer2(bus, bus.broker.open())
+    again = Peer2(bus, bus.broker.open_session())
     again.say(hello(name="early"))
     assert again.told()[0].content["next"] == 1
     behind = peer2(bus, name="4")
     asked_about.clear()
     for _ in range(10):
         behind.say(publish(1, ID_COUNT - 1, b""))
-    assert bus.broker.refused[Reason.DUPLICATE] == 10
+    assert bus.broker.refusal_counts[Reason.DUPLICATE] == 10
     assert sum(asked_about) == 10
 
 
@@ -351,8 +351,8 @@ def test_many_pieces_that_wait_are_confirmed_in_order() -> None:
             heard += 1
             number = 5 if message.class_id == 1 else 6
             reader.say(ack(number, message.message_id, message.message_id + 1))
-        bus.broker.take_ready()
-        bus.broker.take_unblocked()
+        bus.broker.drain_writable()
+        bus.broker.drain_resumed()
         for confirmed in confirms(peer):
             assert confirmed > highest
             highest = confirmed
@@ -368,28 +368,28 @@ def test_a_name_belongs_to_one_program_at_a_time() -> None:
     bus = Bus()
     peer2(bus, name="a", instance="i")
     for other in ({"instance": "j"}, {}):
-        peer = Peer2(bus, bus.broker.open())
+        peer = Peer2(bus, bus.broker.open_session())
         assert peer.is_refused(hello(name="a", **other)) is Reason.NAME_IN_USE
 
 
 def test_a_connect_that_is_refused_for_its_name_has_named_no_class() -> None:
     bus = Bus()
     peer2(bus, name="a", instance="i")
-    peer = Peer2(bus, bus.broker.open())
+    peer = Peer2(bus, bus.broker.open_session())
     assert peer.is_refused(hello(7, "orders", name="a")) is Reason.NAME_IN_USE
     assert list(bus.broker.classes) == [1]
-    assert bus.broker.store.names == {}
+    assert bus.broker.store.class_id_by_name == {}
 
 
 def test_a_name_is_remembered_for_an_hour() -> None:
     bus = Bus()
     for passed, expected in ((PUBLISHER_SECONDS - 1, 1), (PUBLISHER_SECONDS + 1, 0)):
         peer = peer2(bus, name="a")
-        peer.say(publish(1, peer.session.dialect.next, b"x"))  # type: ignore[union-attr]
+        peer.say(publish(1, peer.session.decoder.next_number, b"x"))  # type: ignore[union-attr]
         peer.leave()
         bus.broker.clock.now += passed
         bus.tick()
-        again = Peer2(bus, bus.broker.open())
+        again = Peer2(bus, bus.broker.open_session())
         again.say(hello(name="a"))
         assert again.told()[0].content["next"] == expected
         again.leave()
@@ -400,7 +400,7 @@ def test_a_name_is_remembered_for_an_hour() -> None:
 def test_without_a_name_nothing_is_remembered() -> None:
     bus = Bus()
     peer2(bus, publish(1, 0, b"x")).leave()
-    assert len(bus.broker.answers.publishers) == 0
+    assert len(bus.broker.connection_requests.producer_states) == 0
     assert confirms(peer2(bus, publish(1, 0, b"x"))) == [1]
 
 

@@ -31,7 +31,7 @@ def bus_that_lost(instance: str) -> Broker:
     """It had confirmed 0, 1 and 2 to this program, has 0 and 2 still, and is asked to go on."""
     broker = Broker(identity="one")
     ahead = Ahead.of(1, np.array([False, True]))
-    broker.answers.publishers.restore("tester", 1, ahead, 0.0, instance=instance)
+    broker.connection_requests.producer_states.restore("tester", 1, ahead, 0.0, instance=instance)
     return broker
 
 
@@ -45,7 +45,7 @@ def test_numbers_of_confirmed_messages_that_are_gone_are_not_used_again() -> Non
     pair.core.publish_many([b"new 1", b"new 2", b"new 3"], 1)
     pair.exchange()
     assert pair.statistics().published == 3
-    assert pair.core.confirmed == 6
+    assert pair.core.confirmed_position == 6
     assert pair.core.statistics().forgotten == 1
 
 
@@ -59,7 +59,7 @@ def test_another_program_goes_on_behind_all_that_the_former_one_has_used() -> No
 def test_who_comes_back_from_another_bus_has_new_numbers() -> None:
     bus = Bus()
     bus.broker = bus_that_lost("one")
-    peer = Peer2(bus, bus.broker.open())
+    peer = Peer2(bus, bus.broker.open_session())
     peer.say(hello(1, name="tester", instance="one", unconfirmed=2, bus="two"))
     assert peer.told()[0].content["next"] == 3
 
@@ -72,13 +72,13 @@ def test_where_messages_are_kept_elsewhere_a_program_goes_on_with_its_own_number
     """This door knows nothing of it, or that another program had its name."""
     bus = Bus()
     bus.broker = bus_that_lost("another")
-    bus.broker.store.table.duplicate_seconds = 120.0
-    bus.broker.store.table.first_number = lambda now: 77
-    peer = Peer2(bus, bus.broker.open())
+    bus.broker.store.class_registry.dedup_window_seconds = 120.0
+    bus.broker.store.class_registry.choose_first_number = lambda now: 77
+    peer = Peer2(bus, bus.broker.open_session())
     peer.say(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
     assert peer.told()[0].content["next"] == unconfirmed
-    bus.broker.close(peer.session)
-    again = Peer2(bus, bus.broker.open())
+    bus.broker.close_session(peer.session)
+    again = Peer2(bus, bus.broker.open_session())
     again.say(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
     assert again.told()[0].content["next"] == unconfirmed
 
@@ -90,7 +90,7 @@ def test_who_does_not_say_what_was_confirmed_is_told_the_first_that_is_not_store
     """Unless it is another program; and one that says nothing of itself is."""
     bus = Bus()
     bus.broker = bus_that_lost("one")
-    peer = Peer2(bus, bus.broker.open())
+    peer = Peer2(bus, bus.broker.open_session())
     peer.say(hello(1, name="tester", instance=instance))
     assert peer.told()[0].content["next"] == following
 
@@ -138,34 +138,34 @@ def test_an_error_that_was_lost_with_its_connection_is_said_again() -> None:
     pair.core.publish(b"of another class", 2)
     while pair.say():
         pass
-    counted = dict(pair.broker.refused)
+    counted = dict(pair.broker.refusal_counts)
     pair.lose()
     pair.connect()
     pair.exchange()
-    assert pair.core.confirmed == 19
-    assert sorted(pair.core.refusals()) == [16, 17]
+    assert pair.core.confirmed_position == 19
+    assert sorted(pair.core.pop_refusals()) == [16, 17]
     assert (pair.statistics(1).published, pair.statistics(2).published) == (16, 1)
-    assert pair.broker.refused[Reason.DROP_NEWEST] == counted[Reason.DROP_NEWEST] == 2
+    assert pair.broker.refusal_counts[Reason.DROP_NEWEST] == counted[Reason.DROP_NEWEST] == 2
 
 
 def test_an_error_that_was_heard_is_not_said_again() -> None:
     pair = Pair(full())
     pair.core.publish_many([b"%d" % n for n in range(18)], 1)
     pair.exchange()
-    assert sorted(pair.core.refusals()) == [16, 17]
+    assert sorted(pair.core.pop_refusals()) == [16, 17]
     pair.lose()
     pair.connect()
     pair.exchange()
-    assert pair.core.refusals() == {}
-    assert pair.broker.answers.publishers.program("tester") == "one"
-    (publisher,) = pair.broker.answers.publishers
+    assert pair.core.pop_refusals() == {}
+    assert pair.broker.connection_requests.producer_states.program("tester") == "one"
+    (publisher,) = pair.broker.connection_requests.producer_states
     assert publisher.refusals == []
 
 
 def test_who_does_not_say_what_was_confirmed_is_not_told_again() -> None:
     bus = Bus(full())
     peer2(bus, publish(1, 0, *[b"x"] * 18), name="a").leave()
-    peer = Peer2(bus, bus.broker.open())
+    peer = Peer2(bus, bus.broker.open_session())
     peer.say(hello(1, name="a"))
     assert peer.told()[0].content["next"] == 18
     peer.say(publish(1, 15, *[b"x"] * 3))

@@ -28,7 +28,7 @@ def come(broker: Broker, name: str, instance: str | None, *, user: str = "") -> 
     """A program, and the number that it is to begin with."""
     bus = Bus()
     bus.broker = broker
-    peer = Peer2(bus, broker.open())
+    peer = Peer2(bus, broker.open_session())
     peer.session.user = user
     peer.say(hello(1, name=name, instance=instance))
     return peer, peer.told()[0].content["next"]
@@ -52,7 +52,7 @@ def confirmed_five() -> Pair:
     pair = Pair()
     pair.core.publish_many([b"0", b"1", b"2", b"3", b"4"], 1)
     pair.exchange()
-    assert pair.core.confirmed == 5
+    assert pair.core.confirmed_position == 5
     pair.core.publish_many(UNDER_WAY, 1)
     return pair
 
@@ -65,9 +65,9 @@ def test_what_was_under_way_is_stored_whoever_had_the_name_meanwhile(
 ) -> None:
     """It may be there twice: nobody knows any longer whether the bus had it already."""
     pair = confirmed_five()
-    while pair.say() if heard else pair.core.outgoing.peek():
+    while pair.say() if heard else pair.core.send_queue.peek():
         if not heard:
-            pair.core.outgoing.sent(len(pair.core.outgoing.peek()))
+            pair.core.send_queue.mark_sent(len(pair.core.send_queue.peek()))
     pair.lose()
     pass_by(pair.broker, "tester", another, count)
     pair.connect()
@@ -99,7 +99,7 @@ def test_two_that_take_turns_lose_nothing_and_never_meet() -> None:
             pair.connect()
             pair.exchange()
             pair.core.publish(b"%d" % turn, 1)
-            pair.core.outgoing.sent(len(pair.core.outgoing.peek()))  # It gets lost.
+            pair.core.send_queue.mark_sent(len(pair.core.send_queue.peek()))  # It gets lost.
             pair.lose()
     for pair in pairs:
         pair.connect()
@@ -113,10 +113,10 @@ def test_a_number_that_another_program_is_told_is_none_that_it_can_have_sent(
     unconfirmed: int,
 ) -> None:
     bus = Bus()
-    known = {"unconfirmed": unconfirmed, "bus": bus.broker.answers.identity}
+    known = {"unconfirmed": unconfirmed, "bus": bus.broker.connection_requests.identity}
     told = []
     for instance in ("one", "two", None, "one"):
-        peer = Peer2(bus, bus.broker.open())
+        peer = Peer2(bus, bus.broker.open_session())
         peer.say(hello(1, name="a", instance=instance, **known))
         reply = peer.told()[0].content
         told.append((reply["next"] - unconfirmed) % ID_COUNT)
@@ -135,8 +135,8 @@ def test_steps_are_longer_than_all_that_can_be_under_way_and_come_round_late() -
 def test_a_program_that_was_let_go_of_is_believed_and_loses_nothing() -> None:
     pair = confirmed_five()
     pair.lose()
-    pair.broker.answers.publishers.forget(1e9)
-    assert len(pair.broker.answers.publishers) == 0
+    pair.broker.connection_requests.producer_states.forget(1e9)
+    assert len(pair.broker.connection_requests.producer_states) == 0
     pair.connect()
     pair.exchange()
     assert stored(pair.broker) == [b"0", b"1", b"2", b"3", b"4", *UNDER_WAY]
@@ -152,7 +152,7 @@ def test_users_have_nothing_to_do_with_one_another_s_names() -> None:
     bob.say(publish(1, first, b"c"))
     bus = Bus()
     bus.broker = broker
-    again = Peer2(bus, broker.open())
+    again = Peer2(bus, broker.open_session())
     again.session.user = "bob"
     assert again.is_refused(hello(1, name="till", instance="3")) is Reason.NAME_IN_USE
     ann.leave()

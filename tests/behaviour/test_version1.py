@@ -256,9 +256,9 @@ def test_acks_of_what_was_never_sent_are_counted_and_of_no_effect(times: int) ->
     # Alone, in the plain loop, and by arrays.
     bus, peer = heard_ten()
     peer.say(acks((10, 12), times=times))
-    assert bus.broker.refused == {Reason.ACK_UNSENT: times}
+    assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: times}
     peer.say(acks((8, 12), times=times))
-    assert bus.broker.refused == {Reason.ACK_UNSENT: 2 * times}
+    assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 2 * times}
     peer.say(publish(1, b"10", b"11"))
     assert peer.hear_ids(1) == [10, 11]
     bus.tick(6)
@@ -270,7 +270,7 @@ def test_acks_without_a_subscription_are_counted_and_of_no_effect(times: int) ->
     bus, peer = heard_ten()
     other = bus.peer(acks((0, 10), times=times))
     peer.say(ack_frame(9, b"0-1") * times)
-    assert bus.broker.refused == {Reason.ACK_UNSUBSCRIBED: 2 * times}
+    assert bus.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2 * times}
     other.say(connect(2))
     assert len(other.hear_frames()) == 1
     assert bus.statistics(1).in_flight == 10
@@ -281,7 +281,7 @@ def test_acks_behind_the_floor_are_not_counted(times: int) -> None:
     bus, peer = heard_ten()
     peer.say(acks((0, 5), times=times))
     peer.say(acks((0, 3), (ID_COUNT - 4, ID_COUNT), times=times))
-    assert bus.broker.refused == {}
+    assert bus.broker.refusal_counts == {}
     assert bus.statistics(1).ring.floor == 5
     assert bus.statistics(1).acknowledged == 5
 
@@ -297,7 +297,7 @@ def test_an_ack_of_a_frame_begun_and_not_ended_counts() -> None:
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"a", b"b"))
     begun = peer.take(17 + 3)
     peer.say(ack(1, 0, 2))
-    assert bus.broker.refused == {Reason.ACK_UNSENT: 1}
+    assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 1}
     rest = peer.take(1 << 30)
     assert parse_frame((begun + rest)[17:31])[4] == b"a"
 
@@ -306,8 +306,8 @@ def start_at(bus: Bus, class_id: int, sequence: int) -> None:
     """As if so many messages of the class had been published and acknowledged."""
     cls = bus.broker.classes[class_id]
     cls.ring.floor = cls.ring.head = sequence
-    cls.waiting = AckWindow(floor=sequence)
-    bus.broker.check()
+    cls.backlog_window = AckWindow(floor=sequence)
+    bus.broker.check_invariants()
 
 
 @pytest.mark.parametrize("times", [1, MANY])
@@ -325,7 +325,7 @@ def test_ids_go_over_the_wrap_from_publisher_to_ack(times: int) -> None:
     assert bus.statistics(1).ring.floor == ID_COUNT + 2
     peer.say(acks((2, 3), (ID_COUNT - 1, ID_COUNT), times=times))
     assert bus.statistics(1).ring.messages == 0
-    assert bus.broker.refused == {}
+    assert bus.broker.refusal_counts == {}
 
 
 def test_the_last_id_may_be_acknowledged_as_the_original_writes_it() -> None:
@@ -345,16 +345,16 @@ def test_a_session_is_ready_once_when_there_is_something_to_send() -> None:
     bus = Bus()
     one, two = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     ids = [one.session.session_id, two.session.session_id]
-    assert bus.broker.take_ready() == ids
-    assert bus.broker.take_ready() == []
+    assert bus.broker.drain_writable() == ids
+    assert bus.broker.drain_writable() == []
     bus.peer(publish(1, b"a"), publish(1, b"b"))
-    assert bus.broker.take_ready() == ids
+    assert bus.broker.drain_writable() == ids
     assert one.hear_ids(1) == two.hear_ids(1) == [0, 1]
     two.say(ack(1, 0, 2))
     bus.tick(5)
-    assert bus.broker.take_ready() == []
+    assert bus.broker.drain_writable() == []
     bus.tick()
-    assert bus.broker.take_ready() == ids[:1]
+    assert bus.broker.drain_writable() == ids[:1]
 
 
 def test_who_said_nothing_is_overdue() -> None:
@@ -373,7 +373,7 @@ def test_closing_twice_is_closing_once() -> None:
     peer.leave()
     assert bus.broker.statistics().sessions == 0
     bus.peer(connect(9), publish(9, b"x"))
-    assert bus.broker.take_ready() == [1]
+    assert bus.broker.drain_writable() == [1]
 
 
 def test_statistics_add_up_over_subscriptions_that_are_gone() -> None:
@@ -407,4 +407,4 @@ def test_memory_goes_back_when_everything_is_acknowledged() -> None:
         peer.say(ack(class_id, 0, 500))
     bus.tick(2 * RING_IDLE_TICKS)
     assert bus.broker.statistics().memory_bytes == 0
-    assert [cls.waiting.marks_bytes for cls in bus.broker.classes.values()] == [0, 0]
+    assert [cls.backlog_window.marks_bytes for cls in bus.broker.classes.values()] == [0, 0]

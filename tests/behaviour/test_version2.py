@@ -35,7 +35,7 @@ from tests.support.oracles import build_frame, parse_frame
 
 
 def newcomer(bus: Bus) -> Peer2:
-    return Peer2(bus, bus.broker.open())
+    return Peer2(bus, bus.broker.open_session())
 
 
 # Greetings ---------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_a_greeting_that_is_none_is_answered_by_a_fatal_error(content: bytes) ->
     with pytest.raises(RemoteProtocolError) as caught:
         peer.say(build_frame(CONNECT, content=content))
     assert caught.value.reason is Reason.BAD_CONNECT
-    bus.broker.fail(peer.session, caught.value)
+    bus.broker.send_fatal_error(peer.session, caught.value)
     assert peer.session.outbox.names_feeds  # A driver sees that this peer can be told.
     [error] = peer.told()
     assert (error.content["code"], error.content["fatal"]) == ("bad_connect", True)
@@ -100,7 +100,7 @@ def test_a_later_connect_that_is_refused_changes_nothing(content: bytes, code: s
     else:
         assert (answer.kind, answer.message_id) == ("connect", 4)
     assert list(bus.broker.classes) == [1]
-    assert bus.broker.store.names == {"orders": 1}
+    assert bus.broker.store.class_id_by_name == {"orders": 1}
 
 
 def test_classes_are_named_by_id_by_name_and_by_both() -> None:
@@ -125,24 +125,28 @@ def test_buses_that_know_nothing_of_one_another_give_a_name_the_same_id() -> Non
     buses = Bus(), Bus()
     peer2(buses[0], classes=names)
     peer2(buses[1], classes=names[::-1])
-    assert buses[0].broker.store.names == buses[1].broker.store.names
+    assert buses[0].broker.store.class_id_by_name == buses[1].broker.store.class_id_by_name
 
 
 def test_an_id_that_is_taken_is_passed_over_for_the_one_below() -> None:
     bus = Bus()
     peer2(bus, classes=[id_given("ä"), id_given("ä", 1)])
     peer2(bus, classes=["ä"])
-    assert bus.broker.store.names == {"ä": id_given("ä", 2)}
+    assert bus.broker.store.class_id_by_name == {"ä": id_given("ä", 2)}
     taken = [id_given("b", n) for n in range(64)]
     peer2(bus, classes=[*taken, "b"])
-    assert bus.broker.store.names["b"] == 65535 not in taken
+    assert bus.broker.store.class_id_by_name["b"] == 65535 not in taken
 
 
 def test_many_names_are_given_ids_at_once() -> None:
     bus = Bus()
     names = [f"n{n}" for n in range(4096)]
     peer2(bus, classes=names)
-    assert len(bus.broker.store.names) == len(set(bus.broker.store.names.values())) == 4096
+    assert (
+        len(bus.broker.store.class_id_by_name)
+        == len(set(bus.broker.store.class_id_by_name.values()))
+        == 4096
+    )
 
 
 def test_heartbeats_may_come_before_the_greeting_and_nothing_else() -> None:
@@ -270,7 +274,7 @@ def test_requests_about_what_is_not_there_are_refused() -> None:
     assert peer.errors() == codes
     peer.say(ack(4, 0, 1), nack(4, 0, 1), working(4, 0, 1))
     assert peer.told() == []
-    assert bus.broker.refused[Reason.ACK_UNSUBSCRIBED] == 3
+    assert bus.broker.refusal_counts[Reason.ACK_UNSUBSCRIBED] == 3
 
 
 def test_a_session_has_no_more_subscriptions_than_allowed() -> None:

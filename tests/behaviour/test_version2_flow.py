@@ -45,10 +45,10 @@ def test_what_is_refused_with_a_delay_makes_room_at_once() -> None:
     peer2(bus, publish(1, 0, *numbered(10)))
     assert reader.ids() == [0, 1]
     reader.say(nack(5, 0, 2, 60_000))
-    assert bus.broker.take_ready()
+    assert bus.broker.drain_writable()
     assert reader.ids() == [2, 3]
     bus.broker.clock.now += 61
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert reader.ids() == []  # Nor may they come before there is room for them.
     reader.say(ack(5, 2, 3))
     assert reader.ids() == [0]
@@ -118,7 +118,7 @@ def test_what_is_not_for_a_subscription_does_not_make_it_slow(slow: str) -> None
     writer = peer2(bus, enveloped(1, 0, *contents))
     assert reader.ids() == [0, 10]
     writer.say(enveloped(1, 20, *contents[:10]))
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     if slow == "disconnect":
         assert reader.errors() == ["slow_consumer"]
         return
@@ -135,7 +135,7 @@ def test_a_subscription_that_is_cut_off_is_named_by_its_request() -> None:
     writer = peer2(bus, publish(1, 0, *numbered(4)))
     assert len(reader.got()) == 4
     writer.say(publish(1, 4, b"x"))
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     [error] = reader.told()
     assert (error.class_id, error.message_id, error.last_field) == (1, 77, SUBSCRIBE)
     assert (error.content["code"], error.content["fatal"]) == ("slow_consumer", False)
@@ -153,7 +153,7 @@ def test_what_waited_for_one_that_is_cut_off_is_dropped_unless_it_waits_for_the_
         reader, other = peer2(bus, subscribe(1, 5, **terms)), peer2(bus)
         other.say(*[subscribe(1, 6)] * others)
         peer2(bus, publish(1, 0, *numbered(6)))
-        bus.broker.take_ready()
+        bus.broker.drain_writable()
         assert reader.errors() == ["slow_consumer"]
         assert bus.statistics(1).dropped == ({Reason.SLOW_CONSUMER: 6} if others else {})
         assert peer2(bus, subscribe(1, 5)).ids() == ([] if others else list(range(6)))
@@ -164,15 +164,15 @@ def test_two_that_are_too_slow_go_while_a_publisher_waits_for_room() -> None:
     slow = [peer2(bus, subscribe(1, 5, slow="disconnect", max_pending=5)) for _ in range(2)]
     other = peer2(bus, subscribe(1, 5))
     writer = peer2(bus, publish(1, 0, *numbered(5)), publish(1, 5, *numbered(7, start=5)))
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     assert [peer.errors() for peer in slow] == [["slow_consumer"]] * 2
     heard: list[bytes] = []
     while messages := other.got():
         heard += [message.content for message in messages]
         other.say(ack(5, messages[0].message_id, messages[-1].message_id + 1))
-        bus.broker.take_ready()
+        bus.broker.drain_writable()
     assert heard == numbered(12)
-    assert not writer.session.parked
+    assert not writer.session.parked_messages
 
 
 # Acks of what was not sent -----------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_huge_ranges_cost_nothing_and_reach_what_was_sent() -> None:
     for number in (5, 6):
         reader.say(ack(number, 0, ID_COUNT))
     assert bus.statistics(1).ring.messages == 0
-    assert bus.broker.refused == {Reason.ACK_UNSENT: 6}
+    assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 6}
 
 
 # Fetch and Deliver -------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_many_fetches_at_once_take_the_memory_of_one() -> None:
     peer.say(publish(1, 0, *[b"x" * 90_000] * 15))
     peer.told()
     peer.say(b"".join(asked(FETCH, 1, n) for n in range(100)))
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     outbox, at, most = peer.session.outbox, bytearray(), 0
     while piece := outbox.peek(0):
         most = max(most, outbox.pending_bytes)
@@ -260,10 +260,10 @@ def test_those_who_begin_more_than_all_may_need_are_cut_off_before_the_next_beat
     peers = [peer2(bus) for _ in range(6)]
     for peer in peers:
         peer.say(b"1" * 400_000)
-    assert bus.broker.take_cut() == []
+    assert bus.broker.drain_closing() == []
     for peer in peers:
         peer.say(b"1" * 90_000)
-    cut = bus.broker.take_cut()
+    cut = bus.broker.drain_closing()
     assert {error.reason for _, error in cut} == {Reason.PENDING_LIMIT}
     assert {session for session, _ in cut} <= {peer.session for peer in peers}
 
@@ -368,9 +368,9 @@ def test_a_full_class_gives_up_first_what_it_merely_keeps() -> None:
     assert len(reader.ids()) == 90
     reader.say(ack(5, 0, 80))
     writer.say(publish(1, 90, *numbered(85, size=9)))
-    assert not writer.session.parked
+    assert not writer.session.parked_messages
     assert bus.statistics(1).ring.floor == 75
     writer.say(publish(1, 175, *numbered(50, size=9)))
     assert bus.statistics(1).ring.floor == 80
-    assert writer.session.parked
+    assert writer.session.parked_messages
     assert len(reader.ids()) == 90

@@ -93,9 +93,9 @@ def test_bytes_changed_anywhere_harm_nobody_else(data: st.DataObject) -> None:
         peer.take(1 << 30)
         bus.tick(2)
         bus.broker.clock.now += 10
-        bus.broker.wake_due()
+        bus.broker.run_due_wakeups()
     except RemoteProtocolError as error:
-        bus.broker.fail(peer.session, error)
+        bus.broker.send_fatal_error(peer.session, error)
         peer.take(1 << 30)
         peer.leave()
     other.take(1 << 30)
@@ -172,15 +172,15 @@ def test_bulk_is_read_in_ever_larger_pieces_and_what_costs_much_in_short_ones() 
     peer = peer2(bus)
     frame_of_100 = publish(1, 0, b"x" * 87)
     number = 0
-    while peer.session.read_bytes < RECEIVE_BYTES:
-        count = peer.session.read_bytes // len(frame_of_100) + 1
+    while peer.session.next_read_bytes < RECEIVE_BYTES:
+        count = peer.session.next_read_bytes // len(frame_of_100) + 1
         peer.say(publish(1, number, *[b"x" * 87] * count))
         number += count
     assert number < 10 * RECEIVE_BYTES / 100
     peer.say(publish(9, number, b"unknown") + publish(1, number + 1, b"x"))
-    assert peer.session.read_bytes == RECEIVE_BYTES, "a few are no matter"
+    assert peer.session.next_read_bytes == RECEIVE_BYTES, "a few are no matter"
     bad = build_frame(wire_peer_v2.ACK, class_id=5, content=b"bad")
     peer.say(bad * 1000)
-    assert peer.session.read_bytes == DENSE_READ_BYTES < TRICKLE_BYTES
+    assert peer.session.next_read_bytes == DENSE_READ_BYTES < TRICKLE_BYTES
     peer.say(bad * 10)
-    assert peer.session.read_bytes == DENSE_READ_BYTES
+    assert peer.session.next_read_bytes == DENSE_READ_BYTES

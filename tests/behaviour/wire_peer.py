@@ -98,11 +98,11 @@ class Bus:
 
     def check(self) -> None:
         if not self.trusting:
-            self.broker.check()
+            self.broker.check_invariants()
 
     def peer(self, *said: bytes) -> Peer:
         """A peer connects and says this."""
-        peer = Peer(self, self.broker.open())
+        peer = Peer(self, self.broker.open_session())
         peer.say(*said)
         return peer
 
@@ -144,7 +144,7 @@ class Peer:
         return caught.value.reason
 
     def leave(self) -> None:
-        self.bus.broker.close(self.session)
+        self.bus.broker.close_session(self.session)
         self.bus.check()
 
     def take(self, most: int) -> bytes:

@@ -168,7 +168,7 @@ class Peer2(Peer):
 
 def peer2(bus: Bus, *said: bytes, classes: Sequence[object] = (1,), **more: object) -> Peer2:
     """A peer connects, greets in version 2, hears the answer, and says this."""
-    peer = Peer2(bus, bus.broker.open())
+    peer = Peer2(bus, bus.broker.open_session())
     peer.say(hello(*classes, **more))
     (answer,) = peer.told()
     assert answer.kind == "connect", answer

@@ -30,8 +30,8 @@ async def refusing(monkeypatch: pytest.MonkeyPatch, identity: str) -> AsyncItera
 
     async with serving() as up:
         broker = up.engine.broker
-        monkeypatch.setattr(broker.answers, "identity", identity)
-        monkeypatch.setattr(broker.store.table, "ask_for_values", refuse)
+        monkeypatch.setattr(broker.connection_requests, "identity", identity)
+        monkeypatch.setattr(broker.store.class_registry, "enable_last_values", refuse)
         yield f"simplebus://{up.addresses[0]}"
 
 

@@ -110,8 +110,8 @@ async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServe
             core = bus.wire.core
             back = SubscribeRequest(durable=made.name, start="earliest", seek=True)
             inbox = core.subscribe(await bus.class_of("once"), back)
-            await bus.wire.answered(inbox.request)
-            await bus.wire.answered(core.unsubscribe(inbox, processed=False))
+            await bus.wire.answered(inbox.subscribe_request)
+            await bus.wire.answered(core.unsubscribe(inbox, is_processed=False))
 
 
 async def test_a_servers_own_headers_and_subjects_are_not_for_messages(

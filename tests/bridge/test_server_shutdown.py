@@ -51,7 +51,7 @@ async def test_who_moves_his_durable_when_the_server_begins_to_end_is_waited_for
             (session,) = [c.session for c in server.engine.connections.values()]
             inbox = end._inbox
             assert inbox is not None
-            wire.core.unsubscribe(inbox, processed=False)
+            wire.core.unsubscribe(inbox, is_processed=False)
             wire.closed(inbox)
             with trio.fail_after(30):
                 await until(lambda: not session.subscriptions)

@@ -20,7 +20,7 @@ from load.ports import free_port
 from simplebus import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.client.aio.writer import WRITE_BYTES
 from simplebus.client.reconnect import PAUSE_SECONDS_MIN
-from simplebus.core.message_class.class_ids import given_ids
+from simplebus.core.message_class.class_ids import candidate_ids
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ConnectReply
 from tests.client.bus_server import PATIENCE_SECONDS, BusServer, until
@@ -390,7 +390,9 @@ def test_a_name_that_is_in_use_is_refused_at_once(run: Run, server: BusServer) -
 
 
 BAR = next(
-    name for name in map("bar{}".format, count()) if next(given_ids(name)) == next(given_ids("foo"))
+    name
+    for name in map("bar{}".format, count())
+    if next(candidate_ids(name)) == next(candidate_ids("foo"))
 )
 """A name that gets the id which another bus gives to "foo"."""
 CONFLICT = (

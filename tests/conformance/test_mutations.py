@@ -10,12 +10,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from simplebus.client.core.publish_buffer import Publisher
-from simplebus.core.broker.acknowledge import Verdicts
+from simplebus.client.core.publish_buffer import PublishBuffer
+from simplebus.core.broker.acknowledge import AckHandler
 from simplebus.core.group.group import Group
 from simplebus.core.settings import Settings
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.testing.conformance import BusConformance, Host, memory_host
 
 
@@ -35,35 +35,35 @@ def nothing(*args: Any, **options: Any) -> None:
 
 BROKEN = {
     "acks are forgotten": (
-        (Verdicts, "ack_one"),
+        (AckHandler, "ack_range"),
         "test_leaving_a_subscription_acknowledges_the_last_message",
     ),
     "nacks are forgotten": (
-        (Subscription, "nack"),
+        (BrokerSubscription, "nack"),
         "test_a_nacked_message_comes_again_when_it_is_wanted",
     ),
     "nobody is at work": (
-        (Subscription, "working"),
+        (BrokerSubscription, "extend_ack_timeout"),
         "test_who_is_still_working_gets_more_time",
     ),
     "nothing is ever overdue": (
-        (Subscription, "tick"),
+        (BrokerSubscription, "tick"),
         "test_what_is_not_acknowledged_comes_again_marked_and_after_growing_pauses",
     ),
     "what is put off is forgotten": (
-        (Subscription, "_delay"),
+        (BrokerSubscription, "_delay_span"),
         "test_a_delayed_message_comes_when_its_time_has_come",
     ),
     "a member takes its messages with it": (
-        (Group, "leave"),
+        (Group, "remove_member"),
         "test_what_a_member_leaves_goes_to_the_others",
     ),
     "what is given up is nowhere": (
-        (Store, "bury"),
+        (Store, "dead_letter"),
         "test_what_is_given_up_lies_in_the_dead_letters_of_its_class",
     ),
     "what was under way is not sent again": (
-        (Publisher, "lost"),
+        (PublishBuffer, "connection_lost"),
         "test_a_lost_connection_is_replaced_and_nothing_is_lost_or_doubled",
     ),
 }

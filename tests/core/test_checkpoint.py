@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simplebus.core import checkpoint as keeper_module
 from simplebus.core.broker.broker import Broker
-from simplebus.core.checkpoint import Keeper
+from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import Ledger, Level
 from simplebus.core.limits import KEPT_SECONDS
 from simplebus.core.redelivery.handover import merged
@@ -52,22 +52,22 @@ def test_what_waits_singly_is_told_in_few_rows_and_rarely(
     count, few = 150, 50
     monkeypatch.setattr(keeper_module, "KEPT_POSITIONS", few)
     bus = Bus()
-    bus.broker = Broker(bus.broker.settings, ledger=Ledger(Level.MEMORY))
-    keeper = Keeper(bus.broker)
-    keeper.take()
-    assert keeper.due - bus.broker.clock.now == KEPT_SECONDS
+    bus.broker = Broker(bus.broker.settings, commit_log=Ledger(Level.MEMORY))
+    keeper = Checkpointer(bus.broker)
+    keeper.build_write_batch()
+    assert keeper.next_full_scan - bus.broker.clock.now == KEPT_SECONDS
     peer = peer2(bus)
     peer.say(subscribe(1, 1, durable="d", max_in_flight=count))
-    lot = keeper.take()
+    lot = keeper.build_write_batch()
     assert lot is not None
-    bus.broker.reach(lot.number)
+    bus.broker.mark_durable(lot.number)
     peer.say(publish(1, 0, *[b"x"] * count))
     assert len(peer.ids()) == count
     peer.say(*[nack(1, each, each + 1, 60_000) for each in range(count)])
     bus.broker.clock.now += KEPT_SECONDS
-    lot = keeper.take()
+    lot = keeper.build_write_batch()
     assert lot is not None
     (kept,) = decode(lot.changes).positions
     assert (len(kept.attempts), len(kept.pauses)) == (0, 1)
     assert kept.pauses[0][:2] == (0, count)
-    assert keeper.due - bus.broker.clock.now >= KEPT_SECONDS * count / few
+    assert keeper.next_full_scan - bus.broker.clock.now >= KEPT_SECONDS * count / few

@@ -40,7 +40,7 @@ DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
 def letters(bus: Bus, name: str = "dead.1") -> list[tuple[Envelope, bytes]]:
     """What lies there."""
     peer = peer2(bus, classes=[name])
-    class_id = bus.broker.store.names[name]
+    class_id = bus.broker.store.class_id_by_name[name]
     peer.say(asked(FETCH, class_id, 5))
     messages, _ = peer.listen()
     assert {(m.kind, m.number, m.class_id) for m in messages} <= {(ENVELOPE, 0, class_id)}
@@ -63,7 +63,7 @@ def gives_up(bus: Bus, *said: bytes, count: int, **options: object) -> Peer2:
         peer.say(nack(5, 0, count, 0))
     while not peer.session.outbox.idle:
         assert peer.ids() == []
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     return peer
 
 
@@ -170,7 +170,7 @@ def test_dead_letters_are_sent_like_any_message_and_have_none_themselves() -> No
     reader.say(nack(9, 0, 1, 0))
     assert reader.ids() == []
     assert bus.statistics(DEAD_1).dropped == {Reason.MAX_DELIVERIES: 1}
-    assert set(bus.broker.store.names) == {"dead.1"}
+    assert set(bus.broker.store.class_id_by_name) == {"dead.1"}
 
 
 def test_who_says_nothing_gives_no_dead_letter_up() -> None:
@@ -209,7 +209,7 @@ def test_who_publishes_there_is_not_made_to_wait(is_made_by_id: bool) -> None:
     peer2(bus, classes=[DEAD_1] if is_made_by_id else [])
     writer = peer2(bus, classes=[{"id": DEAD_1, "name": "dead.1"}])
     writer.say(publish(DEAD_1, 0, *numbered(200, size=5000)))
-    assert not writer.session.parked
+    assert not writer.session.parked_messages
     dead = bus.statistics(DEAD_1)
     assert dead.dropped == {Reason.DROP_OLDEST: 200 - dead.ring.messages}
     assert dead.ring.memory_bytes <= 1 << 18
@@ -220,7 +220,7 @@ def test_what_fills_all_memory_leaves_some_for_dead_letters() -> None:
     peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
     count = len(peer.ids())
     assert count < 200
-    assert peer.session.parked
+    assert peer.session.parked_messages
     peer.say(nack(5, 0, 4, "terminate"))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 4}
     assert len(letters(bus)) == 4
@@ -233,7 +233,7 @@ def test_dead_letters_do_not_hold_up_what_waits_for_memory() -> None:
     dying.got()
     dying.say(nack(5, 0, 1, 0))
     dying.got()
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     bus.tick(70)
     peer = bus.peer(connect1(1), subscribe1(1), publish1(1, *numbered(4)))
     bus.peer(publish1(1, *numbered(4, size=92_000))).leave()
@@ -273,7 +273,7 @@ def test_giving_up_very_many_takes_many_turns(options: dict[str, object]) -> Non
     peer = peer2(bus, subscribe(1, 5, max_deliveries=1, max_in_flight=count, **options))
     peer.say(publish(1, 0, *numbered(count)))
     while peer.got():
-        bus.broker.wake_due()
+        bus.broker.run_due_wakeups()
     other = peer2(bus, classes=[1, 2])
     other.say(subscribe(2, 1))
     other.listen()
@@ -285,8 +285,8 @@ def test_giving_up_very_many_takes_many_turns(options: dict[str, object]) -> Non
         turns += 1
         other.say(publish(2, turns - 1, b"x"))
         peer.session.outbox.peek(bus.broker.tick_number)
-        bus.broker.wake_due()
-        bus.broker.take_ready()
+        bus.broker.run_due_wakeups()
+        bus.broker.drain_writable()
         assert other.ids() == [turns - 1]
         assert ring.floor - floor <= 2 * DEAD_LETTERS_MAX
     assert turns >= 2

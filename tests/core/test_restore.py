@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.redelivery.ack_timer import check_once, covering
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.restore import Numbers, resolve
+from simplebus.core.restore import StoredNumbers, find_next_number
 from simplebus.core.snapshot import KeptWindow
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
@@ -19,12 +19,12 @@ RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12
 def test_a_publisher_goes_on_at_the_first_number_that_is_not_stored(
     ranges: list[tuple[int, int]], following: int
 ) -> None:
-    stored = Numbers()
+    stored = StoredNumbers()
     held = set()
     for offset, count in ranges:
-        stored.add((following + offset - 10) & MESSAGE_ID_MASK, count)
+        stored.add_range((following + offset - 10) & MESSAGE_ID_MASK, count)
         held |= set(range(offset - 10, offset - 10 + count))
-    number, ahead = resolve(following, stored)
+    number, ahead = find_next_number(following, stored)
     gone = next(n for n in range(200) if n not in held)
     assert number == (following + gone) & MESSAGE_ID_MASK
     beyond = np.arange(gone, 100)
@@ -33,8 +33,8 @@ def test_a_publisher_goes_on_at_the_first_number_that_is_not_stored(
 
 
 def test_numbers_are_added_in_rows() -> None:
-    stored = Numbers()
-    stored.add_all(np.array([5, 6, 7, 9, 2, 3]))
+    stored = StoredNumbers()
+    stored.add_array(np.array([5, 6, 7, 9, 2, 3]))
     assert np.concatenate(stored.firsts).tolist() == [5, 9, 2]
     assert np.concatenate(stored.counts).tolist() == [3, 1, 2]
 

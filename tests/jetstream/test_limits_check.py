@@ -38,7 +38,7 @@ async def test_the_longest_frame_under_the_longest_name_is_stored(tmp_path: Path
             door(options(server.url)) as up,
             simplebus.connect(address(up), name=LONGEST_NAME) as bus,
         ):
-            longest = bus.wire.core.frame_bytes - FRAME_BYTES_MIN
+            longest = bus.wire.core.accepted_frame_bytes_max - FRAME_BYTES_MIN
             assert 60_000 - 13 < longest < 65_536
             with trio.fail_after(PATIENCE_SECONDS):
                 async with bus.subscribe(1) as messages:
@@ -228,7 +228,7 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
     name = cluster.names.identity_stream
     async with door(cluster) as up:
         link = cluster_of(up).link
-        before = up.engine.broker.answers.identity
+        before = up.engine.broker.connection_requests.identity
         with trio.fail_after(PATIENCE_SECONDS):
             await link.ask(f"STREAM.DELETE.{name}")
             while (await fitted(Settings(), cluster)).identity != before:  # Another was first.

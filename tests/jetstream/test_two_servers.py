@@ -285,7 +285,7 @@ async def test_a_dead_letter_is_read_at_another_door(jetstream_server: NatsServe
         simplebus.connect(at(other)) as far,
         bus.subscribe("orders", durable="d") as messages,
     ):
-        await bus.publish(b"bad", class_id=one.engine.broker.store.names["orders"])
+        await bus.publish(b"bad", class_id=one.engine.broker.store.class_id_by_name["orders"])
         (await messages.get(PATIENCE_SECONDS)).terminate("no such customer")
         async with far.subscribe("dead.orders") as letters:
             letter = await letters.get(PATIENCE_SECONDS)
@@ -311,12 +311,12 @@ async def test_a_message_expires_when_it_is_old_whatever_the_clocks_say(
 async def test_classes_have_their_names_at_every_door(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with door(cluster) as one, door(cluster) as other:
-        one.engine.broker.store.table.name_classes([simplebus_class("orders", 12)])
-        await until(lambda: other.engine.broker.store.names.get("orders") == 12)
+        one.engine.broker.store.class_registry.declare_classes([simplebus_class("orders", 12)])
+        await until(lambda: other.engine.broker.store.class_id_by_name.get("orders") == 12)
         async with simplebus.connect(at(one)) as bus:
             await bus.publish(b"x", class_id=12)
         async with door(cluster) as late:
-            assert late.engine.broker.store.names == {"orders": 12}
+            assert late.engine.broker.store.class_id_by_name == {"orders": 12}
 
 
 def simplebus_class(name: str, class_id: int) -> object:
@@ -330,7 +330,7 @@ async def test_nats_clients_publish_and_acknowledge_at_a_door(
 ) -> None:
     cluster = options(jetstream_server.url)
     async with door(cluster, nats_port=0) as one, door(cluster) as other:
-        one.engine.broker.store.table.bind("orders.>", 5)
+        one.engine.broker.store.class_registry.bind_subject("orders.>", 5)
         peer = await greeted(one, headers=True)
         await peer.send(b"PUB orders.eu 5\r\nhello\r\n")
         async with simplebus.connect(at(other)) as bus, bus.subscribe(5, durable="d") as messages:

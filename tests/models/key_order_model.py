@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.broker.subscription_manager import Answers
+from simplebus.core.broker.subscription_manager import ConnectionRequests
 from simplebus.core.channel.pattern import matches
-from simplebus.core.checkpoint import Keeper
+from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import Ledger
-from simplebus.core.group.key_ordered_group import KeyGroup
+from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.limits import Limits
-from simplebus.core.message_class.purge import purge
+from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.core.redelivery.ack_timer import covering
 from simplebus.core.settings import FullPolicy
@@ -95,9 +95,9 @@ class World:
         return self.bus.broker.clock.now
 
     @property
-    def group(self) -> KeyGroup:
+    def group(self) -> KeyOrderedGroup:
         (group,) = self.bus.broker.classes[1].groups
-        assert isinstance(group, KeyGroup)
+        assert isinstance(group, KeyOrderedGroup)
         return group
 
     # What happens --------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class World:
         self.look()
 
     def listen(self, member: Peer2) -> None:
-        self.bus.broker.wake_due()
+        self.bus.broker.run_due_wakeups()
         self.heard(member, member.got())
         self.look()
 
@@ -168,14 +168,14 @@ class World:
         for message in self.messages[first:last]:
             message.is_purged = True
         cls = self.bus.broker.classes[1]
-        purge(cls, first, last, None)
-        self.bus.broker.store.release(cls)
+        purge_messages(cls, first, last, None)
+        self.bus.broker.store.trim_class(cls)
         self.bus.check()
         self.look()
 
     def pass_time(self, seconds: float) -> None:
         self.bus.broker.clock.now += seconds
-        self.bus.broker.wake_due()
+        self.bus.broker.run_due_wakeups()
         self.look()
 
     def tick(self, times: int) -> None:
@@ -193,14 +193,16 @@ class World:
         for member in list(self.members):
             self.leave(member)
         broker, former = self.bus.broker, self.group
-        keeper = Keeper(Broker(broker.settings, ledger=Ledger()))
+        keeper = Checkpointer(Broker(broker.settings, commit_log=Ledger()))
         keeper._broker = broker
-        cls, kept = broker.classes[1], keeper._position(former)
+        cls, kept = broker.classes[1], keeper._snapshot_position(former)
         window = kept.window.window(floor=cls.ring.floor, head=cls.ring.head)
         spans = covering(window.floor, window.cursor, kept.attempts, otherwise=1)
-        answers: Answers = broker.answers
-        assert answers.restore(cls, kept, former.terms, window, spans) is not None
-        answers.end(former)
+        answers: ConnectionRequests = broker.connection_requests
+        assert (
+            answers.restore_position(cls, kept, former.delivery_policy, window, spans) is not None
+        )
+        answers.end_position(former)
         self.bus.check()
         self.join()
 
@@ -211,7 +213,7 @@ class World:
 
     def _holds(self, member: Peer2, sequence: int) -> bool:
         held = member.session.subscriptions.get(5)
-        return held is not None and held.holds(sequence, sequence + 1, 0)  # type: ignore[union-attr]
+        return held is not None and held.has_in_flight(sequence, sequence + 1, 0)  # type: ignore[union-attr]
 
     def _was_sent(self, member: Peer2, message: Message, attempt: int) -> None:
         assert member in self.members

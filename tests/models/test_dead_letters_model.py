@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.envelope_batch import decode
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.behaviour.wire_peer import Bus, ack, connect
 from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
@@ -69,8 +69,8 @@ class World:
 
     def go_on(self, decisions: list[str]) -> None:
         """Everybody hears what there is, and decides."""
-        self.bus.broker.check()
-        self.bus.broker.wake_due()  # A group goes on giving up in another turn.
+        self.bus.broker.check_invariants()
+        self.bus.broker.run_due_wakeups()  # A group goes on giving up in another turn.
         for message in self.old.hear():
             self.old.say(ack(1, message.message_id, message.message_id + 1))
             self.old_acked.add(message.message_id)
@@ -96,7 +96,7 @@ class World:
     def settle(self) -> None:
         for _ in range(200):
             self.go_on(["again"])
-            self.bus.broker.take_ready()
+            self.bus.broker.drain_writable()
             if not len(self.bus.broker.classes[1].ring):
                 return
         raise AssertionError("never given up")
@@ -150,12 +150,12 @@ def run(steps: list[tuple[list[bytes], list[str], bool]]) -> None:
 
 
 def test_the_model_notices_what_is_given_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_up = Subscription._give_up
+    give_up = BrokerSubscription._give_up_ranges
 
-    def twice(self: Subscription, *arguments: object) -> None:
-        self._bury(*arguments)  # type: ignore[arg-type]
+    def twice(self: BrokerSubscription, *arguments: object) -> None:
+        self._dead_letter(*arguments)  # type: ignore[arg-type]
         give_up(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Subscription, "_give_up", twice)
+    monkeypatch.setattr(BrokerSubscription, "_give_up_ranges", twice)
     with pytest.raises(AssertionError):
         settings(max_examples=50, phases=[Phase.generate], database=None)(given(steps)(run))()

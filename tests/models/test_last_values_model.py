@@ -192,7 +192,7 @@ def test_a_full_class_has_only_last_values_and_counts_those_that_it_has_not(
     bus = Bus(Settings(limits=Limits(class_messages=9), full_policy=policy))
     writer, reader = Writer(bus), peer2(bus, subscribe(1, 4))
     for what, *how in life:
-        if what == "publish" and not writer.peer.session.parked:
+        if what == "publish" and not writer.peer.session.parked_messages:
             channel, size, is_timed = how
             text = b"%d." % writer.number * int(str(size))
             before = dict(writer.values)
@@ -208,7 +208,7 @@ def test_a_full_class_has_only_last_values_and_counts_those_that_it_has_not(
             bus.tick()
     while got := [each.message_id for each in reader.got()]:
         reader.say(ack(4, min(got), max(got) + 1))
-    assert not writer.peer.session.parked
+    assert not writer.peer.session.parked_messages
     late, dropped = glance(bus), bus.statistics(1).dropped
     assert len(set(late)) == len(late)
     assert set(late) <= writer.alive()

@@ -18,9 +18,9 @@ from simplebus.core.redelivery.ack_timer import Span, Wheel
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.session import Session
-from simplebus.core.store.publish_queue import Room
+from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.models.test_version1_model import BlockMachine
 
 Patch = pytest.MonkeyPatch
@@ -44,7 +44,7 @@ def loses_a_message(patch: Patch) -> None:
 
 
 def loses_what_waits_for_room(patch: Patch) -> None:
-    patch.setattr(Room, "park", lambda self, session, cls, batch: None)
+    patch.setattr(PublishQueue, "enqueue", lambda self, session, cls, batch: None)
 
 
 def sends_an_acknowledged_one_again(patch: Patch) -> None:
@@ -70,24 +70,26 @@ def numbers_wrongly(patch: Patch) -> None:
 
 
 def stores_in_another_order(patch: Patch) -> None:
-    def park(self: Room, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
-        if not session.parked:
-            self._wait(session, cls)
-            session.parked.append((cls.class_id, batch.copy()))
+    def park(self: PublishQueue, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
+        if not session.parked_messages:
+            self._start_waiting(session, cls)
+            session.parked_messages.append((cls.class_id, batch.copy()))
         else:
-            session.parked.insert(1, (cls.class_id, batch.copy()))
+            session.parked_messages.insert(1, (cls.class_id, batch.copy()))
         session.parked_bytes += batch.data.size
 
-    patch.setattr(Room, "park", park)
+    patch.setattr(PublishQueue, "enqueue", park)
 
 
 def never_waits_longer(patch: Patch) -> None:
-    expect = Subscription._expect
+    expect = BrokerSubscription._start_ack_timeout
 
-    def expect_soon(self: Subscription, first: int, last: int, attempts: int, tick: int) -> None:
+    def expect_soon(
+        self: BrokerSubscription, first: int, last: int, attempts: int, tick: int
+    ) -> None:
         expect(self, first, last, 1, tick)
 
-    patch.setattr(Subscription, "_expect", expect_soon)
+    patch.setattr(BrokerSubscription, "_start_ack_timeout", expect_soon)
 
 
 def forgets_what_is_overdue(patch: Patch) -> None:
@@ -102,11 +104,11 @@ def forgets_what_is_overdue(patch: Patch) -> None:
 
 def tells_one_subscriber_only(patch: Patch) -> None:
     def wake(self: Store, cls: MessageClass) -> None:
-        for subscription in list(cls.listening)[:1]:
+        for subscription in list(cls.connected_positions)[:1]:
             subscription.outbox.wake(subscription)
-            self._ready(subscription.outbox)
+            self._mark_ready(subscription.outbox)
 
-    patch.setattr(Store, "wake", wake)
+    patch.setattr(Store, "notify_subscribers", wake)
 
 
 def keeps_the_first_timer_index(patch: Patch) -> None:

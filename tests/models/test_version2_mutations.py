@@ -12,9 +12,9 @@ import pytest
 from hypothesis import Phase, seed, settings
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from simplebus.core.broker.subscription_manager import Answers
+from simplebus.core.broker.subscription_manager import ConnectionRequests
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.group.group import Group, Member
+from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.producer_state import Claim, Publishers
 from simplebus.core.protocol.frames import Flags, Integers
@@ -23,11 +23,11 @@ from simplebus.core.redelivery.ack_timer import Span, Wheel
 from simplebus.core.redelivery.delivery_policy import Terms
 from simplebus.core.redelivery.failure_reasons import LastErrors
 from simplebus.core.ring.ring import Ring
-from simplebus.core.session.version2 import Version2
+from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.subscription import selection
-from simplebus.core.subscription.channel_filter import Wanted
-from simplebus.core.subscription.selection import Picked
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.channel_filter import ChannelFilter
+from simplebus.core.subscription.selection import MessageSelection
+from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.models.test_version2_model import Version2Machine, class_ids
 
 Patch = pytest.MonkeyPatch
@@ -63,84 +63,88 @@ class TrustingMachine(Version2Machine):
 
 
 def stores_what_was_stored_before(patch: Patch) -> None:
-    sort_out = Version2._sort_out
+    sort_out = Version2Decoder._select_fresh
 
-    def all_fresh(self: Version2, numbers: Integers) -> tuple[Flags, RemoteProtocolError | None]:
+    def all_fresh(
+        self: Version2Decoder, numbers: Integers
+    ) -> tuple[Flags, RemoteProtocolError | None]:
         fresh, gap = sort_out(self, numbers)
         return np.ones_like(fresh), gap
 
-    patch.setattr(Version2, "_sort_out", all_fresh)
+    patch.setattr(Version2Decoder, "_select_fresh", all_fresh)
 
 
 def confirms_what_waits_for_room(patch: Patch) -> None:
-    patch.setattr(Version2, "stored", property(lambda self: self.next))
+    patch.setattr(Version2Decoder, "stored_before", property(lambda self: self.next_number))
 
 
 def acknowledges_what_was_not_sent(patch: Patch) -> None:
-    def ack(self: Subscription, first: int, last: int) -> None:
-        self._unsent.remove(first, last)
-        self._resend.remove(first, last)
+    def ack(self: BrokerSubscription, first: int, last: int) -> None:
+        self._unsent_sequences.remove(first, last)
+        self._resend_sequences.remove(first, last)
         self.window.ack_range(first, last)
 
-    patch.setattr(Subscription, "ack", ack)
+    patch.setattr(BrokerSubscription, "ack", ack)
 
 
 def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
-    pick = selection.pick
+    pick = selection.select_messages
 
-    def pick_late(ring: Ring, first: int, last: int, wanted: Wanted | None, now: float) -> Picked:
+    def pick_late(
+        ring: Ring, first: int, last: int, wanted: ChannelFilter | None, now: float
+    ) -> MessageSelection:
         return pick(ring, first, last, wanted, now + 0.6)
 
-    patch.setattr(selection, "pick", pick_late)
+    patch.setattr(selection, "select_messages", pick_late)
 
 
 def lets_every_member_decide(patch: Patch) -> None:
-    lose = Member.lose
+    lose = GroupMember.remove_in_flight
 
-    def lose_all(self: Member, first: int, last: int, attempt: int = 0) -> list[Span]:
+    def lose_all(self: GroupMember, first: int, last: int, attempt: int = 0) -> list[Span]:
         return [span for each in self.group.members for span in lose(each, first, last, attempt)]
 
-    leave = Group.leave
+    leave = Group.remove_member
 
-    def leave_for_all(self: Group, member: Member) -> None:
-        self._again += member.lose(0, self.window.cursor)
+    def leave_for_all(self: Group, member: GroupMember) -> None:
+        self._redelivery_queue += member.remove_in_flight(0, self.window.cursor)
         leave(self, member)
 
-    patch.setattr(Member, "lose", lose_all)
-    patch.setattr(Group, "leave", leave_for_all)
+    patch.setattr(GroupMember, "remove_in_flight", lose_all)
+    patch.setattr(Group, "remove_member", leave_for_all)
 
 
 def forgets_what_a_member_was_handed(patch: Patch) -> None:
-    give_back = Member.give_back
+    give_back = GroupMember.pop_unsent
 
-    def keep_nothing(self: Member) -> list[Span]:
+    def keep_nothing(self: GroupMember) -> list[Span]:
         return give_back(self)[:0]
 
-    patch.setattr(Member, "give_back", keep_nothing)
+    patch.setattr(GroupMember, "pop_unsent", keep_nothing)
 
 
 def forgets_what_a_durable_had_in_flight(patch: Patch) -> None:
-    detach = Subscription.detach
+    detach = BrokerSubscription.detach
 
-    def lose(self: Subscription) -> None:
-        self._wheel.clear()
+    def lose(self: BrokerSubscription) -> None:
+        self._ack_timer.clear()
         detach(self)
 
-    patch.setattr(Subscription, "detach", lose)
+    patch.setattr(BrokerSubscription, "detach", lose)
 
 
 def forgets_a_durable_that_was_used_lately(patch: Patch) -> None:
-    leave_alone = Answers._leave_alone
+    leave_alone = ConnectionRequests._mark_if_unattended
 
-    def leave_long_ago(self: Answers, position: Subscription) -> None:
+    def leave_long_ago(self: ConnectionRequests, position: BrokerSubscription) -> None:
         leave_alone(self, position)
-        self._idle.update({position: 0.0} if position in self._idle else {})
+        self._idle_since.update({position: 0.0} if position in self._idle_since else {})
 
-    patch.setattr(Answers, "_leave_alone", leave_long_ago)
+    patch.setattr(ConnectionRequests, "_mark_if_unattended", leave_long_ago)
 
 
 def leaves_what_it_kept_to_the_next_one(patch: Patch) -> None:
-    patch.setattr(Subscription, "let_go", lambda self, reason: None)
+    patch.setattr(BrokerSubscription, "drop_all", lambda self, reason: None)
 
 
 def refuses_more_than_it_is_told(patch: Patch) -> None:
@@ -153,12 +157,14 @@ def forgets_to_pause(patch: Patch) -> None:
 
 
 def sends_without_end(patch: Patch) -> None:
-    set_terms = Answers._set_terms
+    set_terms = ConnectionRequests._set_delivery_policy
 
-    def endless(self: Answers, cls: MessageClass, position: Subscription, terms: Terms) -> None:
+    def endless(
+        self: ConnectionRequests, cls: MessageClass, position: BrokerSubscription, terms: Terms
+    ) -> None:
         set_terms(self, cls, position, replace(terms, deliveries_max=0))
 
-    patch.setattr(Answers, "_set_terms", endless)
+    patch.setattr(ConnectionRequests, "_set_delivery_policy", endless)
 
 
 def forgets_what_was_said(patch: Patch) -> None:
@@ -166,8 +172,8 @@ def forgets_what_was_said(patch: Patch) -> None:
 
 
 def sends_more_than_may_be_in_flight(patch: Patch) -> None:
-    room = Subscription._room
-    patch.setattr(Subscription, "_room", lambda self: room(self) + 1)
+    room = BrokerSubscription._in_flight_room
+    patch.setattr(BrokerSubscription, "_in_flight_room", lambda self: room(self) + 1)
 
 
 def takes_another_program_s_numbers_for_its_own(patch: Patch) -> None:

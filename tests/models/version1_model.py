@@ -312,7 +312,7 @@ class World:
         if first:
             # As if so many had been there before. Early subscribers are already there.
             cls.ring.floor = cls.ring.head = first
-            cls.waiting.skip_to(first)
+            cls.backlog_window.skip_to(first)
             for subscription in cls.subscriptions:
                 subscription.window.skip_to(first)
         self.kinds[class_id] = Kind(floor=first, head=first, cursor=first)
@@ -445,7 +445,7 @@ class World:
             assert len(first) == 1, "stored what nobody has waiting in front"
             kind.payloads[kind.head] = first[0].popleft()
             kind.head += 1
-        lost = [talker for talker in self.gone if not talker.peer.session.parked]
+        lost = [talker for talker in self.gone if not talker.peer.session.parked_messages]
         assert dropped.total() == sum(len(talker.unstored.pop(class_id, ())) for talker in lost)
         assert set(dropped) <= {Reason.UNDELIVERED_AT_CLOSE}
 
@@ -526,11 +526,11 @@ class World:
     def check_that_drivers_know(self) -> None:
         """Whoever has something to send was named, and whoever may be read from again."""
         ids = {talker.session_id for talker in self.talkers}
-        self.woken.update(self.broker.take_ready())
+        self.woken.update(self.broker.drain_writable())
         assert self.woken <= ids
         for talker in self.talkers:
             assert talker.peer.session.outbox.idle or talker.session_id in self.woken
-        unblocked = {session.session_id for session in self.broker.take_unblocked()}
+        unblocked = {session.session_id for session in self.broker.drain_resumed()}
         blocked = {talker.session_id for talker in self.talkers if talker.waits}
         assert not unblocked & blocked
         assert self.blocked & ids - blocked <= unblocked <= ids

@@ -88,17 +88,19 @@ class World:
         for class_id in CLASSES:
             self.begin(class_id, first_sequence)
         for author in self.authors:
-            claim = self.broker.answers.publishers.claim(author.name, author.name, 999)
+            claim = self.broker.connection_requests.producer_states.claim(
+                author.name, author.name, 999
+            )
             publisher = claim.publisher
             publisher.next = first_number
-            self.broker.answers.publishers.leave(publisher, self.now)
+            self.broker.connection_requests.producer_states.leave(publisher, self.now)
 
     def begin(self, class_id: int, first: int) -> None:
         """As if so many had been there before; and watch what is stored from now on."""
         cls = self.broker.classes[class_id]
         ring: Ring = cls.ring
         ring.floor = ring.head = first
-        cls.waiting.skip_to(first)
+        cls.backlog_window.skip_to(first)
         append, append_one = ring.append, ring.append_one
 
         def watched(*arguments: object) -> int:
@@ -170,7 +172,7 @@ class World:
         known = {"unconfirmed": author.confirmed % ID_COUNT} if author.is_displaced else {}
         talker.peer.say(hello(*CLASSES, name=author.name, instance=author.name, **known))
         if former is not None:  # It was taken over from.
-            assert self.broker.take_cut()[0][0] is former.peer.session
+            assert self.broker.drain_closing()[0][0] is former.peer.session
             self.gone(former)
         [reply] = [said for said in talker.peer.told() if said.kind == "connect"]
         if author.is_displaced:
@@ -187,7 +189,7 @@ class World:
     def displace(self, author: Author, count: int) -> None:
         """Another program has the name for a while, and uses so many numbers."""
         if author.talker is None:
-            peer = Peer2(self.bus, self.broker.open())
+            peer = Peer2(self.bus, self.broker.open_session())
             peer.say(hello(name=author.name, instance="another"))
             [reply] = peer.told()
             first = reply.content["next"]
@@ -217,7 +219,7 @@ class World:
     # Coming and going ----------------------------------------------------------------------------
 
     def open(self, *, greet: bool = True) -> Talker:
-        talker = Talker(Peer2(self.bus, self.broker.open()))
+        talker = Talker(Peer2(self.bus, self.broker.open_session()))
         if greet:
             talker.peer.say(hello(*CLASSES))
             talker.peer.told()
@@ -314,7 +316,7 @@ class World:
 
     def leave_behind(self, class_id: int, expected: set[int]) -> set[int]:
         """Nobody is there any more: this waits. Returns what does."""
-        waiting, stored = self.broker.classes[class_id].waiting, self.stored[class_id]
+        waiting, stored = self.broker.classes[class_id].backlog_window, self.stored[class_id]
         ranges = waiting.unacked(waiting.floor, waiting.cursor)
         left = {s for a, b in ranges for s in range(a, b)}
         left |= {s for s in stored if s >= waiting.cursor}
@@ -520,7 +522,7 @@ class World:
         """What was terminated lies there, with what was said of it."""
         found = []
         for class_id in CLASSES:
-            dead = self.broker.store.names.get(f"dead.{class_id}")
+            dead = self.broker.store.class_id_by_name.get(f"dead.{class_id}")
             ring = self.broker.classes[dead].ring if dead is not None else None
             for at in range(ring.floor, ring.head) if ring is not None else ():
                 headers = dict(decode(parse_frame(ring.frame(at))[4])[0].headers)
@@ -529,7 +531,7 @@ class World:
                         (headers["dead-class"], headers["dead-sequence"], headers.get("dead-error"))
                     )
         assert not set(self.dead) - set(found), "terminated, and no dead letter"
-        self.broker.store.errors.check()
+        self.broker.store.failure_reasons.check()
 
     def working(self, talker: Talker, number: int) -> None:
         position, mine = self.held(talker, number)
@@ -558,15 +560,15 @@ class World:
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.broker.clock.now = self.now
-        if self.broker.due <= self.now:
-            self.broker.wake_due()
+        if self.broker.next_wakeup <= self.now:
+            self.broker.run_due_wakeups()
         self.look()
 
     def look(self) -> None:
         """Do what a driver does after everything, and have the bus check itself."""
-        while self.broker.take_ready():
+        while self.broker.drain_writable():
             pass
-        self.broker.take_unblocked()
+        self.broker.drain_resumed()
         self.bus.check()
 
     # The end -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.broker.inquire_positions import ExplainingPositions
+from simplebus.core.broker.inquire_positions import PositionReporter
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
@@ -39,14 +39,14 @@ class Bus:
         self.buffer = ReceiveBuffer()
 
     def peer(self, *class_ids: int) -> Session:
-        session = self.broker.open()
+        session = self.broker.open_session()
         self.say(session, frames.encode(frames.CONNECT, content=str(list(class_ids)).encode()))
         return session
 
     def say(self, session: Session, data: bytes) -> None:
         self.buffer.space[: len(data)] = data
         self.broker.receive(session, self.buffer, len(data))
-        while self.broker.take_ready():
+        while self.broker.drain_writable():
             for each in self.broker.sessions.values():
                 while piece := each.outbox.peek(0):
                     each.outbox.sent(len(piece), 0)
@@ -136,7 +136,7 @@ def test_who_is_furthest_behind_is_shown_with_what_it_waits_for(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiters, "POSITIONS_MAX", 1)
-    explaining = ExplainingPositions(bus.broker.store, bus.broker.sessions)
+    explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
     (table, notes), _ = done(waiters.positions(bus.broker, explaining))
     assert table.left_out == 1
     (row,) = table.rows
@@ -148,7 +148,7 @@ def test_who_is_furthest_behind_is_shown_with_what_it_waits_for(
 
 
 def test_sessions_are_shown_with_what_is_kept_for_them(bus: Bus) -> None:
-    explaining = ExplainingPositions(bus.broker.store, bus.broker.sessions)
+    explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
     (table, notes), _ = done(waiters.sessions(bus.broker, explaining))
     assert [row[0] for row in table.rows] == ["0", "1", "2"]
     assert {row[3] for row in table.rows} == {"version 1"}

@@ -102,7 +102,7 @@ async def test_an_offender_is_cut_off_with_a_reason(
         (line,) = [r.getMessage() for r in caplog.records if str(reason) in r.getMessage()]
         assert "127.0.0.1:" in line
         await until(lambda: len(server.engine.connections) == 2)
-        server.engine.broker.check()
+        server.engine.broker.check_invariants()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_a_meaningless_ack_is_counted_and_harms_nobody(data: bytes, reason
         await confused.send(subscribe())
         await until(lambda: len(class_statistics(server).subscriptions) == 2)
         await confused.send(data)
-        await until(lambda: server.engine.broker.refused[reason] == 1)
+        await until(lambda: server.engine.broker.refusal_counts[reason] == 1)
         await exchange()
         assert await confused.messages(1)
         await confused.stream.aclose()

@@ -138,7 +138,7 @@ async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, message(bytes(1000)) * 1500)
             await until(lambda: class_statistics(server).blocked_sessions == 1)
-            server.engine.broker.check()
+            server.engine.broker.check_invariants()
             subscriber = await connect(server, [1])
             await subscriber.send(subscribe())
             for at in range(1500):
@@ -219,4 +219,4 @@ async def test_subscriptions_to_classes_never_named_are_limited_and_forgotten() 
         assert await greedy.hung_up()
         await modest.stream.aclose()
         await until(lambda: not server.engine.connections)
-        assert not server.engine.broker.answers._early
+        assert not server.engine.broker.connection_requests._early_subscribers

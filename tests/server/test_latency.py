@@ -63,7 +63,7 @@ async def test_nothing_is_measured_where_nobody_wants_to_know() -> None:
         await peer.messages(1)
         await peer.send(ack(0, 1))
         await until(lambda: server.engine.broker.classes[1].statistics().acknowledged == 1)
-        assert server.engine.broker.classes[1].acknowledged_after is None
+        assert server.engine.broker.classes[1].ack_latency is None
 
 
 async def test_the_loop_is_late_when_somebody_holds_it_up(

@@ -70,14 +70,14 @@ async def test_memory_of_all_classes_may_grow_and_shrink() -> None:
     small = Settings(Limits(total_bytes=1 << 20, class_bytes=1 << 20, frame_bytes=1 << 16))
     large = replace(small, limits=replace(small.limits, total_bytes=1 << 24, class_bytes=1 << 24))
     async with serving(small) as server, trio.open_nursery() as nursery:
-        table = server.engine.broker.store.table
+        table = server.engine.broker.store.class_registry
         publisher = await connect(server, [1])
         nursery.start_soon(publisher.send, message(bytes(60_000)) * 40)
         await until(lambda: class_statistics(server).blocked_sessions == 1)
         now(server, large)
         await until(lambda: class_statistics(server).published == 40)
         now(server, small)
-        assert (table.budget.limit, table.dead_budget.limit) == (1 << 20, 1 << 18)
+        assert (table.budget.limit, table.dead_letter_budget.limit) == (1 << 20, 1 << 18)
         assert table.budget.aside == (1 << 20) // 8
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
@@ -92,9 +92,9 @@ async def test_a_class_obeys_other_settings_of_its_own() -> None:
         own = ClassSettings(keep=Keep(messages=5), full_policy=FullPolicy.DROP_OLDEST)
         now(server, replace(BEFORE, classes={1: own}))
         cls = server.engine.broker.classes[1]
-        assert (cls.policy, cls.ring.messages_max) == (FullPolicy.DROP_OLDEST, 100)
+        assert (cls.full_policy, cls.ring.messages_max) == (FullPolicy.DROP_OLDEST, 100)
         now(server, BEFORE)
-        assert cls.policy is FullPolicy.BLOCK
+        assert cls.full_policy is FullPolicy.BLOCK
 
 
 async def test_what_peers_were_told_and_the_beat_stay_as_they_were() -> None:
@@ -105,7 +105,7 @@ async def test_what_peers_were_told_and_the_beat_stay_as_they_were() -> None:
         assert broker.settings.limits.frame_bytes == BEFORE.limits.frame_bytes
         assert broker.settings.limits.credit_bytes == BEFORE.limits.credit_bytes
         assert (broker.settings.ack_timeout, broker.settings.tick_seconds) == (6, 1.0)
-        assert broker.settings is broker.store.settings is broker.store.table.settings
+        assert broker.settings is broker.store.settings is broker.store.class_registry.settings
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ async def test_subjects_are_bound_and_are_not_any_more() -> None:
     second = [NamedClass(name="orders", subjects=["shops.>"])]
     async with serving(BEFORE, nats_port=0, classes=tuple(first)) as server:
         broker = server.engine.broker
-        class_id = broker.store.names["orders"]
-        broker.store.bound.bind(class_id, "by.a.client")
+        class_id = broker.store.class_id_by_name["orders"]
+        broker.store.subject_bindings.bind(class_id, "by.a.client")
         now(server, classes=second, classes_before=first)
-        assert broker.store.bound.subjects(class_id) == ("by.a.client", "shops.>")
+        assert broker.store.subject_bindings.subjects_of(class_id) == ("by.a.client", "shops.>")
         now(server, classes=[], classes_before=second)
-        assert broker.store.bound.subjects(class_id) == ("by.a.client",)
+        assert broker.store.subject_bindings.subjects_of(class_id) == ("by.a.client",)
 
 
 async def test_clients_of_nats_stay_unless_their_user_is_not_as_it_was() -> None:

@@ -88,7 +88,7 @@ async def test_who_is_wrong_hears_one_sentence(shown: dict[str, str]) -> None:
             async with simplebus.connect(server.addresses[0], **shown):  # type: ignore[arg-type]
                 pass
         assert "the user and the password, or the token, are not those" in str(caught.value)
-        assert server.engine.broker.refused == {Reason.UNAUTHORIZED: 1}
+        assert server.engine.broker.refusal_counts == {Reason.UNAUTHORIZED: 1}
         assert server.engine.cut_off == {Reason.UNAUTHORIZED: 1}
 
 
@@ -146,7 +146,7 @@ async def test_what_may_not_be_published_is_refused_and_the_rest_is_stored() -> 
                 await bus.publish(b"x", class_id=class_id)
         got = [(await messages.get(timeout=60)).channel for _ in range(2)]
         assert got == ["eu.paid", "eu.paid.late"]
-        assert server.engine.broker.refused[Reason.UNAUTHORIZED] == 6
+        assert server.engine.broker.refusal_counts[Reason.UNAUTHORIZED] == 6
 
 
 async def test_a_run_of_mixed_channels_is_sorted_out() -> None:
@@ -164,7 +164,7 @@ async def test_a_run_of_mixed_channels_is_sorted_out() -> None:
         expected = [n for n, channel in enumerate(channels) if channel in ("eu.a", "eu.c")]
         got = [int((await messages.get(timeout=60)).payload) for _ in expected]
         assert got == expected
-        assert server.engine.broker.refused[Reason.UNAUTHORIZED] == 1200
+        assert server.engine.broker.refusal_counts[Reason.UNAUTHORIZED] == 1200
 
 
 async def test_a_subscription_is_sent_what_may_be_seen() -> None:
@@ -318,9 +318,9 @@ async def test_who_has_said_it_waits_as_long_as_it_takes(monkeypatch: pytest.Mon
         (session,) = server.engine.broker.sessions.values()
         front = server.nats_door.front
         (other,) = front.sessions.values()
-        await until(lambda: asked and session.is_judged and other.is_judged)
+        await until(lambda: asked and session.is_authenticating and other.is_authenticating)
         for _ in range(1000):
-            assert session.tick(Limits(), 1.0, holds_back=False) is None
+            assert session.tick(Limits(), 1.0, is_blocking_publishers=False) is None
         front.now += 1000
         front.tick()
         goes_on.set()

@@ -93,7 +93,7 @@ class Turns(Losses):
         dead = self.dead.get((place.class_id, place.durable or place.key[1]), set())
         done = place.ever_acked | dead
         cls = self.broker.classes[place.class_id]
-        lowest = max(place.since, cls.first)
+        lowest = max(place.since, cls.first_sequence)
         for former in range(lowest, sequence if key else 0):
             if former not in done and log[former] and not self.is_gone(place, former):
                 what = what_of(log[former])
@@ -108,7 +108,7 @@ class Turns(Losses):
         most = talk.limits.get(number)
         if most is None or most > 1000:
             return
-        tick, first = self.broker.tick_number, self.broker.classes[place.class_id].first
+        tick, first = self.broker.tick_number, self.broker.classes[place.class_id].first_sequence
         held = sum(
             1
             for sequence, sent in talk.sent[number].items()

@@ -13,7 +13,7 @@ from typing import Any
 
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.support.oracles import parse_frame
 
 _TOKEN = re.compile(rb"\{([a-z0-9]+)\.(\d+)\.([a-z]*)\}")
@@ -153,7 +153,7 @@ def content_of(cls: MessageClass, sequence: int) -> bytes:
     return parse_frame(bytes(cls.ring.frame(sequence)))[4]
 
 
-def pending_of(position: Subscription, head: int) -> set[int]:
+def pending_of(position: BrokerSubscription, head: int) -> set[int]:
     """What a position has to be sent, or to have acknowledged."""
     window = position.window
     pending = set(range(window.cursor, head))

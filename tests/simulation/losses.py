@@ -47,10 +47,10 @@ class Losses(Outliving):
     def _end(self, broker: Broker, how: str) -> None:
         self.account(broker)
         for class_id, cls in broker.classes.items():
-            for reason, count in cls.lost().items():
+            for reason, count in cls.count_lost().items():
                 key = class_id, reason
                 self._totals[key] = self._totals.get(key, 0) + count
-        ledger = broker.ledger
+        ledger = broker.commit_log
         if ledger is not None and how == "stopped":
             reached = float("inf")
         else:
@@ -106,12 +106,16 @@ class Losses(Outliving):
         lost: dict[int, set[int]] = {}
         for (class_id, key), place in self.places.items():
             cls = broker.classes.get(class_id)
-            position = cls.named.get(MessageClass.key(*key)) if cls is not None else None
+            position = (
+                cls.named_positions.get(MessageClass.position_key(*key))
+                if cls is not None
+                else None
+            )
             if cls is None or position is None:
                 continue
             passed = self._passed(place, position.window.floor)
             self.demand(
-                not passed or cls.policy is FullPolicy.DROP_OLDEST,
+                not passed or cls.full_policy is FullPolicy.DROP_OLDEST,
                 "nothing is passed over",
                 f"{key} of class {class_id}: {sorted(passed)[:5]}",
             )
@@ -135,7 +139,7 @@ class Losses(Outliving):
 
     def _counted(self, broker: Broker, class_id: int, reason: Reason) -> int:
         cls = broker.classes.get(class_id)
-        now = cls.lost()[reason] if cls is not None else 0
+        now = cls.count_lost()[reason] if cls is not None else 0
         return self._totals.get((class_id, reason), 0) + now
 
     def _passed(self, place: Place, floor: int) -> set[int]:
@@ -155,7 +159,7 @@ class Losses(Outliving):
     # Refused -------------------------------------------------------------------------------------
 
     def _was_refused(self, talk: Talk, class_id: int, numbers: range, code: str) -> None:
-        ledger = self.broker.ledger
+        ledger = self.broker.commit_log
         for number in numbers:
             self.refused_tokens.add(self.numbers[talk.who, number])
             if code == Reason.DROP_NEWEST:
@@ -195,7 +199,7 @@ class Losses(Outliving):
     def _purge_told(self, talk: Talk) -> None:
         class_id, sequences = talk.purges.popleft()
         self.count("purged", len(sequences))
-        ledger = self.broker.ledger
+        ledger = self.broker.commit_log
         for sequence in sequences:
             self._forbidden[class_id, sequence] = ledger.mark if ledger is not None else 0
         for other in self.talks.values():

@@ -58,20 +58,20 @@ class Program(Client):
         return self.core.subscribe(self.wish.class_id, options, auto_ack=not self.by_hand)
 
     def greet(self) -> None:
-        self.core.connected(self.world.now)
+        self.core.connection_made(self.world.now)
 
     def lost(self) -> None:
-        self.core.lost()
+        self.core.connection_lost()
         if self.by_hand:
             self._held.clear()
 
     def flush(self) -> None:
-        line, outgoing = self.line, self.core.outgoing
+        line, outgoing = self.line, self.core.send_queue
         while line is not None and not line.is_gone and line.up.room:
             data = bytes(outgoing.peek()[: line.up.room])
             if not data:
                 return
-            outgoing.sent(len(data))
+            outgoing.mark_sent(len(data))
             line.up.put(data)
 
     def take(self, data: bytes) -> None:
@@ -92,13 +92,13 @@ class Program(Client):
                 data = messages.payload(self.name, self.made, what)
                 self.core.publish(data, chance.choice(self.class_ids), about)
                 self.made += 1
-        if self.inbox.error is not None or self.inbox.request.error is not None:
+        if self.inbox.error is not None or self.inbox.subscribe_request.error is not None:
             self.inbox = self._subscribe()
         elif self.by_hand:
             self._judge()
         else:
             self._consume()
-        self.core.check()
+        self.core.check_invariants()
         self.flush()
 
     def _consume(self) -> None:
@@ -111,10 +111,10 @@ class Program(Client):
             return
         if len(taken) == most and self.world.chance(0.05):  # It fails with the last one.
             self.processed.update(token_of(message.payload) for message in taken[:-1])
-            self.inbox.give_up()
+            self.inbox.nack_last()
             return
         self.processed.update(token_of(message.payload) for message in taken)
-        self.inbox.settle(current=True)
+        self.inbox.settle(include_last=True)
 
     def _judge(self) -> None:
         chance = self.world.random
@@ -138,4 +138,6 @@ class Program(Client):
     @property
     def is_done(self) -> bool:
         """Whether all that it has to say is said and confirmed."""
-        return self.made >= self.count and self.core.confirmed == self.core.published
+        return (
+            self.made >= self.count and self.core.confirmed_position == self.core.published_position
+        )

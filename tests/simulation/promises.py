@@ -75,7 +75,7 @@ class Promises(Turns):
             self.count("dead letters")
             return
         token = token_of(content)
-        if cls.holds_values and token in self.at:
+        if cls.has_last_values and token in self.at:
             self.copies.setdefault(cls.class_id, set()).update((sequence, self.at[token][1]))
             self.count("carried")
             return
@@ -181,7 +181,7 @@ class Promises(Turns):
 
     def _acked(self, talk: Talk, number: int, ids: range) -> None:
         for class_id, asked, wish in talk.asked:  # It is granted, perhaps, and was not told so.
-            key = MessageClass.key(wish.get("durable") or "", wish.get("group") or "")
+            key = MessageClass.position_key(wish.get("durable") or "", wish.get("group") or "")
             if asked == number and (known := self.places.get((class_id, key))) is not None:
                 known.ever_acked |= known.ever_sent & set(ids)
         place = talk.places.get(number)
@@ -265,7 +265,7 @@ class Promises(Turns):
 
     def _is_there(self, class_id: int, wish: dict[str, Any]) -> bool:
         """Whether anybody was told that it is there: who makes it may hear so later than others."""
-        key = MessageClass.key(wish.get("durable") or "", wish.get("group") or "")
+        key = MessageClass.position_key(wish.get("durable") or "", wish.get("group") or "")
         return (class_id, key) in self.places
 
     def _granted(self, talk: Talk, reply: dict[str, Any]) -> None:
@@ -273,15 +273,15 @@ class Promises(Turns):
         durable, group = wish.get("durable") or "", wish.get("group") or ""
         channels = tuple(wish.get("channels", []))
         cls = self.broker.classes[class_id]
-        position = cls.named.get(MessageClass.key(durable, group))
+        position = cls.named_positions.get(MessageClass.position_key(durable, group))
         ticks = self.broker.settings.ack_timeout
         if position is not None:
-            ticks = position.terms.ack_ticks
+            ticks = position.delivery_policy.ack_ticks
         if not (durable or group):
             place = Place(class_id, (f"plain {talk.who} {number}", ""), channels, reply["cursor"])
             place.first = reply["cursor"]
         else:
-            key = (class_id, MessageClass.key(durable, group))
+            key = (class_id, MessageClass.position_key(durable, group))
             known = self.places.get(key)
             if known is not None and not (reply["resumed"] or wish["was_there"]):
                 known.since = min(known.since, reply["cursor"])
@@ -420,7 +420,9 @@ class Promises(Turns):
         log = self.log[place.class_id]
         lowest = max(place.first, place.since)
         cls = self.broker.classes[place.class_id]
-        if cls.policy is FullPolicy.DROP_OLDEST:  # What there was no room for is looked at later.
+        if (
+            cls.full_policy is FullPolicy.DROP_OLDEST
+        ):  # What there was no room for is looked at later.
             lowest = max(lowest, cls.ring.floor)
         for between in range(lowest, sequence):
             content = log[between]
@@ -440,7 +442,7 @@ class Promises(Turns):
     def finish(self, processed: dict[tuple[int, str], set[bytes]], broker: Broker) -> None:
         """All is calm, everybody was there and has taken what there was. `processed` says what
         each durable's and group's consumers have acknowledged, by class and name."""
-        broker.check()
+        broker.check_invariants()
         self.account(broker)
         for place in self.places.values():
             if not place.durable:
@@ -480,7 +482,9 @@ class Promises(Turns):
             for held in statistics.subscriptions:
                 if not (held.durable or held.group):
                     continue
-                place = self.places[cls.class_id, MessageClass.key(held.durable, held.group)]
+                place = self.places[
+                    cls.class_id, MessageClass.position_key(held.durable, held.group)
+                ]
                 self.demand(
                     held.delivered + held.redelivered
                     == place.delivered + place.redelivered + place.lost,

@@ -102,7 +102,7 @@ class Outliving:
         self._ended = how
         self._floors = {class_id: cls.ring.floor for class_id, cls in broker.classes.items()}
         heads = {class_id: cls.ring.head for class_id, cls in broker.classes.items()}
-        ledger = broker.ledger
+        ledger = broker.commit_log
         self._safe = heads if ledger is None else {k: ledger.safe(k, n) for k, n in heads.items()}
 
     def begin(self, broker: Broker, said: Collection[str]) -> None:
@@ -164,7 +164,7 @@ class Outliving:
                 if there != log[sequence]:
                     self._is_another(class_id, sequence, there)
             if lossy:  # What is on disk alone may be such a one, too: nobody has looked.
-                for sequence in range(min(cls.first, len(log)), cls.ring.floor):
+                for sequence in range(min(cls.first_sequence, len(log)), cls.ring.floor):
                     self._is_another(class_id, sequence, b"")
         floor = self._floors.get(class_id, 0)
         for sequence in range(head, len(log)):
@@ -195,7 +195,11 @@ class Outliving:
 
     def _place_recovered(self, key: tuple[int, tuple[str, str]], place: Place, lossy: bool) -> None:
         cls = self.broker.classes.get(place.class_id)
-        position = cls.named.get(MessageClass.key(*place.key)) if cls is not None else None
+        position = (
+            cls.named_positions.get(MessageClass.position_key(*place.key))
+            if cls is not None
+            else None
+        )
         was_stopped = self._ended == "stopped"
         head = len(self.log.get(place.class_id, []))
         if position is None or not place.durable:

@@ -145,8 +145,8 @@ class Server(End):
         self.broker = Broker(
             self.settings,
             identity=self._directory.bus,
-            run=f"run {self.life}",
-            ledger=Ledger(self.level),
+            run_id=f"run {self.life}",
+            commit_log=Ledger(self.level),
         )
         self._read_clock()
         load(self.broker, self._directory)
@@ -158,20 +158,20 @@ class Server(End):
             mock.patch.object(pump, "Journal", journal),
         ):
             self.keeping = Keeping(self.broker, self._directory, self.settle)
-        assert self.broker.ledger is not None
-        self.keeping._written = self.broker.ledger.taken
+        assert self.broker.commit_log is not None
+        self.keeping._written = self.broker.commit_log.taken
         self.keeping._give = Token(self).run_sync_soon
 
     def _watch(self) -> None:
         """What is stored is seen at once: it may be dropped in the same turn."""
         store = self.broker.store
-        wake = store.wake
+        wake = store.notify_subscribers
 
         def watched(cls: MessageClass) -> None:
             self.promises.look_at(cls)
             wake(cls)
 
-        store.wake = watched  # type: ignore[method-assign]
+        store.notify_subscribers = watched  # type: ignore[method-assign]
 
     def jump(self, seconds: float) -> None:
         """The clock is set."""
@@ -230,7 +230,7 @@ class Server(End):
         if not self.is_up:
             return None
         line = Line(self.world, client, self, name)
-        session = self.broker.open(name)
+        session = self.broker.open_session(name)
         self._lines[session.session_id] = line
         self._sessions[line] = session
         self._unread[line] = bytearray()
@@ -259,11 +259,11 @@ class Server(End):
         unread = self._unread[line]
         self._read_clock()
         while unread and line in self._sessions:
-            if session.must_wait and not self.broker.holds_back(session):
-                if session.may_make_room:
+            if session.is_reading_paused and not self.broker.is_blocking_publishers(session):
+                if session.can_make_room:
                     self.world.after(0.5, self.guarded(self._read_slowly), line)
                 return
-            data = bytes(unread[: min(session.read_bytes, len(_BUFFER.space))])
+            data = bytes(unread[: min(session.next_read_bytes, len(_BUFFER.space))])
             del unread[: len(data)]
             self._receive(line, session, data)
 
@@ -291,7 +291,7 @@ class Server(End):
         if line is None:
             return
         self.world.say("session", session.session_id, "is cut off:", error.reason)
-        self.broker.fail(session, error)
+        self.broker.send_fatal_error(session, error)
         outbox = session.outbox
         while outbox.pending_bytes and (piece := outbox.peek(self.broker.tick_number)):
             data = bytes(piece)
@@ -307,7 +307,7 @@ class Server(End):
         session = self._sessions.pop(line)
         del self._lines[session.session_id], self._unread[line]
         self.promises.closed(session)
-        self.broker.close(session)
+        self.broker.close_session(session)
         self.promises.look(self.broker)
 
     def _flush(self, line: Line) -> None:
@@ -355,24 +355,24 @@ class Server(End):
     def _wake(self) -> None:
         self._alarm = math.inf
         self._read_clock()
-        self.broker.wake_due()
+        self.broker.run_due_wakeups()
         self.settle()
 
     def settle(self) -> None:
         """What the engine does at the end of each turn."""
         broker = self.broker
-        while ready := broker.take_ready():
+        while ready := broker.drain_writable():
             for session_id in ready:
                 line = self._lines.get(session_id)
                 if line is not None:
                     self._flush(line)
-        for session, error in broker.take_cut():
+        for session, error in broker.drain_closing():
             self._cut(session, error)
-        due = broker.due
+        due = broker.next_wakeup
         if due < self._alarm:
             self._alarm = due
             self.world.after(max(0.0, due - self._epoch - self.world.now), self.guarded(self._wake))
-        for session in broker.take_unblocked():
+        for session in broker.drain_resumed():
             line = self._lines.get(session.session_id)
             if line is not None:
                 self.world.soon(self.guarded(self._read), line)

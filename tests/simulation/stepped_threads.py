@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simplebus.core.commit_log import Lot
-from simplebus.core.message_class.spill import Read, Stretch
+from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.server.journal.writer import Needed, Writer
 from simplebus.storage.journal import Journal
 from simplebus.storage.segment_reader import JournalReader
@@ -113,8 +113,8 @@ class SteppedReader:
         self,
         journal: JournalReader,
         *,
-        given: Callable[[Read, Sequence[Stretch]], None],
-        failed: Callable[[Read], None],
+        given: Callable[[SpillRead, Sequence[SpilledRange]], None],
+        failed: Callable[[SpillRead], None],
     ) -> None:
         self._journal = journal
         self._given = given
@@ -123,12 +123,12 @@ class SteppedReader:
     def stop(self) -> None:
         """Nothing is read any more."""
 
-    def put(self, read: Read) -> None:
+    def put(self, read: SpillRead) -> None:
         world = self.server.world
         delay = world.random.choice([0.0001, 0.01, 0.3])
         world.after(delay, self.server.guarded(self._read), read)
 
-    def _read(self, read: Read) -> None:
+    def _read(self, read: SpillRead) -> None:
         server = self.server
         server.promises.count("reads")
         if server.world.chance(0.1):
@@ -139,11 +139,11 @@ class SteppedReader:
         except OSError:  # It is removed meanwhile, perhaps, as nobody needs it any more.
             self._failed(read)
             return
-        stored = server.broker.classes[read.class_id].first
+        stored = server.broker.classes[read.class_id].first_sequence
         for stretch in found:
             first, last = (
                 max(stretch.first, stored),
-                min(read.last, stretch.first + stretch.messages),
+                min(read.last, stretch.first + stretch.message_count),
             )
             if not stretch.frames and first < last:  # The others are nobody's, and removed.
                 server.promises.unreadable(read.class_id, range(first, last))

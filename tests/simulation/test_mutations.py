@@ -13,19 +13,19 @@ import pytest
 
 from simplebus.core import restore
 from simplebus.core.commit_log import Entry, Ledger, Level
-from simplebus.core.group.group import Group, Member
-from simplebus.core.group.partition_queues import Lanes
+from simplebus.core.group.group import Group, GroupMember
+from simplebus.core.group.partition_queues import PartitionQueues
 from simplebus.core.message_class.last_values import LastValues
-from simplebus.core.message_class.spill import Behind
+from simplebus.core.message_class.spill import SpillReader
 from simplebus.core.producer_state import Publishers
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import Terms
-from simplebus.core.restore import Restoring
+from simplebus.core.restore import BrokerRestorer
 from simplebus.core.settings import FullPolicy
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.storage.journal import Journal
 from simplebus.storage.recovery import Segments
 from tests.simulation import run
@@ -75,7 +75,7 @@ def forgets_acks(original: Original) -> Original:
 
 
 def skips_a_message(original: Original) -> Original:
-    def further(position: Subscription, cursor: int) -> None:
+    def further(position: BrokerSubscription, cursor: int) -> None:
         original(position, min(cursor + 1, position.ring.head))
         position.window.ack_range(cursor, position.window.cursor)
 
@@ -84,14 +84,14 @@ def skips_a_message(original: Original) -> Original:
 
 def forgets_what_was_nacked(original: Original) -> Original:
     def drop(position: Position, first: int, last: int, *how: Any, **more: Any) -> None:
-        position._wheel.cut(first, last)
+        position._ack_timer.cut(first, last)
 
     return drop
 
 
 def loses_what_a_member_had(original: Original) -> Original:
-    def leave(group: Group, member: Member) -> None:
-        for span in [*member.give_back(), *(span for _, span in member.give_up())]:
+    def leave(group: Group, member: GroupMember) -> None:
+        for span in [*member.pop_unsent(), *(span for _, span in member.pop_in_flight())]:
             group.window.ack_range(span.first, span.last)
         original(group, member)
 
@@ -103,7 +103,7 @@ def sends_too_many(original: Original) -> Original:
 
 
 def counts_twice(original: Original) -> Original:
-    def sent(position: Subscription, piece: memoryview, count: int, tick: int) -> bytes:
+    def sent(position: BrokerSubscription, piece: memoryview, count: int, tick: int) -> bytes:
         position.delivered += 1
         return bytes(original(position, piece, count, tick))
 
@@ -126,7 +126,7 @@ def does_not_sync(original: Original) -> Original:
 
 
 def looks_at_no_key(original: Original) -> Original:
-    def enter(lanes: Lanes, sequences: Iterable[int], of: Iterable[int]) -> list[int]:
+    def enter(lanes: PartitionQueues, sequences: Iterable[int], of: Iterable[int]) -> list[int]:
         return list(original(lanes, sequences, [0 for _ in of]))
 
     return enter
@@ -178,7 +178,7 @@ def forgets_the_last_value(original: Original) -> Original:
 
 CANARIES: list[tuple[object, str, Canary, str, int, dict[str, Any]]] = [
     (AckWindow, "ack_range", forgets_acks, "what is acknowledged does not come again", 0, {}),
-    (Subscription, "_reach", skips_a_message, "nothing is left out", 6, PLAIN),
+    (BrokerSubscription, "_advance_cursor", skips_a_message, "nothing is left out", 6, PLAIN),
     (
         Position,
         "nack",
@@ -187,30 +187,44 @@ CANARIES: list[tuple[object, str, Canary, str, int, dict[str, Any]]] = [
         1,
         PLAIN | CALM,
     ),
-    (Group, "leave", loses_what_a_member_had, "nothing is passed over", 0, PLAIN),
-    (Position, "_room", sends_too_many, "windows are kept", 0, PLAIN),
-    (Subscription, "sent", counts_twice, "counters add up", 1, PLAIN),
-    (Store, "bury", lambda _: nothing, "nothing is passed over", 37, GIVEN_UP),
+    (Group, "remove_member", loses_what_a_member_had, "nothing is passed over", 0, PLAIN),
+    (Position, "_in_flight_room", sends_too_many, "windows are kept", 0, PLAIN),
+    (BrokerSubscription, "mark_sent", counts_twice, "counters add up", 1, PLAIN),
+    (Store, "dead_letter", lambda _: nothing, "nothing is passed over", 37, GIVEN_UP),
     (Publishers, "note", lambda _: nothing, "a number is stored once", 7, PLAIN),
     (Ledger, "is_awaited", confirms_at_once, CONFIRMED, 14, CUT),
     (Journal, "_write_entry", leaves_out_a_record, CONFIRMED, 1, CUT),
     (Journal, "_sync_files", does_not_sync, CONFIRMED, 0, CUT),
     (Disk, "_sync_folder", lambda _: nothing, CONFIRMED, 0, CUT),
-    (Restoring, "add_publisher", lambda _: nothing, "a number is stored once", 13, CUT),
-    (Lanes, "enter", looks_at_no_key, "messages of a key come one after the other", 2, KEYS),
-    (Restoring, "add_position", lambda _: nothing, "durables outlive the process", 1, CUT),
+    (BrokerRestorer, "restore_producer", lambda _: nothing, "a number is stored once", 13, CUT),
+    (
+        PartitionQueues,
+        "enqueue",
+        looks_at_no_key,
+        "messages of a key come one after the other",
+        2,
+        KEYS,
+    ),
+    (BrokerRestorer, "restore_position", lambda _: nothing, "durables outlive the process", 1, CUT),
     (restore, "covering", as_if_sent_once, "deliveries are counted", 0, STOPPED),
     (Ledger, "refuse", lambda _: nothing, "what is said to be lost is", 0, KILLED),
     (Ledger, "purge", lambda _: nothing, "what is purged is nobody's", 8, PURGED),
-    (Restoring, "open_class", without_its_name, "names outlive the process", 0, CUT),
+    (BrokerRestorer, "open_class", without_its_name, "names outlive the process", 0, CUT),
     (Segments, "_say", lambda _: nothing, "what is left out is said", 0, TORN),
-    (Store, "_append_dropping_oldest", counts_no_drops, "what is dropped is counted", 0, OLDEST),
+    (Store, "_append_evicting_oldest", counts_no_drops, "what is dropped is counted", 0, OLDEST),
     (Store, "_drop_newest", counts_no_drops, "what is dropped is counted", 0, NEWEST),
     (Terms, "pause", too_soon, "nothing is sent again before its pause is over", 0, SLOW),
-    (Store, "rows_of", never_expires, "what has expired is not sent", 0, PLAIN),
-    (Store, "rows_of", never_early, "nothing is sent before it may be", 0, PLAIN),
-    (LastValues, "sequences", forgets_the_last_value, "last values are sent", 5, VALUES),
-    (Behind, "_take_batch", lambda _: nothing, "what waits is delivered in the end", 0, SPILLS),
+    (Store, "build_rows", never_expires, "what has expired is not sent", 0, PLAIN),
+    (Store, "build_rows", never_early, "nothing is sent before it may be", 0, PLAIN),
+    (LastValues, "find_sequences", forgets_the_last_value, "last values are sent", 5, VALUES),
+    (
+        SpillReader,
+        "_append_batch",
+        lambda _: nothing,
+        "what waits is delivered in the end",
+        0,
+        SPILLS,
+    ),
 ]
 """What is broken, how, by which promise it is noticed, in which life, and what that is like."""
 

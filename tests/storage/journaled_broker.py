@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.checkpoint import Keeper
+from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import Ledger, Level, Lot
 from simplebus.core.limits import KEPT_SECONDS
 from simplebus.storage.directory import take
@@ -51,8 +51,8 @@ class KeptBus(Bus):
             self.broker = Broker(
                 settings or Settings(),
                 identity=self.directory.bus,
-                run=str(next(RUNS)),
-                ledger=Ledger(level),
+                run_id=str(next(RUNS)),
+                commit_log=Ledger(level),
             )
             self.broker.clock.now = now
             self.found: Recovered = recover(self.directory, self.broker)
@@ -60,18 +60,18 @@ class KeptBus(Bus):
         except BaseException:
             self.directory.close()
             raise
-        self.broker.check()
-        assert self.broker.ledger is not None
-        self.ledger: Ledger = self.broker.ledger
+        self.broker.check_invariants()
+        assert self.broker.commit_log is not None
+        self.ledger: Ledger = self.broker.commit_log
         self.ledger.taken = self.ledger.reached = self.found.lot
-        self.keeper = Keeper(self.broker)
+        self.keeper = Checkpointer(self.broker)
         self.journal = Journal(self.directory, level=level, segment_bytes=segment_bytes)
         self.lots: list[Lot] = []
         _living.add(self)
 
     def write(self) -> None:
         """Write what has come."""
-        lot = self.keeper.take()
+        lot = self.keeper.build_write_batch()
         if lot is not None:
             self.lots.append(lot)
             self.journal.write(lot)
@@ -81,15 +81,15 @@ class KeptBus(Bus):
         self.write()
         self.journal.sync()
         self.lots.clear()
-        self.broker.reach(self.ledger.taken)
-        self.broker.check()
+        self.broker.mark_durable(self.ledger.taken)
+        self.broker.check_invariants()
 
     def remove(self, *, is_short: bool = False) -> bool:
         """What nobody needs any longer, as far as that is written, too; `is_short` of space."""
         self.broker.clock.now += KEPT_SECONDS
         self.sync()
-        empty = self.keeper.empty() if is_short else ()
-        return self.journal.remove(self.keeper.floors(), empty)
+        empty = self.keeper.empty_class_ids() if is_short else ()
+        return self.journal.remove(self.keeper.class_floors(), empty)
 
     def crash(self) -> None:
         """The process is gone: what was written stays, the system lets go of the lock."""
@@ -103,7 +103,7 @@ class KeptBus(Bus):
 
     def close(self) -> None:
         """Stopped in peace."""
-        self.keeper.wants_snapshot = True
+        self.keeper.is_snapshot_due = True
         self.sync()
         _living.discard(self)
         self.journal.close()

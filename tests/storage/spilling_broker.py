@@ -8,7 +8,7 @@ from typing import Any
 from simplebus.core.broker.broker import Settings
 from simplebus.core.commit_log import Level
 from simplebus.core.limits import Limits
-from simplebus.core.message_class.spill import Read
+from simplebus.core.message_class.spill import SpillRead
 from simplebus.core.settings import FullPolicy
 from simplebus.storage.segment_reader import JournalReader
 from tests.behaviour.wire_peer import numbered
@@ -41,26 +41,26 @@ class SpilledBus(KeptBus):
 
     def bring(self) -> None:
         """Have everything read that is asked for, until nothing is."""
-        spilling = self.broker.spilling
+        spilling = self.broker.spill_manager
         assert spilling is not None
         while True:
-            self.broker.take_ready()
-            reads = spilling.take_reads()
+            self.broker.drain_writable()
+            reads = spilling.drain_reads()
             if not reads:
                 break
             for read in reads:
                 self.answer(read)
 
-    def answer(self, read: Read) -> None:
+    def answer(self, read: SpillRead) -> None:
         """Read what is asked for."""
-        assert self.broker.spilling is not None
+        assert self.broker.spill_manager is not None
         self.reads += 1
         try:
             found = self.reader.read(read)
         except OSError:
-            self.broker.spilling.failed(read)
+            self.broker.spill_manager.fail_read(read)
         else:
-            self.broker.spilling.given(read, found)
+            self.broker.spill_manager.complete_read(read, found)
 
 
 def fill(bus: SpilledBus, peer: Peer2, count: int, *, start: int = 0, step: int = 16) -> None:
@@ -93,7 +93,7 @@ def contents(got: list[Got]) -> list[bytes]:
 def later(bus: SpilledBus, seconds: float) -> None:
     bus.broker.clock.now += seconds
     bus.tick()
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
 
 
 def fetched(bus: SpilledBus, peer: Peer2, **what: object) -> tuple[list[Got], dict[str, int]]:

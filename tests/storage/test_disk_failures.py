@@ -67,7 +67,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 def write_until_it_succeeds(bus: KeptBus) -> int:
     """As the writer does it. Returns how often that failed."""
     failed = 0
-    lot = bus.keeper.take()
+    lot = bus.keeper.build_write_batch()
     while True:
         try:
             if failed:
@@ -78,7 +78,7 @@ def write_until_it_succeeds(bus: KeptBus) -> int:
         except OSError:
             failed += 1
             continue
-        bus.broker.reach(bus.ledger.taken)
+        bus.broker.mark_durable(bus.ledger.taken)
         return failed
 
 
@@ -101,7 +101,7 @@ def test_wherever_it_fails_all_is_there_once_in_the_end(
                 peer.say(publish(class_id, number, b"%d" % turn))
                 number += 1
             bus.broker.clock.now += 1
-        bus.keeper.wants_snapshot = place % 2 == 0
+        bus.keeper.is_snapshot_due = place % 2 == 0
         write_until_it_succeeds(bus)
         disk.fails_at.clear()
         bus.crash()
@@ -109,7 +109,7 @@ def test_wherever_it_fails_all_is_there_once_in_the_end(
         assert bus.found.dropped == []
         assert payloads(bus, 1) == payloads(bus, 2) == [b"0", b"1", b"2"], place
         assert next_number(bus) == number
-        assert len(bus.broker.classes[1].named) == 1
+        assert len(bus.broker.classes[1].named_positions) == 1
         bus.crash()
 
 
@@ -165,12 +165,12 @@ def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path
     plain = bus.peer(connect(1))
     bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
     plain.say(said(1, b"a"))
-    assert plain.session.must_wait
+    assert plain.session.is_reading_paused
     assert payloads(bus) == [b"a"]
-    assert bus.broker.take_unblocked() == []
+    assert bus.broker.drain_resumed() == []
     bus.sync()
-    assert bus.broker.take_unblocked() == [plain.session]
-    assert not plain.session.must_wait
+    assert bus.broker.drain_resumed() == [plain.session]
+    assert not plain.session.is_reading_paused
 
 
 def test_who_publishes_faster_than_the_disk_writes_waits(
@@ -182,13 +182,13 @@ def test_who_publishes_faster_than_the_disk_writes_waits(
     told = peer2(bus, publish(1, 0, b"a"))
     assert confirms(told.told()) == [(1, 0)]
     plain.say(said(1, bytes(900)))
-    assert not plain.session.must_wait
+    assert not plain.session.is_reading_paused
     plain.say(said(1, bytes(900)))
-    assert plain.session.must_wait
+    assert plain.session.is_reading_paused
     told.say(publish(1, 1, b"b"))
     assert confirms(told.told()) == []
     bus.sync()
-    assert not plain.session.must_wait
+    assert not plain.session.is_reading_paused
     assert confirms(told.told()) == [(2, 0)]
 
 
@@ -211,8 +211,8 @@ def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
 def test_who_waits_for_a_confirm_is_told_that_it_comes_later(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     waits, idle = peer2(bus, publish(1, 0, b"accepted"), name="till"), peer2(bus, name="other")
-    bus.broker.fail_to_keep(Reason.DISK_FULL, "no space")
-    bus.broker.fail_to_keep(Reason.DISK_FULL, "no space")
+    bus.broker.journal_failed(Reason.DISK_FULL, "no space")
+    bus.broker.journal_failed(Reason.DISK_FULL, "no space")
     (said,) = waits.told()
     assert (said.kind, said.class_id, said.message_id, said.last_field) == ("error", 0, 0, 0)
     assert (said.content["code"], said.content["count"]) == ("disk_full", 0)

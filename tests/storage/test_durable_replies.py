@@ -169,7 +169,7 @@ def test_nothing_waits_where_nothing_is_promised(tmp_path: Path) -> None:
 def test_who_waits_while_nothing_can_be_written_is_told_why(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     early = peer2(bus, subscribe(1, 5, durable="d"))
-    bus.broker.fail_to_keep(Reason.DISK_FAILED, "the disk is gone")
+    bus.broker.journal_failed(Reason.DISK_FAILED, "the disk is gone")
     late = peer2(bus, subscribe(1, 5, durable="e"))
     for peer in (early, late):
         (said,) = peer.told()
@@ -186,13 +186,13 @@ def test_a_durable_that_comes_or_goes_costs_no_look_at_the_others(
     peer = peer2(bus, *(subscribe(1, 1 + n, durable=f"d{n}") for n in range(50)))
     bus.sync()
     looked: list[object] = []
-    progress = keeper_module._progress
+    progress = keeper_module._position_state
 
     def look(position: object) -> object:
         looked.append(position)
         return progress(position)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(keeper_module, "_progress", look)
+    monkeypatch.setattr(keeper_module, "_position_state", look)
     peer.say(subscribe(1, 100, durable="new"), unsubscribe(7, forget=True))
     bus.write()
     (lot,) = bus.lots
@@ -228,6 +228,6 @@ def test_what_a_user_has_made_is_its_share_after_a_crash(tmp_path: Path) -> None
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    assert [cls.maker for cls in bus.broker.classes.values()] == ["till", "till"]
-    assert bus.broker.answers.shares.made == {"till": 1}
+    assert [cls.creator for cls in bus.broker.classes.values()] == ["till", "till"]
+    assert bus.broker.connection_requests.quotas.position_count_by_user == {"till": 1}
     bus.crash()

@@ -79,7 +79,7 @@ def test_confirmed_messages_are_there_after_a_crash(tmp_path: Path) -> None:
     bus = again(bus, tmp_path)
     assert payloads(bus) == sent
     assert bus.found.dropped == []
-    assert bus.broker.answers.identity == "here"
+    assert bus.broker.connection_requests.identity == "here"
     reader = peer2(bus, subscribe(1, 5))
     assert [message.content for message in reader.got()] == sent
 
@@ -111,7 +111,7 @@ def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None
     assert [message.message_id for message in got if message.number == 5] == [0, 2, 4]
     assert [message.message_id for message in got if message.number == 6] == [0, 4]
     bus.broker.clock.now = START + 61
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert reader.ids() == [3]
 
 
@@ -124,17 +124,17 @@ def test_a_clock_that_was_set_back_delays_nothing(tmp_path: Path) -> None:
     reader = peer2(bus, subscribe(1, 5))
     assert reader.ids() == [1, 2]
     bus.broker.clock.now += 1
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert reader.ids() == [0]
 
 
 def test_names_are_known_again(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer2(bus, classes=["orders", {"id": 3, "name": "bills"}])
-    known = dict(bus.broker.store.names)
+    known = dict(bus.broker.store.class_id_by_name)
     bus.sync()
     bus = again(bus, tmp_path)
-    assert bus.broker.store.names == known
+    assert bus.broker.store.class_id_by_name == known
 
 
 def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
     bus.sync()
     assert bus.remove(), "only the first lot's numbers of the publisher are in a snapshot"
     assert len(list(folder.iterdir())) == 9
-    bus.keeper.wants_snapshot = True
+    bus.keeper.is_snapshot_due = True
     bus.sync()
     assert not bus.remove()
     assert [each.name for each in folder.iterdir()] == ["00000000000000000180.log"]
@@ -178,7 +178,7 @@ def test_without_space_a_last_segment_goes_that_nobody_needs(
     if is_begun_anew:
         bus.remove()  # How far they are is told now and then.
         bus = again(bus, tmp_path)
-    bus.keeper.wants_snapshot = True
+    bus.keeper.is_snapshot_due = True
     assert not bus.remove()
     names = [[each.name for each in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
     assert names == [["00000000000000000000.log"]] * 2  # There is space: it stays.
@@ -210,7 +210,7 @@ def test_a_segment_is_surely_gone_before_the_next_one_goes(
         bus.sync()
     reader.ids()
     reader.say(ack(5, 0, 40))
-    bus.keeper.wants_snapshot = True
+    bus.keeper.is_snapshot_due = True
     bus.sync()
     done: list[str] = []
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: done.append("gone"))
@@ -246,7 +246,7 @@ def test_what_is_kept_longer_is_there_again(tmp_path: Path) -> None:
 
 
 def next_number(bus: KeptBus, name: str = "till") -> int:
-    publisher = {each.name: each for each in bus.broker.answers.publishers}[name]
+    publisher = {each.name: each for each in bus.broker.connection_requests.producer_states}[name]
     return publisher.next
 
 
@@ -352,7 +352,7 @@ def test_a_publisher_that_was_forgotten_begins_anew(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer2(bus, publish(1, 0, *numbered(5)), name="till").leave()
     bus.sync()
-    bus.keeper.wants_snapshot = True
+    bus.keeper.is_snapshot_due = True
     bus.sync()
     bus.broker.clock.now += 4000
     bus.tick()
@@ -395,14 +395,14 @@ def test_attempts_are_counted_on(tmp_path: Path) -> None:
     bus.sync()
     bus = again(bus, tmp_path)
     bus.broker.clock.now += 12  # As long as it would have been in flight.
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
     assert [(m.message_id, m.attempt) for m in reader.got()] == [(0, 3)]
     reader.say(nack(5, 0, 1, 0))
     assert reader.ids() == []
     bus.sync()
     bus = again(bus, tmp_path)
-    dead = bus.broker.store.names["dead.1"]
+    dead = bus.broker.store.class_id_by_name["dead.1"]
     assert len(bus.broker.classes[dead].ring) == 1
 
 
@@ -411,9 +411,9 @@ def test_pauses_and_how_often_a_message_is_sent_are_kept(tmp_path: Path) -> None
     asked = {"max_deliveries": 7, "backoff": [2, 9], "ack_seconds": 4}
     peer2(bus, subscribe(1, 5, durable="billing", group="g", **asked))
     bus.sync()
-    before = [position.terms for position in bus.broker.classes[1].subscriptions]
+    before = [position.delivery_policy for position in bus.broker.classes[1].subscriptions]
     bus = again(bus, tmp_path)
-    [terms] = [position.terms for position in bus.broker.classes[1].subscriptions]
+    [terms] = [position.delivery_policy for position in bus.broker.classes[1].subscriptions]
     assert [terms] == before
     assert (terms.ack_ticks, terms.deliveries_max, terms.backoff_ticks) == (4, 7, (2, 9))
 

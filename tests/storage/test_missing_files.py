@@ -104,7 +104,7 @@ def test_no_file_is_missed_of_what_was_acknowledged_just_before_a_crash(tmp_path
     for at in range(20):
         peer.say(publish(1, at, b"%d" % at))
         bus.broker.clock.now += 0.03
-        bus.keeper.wants_snapshot = at % 3 == 0
+        bus.keeper.is_snapshot_due = at % 3 == 0
         bus.sync()
         reader.ids()
         reader.say(ack(5, 0, at + 1))

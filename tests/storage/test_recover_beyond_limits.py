@@ -54,9 +54,9 @@ def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
     reader.ids()
     reader.say(ack(5, 0, 600))
-    bus.broker.check()
+    bus.broker.check_invariants()
     bus.tick()
-    bus.broker.check()
+    bus.broker.check_invariants()
     assert not ring.exceeds
     assert ring.statistics().memory_bytes <= limits.class_bytes
     assert payloads(bus) == [b"%06d" % 600 + bytes(size)]
@@ -73,7 +73,7 @@ def test_a_class_that_was_full_comes_back(
     peer2(bus, subscribe(1, 5, durable="billing"))
     peer = peer2(bus, name="till")
     sent, ring, at_once = 0, None, 400_000 // (sum(sizes) + 200)
-    while not peer.session.parked and (ring is None or not ring.floor):
+    while not peer.session.parked_messages and (ring is None or not ring.floor):
         messages = [bytes(sizes[n % len(sizes)]) for n in range(sent, sent + at_once)]
         peer.say(publish(1, sent, *messages))
         sent += at_once
@@ -87,5 +87,5 @@ def test_a_class_that_was_full_comes_back(
     found = bus.broker.classes[1].ring
     assert (found.floor, found.head) == there
     bus.tick()
-    bus.broker.check()
+    bus.broker.check_invariants()
     bus.crash()

@@ -45,8 +45,8 @@ def test_last_values_are_back_and_go_on(tmp_path: Path) -> None:
 
     bus = KeptBus(tmp_path, now=START + 30)
     cls = bus.broker.classes[1]
-    assert cls.holds_values, "who asked for it is gone"
-    assert (cls.name, cls.values.count(START + 30)) == ("state", 3)
+    assert cls.has_last_values, "who asked for it is gone"
+    assert (cls.name, cls.last_values.count_values(START + 30)) == ("state", 3)
     assert glance(bus) == [b"18", b"19", b"soon"]
     bus.sync()
     bus.crash()
@@ -87,14 +87,14 @@ def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -
     drained(bus)
     bus.sync()
     cls = bus.broker.classes[1]
-    while not cls.carried:
+    while not cls.compacted_count:
         writer.put("hot", b"x" * 40)
         drained(bus)
-        if not cls.carried:
+        if not cls.compacted_count:
             bus.sync()
-    bus.keeper.wants_snapshot = True
-    assert (cls.ring.floor > 0, cls.safe_floor(bus.ledger.reached)) == (True, 0)
-    lot = bus.keeper.take()
+    bus.keeper.is_snapshot_due = True
+    assert (cls.ring.floor > 0, cls.compute_durable_floor(bus.ledger.reached)) == (True, 0)
+    lot = bus.keeper.build_write_batch()
     assert lot is not None
     assert decode(lot.snapshot).classes[0].floor == 0, "one could be written without the other"
     bus.remove()
@@ -103,14 +103,14 @@ def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -
     bus = KeptBus(tmp_path, segment_bytes=200, now=START + 10)
     assert b"old" in glance(bus)
     writer, cls = Writer(bus), bus.broker.classes[1]
-    while not cls.carried:
+    while not cls.compacted_count:
         writer.put("hot", b"x" * 40)
         drained(bus)
     bus.sync()
-    bus.keeper.wants_snapshot = True
+    bus.keeper.is_snapshot_due = True
     bus.sync()
     bus.remove()
-    assert cls.safe_floor(bus.ledger.reached) == cls.ring.floor > 0
+    assert cls.compute_durable_floor(bus.ledger.reached) == cls.ring.floor > 0
     assert min(int(each.stem) for each in (tmp_path / "classes" / "00001").iterdir()) > 0
     bus.crash()
 

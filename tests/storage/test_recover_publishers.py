@@ -20,7 +20,7 @@ from tests.storage.test_recovery import segments
 
 
 def greeted(at: KeptBus, **more: object) -> Peer2:
-    peer = Peer2(at, at.broker.open())
+    peer = Peer2(at, at.broker.open_session())
     peer.say(hello(1, 2, name="till", **more))
     return peer
 
@@ -58,7 +58,7 @@ def test_what_was_confirmed_and_is_gone_is_counted_and_its_number_not_used_again
     tmp_path: Path,
 ) -> None:
     bus = after_a_gap(tmp_path)
-    peer = greeted(bus, instance="one", unconfirmed=3, bus=bus.broker.answers.identity)
+    peer = greeted(bus, instance="one", unconfirmed=3, bus=bus.broker.connection_requests.identity)
     reply = peer.told()[0].content
     assert (reply["next"], reply["lost"]) == (3, 1)
 
@@ -73,11 +73,11 @@ def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_
     bus.sync()
     peer = greeted(bus, instance=another)
     peer.say(publish(9, 1, b"x", b"y"), publish(1, 3, b"z"))
-    bus.keeper.wants_snapshot = is_snapshot
+    bus.keeper.is_snapshot_due = is_snapshot
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    peer = greeted(bus, instance="one", unconfirmed=1, bus=bus.broker.answers.identity)
+    peer = greeted(bus, instance="one", unconfirmed=1, bus=bus.broker.connection_requests.identity)
     reply = peer.told()[0].content
     assert (reply["next"], reply["lost"]) == (1 + PUBLISHER_STEP, 0)
     peer.say(publish(1, reply["next"], b"b", b"c"))
@@ -93,7 +93,7 @@ def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_
 def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
     bus = KeptBus(tmp_path)
     for who, count in ((user, 2), ("bob", 3)):
-        peer = Peer2(bus, bus.broker.open())
+        peer = Peer2(bus, bus.broker.open_session())
         peer.session.user = who
         peer.say(hello(1, name="till", instance="one"), publish(1, 0, *[b"x"] * count))
         peer.say(publish(9, count, b"refused"))
@@ -101,7 +101,7 @@ def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
     bus.crash()
     bus = KeptBus(tmp_path)
     for who, following in ((user, 3), ("bob", 4), ("cid", 0)):
-        peer = Peer2(bus, bus.broker.open())
+        peer = Peer2(bus, bus.broker.open_session())
         peer.session.user = who
         peer.say(hello(1, name="till", instance="one"))
         assert peer.told()[0].content["next"] == following
@@ -115,7 +115,9 @@ def test_who_is_not_known_lost_nothing_unless_the_machine_did(tmp_path: Path) ->
         bus.sync()
         bus.crash()
         bus = KeptBus(path, level=Level.OS, boot=boot)
-        peer = greeted(bus, instance="one", unconfirmed=5, bus=bus.broker.answers.identity)
+        peer = greeted(
+            bus, instance="one", unconfirmed=5, bus=bus.broker.connection_requests.identity
+        )
         reply = peer.told()[0].content
         assert (reply["next"], reply["lost"]) == (5, lost)
         bus.crash()
@@ -157,7 +159,7 @@ def after_a_cut(path: Path, level: Level, *, now: Level | None = None) -> KeptBu
     peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
     bus.sync()
     peer.say(publish(1, 1, b"b", b"c"))
-    bus.keeper.wants_snapshot = True
+    bus.keeper.is_snapshot_due = True
     bus.sync()
     bus.crash()
     segments(path)[-1].unlink()
@@ -177,7 +179,7 @@ def test_after_a_power_cut_a_program_is_believed(
 ) -> None:
     bus = after_a_cut(tmp_path, level, now=now)
     bus.sync()  # The snapshot is from before it comes.
-    known = {"unconfirmed": unconfirmed, "bus": bus.broker.answers.identity}
+    known = {"unconfirmed": unconfirmed, "bus": bus.broker.connection_requests.identity}
     peer = greeted(bus, instance="one", **known)
     reply = peer.told()[0].content
     assert (reply["next"], reply["lost"]) == (unconfirmed, max(0, unconfirmed - 3))
@@ -204,7 +206,7 @@ def test_after_a_power_cut_who_says_nothing_is_forgotten(
 @pytest.mark.parametrize("now", [Level.MEMORY, Level.OS, Level.DISK])
 def test_what_was_on_disk_is_believed_after_a_power_cut(tmp_path: Path, now: Level) -> None:
     bus = after_a_cut(tmp_path, Level.DISK, now=now)
-    known = {"unconfirmed": 1, "bus": bus.broker.answers.identity}
+    known = {"unconfirmed": 1, "bus": bus.broker.connection_requests.identity}
     assert greeted(bus, instance="one", **known).told()[0].content["next"] == 3
     bus.crash()
 
@@ -216,12 +218,12 @@ def test_a_refusal_that_was_not_heard_is_told_after_a_crash(tmp_path: Path) -> N
         peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
         peer.say(publish(9, 1, b"b", b"c"), publish(1, 3, b"d"))
         bus.sync()
-        bus.keeper.wants_snapshot = keeps_all
+        bus.keeper.is_snapshot_due = keeps_all
         bus.broker.clock.now += 1
         bus.sync()
         bus.crash()
         bus = KeptBus(path)
-        known = {"unconfirmed": 1, "bus": bus.broker.answers.identity}
+        known = {"unconfirmed": 1, "bus": bus.broker.connection_requests.identity}
         peer = greeted(bus, instance="one", **known)
         assert peer.told()[0].content["next"] == 1
         peer.say(publish(1, 1, b"b", b"c", b"d"))

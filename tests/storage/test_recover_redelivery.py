@@ -41,7 +41,7 @@ def later(bus: KeptBus, reader: Peer2, seconds: int) -> list[tuple[int, int]]:
     for _ in range(seconds):
         bus.broker.clock.now += 1
         bus.tick()
-        bus.broker.wake_due()
+        bus.broker.run_due_wakeups()
         bus.check()
         found += heard(reader)
     return found
@@ -99,7 +99,7 @@ def test_what_was_sent_twice_comes_no_sooner_than_without_the_crash(
         reader = reader_of(bus, **asked)
         came += [(bus.broker.clock.now - START, *each) for each in heard(reader)]
         bus = again(bus, tmp_path, down=1)
-        bus.broker.wake_due()
+        bus.broker.run_due_wakeups()
         bus.check()
     assert came == [(1.0, 0, 2), (13.0, 0, 3)], "the pause is 10, and it is looked every 2 seconds"
     bus.close()
@@ -180,7 +180,7 @@ def test_what_plain_subscriptions_were_sent_keeps_attempts_and_pause(
         for _ in range(others):
             peer2(bus, subscribe(1, 5, start="earliest")).got()
         bus = again(bus, tmp_path)
-        bus.broker.wake_due()
+        bus.broker.run_due_wakeups()
         bus.check()
     assert came == [(0.0, 0, 1), (1.0, 0, 2), (12.0, 0, 3)]
     bus.close()

@@ -60,8 +60,8 @@ def test_a_durable_that_was_away_gets_what_did_not_fit(tmp_path: Path) -> None:
     assert 800 * 13 < here.spilled_bytes < 1000 * 30
     reader = peer2(bus, subscribe(1, 5, durable="d"))
     assert contents(all_of(bus, reader)) == numbered(1000)
-    assert not bus.broker.spilling.behind  # type: ignore[union-attr]
-    assert bus.broker.spilling.budget.used == 0  # type: ignore[union-attr]
+    assert not bus.broker.spill_manager.readers  # type: ignore[union-attr]
+    assert bus.broker.spill_manager.budget.used == 0  # type: ignore[union-attr]
     assert bus.statistics(1).spilled == 0
 
 
@@ -145,7 +145,7 @@ def test_who_leaves_while_it_is_behind_goes_on_where_it_was(tmp_path: Path) -> N
     reader.say(ack(5, 10, 20))
     reader.leave()
     bus.bring()
-    assert bus.broker.spilling.budget.used == 0  # type: ignore[union-attr]
+    assert bus.broker.spill_manager.budget.used == 0  # type: ignore[union-attr]
     reader = peer2(bus, subscribe(1, 5, durable="d"))
     got = all_of(bus, reader)
     assert sorted(each.message_id for each in got) == [*range(10), *range(20, 300)]
@@ -173,11 +173,11 @@ def test_a_subscription_that_ends_while_it_is_behind_leaves_nothing(tmp_path: Pa
     peer2(bus, subscribe(1, 5, durable="d")).leave()
     fill(bus, peer2(bus), 300)
     reader = peer2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, start="new"))
-    bus.broker.take_ready()  # Something is being read.
+    bus.broker.drain_writable()  # Something is being read.
     reader.say(unsubscribe(5, forget=True))
     bus.bring()
     assert bus.statistics(1).spilled == 0
-    assert not bus.broker.spilling.behind  # type: ignore[union-attr]
+    assert not bus.broker.spill_manager.readers  # type: ignore[union-attr]
 
 
 # What is late ------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_what_is_acknowledged_is_not_held_in_memory(
         bus.sync()
         for message in hear(bus, live):
             live.say(ack(7, message.message_id, message.message_id + 1))
-    (behind,) = bus.broker.spilling.behind  # type: ignore[union-attr]
+    (behind,) = bus.broker.spill_manager.readers  # type: ignore[union-attr]
     assert behind.position.ring.frame_bytes < 100_000  # And not 400 KB.
     later(bus, 3600)
     assert b"first" in contents(hear(bus, live))
@@ -236,7 +236,7 @@ def test_what_is_on_disk_only_becomes_a_dead_letter_whole(tmp_path: Path) -> Non
         later(bus, 60)
         hear(bus, reader)
         bus.sync()
-    dead = bus.broker.classes[bus.broker.store.names["dead.1"]].ring
+    dead = bus.broker.classes[bus.broker.store.class_id_by_name["dead.1"]].ring
     texts = [dead.frame(sequence) for sequence in range(dead.floor, dead.head)]
     assert len(texts) >= 10
     assert all(b"%d." % number in text for number, text in enumerate(texts))
@@ -251,8 +251,8 @@ def test_dead_letters_that_make_room_are_gone(tmp_path: Path) -> None:
         assert len(hear(bus, reader)) == 1
         reader.say(nack(5, at, at + 1, "terminate"))
         bus.sync()  # It checks what is stored.
-    dead = bus.broker.classes[bus.broker.store.names["dead.1"]]
-    assert (dead.first, dead.ring.floor, dead.ring.head) == (15, 15, 20)
+    dead = bus.broker.classes[bus.broker.store.class_id_by_name["dead.1"]]
+    assert (dead.first_sequence, dead.ring.floor, dead.ring.head) == (15, 15, 20)
     assert dead.dropped == {Reason.DROP_OLDEST: 15}
 
 
@@ -343,8 +343,8 @@ def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
         bus.sync()
         reader.got()
         reader.say(ack(7, at, at + 20))
-    assert bus.broker.classes[1].first == 500
-    bus.keeper.wants_snapshot = True
+    assert bus.broker.classes[1].first_sequence == 500
+    bus.keeper.is_snapshot_due = True
     bus.sync()
     assert not bus.remove()
     folder = tmp_path / "classes" / "00001"
@@ -377,8 +377,8 @@ def test_who_asks_is_told_what_is_on_disk_and_who_needs_it(tmp_path: Path) -> No
     peer2(bus, subscribe(1, 5, durable="d", max_in_flight=1)).leave()
     fill(bus, peer2(bus), 600)
     peer2(bus, subscribe(1, 5, durable="d", max_in_flight=1))
-    bus.broker.take_ready()  # It is being read for.
-    said = bus.broker.explaining.explain(ClassQuestion(1))
+    bus.broker.drain_writable()  # It is being read for.
+    said = bus.broker.inquiry_handler.build_report(ClassQuestion(1))
     assert isinstance(said, ClassSaid)
     assert (said.floor, said.head) == (0, said.stored)
     assert said.stored > 100

@@ -10,7 +10,7 @@ from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.message_class import spill
-from simplebus.core.message_class.spill import Read
+from simplebus.core.message_class.spill import SpillRead
 from simplebus.core.settings import FullPolicy
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
@@ -73,7 +73,7 @@ def test_publishers_are_known_after_a_crash_of_a_class_that_spills(tmp_path: Pat
     bus = SpilledBus(tmp_path, segment_bytes=500)
     fill(bus, peer2(bus, name="till"), 500)
     bus = again(bus, tmp_path, segment_bytes=500)
-    peer = Peer2(bus, bus.broker.open())
+    peer = Peer2(bus, bus.broker.open_session())
     peer.say(asked(ord("4"), request=1, version=2, classes=[1], name="till"))
     (answer,) = peer.told()
     assert answer.content["next"] == 500
@@ -296,8 +296,8 @@ def test_a_record_that_is_cut_off_is_left_out_and_not_tried_for_ever(tmp_path: P
     second = data.find(data[:4], 1)
     with segment.open("r+b") as file:
         file.truncate(second - 1)
-    found = bus.reader.read(Read(1, 20, 100, 1000, lambda stretches: None))
-    assert [(each.first, each.messages, each.frames) for each in found] == [(20, 80, b"")]
+    found = bus.reader.read(SpillRead(1, 20, 100, 1000, lambda stretches: None))
+    assert [(each.first, each.message_count, each.frames) for each in found] == [(20, 80, b"")]
     assert "from 20 to 100 cannot be read" in bus.reader.problems[0]
 
 

@@ -72,7 +72,7 @@ class Side:
     def tick(self, seconds: float) -> None:
         self.bus.broker.clock.now += seconds
         self.bus.tick()
-        self.bus.broker.wake_due()
+        self.bus.broker.run_due_wakeups()
         self.settle()
 
 

@@ -30,7 +30,7 @@ from simplebus.client.aio.transport import Place
 from simplebus.client.aio.wakeup_event import Signal
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.messages import Batch
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.errors import Reason, RefusedError
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_MESSAGES_MAX
 from simplebus.core.protocol.envelope_reader import Seconds
@@ -69,7 +69,7 @@ class Within(Protocol):
 
 @dataclass(slots=True)
 class _Asked:
-    request: Request
+    request: OpenRequest
     first: int
     end: int
     """Where it is to end; it ends sooner where it would be too long."""
@@ -122,7 +122,7 @@ class NearBus:
             self.class_id = self._class
         else:
             await self._wire.answered(self._core.name_classes(NamedClass(name=self._class)))
-            found = self._core.class_id(self._class)
+            found = self._core.find_class_id(self._class)
             assert found is not None
             self.class_id = found
         try:
@@ -136,7 +136,7 @@ class NearBus:
                 "a program has to forget that durable first",
             ) from error
         self._kept = reply.floor
-        asked = self._core.fetch(self.class_id, self._kept, 1, make=False)
+        asked = self._core.fetch(self.class_id, self._kept, 1, create_class=False)
         found_now = (await self._wire.answered(asked)).reply
         assert isinstance(found_now, FetchReply)
         self.head = found_now.head
@@ -154,8 +154,8 @@ class NearBus:
         )
         inbox = self._inbox = self._core.subscribe(self.class_id, options, auto_ack=False)
         self._wire.opened(inbox, self._arrived)
-        await self._wire.answered(inbox.request)
-        reply = inbox.request.reply
+        await self._wire.answered(inbox.subscribe_request)
+        reply = inbox.subscribe_request.reply
         assert isinstance(reply, SubscribeReply)
         return reply
 
@@ -221,7 +221,7 @@ class NearBus:
         return 0 if self._channels else max(0, reply.first - at)
 
     async def look(self, sequence: int) -> Mark | None:
-        asked = self._core.fetch(self.class_id, sequence, 1, times=True, make=False)
+        asked = self._core.fetch(self.class_id, sequence, 1, with_times=True, create_class=False)
         reply = (await self._wire.answered(asked)).reply
         assert isinstance(reply, FetchReply)
         ages = _ages(reply, reply.now)
@@ -230,7 +230,7 @@ class NearBus:
 
     async def behind(self, at: int) -> tuple[int, float]:
         """Those among them that are for others count, too, until they are looked at."""
-        asked = self._core.fetch(self.class_id, at, 1, times=True, make=False)
+        asked = self._core.fetch(self.class_id, at, 1, with_times=True, create_class=False)
         reply = (await self._wire.answered(asked)).reply
         assert isinstance(reply, FetchReply)
         self.head = max(self.head, reply.head)
@@ -253,7 +253,7 @@ class NearBus:
         self._wire.writer.push()
 
     def _ask(self, at: int, count: int) -> None:
-        request = self._core.fetch(self.class_id, at, count, times=True, make=False)
+        request = self._core.fetch(self.class_id, at, count, with_times=True, create_class=False)
         asked = _Asked(request, at, at + count)
         self._asked.append(asked)
         self._wire.awaited.append((request, asked.answered))
@@ -265,13 +265,13 @@ class NearBus:
         while inbox.is_empty:
             check(self._wire)
             await self._arrived.wait()
-        batch = inbox.take_batch()
+        batch = inbox.next_batch()
         assert batch is not None
         # What comes first need not be the first that is there: others may not be due yet.
         first = max(at, int(batch.sequences[0]))
         pause, longest = _SAFE_SECONDS
         while True:
-            asked = self._core.fetch(self.class_id, first, 1, make=False)
+            asked = self._core.fetch(self.class_id, first, 1, create_class=False)
             reply = (await self._wire.answered(asked)).reply
             assert isinstance(reply, FetchReply)
             if reply.head > first:
@@ -289,7 +289,7 @@ class NearBus:
             return
         inbox = self._inbox
         assert inbox is not None
-        left = self._core.unsubscribe(inbox, processed=False)
+        left = self._core.unsubscribe(inbox, is_processed=False)
         self._kept, self._kept_at = at, time
         # Both are said in one breath: who has no subscription is not waited for by a bus that ends.
         await self._subscribe(Start(sequence=at), seek=True)
@@ -298,7 +298,7 @@ class NearBus:
 
     def _has_taken(self) -> bool:
         """Whether the durable has sent what it had, and would send nothing more."""
-        return self._inbox is None or self._inbox.pending
+        return self._inbox is None or self._inbox.has_unsettled
 
     async def give_up(self, refusals: Sequence[Refusal]) -> int:
         letters = Letters(self._wire, self._class, self._durable)
@@ -308,7 +308,11 @@ class NearBus:
         while left:
             at, most = left[0].sequence, left[-1].sequence + 1 - left[0].sequence
             asked = self._core.fetch(
-                self.class_id, at, min(most, FETCH_MESSAGES_MAX), times=True, make=False
+                self.class_id,
+                at,
+                min(most, FETCH_MESSAGES_MAX),
+                with_times=True,
+                create_class=False,
             )
             reply = (await self._wire.answered(asked)).reply
             assert isinstance(reply, FetchReply)

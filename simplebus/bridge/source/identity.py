@@ -26,7 +26,7 @@ _ROOM_MIN = 64
 def life_of(near: ClientCore) -> str:
     """Within what a sequence of the near bus means one message: of a bus that may lose what it has
     shown, in one run of it. Then other messages are not taken for those that were lost."""
-    return near.bus_id if near.level is Level.DISK else f"{near.bus_id} {near.run}"
+    return near.bus_id if near.durability is Level.DISK else f"{near.bus_id} {near.run_id}"
 
 
 class Looked:

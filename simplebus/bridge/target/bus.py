@@ -41,7 +41,7 @@ from simplebus.core.limits import (
     MESSAGE_ID_MASK,
     NAME_CHARACTERS_MAX,
 )
-from simplebus.core.message_class.last_values import RECORDS
+from simplebus.core.message_class.last_values import BRIDGE_RECORDS_CLASS
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.requests import Auth, NamedClass, SubscribeRequest
 
@@ -126,7 +126,7 @@ class FarBus:
     async def resume(self, near: Near, record: Record | None, *, kept: int) -> list[Refusal]:
         """Send what the far bus lacks of what was announced to it. Returns what it refuses of it:
         nothing below `kept`, for with that the lane was through."""
-        terms, number = self._terms, self._core.publisher.stored_before & MESSAGE_ID_MASK
+        terms, number = self._terms, self._core.publish_buffer.stored_before_count & MESSAGE_ID_MASK
         self._rewriter = Rewriter(
             class_id=self.class_id,
             here=near.identity,
@@ -134,7 +134,7 @@ class FarBus:
             channels=terms.channels,
             renaming=terms.renaming,
             hops=terms.hops,
-            frame_bytes_max=self._core.frame_bytes,
+            frame_bytes_max=self._core.accepted_frame_bytes_max,
         )
         self._numbering = Numbering(near.memory, number)
         if record is None:
@@ -241,7 +241,7 @@ class FarBus:
 
     @property
     def confirmed(self) -> int:
-        before = self._core.confirmed
+        before = self._core.confirmed_position
         return sum(
             min(batch.count, max(0, before - waiter.first))
             for waiter, batch in self._sent
@@ -264,7 +264,7 @@ class FarBus:
 
     def _ranges_max(self, next: int) -> int:
         """So many ranges of sequences below `next` may a batch have."""
-        space = (self._core.frame_bytes - _RECORD_BYTES) // _RANGES_PART
+        space = (self._core.accepted_frame_bytes_max - _RECORD_BYTES) // _RANGES_PART
         return max(1, min(_RANGES_MAX, space // _range_bytes(next)))
 
     def has_room(self, planned: Sequence[Made]) -> bool:
@@ -277,7 +277,7 @@ class FarBus:
         next = told[-1][1] if told else 0
         told.append((self._ranges_max(next), next))  # As long as it may be.
         size = sum(_BATCH_BYTES + count * _range_bytes(next) for count, next in told)
-        return _RECORD_BYTES + size <= self._core.frame_bytes
+        return _RECORD_BYTES + size <= self._core.accepted_frame_bytes_max
 
     def announce(self, planned: Sequence[Made]) -> None:
         before, self._plan = self._plan, []
@@ -313,11 +313,11 @@ class FarBus:
         """Hand it over. Returns how many bytes it has."""
         copies, size = made.body, 0
         assert isinstance(copies, Copies)
-        first = self._core.published
+        first = self._core.published_position
         for raw, bounds in copies.frames():
-            self._core.publisher.publish_frames(raw, bounds, self.class_id)
+            self._core.publish_buffer.publish_frames(raw, bounds, self.class_id)
             size += len(raw)
-        self._await(first, self._core.published - 1, batch)
+        self._await(first, self._core.published_position - 1, batch)
         return size
 
     def _await(self, first: int, last: int, batch: Batch | None) -> Waiter:
@@ -333,10 +333,10 @@ class FarBus:
             refusals += await self._first_through()
         self._numbering.settled()
         records = self._records
-        records.ask()  # The records that have come back are of no more use.
+        records.settle_previous()  # The records that have come back are of no more use.
         while not records.is_empty:
-            records.take_batch()
-            records.ask()
+            records.next_batch()
+            records.settle_previous()
         return refusals
 
     async def _confirmed(self) -> list[Refusal]:
@@ -393,7 +393,7 @@ async def far_bus(place: Place, terms: FarTerms) -> AsyncIterator[tuple[FarBus, 
     record, is_odd = None, False
     async with wired(place, terms.core()) as wire:
         bus = wire.core.bus_id
-        if wire.core.publisher.stored_before:
+        if wire.core.publish_buffer.stored_before_count:
             record = await _last_record(wire, terms)
             is_odd = record is None
     if is_odd:  # What its numbers are is forgotten there.
@@ -409,7 +409,8 @@ async def far_bus(place: Place, terms: FarTerms) -> AsyncIterator[tuple[FarBus, 
         records = await _subscribed(wire, terms, seek=False)
         if class_id == records.class_id:
             raise BusError(
-                f"class {class_id} of {bus} is {RECORDS!r}, where bridges write down where they "
+                f"class {class_id} of {bus} is {BRIDGE_RECORDS_CLASS!r}, where bridges write "
+                "down where they "
                 "are: nothing is copied there"
             )
         yield FarBus(wire, class_id, records, terms), record
@@ -427,7 +428,7 @@ async def _last_record(wire: Wire, terms: FarTerms) -> Record | None:
             await wire.answered(wire.core.sync())  # Or the line is silent, and that says nothing.
         if inbox.is_empty:
             return None
-        batch = inbox.take_batch()
+        batch = inbox.next_batch()
         assert batch is not None
         try:
             return Record.decode(batch.payloads[-1])
@@ -435,7 +436,7 @@ async def _last_record(wire: Wire, terms: FarTerms) -> Record | None:
             log.warning("%s: %s", terms.name, error)
             return None
     finally:
-        wire.core.unsubscribe(inbox, processed=False)
+        wire.core.unsubscribe(inbox, is_processed=False)
         wire.closed(inbox)
 
 
@@ -443,7 +444,9 @@ async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
     """The lane's position in the class of records; with `seek` at the last one of it."""
     core = wire.core
     try:
-        await wire.answered(core.name_classes(NamedClass(name=RECORDS, last_values=True)))
+        await wire.answered(
+            core.name_classes(NamedClass(name=BRIDGE_RECORDS_CLASS, last_values=True))
+        )
     except RefusedError as error:
         if error.code != Reason.BAD_REQUEST or not core.bus_id.startswith(_OLD_DOOR):
             raise
@@ -451,7 +454,7 @@ async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
             f"{core.bus_id!r} is a door before a JetStream cluster of a version to which no bridge "
             "or uplink leads: upgrade it, or have it lead to the NATS servers of that cluster"
         ) from error
-    class_id = core.class_id(RECORDS)
+    class_id = core.find_class_id(BRIDGE_RECORDS_CLASS)
     assert class_id is not None
     options = SubscribeRequest(
         channels=[terms.channel],
@@ -462,7 +465,7 @@ async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
     )
     inbox = core.subscribe(class_id, options)
     wire.opened(inbox, Signal())
-    await wire.answered(inbox.request)
+    await wire.answered(inbox.subscribe_request)
     return inbox
 
 
@@ -473,7 +476,7 @@ async def named_at(wire: Wire, class_: int | str) -> int:
     await wire.answered(core.name_classes(named))
     if isinstance(class_, int):
         return class_
-    found = core.class_id(class_)
+    found = core.find_class_id(class_)
     assert found is not None
     return found
 
@@ -495,7 +498,7 @@ class FarDoor:
         self.identity = wire.core.bus_id
         self.class_id = class_id
         self._wire, self._core = wire, wire.core
-        self._at = at - wire.core.published
+        self._at = at - wire.core.published_position
         """The sequence of position 0."""
         self._rewriter = Rewriter(
             class_id=class_id,
@@ -504,7 +507,7 @@ class FarDoor:
             channels=terms.channels,
             renaming=terms.renaming,
             hops=terms.hops,
-            frame_bytes_max=wire.core.frame_bytes,
+            frame_bytes_max=wire.core.accepted_frame_bytes_max,
         )
         self._sent: deque[tuple[Waiter, Made]] = deque()
         """What is not settled."""
@@ -512,7 +515,7 @@ class FarDoor:
 
     @property
     def confirmed(self) -> int:
-        end = self._at + self._core.confirmed
+        end = self._at + self._core.confirmed_position
         return sum(int(np.searchsorted(made.sequences, end)) for _, made in self._sent)
 
     def make(self, found: Found) -> Made:
@@ -537,23 +540,24 @@ class FarDoor:
         copies, core = made.body, self._core
         assert isinstance(copies, Copies)
         first, last = int(made.sequences[0]) - self._at, int(made.sequences[-1]) - self._at
-        if first < core.published:
+        if first < core.published_position:
             raise BusConnectionError(
                 f"what is to be sent again comes before what {self.identity} has: beginning anew"
             )
-        if last - core.confirmed >= _SPAN_MAX:
+        if last - core.confirmed_position >= _SPAN_MAX:
             raise BusConnectionError(
-                f"{last - core.confirmed} messages in a row were not copied: beginning anew"
+                f"{last - core.confirmed_position} messages in a row were not copied: beginning "
+                "anew"
             )
         for (raw, bounds), sequences in zip(copies.frames(), copies.sequences, strict=True):
             edges = [0, *(np.flatnonzero(np.diff(sequences) != 1) + 1).tolist(), sequences.size]
             for begin, end in pairwise(edges):
                 part = memoryview(raw)[int(bounds[begin]) : int(bounds[end]) + DELIMITER_BYTES]
-                core.publisher.publish_frames(
+                core.publish_buffer.publish_frames(
                     part,
                     bounds[begin : end + 1] - bounds[begin],
                     self.class_id,
-                    left_out=int(sequences[begin]) - self._at - core.published,
+                    skipped_count=int(sequences[begin]) - self._at - core.published_position,
                 )
         self._looked.note(self._near, made)
         self._sent.append((self._wire.confirms.wait_for(first, last, self._done.set), made))

@@ -224,7 +224,7 @@ class Bus(Publisher):
     async def _reply_or_refusal(self, answered: anyio.Event) -> None:
         """Return when what was published last is answered. Raises what the bus refused it for, and
         BusConnectionError when the bus is gone for good."""
-        confirms, position = self.wire.confirms, self._core.published - 1
+        confirms, position = self.wire.confirms, self._core.published_position - 1
 
         def through() -> None:
             if waiter.refused or not waiter.is_done:
@@ -250,7 +250,7 @@ class Bus(Publisher):
         payload = self._outbound.payload(value)
         self.wire.check()
         if not confirm:
-            if self._source.handed_bytes >= self._writer.write_at:
+            if self._source.published_bytes >= self._writer.write_at:
                 await self._writer.make_room()
             self._core.publish(payload, class_id, envelope)
             return

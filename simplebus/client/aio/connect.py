@@ -58,7 +58,7 @@ def client_core(
     return ClientCore(
         name=name,
         instance=instance or secrets.token_hex(8),
-        heartbeat=heartbeat,
+        heartbeat_seconds=heartbeat,
         client="simplebus for Python",
         frame_bytes_max=frame_bytes,
         auth=auth,

@@ -61,7 +61,7 @@ class Wire(Waits):
         """Whether a consumer holds messages that it may process any time."""
         self._beat_wanted = Signal()
         core.on_ack = self._acked
-        core.hear_notices(lambda sentence: log.warning("the bus says: %s", sentence))
+        core.set_notice_handler(lambda sentence: log.warning("the bus says: %s", sentence))
         fork_safety.watch(self)
 
     # Connections ---------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class Wire(Waits):
             await anyio.sleep(attempt.pause)
             self._place = self._places[attempt.address]
             try:
-                known = self.core.publisher.forgotten
+                known = self.core.publish_buffer.forgotten_count
                 link = await greeted(self._place, self.core, self._buffer, attempt.seconds)
             except BusConnectionError as problem:
                 if not schedule.failed(attempt.address, problem):
@@ -81,7 +81,9 @@ class Wire(Waits):
                 if schedule.problem is problem and schedule.has_refusal:
                     log.warning("%s; that address is not tried again", problem)
             else:
-                addresses.tell_forgotten(self._place, self.core.publisher.forgotten - known)
+                addresses.tell_forgotten(
+                    self._place, self.core.publish_buffer.forgotten_count - known
+                )
                 schedule.made(attempt.address, anyio.current_time())
                 self._link = self.writer.link = link
                 return
@@ -119,7 +121,7 @@ class Wire(Waits):
         """The connection is lost: have another one, or be told that there will be none."""
         if self.end is not None:
             return
-        self.core.lost()
+        self.core.connection_lost()
         self._after_receiving()  # What came before the end counts.
         self.changed.set()
         loss = self._loss
@@ -182,12 +184,14 @@ class Wire(Waits):
         self.lose(error)
 
     def _after_receiving(self) -> None:
-        refused = self.core.refusals()
+        refused = self.core.pop_refusals()
         if refused or self.confirms.is_awaited:
-            self.confirms.update(self.core.confirmed, refused)
+            self.confirms.update(self.core.confirmed_position, refused)
         if self.awaited:
             self.answer()
-        if self.core.outgoing.queued_bytes:  # A confirm has made room, or something was asked for.
+        if (
+            self.core.send_queue.queued_bytes
+        ):  # A confirm has made room, or something was asked for.
             self.writer.push()
         self.changed.set()
 
@@ -198,7 +202,7 @@ class Wire(Waits):
                 await self._beat_wanted.wait()
                 continue
             await anyio.sleep(ACK_SECONDS)
-            self._beating = self.core.settle_processed()
+            self._beating = self.core.ack_processed()
             self.writer.push()
 
     async def _tick(self) -> None:
@@ -260,7 +264,7 @@ class Wire(Waits):
 
     def unconfirmed(self) -> BusConnectionError | None:
         """After `close`: an error if the bus did not confirm everything."""
-        count = self.core.published - self.core.confirmed
+        count = self.core.published_position - self.core.confirmed_position
         return (
             addresses.unconfirmed(count, self.end or addresses.left(self._place)) if count else None
         )

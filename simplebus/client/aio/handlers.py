@@ -68,7 +68,7 @@ class Handling:
             if self.is_opening:
                 self.open(await self._bus.class_of(subscription.target.what))
                 wire.changed.set()
-            await wire.answered(subscription.inbox.request)
+            await wire.answered(subscription.inbox.subscribe_request)
             async with anyio.create_task_group() as workers:
                 for _ in range(self._concurrency):
                     workers.start_soon(self._work, workers.cancel_scope)
@@ -84,7 +84,7 @@ class Handling:
 
     async def _work(self, scope: anyio.CancelScope) -> None:
         """One of its tasks, in the scope of all of them."""
-        at_work = self._subscription.inbox.at_work
+        at_work = self._subscription.inbox.in_handler_sequences
         try:
             while True:
                 message = await self._subscription.get()

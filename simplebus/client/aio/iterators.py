@@ -55,7 +55,7 @@ class _Loop:
         self._stands = stands
 
     def __aiter__(self) -> Self:
-        self._inbox.restart(self._key)
+        self._inbox.start_loop(self._key)
         self._stands = leaving.statement()
         return self
 
@@ -80,7 +80,7 @@ class MessageLoop(_Loop, Generic[T]):
         subscription = self._subscription
         await subscription.refill(self._key)
         subscription.prepare()
-        self._ready = self._inbox.ready
+        self._ready = self._inbox.prepared_messages
         return next(self._ready)
 
 
@@ -106,11 +106,11 @@ class ValueLoop(_Loop, Generic[T]):
             await subscription.refill(self._key)
             subscription.prepare(values=True)
             assert self._inbox.decode is not None
-            self._ready = map(self._inbox.decode, self._inbox.payloads)
+            self._ready = map(self._inbox.decode, self._inbox.prepared_payloads)
             return next(self._ready)
         except DecodeError as error:
-            message = self._inbox.current()
-            self._inbox.give_up()
+            message = self._inbox.last_message()
+            self._inbox.nack_last()
             raise undecodable(error, message) from None
 
 

@@ -40,7 +40,7 @@ class Publisher:
         self.wire = wire
         """For this package."""
         self._core = wire.core
-        self._source = wire.core.publisher
+        self._source = wire.core.publish_buffer
         self._writer = wire.writer
         self._registry = registry
         self._outbound = Outbound(wire.core, registry)
@@ -51,7 +51,7 @@ class Publisher:
     @property
     def durability(self) -> Durability:
         """Where a message is when it is confirmed, by the bus that was connected to last."""
-        return DURABILITIES[self._core.level]
+        return DURABILITIES[self._core.durability]
 
     async def publish(
         self,
@@ -83,7 +83,7 @@ class Publisher:
             if refused := await self.wire.confirmed(position, position):
                 raise refused[0]
             return
-        if self._source.handed_bytes >= self._writer.write_at:
+        if self._source.published_bytes >= self._writer.write_at:
             await self._writer.make_room()
         self._put(payload, id_, envelope)
 
@@ -101,7 +101,7 @@ class Publisher:
             payload = message  # type: ignore[assignment]
             id_ = class_id if type(class_id) is int else self._named_now(class_id)
         envelope = self._envelope(**about) if about else None
-        if self._source.handed_bytes >= self._writer.write_at and not self._writer.has_room():
+        if self._source.published_bytes >= self._writer.write_at and not self._writer.has_room():
             raise BusFullError("nothing was published: too much waits to be confirmed by the bus")
         return self._put(payload, id_, envelope)
 
@@ -130,12 +130,12 @@ class Publisher:
             self.wire.check()
         else:
             await self._writer.make_room()
-        first = self._core.published
+        first = self._core.published_position
         self._core.publish_runs(runs, envelope)
         self._writer.push()
-        if not confirm or self._core.published == first:
+        if not confirm or self._core.published_position == first:
             return
-        if refused := await self.wire.confirmed(first, self._core.published - 1):
+        if refused := await self.wire.confirmed(first, self._core.published_position - 1):
             raise group(refused)
 
     async def flush(self) -> None:

@@ -24,7 +24,7 @@ from simplebus.client.aio.wakeup_event import Signal
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Batch, Message
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.subscription_target import Entry, Target, nothing_came, undecodable
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import MESSAGES_PER_TURN
@@ -67,7 +67,7 @@ class BaseSubscription(Entry[T]):
         self.check_fresh()
         self.open(await self._bus.class_of(self.target.what))
         try:
-            await self._wire.answered(self.inbox.request)
+            await self._wire.answered(self.inbox.subscribe_request)
         except BaseException:
             self.close(processed=False)
             raise
@@ -99,15 +99,15 @@ class BaseSubscription(Entry[T]):
         """
         inbox = self.inbox
         while True:
-            if inbox.loop is None:
-                for message in inbox.ready:
+            if inbox.active_loop is None:
+                for message in inbox.prepared_messages:
                     return message
             with anyio.move_on_after(arguments.patience("timeout", timeout)):
                 await self.refill()
             if inbox.is_empty:
                 assert timeout is not None, "refill returned, and there was nothing"
                 raise nothing_came(self.target, timeout)
-            for message in inbox.ready:  # Another task has prepared some.
+            for message in inbox.prepared_messages:  # Another task has prepared some.
                 return message
             self.prepare()
 
@@ -127,7 +127,7 @@ class BaseSubscription(Entry[T]):
         self._wire.check()
         self._wire.opened(self.enter(class_id), self._arrived)
 
-    def close(self, *, processed: bool) -> Request:
+    def close(self, *, processed: bool) -> OpenRequest:
         """End. `processed` says what became of the last message. Returns what the bus is to
         answer."""
         request = self.leave(processed=processed)
@@ -139,7 +139,7 @@ class BaseSubscription(Entry[T]):
         that was handed before is processed."""
         inbox, wire = self.inbox, self._wire
         wire.check_thread()
-        inbox.ask(loop)
+        inbox.settle_previous(loop)
         if not inbox.is_empty:
             wire.check()
             wire.writer.push_due_acks()
@@ -147,10 +147,10 @@ class BaseSubscription(Entry[T]):
                 self._since_turn = 0
                 await anyio.lowlevel.checkpoint()
             return
-        if inbox.is_awaited and self._auto_ack:
+        if inbox.has_waiting_consumer and self._auto_ack:
             raise LocalProtocolError("another task already waits for this subscription's messages")
         self._since_turn = 0
-        inbox.is_awaited = True
+        inbox.has_waiting_consumer = True
         try:
             wire.writer.push()  # Acknowledgements leave before we wait.
             wire.changed.set()
@@ -158,12 +158,12 @@ class BaseSubscription(Entry[T]):
                 wire.check()
                 await self._arrived.wait()
         finally:
-            inbox.is_awaited = False
-        inbox.ask(loop)  # Other tasks may have taken some meanwhile.
+            inbox.has_waiting_consumer = False
+        inbox.settle_previous(loop)  # Other tasks may have taken some meanwhile.
 
     def prepare(self, *, values: bool = False) -> None:
         """Have the messages of the next turn ready."""
-        self._since_turn += self.inbox.prepare(MESSAGES_PER_TURN, values=values)
+        self._since_turn += self.inbox.prepare_messages(MESSAGES_PER_TURN, as_values=values)
         self._wire.handed_out()
 
     async def _get_batch(self) -> Batch:
@@ -171,7 +171,7 @@ class BaseSubscription(Entry[T]):
         return self.take_batch()
 
     def take_batch(self, most: int | None = None) -> Batch:
-        batch = self.inbox.take_batch(most)
+        batch = self.inbox.next_batch(most)
         assert batch is not None, "refill returned, and there was nothing"
         self._since_turn += len(batch)
         self._wire.handed_out()
@@ -191,7 +191,7 @@ class Subscription(BaseSubscription[T]):
         try:
             return message.value
         except DecodeError as error:
-            self.inbox.give_up()
+            self.inbox.nack_last()
             raise undecodable(error, message) from None
 
 

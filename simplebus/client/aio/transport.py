@@ -158,17 +158,17 @@ class SocketLink:
 
 async def greeted(place: Place, core: ClientCore, buffer: ReceiveBuffer, seconds: float) -> Link:
     """A link on which the bus has answered the Connect. Raises BusConnectionError."""
-    outgoing = core.outgoing
+    outgoing = core.send_queue
     link: Link | None = None
     is_greeted = False
     try:
         with anyio.move_on_after(seconds):
             link = await place.open()
-            asked = core.connected(anyio.current_time())
-            while not asked.done:
+            asked = core.connection_made(anyio.current_time())
+            while not asked.is_done:
                 while data := outgoing.peek():
                     taken = link.send(data)
-                    outgoing.sent(taken)
+                    outgoing.mark_sent(taken)
                     if not taken:
                         await link.wait_sendable()
                 while not link.flush():
@@ -186,7 +186,7 @@ async def greeted(place: Place, core: ClientCore, buffer: ReceiveBuffer, seconds
         raise addresses.lost(place, error) from error
     finally:
         if link is not None and not is_greeted:
-            core.lost()
+            core.connection_lost()
             link.close()
     if link is None or not is_greeted:
         raise addresses.unanswered(place, seconds, connected=link is not None)

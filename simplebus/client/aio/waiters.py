@@ -18,7 +18,7 @@ import anyio.lowlevel
 from simplebus.client.aio.wakeup_event import Signal
 from simplebus.client.aio.writer import Writer
 from simplebus.client.core.client import ClientCore
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.pending_confirms import Confirms
 from simplebus.core.errors import BusConnectionError, LocalProtocolError, RefusedError
 from simplebus.core.limits import CLOSE_SECONDS
@@ -34,7 +34,7 @@ class Waits:
         messages."""
         self.confirms = Confirms()
         self.writer = Writer(core, self.changed, check=self.check, lose=self.lose)
-        self.awaited: list[tuple[Request, Callable[[], None]]] = []
+        self.awaited: list[tuple[OpenRequest, Callable[[], None]]] = []
         """What the bus has yet to answer, and what is done then."""
         self.end: BusConnectionError | None = None
         """Why there will be no other connection; None while there may be one."""
@@ -64,7 +64,7 @@ class Waits:
         """Tell who waits for what the bus has answered."""
         before, self.awaited = self.awaited, []
         for request, wake in before:
-            if request.done:
+            if request.is_done:
                 wake()
             else:
                 self.awaited.append((request, wake))
@@ -92,23 +92,23 @@ class Waits:
         """Wait until the bus has confirmed everything published so far, and every
         acknowledgement so far is written."""
         self.check()
-        core, outgoing = self.core, self.core.outgoing
-        core.settle_processed()
-        while core.holds_verdicts:
+        core, outgoing = self.core, self.core.send_queue
+        core.ack_processed()
+        while core.has_held_acks:
             self.check()
             await self.changed.wait()
-        mark = outgoing.mark()
+        mark = outgoing.encode_acks()
         await anyio.lowlevel.checkpoint()
         self.writer.push()
-        while not outgoing.has_written(mark):
+        while not outgoing.has_written_acks(mark):
             self.check()
             await self.changed.wait()
-        if core.confirmed < core.published:
-            await self.confirmed(core.published, core.published - 1)
+        if core.confirmed_position < core.published_position:
+            await self.confirmed(core.published_position, core.published_position - 1)
 
-    async def answered(self, request: Request) -> Request:
+    async def answered(self, request: OpenRequest) -> OpenRequest:
         """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
-        if not request.done:
+        if not request.is_done:
             self.check()  # Nobody will tell what was asked when all was over.
             event = anyio.Event()
             self.awaited.append((request, event.set))
@@ -118,7 +118,7 @@ class Waits:
             raise request.error
         return request
 
-    async def heard(self, request: Request) -> None:
+    async def heard(self, request: OpenRequest) -> None:
         """Wait until the bus has answered, with whatever: not for long, and not for a connection
         that is to be made first."""
         if self.writer.link is None:
@@ -126,7 +126,7 @@ class Waits:
         with suppress(RefusedError, BusConnectionError), anyio.move_on_after(CLOSE_SECONDS):
             await self.answered(request)
 
-    async def ask(self, question: Callable[[], Request]) -> Request:
+    async def ask(self, question: Callable[[], OpenRequest]) -> OpenRequest:
         """Ask the bus, again if the connection is lost before the answer."""
         while True:
             self.check()

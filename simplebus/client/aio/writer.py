@@ -74,12 +74,12 @@ class Writer:
         link = self.link
         if self._is_stuck or link is None:
             return
-        outgoing = self._core.outgoing
+        outgoing = self._core.send_queue
         enough = outgoing.sent_bytes + _TURN_BYTES
         try:
             while data := outgoing.peek():
                 taken = link.send(data)
-                outgoing.sent(taken)
+                outgoing.mark_sent(taken)
                 if not taken or outgoing.sent_bytes > enough:
                     self._is_stuck = True
                     self.push_soon()
@@ -97,22 +97,22 @@ class Writer:
 
     def push_due_acks(self) -> None:
         """Write if acknowledgements are many."""
-        if self._core.acks_are_due:
+        if self._core.has_due_acks:
             self.push()
 
     def has_room(self) -> bool:
         """Whether a publisher may queue one more message now. It is written soon."""
         self._check()
-        if self._core.outgoing.queued_bytes >= WRITE_BYTES:
+        if self._core.send_queue.queued_bytes >= WRITE_BYTES:
             self.push()
-            if self._core.outgoing.queued_bytes >= WRITE_BYTES and not self._core.has_credit:
+            if self._core.send_queue.queued_bytes >= WRITE_BYTES and not self._core.has_credit:
                 return False
         self._let_publish()
         return True
 
     async def make_room(self) -> None:
         """Return when a publisher may queue one more message."""
-        outgoing, check = self._core.outgoing, self._check
+        outgoing, check = self._core.send_queue, self._check
         check()
         if outgoing.queued_bytes >= WRITE_BYTES:
             self.push()
@@ -128,7 +128,7 @@ class Writer:
     def _let_publish(self) -> None:
         """Publishers go on without a thought until there is enough for a write."""
         core = self._core
-        self.write_at = core.publisher.handed_bytes + max(
-            1, WRITE_BYTES - core.outgoing.queued_bytes
+        self.write_at = core.publish_buffer.published_bytes + max(
+            1, WRITE_BYTES - core.send_queue.queued_bytes
         )
         self.push_soon()

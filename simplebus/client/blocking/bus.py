@@ -199,7 +199,7 @@ class BlockingBus(BlockingPublisher):
         for handling in self._handled:
             if handling.has_work:
                 handling.work()
-        if self._core.acks_are_due or not self._has_work():
+        if self._core.has_due_acks or not self._has_work():
             self.wire.push()
 
     # Asking --------------------------------------------------------------------------------------

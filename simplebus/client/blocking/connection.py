@@ -23,7 +23,7 @@ from simplebus.client import fork_safety
 from simplebus.client.addresses import Address
 from simplebus.client.blocking.dial import Step, dialled, secured, until_ready, wait
 from simplebus.client.core.client import ClientCore
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.credentials import Access
 from simplebus.client.pending_confirms import Confirms
 from simplebus.client.reconnect import Attempt, Schedule, is_worth_retrying
@@ -98,7 +98,7 @@ class BlockingWire:
         """Whether this connection is to be the last: nothing is left to be done on another."""
         self.one_thread = OneThread()
         """Held by whoever uses the bus."""
-        self.core.hear_notices(lambda sentence: log.warning("the bus says: %s", sentence))
+        self.core.set_notice_handler(lambda sentence: log.warning("the bus says: %s", sentence))
         fork_safety.watch(self)
 
     def check(self) -> None:
@@ -141,14 +141,14 @@ class BlockingWire:
         self._address = self._addresses[attempt.address]
         until = monotonic() + attempt.seconds
         try:
-            known = self.core.publisher.forgotten
+            known = self.core.publish_buffer.forgotten_count
             sock = yield from dialled(self._address, until, attempt.seconds)
             try:
                 wire = yield from secured(sock, self._address, self._access, until, attempt.seconds)
                 yield from self._greeted(wire, until, attempt.seconds)
             except BaseException:
                 sock.close()
-                self.core.lost()
+                self.core.connection_lost()
                 raise
         except BusConnectionError as problem:
             schedule = self._schedule
@@ -157,7 +157,9 @@ class BlockingWire:
             elif schedule.problem is problem and schedule.has_refusal:
                 log.warning("%s; that address is not tried again", problem)
             return
-        client_addresses.tell_forgotten(self._address, self.core.publisher.forgotten - known)
+        client_addresses.tell_forgotten(
+            self._address, self.core.publish_buffer.forgotten_count - known
+        )
         self._socket = wire
         self._selector.register(wire, EVENT_READ)
         self._awaited = EVENT_READ
@@ -177,9 +179,9 @@ class BlockingWire:
         self, sock: socket.socket | TlsSocket, until: float, seconds: float
     ) -> Generator[Step, None, None]:
         """Have the bus answer the Connect, in steps. Raises BusConnectionError."""
-        asked = self.core.connected(monotonic())
+        asked = self.core.connection_made(monotonic())
         try:
-            while not asked.done:
+            while not asked.is_done:
                 self._send(sock)
                 events = EVENT_READ | (EVENT_WRITE if self._is_stuck else 0)
                 if not has_unread(sock) and not (
@@ -199,13 +201,15 @@ class BlockingWire:
             self._selector.unregister(self._socket)
             self._socket.close()
             self._socket = None
-        self.core.lost()
+        self.core.connection_lost()
 
     def _lose(self, error: Exception) -> None:
         """The connection is gone: another one is made by who waits. Raises if there is none."""
         loss = self._loss = client_addresses.lost(self._address, error)
         self._hang_up()
-        self.confirms.update(self.core.confirmed, self.core.refusals())  # It came before the end.
+        self.confirms.update(
+            self.core.confirmed_position, self.core.pop_refusals()
+        )  # It came before the end.
         if self._is_last or not self._schedule.reconnect or not is_worth_retrying(loss.__cause__):
             self._over(client_addresses.left(self._address) if self._is_last else loss)
         log.warning("%s; trying again", loss)
@@ -250,10 +254,10 @@ class BlockingWire:
                     self._lose(error)
 
     def _send(self, sock: socket.socket | TlsSocket) -> None:
-        outgoing = self.core.outgoing
+        outgoing = self.core.send_queue
         try:
             while data := outgoing.peek():
-                outgoing.sent(sock.send(data))
+                outgoing.mark_sent(sock.send(data))
             self._is_stuck = not is_flushed(sock)
         except BlockingIOError:
             self._is_stuck = True
@@ -268,7 +272,7 @@ class BlockingWire:
         if not count:
             raise client_addresses.lost(self._address, None)
         core.receive(self._buffer, count, monotonic())
-        self.confirms.update(core.confirmed, core.refusals())
+        self.confirms.update(core.confirmed_position, core.pop_refusals())
 
     def _wait(self, sock: socket.socket | TlsSocket, until: float) -> int:
         """Which events are there; 0 when it is time to look at the clock."""
@@ -323,8 +327,8 @@ class BlockingWire:
         """Write all that is queued."""
         self.check()
         self.push()
-        if self.core.outgoing.queued_bytes:
-            self.wait_until(lambda: not self.core.outgoing.queued_bytes, deadline)
+        if self.core.send_queue.queued_bytes:
+            self.wait_until(lambda: not self.core.send_queue.queued_bytes, deadline)
 
     def confirmed(self, first: int, last: int) -> list[RefusedError]:
         """Wait until the bus has confirmed these positions, or refused them."""
@@ -340,30 +344,31 @@ class BlockingWire:
     def flush(self, deadline: float = math.inf) -> bool:
         """Wait until everything published so far is confirmed, and every acknowledgement so far
         is written; False at the deadline."""
-        core, outgoing = self.core, self.core.outgoing
-        core.settle_processed()
-        if not self.wait_until(lambda: not core.holds_verdicts, deadline):
+        core, outgoing = self.core, self.core.send_queue
+        core.ack_processed()
+        if not self.wait_until(lambda: not core.has_held_acks, deadline):
             return False
-        mark, published = outgoing.mark(), core.published
+        mark, published = outgoing.encode_acks(), core.published_position
         return self.wait_until(
-            lambda: core.confirmed >= published and outgoing.has_written(mark), deadline
+            lambda: core.confirmed_position >= published and outgoing.has_written_acks(mark),
+            deadline,
         )
 
-    def answered(self, request: Request) -> Request:
+    def answered(self, request: OpenRequest) -> OpenRequest:
         """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
-        self.wait_until(lambda: request.done)
+        self.wait_until(lambda: request.is_done)
         if request.error is not None:
             raise request.error
         return request
 
-    def heard(self, request: Request, deadline: float) -> None:
+    def heard(self, request: OpenRequest, deadline: float) -> None:
         """Write all that is queued, and wait until the bus has answered, with whatever: until the
         deadline, and not for a connection that is to be made first."""
         self.write(deadline)
         if self._socket is not None:
-            self.wait_until(lambda: request.done or self._socket is None, deadline)
+            self.wait_until(lambda: request.is_done or self._socket is None, deadline)
 
-    def ask(self, question: Callable[[], Request]) -> Request:
+    def ask(self, question: Callable[[], OpenRequest]) -> OpenRequest:
         """Ask the bus, again if the connection is lost before the answer."""
         while True:
             self.wait_until(lambda: self._socket is not None)
@@ -394,7 +399,7 @@ class BlockingWire:
 
     def unconfirmed(self) -> BusConnectionError | None:
         """After `close`: an error if the bus did not confirm everything."""
-        count = self.core.published - self.core.confirmed
+        count = self.core.published_position - self.core.confirmed_position
         return (
             client_addresses.unconfirmed(count, self._end or client_addresses.left(self._address))
             if count

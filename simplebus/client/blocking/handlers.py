@@ -44,7 +44,7 @@ class BlockingHandling:
         """Handle a message."""
         message = self._subscription.get()
         self.begun += 1
-        at_work, sequence = self._subscription.inbox.at_work, message.sequence
+        at_work, sequence = self._subscription.inbox.in_handler_sequences, message.sequence
         at_work.add(sequence)
         try:
             self._handle(message)

@@ -34,7 +34,7 @@ class BlockingPublisher:
         self.wire = wire
         """For this package."""
         self._core = wire.core
-        self._outgoing = wire.core.outgoing
+        self._outgoing = wire.core.send_queue
         self._registry = registry
         self._outbound = Outbound(wire.core, registry)
         self._routes = self._outbound.routes
@@ -42,7 +42,7 @@ class BlockingPublisher:
     @property
     def durability(self) -> Durability:
         """Where a message is when it is confirmed, by the bus that was connected to last."""
-        return DURABILITIES[self._core.level]
+        return DURABILITIES[self._core.durability]
 
     def publish(
         self,
@@ -113,11 +113,11 @@ class BlockingPublisher:
         envelope = self._outbound.envelope(**about) if about else None
         self.wire.check()
         with self.wire.one_thread:
-            first = self._core.published
+            first = self._core.published_position
             self._core.publish_runs(runs, envelope)
-            if not confirm or self._core.published == first:
+            if not confirm or self._core.published_position == first:
                 self.wire.write()
-            elif refused := self.wire.confirmed(first, self._core.published - 1):
+            elif refused := self.wire.confirmed(first, self._core.published_position - 1):
                 raise group(refused)
 
     def flush(self) -> None:

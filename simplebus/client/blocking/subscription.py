@@ -62,7 +62,7 @@ class BlockingBaseSubscription(Entry[T]):
         self._wire.check()
         inbox = self.enter(class_id)
         try:
-            self._wire.answered(inbox.request)
+            self._wire.answered(inbox.subscribe_request)
         except BaseException:
             self.leave(processed=False)
             raise
@@ -95,16 +95,16 @@ class BlockingBaseSubscription(Entry[T]):
         Raises TimeoutError when none came in so many seconds.
         """
         inbox = self.inbox
-        if inbox.loop is None:
-            for message in inbox.ready:
+        if inbox.active_loop is None:
+            for message in inbox.prepared_messages:
                 if monotonic() >= self._ack_at:
                     self._push_acks(handing_out=True)
                 return message
         seconds = arguments.limit("timeout", timeout)
         if not self._refill(seconds):
             raise nothing_came(self.target, seconds)
-        inbox.prepare(MESSAGES_PER_TURN)
-        return next(inbox.ready)
+        inbox.prepare_messages(MESSAGES_PER_TURN)
+        return next(inbox.prepared_messages)
 
     def take(self, most: int, timeout: float | None = None) -> list[Message[T]]:
         """The messages that are there, up to `most`; otherwise the first that come, or, after so
@@ -113,14 +113,14 @@ class BlockingBaseSubscription(Entry[T]):
             raise ValueError(f"take needs a number of messages from 1 on, got {most}")
         if not self._refill(arguments.limit("timeout", timeout)):
             return []
-        return list(self.inbox.take_batch(most) or ())
+        return list(self.inbox.next_batch(most) or ())
 
     def _messages(self) -> Iterator[Message[T]]:
         inbox = self.inbox
         with Looping(inbox) as loop:
             while self._refill(self._idle_seconds, loop):
-                inbox.prepare(MESSAGES_PER_TURN)
-                for message in inbox.ready:
+                inbox.prepare_messages(MESSAGES_PER_TURN)
+                for message in inbox.prepared_messages:
                     yield message
                     if monotonic() >= self._ack_at:
                         self._push_acks()
@@ -142,7 +142,7 @@ class BlockingBaseSubscription(Entry[T]):
         return self._take_batch()
 
     def _take_batch(self) -> Batch:
-        batch = self.inbox.take_batch()
+        batch = self.inbox.next_batch()
         assert batch is not None, "refill returned, and there was nothing"
         return batch
 
@@ -151,21 +151,21 @@ class BlockingBaseSubscription(Entry[T]):
         was handed before is processed."""
         inbox, wire = self.inbox, self._wire
         with wire.one_thread:
-            inbox.ask(loop)
+            inbox.settle_previous(loop)
             if not inbox.is_empty:
                 wire.check()
-                if wire.core.acks_are_due or monotonic() >= self._ack_at:
+                if wire.core.has_due_acks or monotonic() >= self._ack_at:
                     self._write_acks()
                 return True
-            inbox.is_awaited = True
+            inbox.has_waiting_consumer = True
             try:
                 return wire.wait_until(lambda: not inbox.is_empty, monotonic() + seconds)
             finally:
-                inbox.is_awaited = False
+                inbox.has_waiting_consumer = False
 
     def _push_acks(self, *, handing_out: bool = False) -> None:
         """Have acknowledgements leave: the last ones left a while ago."""
-        self.inbox.settle(current=not handing_out)
+        self.inbox.settle(include_last=not handing_out)
         self._write_acks()
 
     def _write_acks(self) -> None:
@@ -189,14 +189,14 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
         try:
             with Looping(inbox) as loop:
                 while self._refill(self._idle_seconds, loop):
-                    inbox.prepare(MESSAGES_PER_TURN, values=True)
-                    for value in map(decode, inbox.payloads):
+                    inbox.prepare_messages(MESSAGES_PER_TURN, as_values=True)
+                    for value in map(decode, inbox.prepared_payloads):
                         yield value
                         if monotonic() >= self._ack_at:
                             self._push_acks()
         except DecodeError as error:
-            message = inbox.current()
-            inbox.give_up()
+            message = inbox.last_message()
+            inbox.nack_last()
             raise undecodable(error, message) from None
 
     def __next__(self) -> T:
@@ -205,7 +205,7 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
         try:
             return message.value
         except DecodeError as error:
-            self.inbox.give_up()
+            self.inbox.nack_last()
             raise undecodable(error, message) from None
 
 

@@ -13,7 +13,7 @@ from typing import cast
 from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
 from simplebus.core.protocol.requests import NamedClass
 
-ClassName = int | str | NamedClass
+ClassReference = int | str | NamedClass
 """How a class is named to the bus: by id, by name, or by both."""
 
 
@@ -21,45 +21,45 @@ class ClassNames:
     """Every class that was named."""
 
     def __init__(self) -> None:
-        self._known: dict[int | str, NamedClass] = {}
+        self._class_by_key: dict[int | str, NamedClass] = {}
         """By name if it has one."""
 
     def add(self, named: NamedClass) -> None:
-        self._known[_key(named)] = named
+        self._class_by_key[_class_key(named)] = named
 
     def remove(self, named: NamedClass) -> None:
-        self._known.pop(_key(named), None)
+        self._class_by_key.pop(_class_key(named), None)
 
-    def id_of(self, name: str) -> int | None:
+    def find_id(self, name: str) -> int | None:
         """The id of a class that was named by name; None before the bus has said it."""
-        named = self._known.get(name)
+        named = self._class_by_key.get(name)
         return None if named is None else named.id
 
-    def all(self) -> list[ClassName]:
+    def list_references(self) -> list[ClassReference]:
         """As a Connect names them."""
-        return on_the_wire(self._known.values())
+        return to_wire_references(self._class_by_key.values())
 
 
-def on_the_wire(classes: Iterable[NamedClass]) -> list[ClassName]:
+def to_wire_references(classes: Iterable[NamedClass]) -> list[ClassReference]:
     """The shortest way to name these."""
     return [
         cast(int, one.id) if one.name is None and not one.last_values else one for one in classes
     ]
 
 
-def named_class(one: ClassName) -> NamedClass:
+def parse_class_reference(reference: ClassReference) -> NamedClass:
     """Raises ValueError for what is neither a class id nor a class name."""
-    if isinstance(one, str):
-        one = NamedClass(name=one)
-    elif not isinstance(one, NamedClass):
-        one = NamedClass(id=one)
-    if one.id is not None or one.name is None:
-        check_class_id(one.id)
-    if one.name is not None and not 0 < len(one.name) <= NAME_CHARACTERS_MAX:
+    if isinstance(reference, str):
+        reference = NamedClass(name=reference)
+    elif not isinstance(reference, NamedClass):
+        reference = NamedClass(id=reference)
+    if reference.id is not None or reference.name is None:
+        check_class_id(reference.id)
+    if reference.name is not None and not 0 < len(reference.name) <= NAME_CHARACTERS_MAX:
         raise ValueError(
-            f"a class name has 1 to {NAME_CHARACTERS_MAX} characters, got {one.name!r}"
+            f"a class name has 1 to {NAME_CHARACTERS_MAX} characters, got {reference.name!r}"
         )
-    return one
+    return reference
 
 
 def check_class_id(class_id: object) -> None:
@@ -72,5 +72,5 @@ def check_class_id(class_id: object) -> None:
         raise ValueError(f"a class id is a number from 0 to {CLASS_ID_MAX}, got {class_id!r}")
 
 
-def _key(named: NamedClass) -> int | str:
+def _class_key(named: NamedClass) -> int | str:
     return cast(int, named.id) if named.name is None else named.name

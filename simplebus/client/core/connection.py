@@ -15,14 +15,14 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from simplebus.client.core.class_names import ClassNames, check_class_id, on_the_wire
-from simplebus.client.core.frame_runs import Run
+from simplebus.client.core.class_names import ClassNames, check_class_id, to_wire_references
+from simplebus.client.core.frame_runs import FrameRun
 from simplebus.client.core.heartbeat import Heartbeat
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.inboxes import Inboxes
-from simplebus.client.core.open_requests import Reply, Request, Requests
-from simplebus.client.core.publish_buffer import Publisher
-from simplebus.client.core.send_queue import Outgoing
+from simplebus.client.core.open_requests import OpenRequest, OpenRequests, ReplyBody
+from simplebus.client.core.publish_buffer import PublishBuffer
+from simplebus.client.core.send_queue import SendQueue
 from simplebus.core.commit_log import Level
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError, RemoteProtocolError
 from simplebus.core.limits import MESSAGE_ID_MASK
@@ -39,11 +39,11 @@ from simplebus.core.protocol.requests import (
     decode,
 )
 
-_FLEETING = (frames.CONNECT, frames.FETCH, frames.PURGE, frames.INQUIRE)
+_CONNECTION_BOUND_TYPES = (frames.CONNECT, frames.FETCH, frames.PURGE, frames.INQUIRE)
 """Requests that fail with their connection."""
-_BEFORE_THE_ANSWER = (frames.CONNECT, frames.ERROR, frames.HEARTBEAT)
+_TYPES_BEFORE_CONNECT_REPLY = (frames.CONNECT, frames.ERROR, frames.HEARTBEAT)
 
-_DECODERS: dict[int, Callable[[bytes], Reply | None]] = {
+_REPLY_DECODERS: dict[int, Callable[[bytes], ReplyBody | None]] = {
     frames.CONNECT: lambda content: decode(ConnectReply, content, reason=Reason.BAD_CONNECT),
     frames.SUBSCRIBE: lambda content: decode(SubscribeReply, content),
     frames.FETCH: lambda content: decode(FetchReply, content),
@@ -54,34 +54,36 @@ _DECODERS: dict[int, Callable[[bytes], Reply | None]] = {
 """What stands in the reply to each type of request."""
 
 
-class Conversation:
+class ConnectionState:
     """One program's, with every bus that it was connected to."""
 
-    def __init__(self, introduction: ConnectRequest, *, frame_bytes_max: int) -> None:
-        self.publisher = Publisher(frame_bytes_max=frame_bytes_max, name_class=self.name)
-        self.outgoing = Outgoing(self.publisher)
-        self.requests = Requests()
-        self.inboxes = Inboxes(self.requests, self.outgoing.desk)
-        self.classes = ClassNames()
+    def __init__(self, connect_request: ConnectRequest, *, frame_bytes_max: int) -> None:
+        self.publish_buffer = PublishBuffer(
+            frame_bytes_max=frame_bytes_max, name_class=self.name_class
+        )
+        self.send_queue = SendQueue(self.publish_buffer)
+        self.open_requests = OpenRequests()
+        self.inboxes = Inboxes(self.open_requests, self.send_queue.ack_sink)
+        self.class_names = ClassNames()
         self.heartbeat = Heartbeat()
         self.bus_id = ""
         """Whose memory knows us; empty before the first answer."""
-        self.level = Level.MEMORY
+        self.durability = Level.MEMORY
         """Where a message is when it is confirmed."""
         self.session_id: int | None = None
         """What the bus calls the connection; None while there is none, or no answer."""
-        self.greetings = 0
+        self.connection_count = 0
         """Connections that the bus has answered."""
         self.on_notice: Callable[[str], object] = lambda sentence: None
         """Called with what the bus says about nothing that was asked of it."""
-        self.ignored = 0
+        self.ignored_count = 0
         """Frames of no consequence."""
-        self._introduction = introduction
-        self._greeting: Request | None = None
+        self._connect_request = connect_request
+        self._open_connect: OpenRequest | None = None
         """The Connect that opened this connection; None without connection."""
-        self._naming: dict[Request, list[NamedClass]] = {}
+        self._naming_requests: dict[OpenRequest, list[NamedClass]] = {}
         """What is being named."""
-        self.run = ""
+        self.run_id = ""
         """Which process had that memory."""
         self.duplicate_seconds = 0.0
         """As the bus has said it, see ConnectReply."""
@@ -91,146 +93,159 @@ class Conversation:
     @property
     def is_ready(self) -> bool:
         """Whether the bus is there and has answered."""
-        return self.outgoing.is_open
+        return self.send_queue.is_open
 
-    def begin(self, now: float) -> Request:
+    def connection_made(self, now: float) -> OpenRequest:
         """There is a fresh connection. Returns its Connect."""
-        assert self._greeting is None, "connected again without having lost the connection"
-        said = replace(self._introduction, classes=self.classes.all())
-        if self.greetings:
-            at = self.publisher.unconfirmed
+        assert self._open_connect is None, "connected again without having lost the connection"
+        said = replace(self._connect_request, classes=self.class_names.list_references())
+        if self.connection_count:
+            at = self.publish_buffer.first_unconfirmed_number
             first = None if said.first is None else at
             said = replace(said, unconfirmed=at, bus=self.bus_id, first=first)
         content = said.encode()
-        self._greeting = self.requests.make(frames.CONNECT, content=content)
-        self.heartbeat.begin(0, now)
-        self.outgoing.put(self._greeting.frame)
-        return self._greeting
+        self._open_connect = self.open_requests.open_request(frames.CONNECT, content=content)
+        self.heartbeat.start(0, now)
+        self.send_queue.append_frame(self._open_connect.frame)
+        return self._open_connect
 
-    def lose(self) -> None:
+    def connection_lost(self) -> None:
         """The connection is gone. What lasts goes on with the next one, the rest fails."""
         gone = BusConnectionError("the connection was lost before the bus answered")
-        if self._greeting is not None and not self._greeting.done:
-            self.requests.drop(self._greeting)
-            self._greeting.fail(gone)
-        self._greeting = self.session_id = None
-        self._naming.clear()
-        self.outgoing.close()
-        self.publisher.lost()
-        self.inboxes.lost()
-        self.requests.lost(gone)
+        if self._open_connect is not None and not self._open_connect.is_done:
+            self.open_requests.discard(self._open_connect)
+            self._open_connect.fail(gone)
+        self._open_connect = self.session_id = None
+        self._naming_requests.clear()
+        self.send_queue.close()
+        self.publish_buffer.connection_lost()
+        self.inboxes.connection_lost()
+        self.open_requests.connection_lost(gone)
 
-    def _greeted(self, reply: ConnectReply, now: float) -> None:
+    def _handle_connect_reply(self, reply: ConnectReply, now: float) -> None:
         """The bus has answered a fresh connection."""
         same_bus = bool(reply.bus) and reply.bus == self.bus_id
-        self.publisher.resume(
-            number=reply.next,
-            credit=reply.credit,
-            frame_bytes=reply.frame_bytes,
-            forgotten=bool(self.bus_id) and not same_bus,
-            lost=reply.lost,
+        self.publish_buffer.resume(
+            next_number=reply.next,
+            credit_bytes=reply.credit,
+            frame_bytes_max=reply.frame_bytes,
+            is_forgotten=bool(self.bus_id) and not same_bus,
+            lost_count=reply.lost,
         )
-        self.bus_id, self.run = reply.bus, reply.run
+        self.bus_id, self.run_id = reply.bus, reply.run
         self.duplicate_seconds = reply.duplicates
         self.session_id = reply.session
-        self.level = Level(min(reply.level, max(Level)))
-        self.greetings += 1
-        self.heartbeat.begin(reply.heartbeat, now)
-        outgoing = self.outgoing
-        names = [one for one in self.requests.of_type(frames.CONNECT) if one.position is None]
-        rest = self.requests.of_type(*_FLEETING)
+        self.durability = Level(min(reply.level, max(Level)))
+        self.connection_count += 1
+        self.heartbeat.start(reply.heartbeat, now)
+        outgoing = self.send_queue
+        names = [
+            one
+            for one in self.open_requests.find_by_type(frames.CONNECT)
+            if one.after_position is None
+        ]
+        rest = self.open_requests.find_by_type(*_CONNECTION_BOUND_TYPES)
         for request in names:
-            outgoing.put(request.frame)
+            outgoing.append_frame(request.frame)
         for inbox in self.inboxes:
-            self.requests.again(inbox.request, inbox.content_again(same_bus=same_bus))
-            self.subscribe(inbox)
+            self.open_requests.reopen(
+                inbox.subscribe_request, inbox.resubscribe_content(is_same_bus=same_bus)
+            )
+            self.send_subscribe(inbox)
         outgoing.is_open = True
         for request in rest:
             if request not in names:
-                self.put(request)
+                self.queue_request(request)
 
     # Asking --------------------------------------------------------------------------------------
 
-    def ask(
-        self, frame_type: int, *, subject: int = 0, content: bytes, position: int | None = None
-    ) -> Request:
-        request = self.requests.make(frame_type, subject=subject, content=content)
-        request.position = position
+    def send_request(
+        self,
+        frame_type: int,
+        *,
+        subject_id: int = 0,
+        content: bytes,
+        after_position: int | None = None,
+    ) -> OpenRequest:
+        request = self.open_requests.open_request(
+            frame_type, subject_id=subject_id, content=content
+        )
+        request.after_position = after_position
         if self.is_ready:
-            self.put(request)
+            self.queue_request(request)
         return request
 
-    def subscribe(self, inbox: Inbox) -> None:
+    def send_subscribe(self, inbox: Inbox) -> None:
         """Ask the bus for it, as soon as its durable is free."""
-        if self.inboxes.must_wait(inbox):
-            self.inboxes.waiting[inbox] = None
+        if self.inboxes.is_durable_occupied(inbox):
+            self.inboxes.waiting_inboxes[inbox] = None
         else:
-            self.outgoing.put(inbox.request.frame)
+            self.send_queue.append_frame(inbox.subscribe_request.frame)
 
-    def _subscribe_waiting(self) -> None:
+    def _send_waiting_subscribes(self) -> None:
         """A durable may be free."""
-        waiting = list(self.inboxes.waiting)
-        self.inboxes.waiting.clear()
+        waiting = list(self.inboxes.waiting_inboxes)
+        self.inboxes.waiting_inboxes.clear()
         for inbox in waiting:
-            self.subscribe(inbox)
+            self.send_subscribe(inbox)
 
-    def put(self, request: Request) -> None:
-        if request.position is None:
-            self.outgoing.put(request.frame)
+    def queue_request(self, request: OpenRequest) -> None:
+        if request.after_position is None:
+            self.send_queue.append_frame(request.frame)
         else:
-            self.outgoing.put_behind(request.position, request.frame)
+            self.send_queue.append_frame_after(request.after_position, request.frame)
 
-    def name(self, class_id: int) -> None:
+    def name_class(self, class_id: int) -> None:
         """Name a class if it is used for the first time."""
         check_class_id(class_id)
-        if not self.publisher.knows(class_id):
-            if self._greeting is None:  # The Connect will name it.
-                self._know(NamedClass(id=class_id))
+        if not self.publish_buffer.has_class(class_id):
+            if self._open_connect is None:  # The Connect will name it.
+                self._register_class(NamedClass(id=class_id))
             else:
                 self.name_classes([NamedClass(id=class_id)])
 
-    def name_classes(self, named: list[NamedClass]) -> Request:
+    def name_classes(self, named: list[NamedClass]) -> OpenRequest:
         """Name classes to the bus, now and on every connection to come."""
         for one in named:
-            self._know(one)
-        content = ConnectRequest(classes=on_the_wire(named)).encode()
-        request = self.ask(frames.CONNECT, content=content)
-        self._naming[request] = named
+            self._register_class(one)
+        content = ConnectRequest(classes=to_wire_references(named)).encode()
+        request = self.send_request(frames.CONNECT, content=content)
+        self._naming_requests[request] = named
         return request
 
-    def _know(self, named: NamedClass) -> None:
-        self.classes.add(named)
+    def _register_class(self, named: NamedClass) -> None:
+        self.class_names.add(named)
         if named.id is not None:
-            self.publisher.open_class(named.id)
+            self.publish_buffer.add_class(named.id)
 
     # Hearing -------------------------------------------------------------------------------------
 
-    def take(self, run: Run, woken: dict[Inbox, None], now: float) -> None:
+    def handle_run(self, run: FrameRun, woken_inboxes: dict[Inbox, None], now: float) -> None:
         """What one run means."""
         kind = run.frame_type
-        if not self.is_ready and kind not in _BEFORE_THE_ANSWER:
+        if not self.is_ready and kind not in _TYPES_BEFORE_CONNECT_REPLY:
             raise RemoteProtocolError(
                 Reason.BAD_CONNECT,
                 f"the bus sent a frame of type {kind:#04x} before it answered the Connect",
             )
-        if run.is_of_messages:
-            self.inboxes.take(run, woken)
+        if run.has_messages:
+            self.inboxes.route_run(run, woken_inboxes)
         elif kind == frames.DELIVER:
-            self.inboxes.announce(run)
+            self.inboxes.set_delivery_header(run)
         elif kind == frames.CONFIRM:
-            self.publisher.confirm(run.first_id & MESSAGE_ID_MASK)
-        elif kind in _DECODERS:
-            self._answered(run, now)
+            self.publish_buffer.confirm(run.first_id & MESSAGE_ID_MASK)
+        elif kind in _REPLY_DECODERS:
+            self._handle_reply(run, now)
         elif kind == frames.ERROR:
-            self._refused(run, woken)
+            self._handle_error(run, woken_inboxes)
         elif kind != frames.HEARTBEAT:
-            self.ignored += 1
+            self.ignored_count += 1
 
-    def _answered(self, run: Run, now: float) -> None:
+    def _handle_reply(self, run: FrameRun, now: float) -> None:
         """The reply to a request."""
         kind = run.frame_type
-        reply = _DECODERS[kind](run.content)
-        request = self.requests.take(run.first_id, kind)
+        reply = _REPLY_DECODERS[kind](run.content)
+        request = self.open_requests.pop_answered(run.first_id, kind)
         if request is None:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
@@ -239,80 +254,84 @@ class Conversation:
             )
         match reply:
             case ConnectReply():
-                self._naming.pop(request, None)
+                self._naming_requests.pop(request, None)
                 for name, class_id in reply.classes.items():
-                    self._know(_given(name, class_id))
-                if request is self._greeting:
-                    self._greeted(reply, now)
+                    self._register_class(_check_named_class(name, class_id))
+                if request is self._open_connect:
+                    self._handle_connect_reply(reply, now)
                 request.finish(reply)
             case SubscribeReply():
-                inbox = self.inboxes.of(request)
+                inbox = self.inboxes.find_by_request(request)
                 if inbox is not None:
-                    inbox.answered(reply, run=(self.bus_id, self.run))
-                    if inbox.leaving is not None:
-                        self.outgoing.put(inbox.leaving.frame)
-                        self._subscribe_waiting()
+                    inbox.handle_subscribed(reply, bus_run=(self.bus_id, self.run_id))
+                    if inbox.unsubscribe_request is not None:
+                        self.send_queue.append_frame(inbox.unsubscribe_request.frame)
+                        self._send_waiting_subscribes()
                 request.finish(reply)
             case FetchReply():
-                self.inboxes.fetched(request, reply)
+                self.inboxes.complete_fetch(request, reply)
             case None:
-                self._left(request)
+                self._handle_unsubscribed(request)
             case _:
                 request.finish(reply)
 
-    def _refused(self, run: Run, woken: dict[Inbox, None]) -> None:
+    def _handle_error(self, run: FrameRun, woken_inboxes: dict[Inbox, None]) -> None:
         """Why a frame had no effect, or why the bus closes."""
         reply = decode(ErrorReply, run.content)
         if reply.fatal:
-            raise self._closing(reply)
+            raise self._closing_error(reply)
         number, kind = run.first_id & MESSAGE_ID_MASK, run.timer_index
         error = RefusedError(reply.code, reply.message)
         if kind in (frames.MESSAGE, frames.ENVELOPE):
-            self.publisher.refuse(number, reply.count, error)
+            self.publish_buffer.refuse(number, reply.count, error)
             return
         if not kind:
             self.on_notice(f"{reply.code}: {reply.message}")
-        request = self.requests.take(number, kind)
+        request = self.open_requests.pop_answered(number, kind)
         if kind == frames.SUBSCRIBE:
-            inbox = self.inboxes.of(request) if request else self.inboxes.of_request(number)
+            inbox = (
+                self.inboxes.find_by_request(request)
+                if request
+                else self.inboxes.find_by_request_number(number)
+            )
             if inbox is not None:
-                inbox.request.fail(error)
-                self.inboxes.forget(inbox, error)
-                self._subscribe_waiting()
-                woken[inbox] = None
+                inbox.subscribe_request.fail(error)
+                self.inboxes.remove(inbox, error)
+                self._send_waiting_subscribes()
+                woken_inboxes[inbox] = None
                 return
         if request is None:
-            self.ignored += 1
+            self.ignored_count += 1
         elif kind == frames.UNSUBSCRIBE:  # There is no such subscription, and that was wanted.
-            self._left(request)
+            self._handle_unsubscribed(request)
         else:
-            for named in self._naming.pop(request, ()):
-                self.classes.remove(named)
+            for named in self._naming_requests.pop(request, ()):
+                self.class_names.remove(named)
                 if named.id is not None:
-                    self.publisher.close_class(named.id)
+                    self.publish_buffer.remove_class(named.id)
             request.fail(error)
-            if request is self._greeting:
-                raise self._closing(reply)
+            if request is self._open_connect:
+                raise self._closing_error(reply)
 
-    def _closing(self, reply: ErrorReply) -> RemoteProtocolError:
+    def _closing_error(self, reply: ErrorReply) -> RemoteProtocolError:
         """Why the bus closes."""
-        reason, sentence = _reason(reply.code), reply.message
-        if reason == Reason.CLASS_NAME_CONFLICT and self.greetings:
+        reason, sentence = _parse_reason(reply.code), reply.message
+        if reason == Reason.CLASS_NAME_CONFLICT and self.connection_count:
             sentence += (
                 "; the bus before gave the class that id, which messages of this program have; "
                 "bind a class to an id (class_id=…) where a program goes from bus to bus"
             )
         return RemoteProtocolError(reason, sentence)
 
-    def _left(self, request: Request) -> None:
+    def _handle_unsubscribed(self, request: OpenRequest) -> None:
         """An Unsubscribe is done."""
         request.finish()
-        inbox = self.inboxes.get(request.subject)
+        inbox = self.inboxes.get(request.subject_id)
         if inbox is not None:
-            self.inboxes.forget(inbox)
+            self.inboxes.remove(inbox)
 
 
-def _given(name: str, class_id: int) -> NamedClass:
+def _check_named_class(name: str, class_id: int) -> NamedClass:
     """A class as the bus has named it."""
     try:
         check_class_id(class_id)
@@ -321,7 +340,7 @@ def _given(name: str, class_id: int) -> NamedClass:
     return NamedClass(id=class_id, name=name)
 
 
-def _reason(code: str) -> Reason:
+def _parse_reason(code: str) -> Reason:
     """The word for why; the bus's own if we do not know it."""
     try:
         return Reason(code)

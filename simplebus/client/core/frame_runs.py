@@ -20,17 +20,17 @@ from simplebus.core.limits import DELIMITER_BYTES, FRAME_BYTES_MIN, HEADER_BYTES
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.frames import FrameBatch, Integers
 
-Ids = range | Integers
+MessageIds = range | Integers
 """Numbers of messages: ascending, as a range where they follow one another."""
 
-_CARRIERS = (frames.MESSAGE, frames.ENVELOPE)
-_ID: np.dtype[np.int32] = np.dtype(">i4")
+_MESSAGE_TYPES = (frames.MESSAGE, frames.ENVELOPE)
+_ID_DTYPE: np.dtype[np.int32] = np.dtype(">i4")
 _ID_OFFSET = 3
 # With fewer frames than this per stretch of one type and class, the plain loop is faster.
 _STRETCH_FRAMES_MIN = 16
 
 
-class Run:
+class FrameRun:
     """Frames of one type and class with ascending ids, and their bytes."""
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Run:
         count: int,
         stride: int,
         bounds: Integers | None = None,
-        ids: Ids | None = None,
+        ids: MessageIds | None = None,
     ) -> None:
         """Reads the first frame's header; the caller knows that the others follow from it."""
         fields: tuple[int, int, int, int] = frames.HEADER.unpack_from(raw)
@@ -65,19 +65,19 @@ class Run:
         self.bounds = bounds
         """Where each frame begins in raw and the last one ends; None when all are as long as the
         stride."""
-        self.ids: Ids = range(self.first_id, self.first_id + count) if ids is None else ids
+        self.ids: MessageIds = range(self.first_id, self.first_id + count) if ids is None else ids
         """The frames' numbers. The wire's are signed: below 0 is what no peer should send."""
 
     @property
-    def is_of_messages(self) -> bool:
-        return self.frame_type in _CARRIERS
+    def has_messages(self) -> bool:
+        return self.frame_type in _MESSAGE_TYPES
 
     @property
     def content(self) -> bytes:
         """What the only frame holds."""
         return self.raw[HEADER_BYTES:-DELIMITER_BYTES]
 
-    def part(self, first: int, last: int) -> Run:
+    def part(self, first: int, last: int) -> FrameRun:
         """Frames first..last-1, with bytes of their own."""
         if first == 0 and last == self.count:
             return self
@@ -87,7 +87,7 @@ class Run:
         else:
             begin, end = int(self.bounds[first]), int(self.bounds[last])
             bounds = self.bounds[first : last + 1] - begin
-        return Run(
+        return FrameRun(
             self.raw[begin:end],
             count=last - first,
             stride=self.stride,
@@ -115,24 +115,24 @@ class Run:
         ]
 
 
-def runs(batch: FrameBatch) -> Iterator[Run]:
+def split_into_runs(batch: FrameBatch) -> Iterator[FrameRun]:
     """Cut a batch into its runs."""
     if batch.count > PLAIN_FRAMES_MAX:
         breaks = np.flatnonzero(batch.changes()) + 1
         if breaks.size * _STRETCH_FRAMES_MIN <= batch.count:
             first = 0
             for last in (*breaks.tolist(), batch.count):
-                yield from _runs_in_stretch(batch.slice(first, last))
+                yield from _split_uniform(batch.slice(first, last))
                 first = last
             return
-    yield from _runs_by_loop(batch)
+    yield from _split_by_loop(batch)
 
 
-def _runs_by_loop(batch: FrameBatch) -> Iterator[Run]:
+def _split_by_loop(batch: FrameBatch) -> Iterator[FrameRun]:
     """The runs of a few frames."""
     raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
     if len(bounds) == 2:
-        yield Run(raw, count=1, stride=len(raw))
+        yield FrameRun(raw, count=1, stride=len(raw))
         return
     headers = [frames.HEADER.unpack_from(raw, at) for at in bounds[:-1]]
     first = 0
@@ -144,45 +144,49 @@ def _runs_by_loop(batch: FrameBatch) -> Iterator[Run]:
                 kind == before[0]
                 and class_id == before[1]
                 and message_id > before[2]
-                and kind in _CARRIERS
+                and kind in _MESSAGE_TYPES
             ):
                 continue
         ids = [header[2] for header in headers[first:last]]
-        yield _run(raw[bounds[first] : bounds[last]], bounds[first : last + 1], ids)
+        yield _build_run(raw[bounds[first] : bounds[last]], bounds[first : last + 1], ids)
         first = last
 
 
-def _run(raw: bytes, bounds: list[int], ids: list[int]) -> Run:
+def _build_run(raw: bytes, bounds: list[int], ids: list[int]) -> FrameRun:
     count, begin = len(ids), bounds[0]
     stride = bounds[1] - begin
-    found: Ids = range(ids[0], ids[0] + count)
+    found: MessageIds = range(ids[0], ids[0] + count)
     if ids[-1] - ids[0] != count - 1:
         found = np.array(ids, np.int64)
     if all(end - start == stride for start, end in pairwise(bounds)):
-        return Run(raw, count=count, stride=stride, ids=found)
-    return Run(raw, count=count, stride=0, bounds=np.array(bounds, np.int64) - begin, ids=found)
+        return FrameRun(raw, count=count, stride=stride, ids=found)
+    return FrameRun(
+        raw, count=count, stride=0, bounds=np.array(bounds, np.int64) - begin, ids=found
+    )
 
 
-def _runs_in_stretch(stretch: FrameBatch) -> Iterator[Run]:
+def _split_uniform(frames_of_type: FrameBatch) -> Iterator[FrameRun]:
     """The runs of frames that have one type and class."""
-    if int(stretch.data[0]) not in _CARRIERS:
-        for at in range(stretch.count):
-            raw = stretch.slice(at, at + 1).data.tobytes()
-            yield Run(raw, count=1, stride=len(raw))
+    if int(frames_of_type.data[0]) not in _MESSAGE_TYPES:
+        for at in range(frames_of_type.count):
+            raw = frames_of_type.slice(at, at + 1).data.tobytes()
+            yield FrameRun(raw, count=1, stride=len(raw))
         return
-    if stretch.stride:
-        words = frames.strided(stretch.data, _ID, _ID_OFFSET, stretch.stride, stretch.count)
+    if frames_of_type.stride:
+        words = frames.strided(
+            frames_of_type.data, _ID_DTYPE, _ID_OFFSET, frames_of_type.stride, frames_of_type.count
+        )
     else:
-        words = frames.unaligned(stretch.data, _ID)[stretch.starts + _ID_OFFSET]
+        words = frames.unaligned(frames_of_type.data, _ID_DTYPE)[frames_of_type.starts + _ID_OFFSET]
     ids = words.astype(np.int64)
     first = 0
-    for last in (*(np.flatnonzero(ids[1:] <= ids[:-1]) + 1).tolist(), stretch.count):
-        part, numbers, count = stretch.slice(first, last), ids[first:last], last - first
+    for last in (*(np.flatnonzero(ids[1:] <= ids[:-1]) + 1).tolist(), frames_of_type.count):
+        part, numbers, count = frames_of_type.slice(first, last), ids[first:last], last - first
         follow = int(numbers[-1]) - int(numbers[0]) == count - 1
         stride = part.stride
         if not stride and int((lengths := part.lengths).min()) == int(lengths.max()):
             stride = int(lengths[0])
-        yield Run(
+        yield FrameRun(
             part.data.tobytes(),
             count=count,
             stride=stride,

@@ -12,46 +12,50 @@ class Heartbeat:
     """The beat that both sides of a connection have agreed on, from one side."""
 
     def __init__(self) -> None:
-        self._seconds = 0.0
+        self._interval_seconds = 0.0
         """Silence that neither side lets come about; 0 while there is none agreed."""
-        self._heard_at = 0.0
-        self._look_at = 0.0
+        self._received_at = 0.0
+        self._check_at = 0.0
         self._sent_bytes = 0
         """As they were at the last look."""
 
-    def begin(self, seconds: float, now: float) -> None:
+    def start(self, interval_seconds: float, now: float) -> None:
         """This is agreed; 0 for none."""
-        self._seconds = seconds
-        self._heard_at = self._look_at = now
+        self._interval_seconds = interval_seconds
+        self._received_at = self._check_at = now
 
-    def heard(self, now: float) -> None:
+    def mark_received(self, now: float) -> None:
         """The peer has sent something."""
-        self._heard_at = now
+        self._received_at = now
 
     def is_due(self, now: float, sent_bytes: int) -> bool:
         """Whether to send one, when so many bytes were sent so far.
 
         Raises RemoteProtocolError when the peer was silent for too long.
         """
-        if not self._seconds:
+        if not self._interval_seconds:
             return False
-        silent = now - self._heard_at
-        if silent >= self._seconds * HEARTBEATS_MISSED_MAX:
+        silent = now - self._received_at
+        if silent >= self._interval_seconds * HEARTBEATS_MISSED_MAX:
             raise RemoteProtocolError(
                 Reason.HEARTBEAT_TIMEOUT,
                 f"the bus was silent for {silent:.1f} s; it was to send something every "
-                f"{self._seconds:g} s",
+                f"{self._interval_seconds:g} s",
             )
-        if now < self._look_at:
+        if now < self._check_at:
             return False
-        self._look_at = now + self._seconds / 2  # So that no silence is longer than the whole.
+        self._check_at = (
+            now + self._interval_seconds / 2
+        )  # So that no silence is longer than the whole.
         is_silent = sent_bytes == self._sent_bytes
         self._sent_bytes = sent_bytes
         return is_silent
 
     @property
-    def next_look(self) -> float:
+    def next_check(self) -> float:
         """When `is_due` is to be asked again; math.inf for never."""
-        if not self._seconds:
+        if not self._interval_seconds:
             return math.inf
-        return min(self._look_at, self._heard_at + self._seconds * HEARTBEATS_MISSED_MAX)
+        return min(
+            self._check_at, self._received_at + self._interval_seconds * HEARTBEATS_MISSED_MAX
+        )

@@ -30,16 +30,24 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from simplebus.client.core.acks import ACKED, NACKED, NACKED_AT_ONCE, AckLog, Desk, Receipt, Verdict
-from simplebus.client.core.frame_runs import Ids, Run
+from simplebus.client.core.acks import (
+    ACKED,
+    NACKED,
+    NACKED_WITHOUT_DELAY,
+    AckBuffer,
+    AckOutcome,
+    AckSink,
+    AckToken,
+)
+from simplebus.client.core.frame_runs import FrameRun, MessageIds
 from simplebus.client.core.messages import Batch, Message
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.errors import LocalProtocolError, RefusedError
 from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK
 from simplebus.core.protocol.frames import ranges_of
 from simplebus.core.protocol.requests import Start, SubscribeReply, SubscribeRequest
 
-_HALF = 1 << (MESSAGE_ID_BITS - 1)
+_HALF_ID_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 
 
 class Inbox:
@@ -49,76 +57,78 @@ class Inbox:
         self,
         class_id: int,
         options: SubscribeRequest,
-        request: Request,
-        desk: Desk,
+        subscribe_request: OpenRequest,
+        ack_sink: AckSink,
         *,
-        number: int,
+        subscription_number: int,
         auto_ack: bool,
     ) -> None:
         self.class_id = class_id
         self.options = options
-        self.request = request
+        self.subscribe_request = subscribe_request
         """The Subscribe: done once the bus has answered, on each connection anew."""
-        self.subscription_number = number
+        self.subscription_number = subscription_number
         self.auto_ack = auto_ack
         """Whether what is settled is acknowledged."""
         self.decode: Callable[[bytes], Any] | None = None
         """What makes a message's `value` of its payload."""
         self.error: RefusedError | None = None
         """Why the bus has ended the subscription; None while it has not."""
-        self.leaving: Request | None = None
+        self.unsubscribe_request: OpenRequest | None = None
         """The Unsubscribe, once the consumer has left."""
-        self.is_begun = False
+        self.is_subscribed = False
         """Whether the bus has answered, on this connection."""
-        self.is_awaited = False
+        self.has_waiting_consumer = False
         """Whether a consumer waits for more; the driver says so."""
         self.buffered_bytes = 0
         """Bytes of batches that nobody has begun to take."""
-        self.payloads: Iterator[bytes] = iter(())
+        self.prepared_payloads: Iterator[bytes] = iter(())
         """Behind `ready`: its length hint is how many prepared messages were not handed out."""
-        self.ready: Iterator[Message[Any]] = iter(())
+        self.prepared_messages: Iterator[Message[Any]] = iter(())
         """The prepared messages that were not handed out."""
-        self._desk = desk
-        self._log = self._new_log()
-        self._next: int | None = None
+        self._ack_sink = ack_sink
+        self._ack_buffer = self._new_ack_buffer()
+        self._next_sequence: int | None = None
         """The sequence behind the furthest that came; None before the first answer."""
-        self._run = ("", "")
+        self._bus_run = ("", "")
         """Which bus has answered last, and in which run."""
-        self._row = 1
+        self._next_arrival_index = 1
         """The place in the row of the next message that comes in it."""
-        self._queue: deque[Batch] = deque()
-        self._batch: Batch | None = None
+        self._untouched_batches: deque[Batch] = deque()
+        self._current_batch: Batch | None = None
         """What the consumer is at; None before the first."""
-        self._settled = 0
-        self._prepared = 0
-        self._unit = 1
+        self._settled_count = 0
+        self._prepared_count = 0
+        self._last_handed_count = 1
         """How many messages were handed out at once, the last time."""
-        self._makes_values = False
+        self._has_prepared_values = False
         """Whether `payloads` is taken from directly, and `ready` is of no use."""
-        self.loop: object | None = None
+        self.active_loop: object | None = None
         """The loop that asked last; None for who asks one by one, and for who acknowledges."""
-        self._ended: deque[tuple[object, Verdict | None]] = deque()
+        self._ended_loops: deque[tuple[object, AckOutcome | None]] = deque()
         """Loops that have ended, and the verdict on what they were at; None to put it back."""
-        self._aside: dict[object, tuple[Batch, int, int]] = {}
+        self._unsettled_by_loop: dict[object, tuple[Batch, int, int]] = {}
         """What loops are at while others have asked."""
-        self.at_work: set[int] = set()
+        self.in_handler_sequences: set[int] = set()
         """Sequences that a handler is at, and says what becomes of them."""
 
-    def _new_log(self) -> AckLog:
+    def _new_ack_buffer(self) -> AckBuffer:
         options = self.options
         # In a group the gaps are other members' messages, and may become ours any time.
         spans = bool(options.channels) and options.group is None
-        return AckLog(self._desk, self.subscription_number, settles=self.auto_ack, spans=spans)
+        return AckBuffer(
+            self._ack_sink, self.subscription_number, is_auto_ack=self.auto_ack, can_span_gaps=spans
+        )
 
     @property
-    def is_lasting(self) -> bool:
+    def has_kept_position(self) -> bool:
         """Whether its position is the bus's to keep when the connection goes."""
         return self.options.durable is not None or self.options.group is not None
 
     @property
-    def was_begun(self) -> bool:
+    def was_subscribed(self) -> bool:
         """Whether the bus has ever answered."""
-        return self._next is not None
+        return self._next_sequence is not None
 
     @property
     def is_empty(self) -> bool:
@@ -127,91 +137,100 @@ class Inbox:
         Raises LocalProtocolError once it is left, and RefusedError once the bus has ended it and
         nothing waits any more.
         """
-        if self.leaving is not None:
+        if self.unsubscribe_request is not None:
             raise LocalProtocolError("the subscription was left; subscribe again")
-        if self._batch is not None and self._handed < len(self._batch):
+        if self._current_batch is not None and self._handed_count < len(self._current_batch):
             return False
-        if self._queue and not self.auto_ack:
-            self._drop_judged()
-        if self._queue:
+        if self._untouched_batches and not self.auto_ack:
+            self._drop_decided()
+        if self._untouched_batches:
             return False
         if self.error is not None:
             raise self.error
         return True
 
     @property
-    def pending(self) -> bool:
+    def has_unsettled(self) -> bool:
         """Whether something was handed out and not settled."""
-        return self._settled < self._handed
+        return self._settled_count < self._handed_count
 
     @property
-    def _handed(self) -> int:
-        return self._prepared - length_hint(self.payloads)
+    def _handed_count(self) -> int:
+        return self._prepared_count - length_hint(self.prepared_payloads)
 
     # What comes ----------------------------------------------------------------------------------
 
-    def accept(self, run: Run, attempt: int) -> int:
+    def accept_run(self, run: FrameRun, attempt: int) -> int:
         """Messages have come. Returns how many of them were dropped as copies."""
-        assert self._next is not None, "messages before the bus has answered"
-        first = self._next + self._ahead(run.first_id)
-        sequences: Ids
+        assert self._next_sequence is not None, "messages before the bus has answered"
+        first = self._next_sequence + self._distance_from_next(run.first_id)
+        sequences: MessageIds
         if isinstance(run.ids, range):
             sequences = range(first, first + run.count)
-            behind = min(max(self._next - first, 0), run.count)
+            behind = min(max(self._next_sequence - first, 0), run.count)
         else:
             sequences = run.ids + (first - run.first_id)
-            behind = int(np.searchsorted(sequences, self._next))
+            behind = int(np.searchsorted(sequences, self._next_sequence))
         copies = (
-            self._accept_again(run.part(0, behind), sequences[:behind], attempt) if behind else 0
+            self._accept_redelivered(run.part(0, behind), sequences[:behind], attempt)
+            if behind
+            else 0
         )
         if behind < run.count:
             if behind:
                 run, sequences = run.part(behind, run.count), sequences[behind:]
-            self._next = int(sequences[-1]) + 1
+            self._next_sequence = int(sequences[-1]) + 1
             row = 0
             if attempt == 1:
-                row = self._row
-                self._row += run.count
+                row = self._next_arrival_index
+                self._next_arrival_index += run.count
             else:
-                self._came_late(self._next - 1)
-            self._put(run, sequences, attempt, row)
+                self._mark_out_of_order(self._next_sequence - 1)
+            self._append_batch(run, sequences, attempt, row)
         return copies
 
-    def _accept_again(self, run: Run, sequences: Ids, attempt: int) -> int:
+    def _accept_redelivered(self, run: FrameRun, sequences: MessageIds, attempt: int) -> int:
         """Take what does not still wait here. Returns how many were dropped."""
-        self._came_late(int(sequences[-1]))
+        self._mark_out_of_order(int(sequences[-1]))
         numbers = np.asarray(sequences)
         wanted = np.ones(run.count, np.bool_)
-        for waiting in self._waiting():
+        for waiting in self._iter_undecided():
             if isinstance(waiting, range):
                 wanted &= (numbers < waiting.start) | (numbers >= waiting.stop)
             else:
                 wanted &= ~np.isin(numbers, waiting)
         for first, last in ranges_of(wanted):
-            self._put(run.part(first, last), sequences[first:last], attempt, 0)
+            self._append_batch(run.part(first, last), sequences[first:last], attempt, 0)
         if wanted.all():
             return 0
-        self._log.newer.update(numbers[~wanted].tolist())
+        self._ack_buffer.dropped_redeliveries.update(numbers[~wanted].tolist())
         return run.count - int(np.count_nonzero(wanted))
 
-    def _came_late(self, sequence: int) -> None:
+    def _mark_out_of_order(self, sequence: int) -> None:
         """Something came otherwise than in the row, up to this sequence."""
-        self._log.late = max(self._log.late, sequence)
-        self._row += 1  # So that nothing behind it follows on what came before it.
+        self._ack_buffer.last_out_of_order = max(self._ack_buffer.last_out_of_order, sequence)
+        self._next_arrival_index += 1  # So that nothing behind it follows on what came before it.
 
-    def _put(self, run: Run, sequences: Ids, attempt: int, row: int) -> None:
-        receipt = Receipt(
-            self, self._log, class_id=run.class_id, sequences=sequences, attempt=attempt, row=row
+    def _append_batch(
+        self, run: FrameRun, sequences: MessageIds, attempt: int, arrival_index: int
+    ) -> None:
+        receipt = AckToken(
+            self,
+            self._ack_buffer,
+            class_id=run.class_id,
+            sequences=sequences,
+            attempt=attempt,
+            arrival_index=arrival_index,
         )
         batch = Batch(run, receipt)
-        self._queue.append(batch)
+        self._untouched_batches.append(batch)
         self.buffered_bytes += batch.size
-        if not (row or self.auto_ack):
-            self._log.late_ones.update(np.asarray(sequences).tolist())
+        if not (arrival_index or self.auto_ack):
+            self._ack_buffer.undecided_out_of_order.update(np.asarray(sequences).tolist())
 
-    def _drop_judged(self) -> None:
+    def _drop_decided(self) -> None:
         """Drop what came again, is the next, and was judged by hand since it came."""
-        queue, late_ones = self._queue, self._log.late_ones
+        queue, late_ones = self._untouched_batches, self._ack_buffer.undecided_out_of_order
         while queue and queue[0].is_late and queue[0].is_alive:
             batch = queue[0]
             wanted = np.array(
@@ -226,239 +245,258 @@ class Inbox:
             if parts:
                 return
 
-    def _ahead(self, message_id: int) -> int:
+    def _distance_from_next(self, message_id: int) -> int:
         """How far the message id is from the next sequence, by the nearest-id rule."""
-        assert self._next is not None
-        return ((message_id - self._next + _HALF) & MESSAGE_ID_MASK) - _HALF
+        assert self._next_sequence is not None
+        return (
+            (message_id - self._next_sequence + _HALF_ID_RANGE) & MESSAGE_ID_MASK
+        ) - _HALF_ID_RANGE
 
-    def _waiting(self) -> Iterator[Ids]:
+    def _iter_undecided(self) -> Iterator[MessageIds]:
         """Messages of this position of which the bus will hear that they are processed."""
-        if self._batch is not None and self._batch.is_alive:
-            first = self._settled if self.auto_ack else self._handed
-            yield self._batch.sequences[first:]
-        for batch in self._queue:
+        if self._current_batch is not None and self._current_batch.is_alive:
+            first = self._settled_count if self.auto_ack else self._handed_count
+            yield self._current_batch.sequences[first:]
+        for batch in self._untouched_batches:
             if batch.is_alive:
                 yield batch.sequences
-        if self.at_work:
-            yield np.fromiter(self.at_work, np.int64)
-        yield self._log.acknowledged()
+        if self.in_handler_sequences:
+            yield np.fromiter(self.in_handler_sequences, np.int64)
+        yield self._ack_buffer.acked_sequences()
 
     # Connections ---------------------------------------------------------------------------------
 
-    def answered(self, reply: SubscribeReply, *, run: tuple[str, str]) -> None:
+    def handle_subscribed(self, reply: SubscribeReply, *, bus_run: tuple[str, str]) -> None:
         """The bus has begun the subscription, on this connection: which bus, and in which run."""
         # A process that has lost what came last has given these sequences to others, or may. What
         # is here came from the run that answered last: others may have greeted since, no more.
-        same_run = bool(run[0]) and run == self._run
-        self._run = run
-        kept = same_run and (reply.resumed or not self.is_lasting)
-        if not kept or self._next is None or reply.cursor < self._next:
-            self._log.end()
-            self._log = self._new_log()
-            self._next = reply.cursor
-        self._row += 1
-        self._log.attach()
-        self.is_begun = True
+        same_run = bool(bus_run[0]) and bus_run == self._bus_run
+        self._bus_run = bus_run
+        kept = same_run and (reply.resumed or not self.has_kept_position)
+        if not kept or self._next_sequence is None or reply.cursor < self._next_sequence:
+            self._ack_buffer.discard()
+            self._ack_buffer = self._new_ack_buffer()
+            self._next_sequence = reply.cursor
+        self._next_arrival_index += 1
+        self._ack_buffer.attach()
+        self.is_subscribed = True
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """The connection is gone."""
-        self.is_begun = False
-        self._log.detach()
+        self.is_subscribed = False
+        self._ack_buffer.detach()
         if self.options.group is not None:  # Others in the group get it now.
-            self._drop_untouched()
+            self._pop_untouched()
 
     @property
-    def holds_verdicts(self) -> bool:
+    def has_held_acks(self) -> bool:
         """Whether what was said of messages waits for the bus to begin the subscription again."""
-        return self._log.is_held
+        return self._ack_buffer.is_waiting
 
-    def content_again(self, *, same_bus: bool) -> bytes:
+    def resubscribe_content(self, *, is_same_bus: bool) -> bytes:
         """What the Subscribe says on another connection."""
         options = self.options
-        if self._next is not None and options.seek:  # It was moved; now it goes on.
+        if self._next_sequence is not None and options.seek:  # It was moved; now it goes on.
             options = replace(options, seek=False)
-        if self._next is None or self.is_lasting or not same_bus or options.start == "waiting":
+        if (
+            self._next_sequence is None
+            or self.has_kept_position
+            or not is_same_bus
+            or options.start == "waiting"
+        ):
             return options.encode()
-        return replace(options, start=Start(sequence=self._next)).encode()
+        return replace(options, start=Start(sequence=self._next_sequence)).encode()
 
     # Handing out, unless `is_empty`. What was handed out before must be settled or put back -------
 
-    def prepare(self, most: int, *, values: bool = False) -> int:
+    def prepare_messages(self, max_count: int, *, as_values: bool = False) -> int:
         """Have up to `most` messages `ready`, or, for who makes values of them, `payloads`. Returns
         how many were added; 0 when there are none, or when those before are not used up."""
-        if values == self._makes_values and length_hint(self.payloads):
+        if as_values == self._has_prepared_values and length_hint(self.prepared_payloads):
             return 0
-        if not self._begin():
+        if not self._advance_batch():
             return 0
-        assert self._batch is not None
-        first = self._prepared
-        self._prepared = min(first + most, len(self._batch))
-        self._unit = 1
-        self.payloads, ready = self._batch.messages(first, self._prepared)
-        self._makes_values = values
-        self.ready = iter(()) if values else ready
-        return self._prepared - first
+        assert self._current_batch is not None
+        first = self._prepared_count
+        self._prepared_count = min(first + max_count, len(self._current_batch))
+        self._last_handed_count = 1
+        self.prepared_payloads, ready = self._current_batch.messages(first, self._prepared_count)
+        self._has_prepared_values = as_values
+        self.prepared_messages = iter(()) if as_values else ready
+        return self._prepared_count - first
 
-    def take_batch(self, most: int | None = None) -> Batch | None:
+    def next_batch(self, max_count: int | None = None) -> Batch | None:
         """Hand out the next messages in one piece, at most so many."""
-        if not self._begin():
+        if not self._advance_batch():
             return None
-        assert self._batch is not None
-        first = self._prepared
-        left = len(self._batch) - first
-        self._unit = left if most is None else min(left, most)
-        self._prepared = first + self._unit
-        return self._batch.part(first, self._prepared)
+        assert self._current_batch is not None
+        first = self._prepared_count
+        left = len(self._current_batch) - first
+        self._last_handed_count = left if max_count is None else min(left, max_count)
+        self._prepared_count = first + self._last_handed_count
+        return self._current_batch.part(first, self._prepared_count)
 
-    def current(self) -> Message[Any]:
+    def last_message(self) -> Message[Any]:
         """The message that was handed out last."""
-        assert self._batch is not None, "nothing was handed out"
-        handed = self._handed
-        return next(self._batch.messages(handed - 1, handed)[1])
+        assert self._current_batch is not None, "nothing was handed out"
+        handed = self._handed_count
+        return next(self._current_batch.messages(handed - 1, handed)[1])
 
-    def _begin(self) -> bool:
+    def _advance_batch(self) -> bool:
         """Go on behind what was handed out, in the next batch if need be."""
-        assert not self.pending, "asked for more before what was handed out is settled"
-        self._forget_prepared()
-        if self._batch is not None and self._prepared < len(self._batch):
+        assert not self.has_unsettled, "asked for more before what was handed out is settled"
+        self._discard_prepared()
+        if self._current_batch is not None and self._prepared_count < len(self._current_batch):
             return True
-        if not self._queue:
+        if not self._untouched_batches:
             return False
-        self._batch = self._queue.popleft()
-        self.buffered_bytes -= self._batch.size
-        if self._log.late_ones and self._batch.is_late:
-            self._log.late_ones.difference_update(np.asarray(self._batch.sequences).tolist())
-        self._settled = self._prepared = 0
+        self._current_batch = self._untouched_batches.popleft()
+        self.buffered_bytes -= self._current_batch.size
+        if self._ack_buffer.undecided_out_of_order and self._current_batch.is_late:
+            self._ack_buffer.undecided_out_of_order.difference_update(
+                np.asarray(self._current_batch.sequences).tolist()
+            )
+        self._settled_count = self._prepared_count = 0
         return True
 
     # What becomes of what was handed out ---------------------------------------------------------
 
-    def ask(self, loop: object | None = None) -> None:
+    def settle_previous(self, loop: object | None = None) -> None:
         """Somebody comes for more: a loop, or who asks one by one. What it was handed before is
         processed; what another loop is at is not its to judge."""
-        self._hear_ended()
-        if self.loop is not None and self.loop is not loop:
-            self._set_aside()
-        self.loop = loop if self.auto_ack else None
-        self.settle(current=True)
-        if loop in self._aside:
-            batch, first, last = self._aside.pop(loop)
+        self._settle_ended_loops()
+        if self.active_loop is not None and self.active_loop is not loop:
+            self._suspend_active_loop()
+        self.active_loop = loop if self.auto_ack else None
+        self.settle(include_last=True)
+        if loop in self._unsettled_by_loop:
+            batch, first, last = self._unsettled_by_loop.pop(loop)
             batch.settle(ACKED, first, last)
 
-    def restart(self, loop: object) -> None:
+    def start_loop(self, loop: object) -> None:
         """A loop begins, perhaps anew: then it was left, and nobody knows how."""
         self.end_loop(loop, NACKED)
-        self._hear_ended()
+        self._settle_ended_loops()
 
-    def end_loop(self, loop: object, verdict: Verdict | None) -> None:
+    def end_loop(self, loop: object, outcome: AckOutcome | None) -> None:
         """A loop has ended; the verdict on what it was at, None to put that back. Heard later: who
         calls may be a finalizer, anywhere in a program."""
-        self._ended.append((loop, verdict))
+        self._ended_loops.append((loop, outcome))
 
-    def settle(self, *, current: bool) -> None:
+    def settle(self, *, include_last: bool) -> None:
         """What was handed out is processed; the last of it only if `current`."""
-        self._hear_ended()
-        last = self._handed
-        if not current:
-            last -= self._unit
-        self._decide(ACKED, last)
+        self._settle_ended_loops()
+        last = self._handed_count
+        if not include_last:
+            last -= self._last_handed_count
+        self._settle_until(ACKED, last)
 
-    def _decide(self, verdict: Verdict, last: int) -> None:
+    def _settle_until(self, outcome: AckOutcome, end: int) -> None:
         """The verdict on what was handed out and not settled, up to there."""
-        if last > self._settled:
-            if self.auto_ack and self._batch is not None:
-                self._batch.settle(verdict, self._settled, last)
-            self._settled = last
+        if end > self._settled_count:
+            if self.auto_ack and self._current_batch is not None:
+                self._current_batch.settle(outcome, self._settled_count, end)
+            self._settled_count = end
 
-    def _hear_ended(self) -> None:
+    def _settle_ended_loops(self) -> None:
         """Settle what loops were at that have ended."""
-        while self._ended:
-            loop, verdict = self._ended.popleft()
-            if loop is self.loop:
-                self.loop = None
-                self._decide(ACKED, self._handed - self._unit)
+        while self._ended_loops:
+            loop, verdict = self._ended_loops.popleft()
+            if loop is self.active_loop:
+                self.active_loop = None
+                self._settle_until(ACKED, self._handed_count - self._last_handed_count)
                 if verdict is None:
-                    self._go_back()
+                    self._put_back_unsettled()
                 else:
-                    self._decide(verdict, self._handed)
-            elif loop in self._aside:
-                batch, first, last = self._aside.pop(loop)
-                batch.settle(verdict or NACKED_AT_ONCE, first, last)
+                    self._settle_until(verdict, self._handed_count)
+            elif loop in self._unsettled_by_loop:
+                batch, first, last = self._unsettled_by_loop.pop(loop)
+                batch.settle(verdict or NACKED_WITHOUT_DELAY, first, last)
 
-    def _set_aside(self) -> None:
+    def _suspend_active_loop(self) -> None:
         """Others ask while a loop is at something, which stays that loop's."""
-        self._decide(ACKED, self._handed - self._unit)
-        handed = self._handed
-        if self._batch is not None and handed > self._settled:
-            self._aside[self.loop] = (self._batch, self._settled, handed)
-            self._settled = handed
-        self._forget_prepared()  # So that the loop asks when it comes round.
+        self._settle_until(ACKED, self._handed_count - self._last_handed_count)
+        handed = self._handed_count
+        if self._current_batch is not None and handed > self._settled_count:
+            self._unsettled_by_loop[self.active_loop] = (
+                self._current_batch,
+                self._settled_count,
+                handed,
+            )
+            self._settled_count = handed
+        self._discard_prepared()  # So that the loop asks when it comes round.
 
-    def give_up(self) -> None:
+    def nack_last(self) -> None:
         """The last that was handed out is not processed. The bus will send it again, in time."""
-        self.settle(current=False)
-        self._decide(NACKED, self._handed)
+        self.settle(include_last=False)
+        self._settle_until(NACKED, self._handed_count)
 
-    def put_back(self) -> None:
+    def put_back_last(self) -> None:
         """The last that was handed out is not processed, and is the next to be handed out."""
-        self.settle(current=False)
-        self._go_back()
+        self.settle(include_last=False)
+        self._put_back_unsettled()
 
-    def _go_back(self) -> None:
+    def _put_back_unsettled(self) -> None:
         """What was handed out and not settled is the next to be handed out."""
-        self._forget_prepared()
-        self._prepared = self._settled
+        self._discard_prepared()
+        self._prepared_count = self._settled_count
 
-    def finish(self, *, processed: bool) -> None:
+    def settle_before_leave(self, *, is_processed: bool) -> None:
         """The consumer is about to leave; `processed` says what became of the last that it asked
         for. What loops are at that have not ended is not processed."""
-        self._hear_ended()
-        if self.loop is not None:
-            self._set_aside()
-        elif processed:
-            self.settle(current=True)
+        self._settle_ended_loops()
+        if self.active_loop is not None:
+            self._suspend_active_loop()
+        elif is_processed:
+            self.settle(include_last=True)
         else:
-            self.give_up()
-        for batch, first, last in self._aside.values():
+            self.nack_last()
+        for batch, first, last in self._unsettled_by_loop.values():
             batch.settle(NACKED, first, last)
-        self._aside.clear()
+        self._unsettled_by_loop.clear()
 
-    def leave(self, request: Request) -> None:
+    def leave(self, unsubscribe_request: OpenRequest) -> None:
         """The consumer leaves. What it was never handed goes back to the bus."""
-        self.leaving = request
-        for batch in self._drop_untouched():
-            if self.is_lasting:
-                batch.settle(NACKED_AT_ONCE, 0, len(batch))
-        self._log.close()
-        self._batch = None
-        self._settled = self._prepared = 0
+        self.unsubscribe_request = unsubscribe_request
+        for batch in self._pop_untouched():
+            if self.has_kept_position:
+                batch.settle(NACKED_WITHOUT_DELAY, 0, len(batch))
+        self._ack_buffer.close()
+        self._current_batch = None
+        self._settled_count = self._prepared_count = 0
 
-    def end(self, error: RefusedError | None = None) -> None:
+    def mark_ended(self, error: RefusedError | None = None) -> None:
         """The bus has no such subscription any more."""
         self.error = error
-        self.is_begun = False
-        self._log.end()
+        self.is_subscribed = False
+        self._ack_buffer.discard()
 
-    def _drop_untouched(self) -> list[Batch]:
+    def _pop_untouched(self) -> list[Batch]:
         """Returns what was never handed out, which is gone from here then."""
-        self._forget_prepared()
-        left = list(self._queue)
-        if self._batch is not None and self._prepared < len(self._batch):
-            left.insert(0, self._batch.part(self._prepared, len(self._batch)))
-            self._batch = self._batch.part(0, self._prepared) if self._prepared else None
-        self._queue.clear()
+        self._discard_prepared()
+        left = list(self._untouched_batches)
+        if self._current_batch is not None and self._prepared_count < len(self._current_batch):
+            left.insert(0, self._current_batch.part(self._prepared_count, len(self._current_batch)))
+            self._current_batch = (
+                self._current_batch.part(0, self._prepared_count) if self._prepared_count else None
+            )
+        self._untouched_batches.clear()
         self.buffered_bytes = 0
         return left
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError unless the invariant holds."""
-        size = 0 if self._batch is None else len(self._batch)
-        assert 0 <= self._settled <= self._handed <= self._prepared <= size, vars(self)
-        assert self.buffered_bytes == sum(batch.size for batch in self._queue)
+        size = 0 if self._current_batch is None else len(self._current_batch)
+        assert 0 <= self._settled_count <= self._handed_count <= self._prepared_count <= size, vars(
+            self
+        )
+        assert self.buffered_bytes == sum(batch.size for batch in self._untouched_batches)
 
-    def _forget_prepared(self) -> None:
+    def _discard_prepared(self) -> None:
         """Prepared messages that were not handed out are untouched again."""
-        self._prepared = self._handed
-        deque(self.payloads, maxlen=0)  # So that whoever still holds `ready` gets nothing from it.
-        self.payloads = iter(())
-        self.ready = iter(())
+        self._prepared_count = self._handed_count
+        deque(
+            self.prepared_payloads, maxlen=0
+        )  # So that whoever still holds `ready` gets nothing from it.
+        self.prepared_payloads = iter(())
+        self.prepared_messages = iter(())

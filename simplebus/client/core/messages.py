@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from simplebus.client.core.acks import ACKED, WORKING, Receipt, nacked, terminated
-from simplebus.client.core.frame_runs import Ids, Run
+from simplebus.client.core.acks import ACKED, WORKING, AckToken, nack_outcome, terminate_outcome
+from simplebus.client.core.frame_runs import FrameRun, MessageIds
 from simplebus.core.limits import (
     DELIMITER_BYTES,
     FRAME_BYTES_MIN,
@@ -30,38 +30,41 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frames import DELIMITER, Integers
 
-_TIMES = 0b000111
-_TEXTS = (0b001000, 0b010000, 0b100000)
-_UNKNOWN = 0b11000000
-_LENGTH: np.dtype[np.uint16] = np.dtype(">u2")
-_NEVER_IN_A_PLAIN_ONE = DELIMITER[:-1]
+_TIME_FIELDS = 0b000111
+_TEXT_FIELDS = (0b001000, 0b010000, 0b100000)
+_UNKNOWN_FIELDS = 0b11000000
+_LENGTH_DTYPE: np.dtype[np.uint16] = np.dtype(">u2")
+_DELIMITER_PREFIX = DELIMITER[:-1]
 
 
-def uniform_prefix(run: Run) -> int | None:
+def uniform_envelope_bytes(run: FrameRun) -> int | None:
     """How long every envelope of the run is; None when they differ, or one holds stuffing."""
     raw = run.raw
-    if run.count == 1 or raw.count(_NEVER_IN_A_PLAIN_ONE) != run.count:
+    if run.count == 1 or raw.count(_DELIMITER_PREFIX) != run.count:
         return None
     shortest = run.stride if run.bounds is None else int(np.diff(run.bounds).min())
-    if shortest == FRAME_BYTES_MIN or raw[HEADER_BYTES] & _UNKNOWN:
+    if shortest == FRAME_BYTES_MIN or raw[HEADER_BYTES] & _UNKNOWN_FIELDS:
         return None
     fields = raw[HEADER_BYTES]
-    at = HEADER_BYTES + 1 + 8 * (fields & _TIMES).bit_count()
+    at = HEADER_BYTES + 1 + 8 * (fields & _TIME_FIELDS).bit_count()
     places = []
-    for text in _TEXTS:
+    for text in _TEXT_FIELDS:
         if fields & text:
             places.append(at)
             at += 2 + int.from_bytes(raw[at : at + 2], "big")
-    if at > shortest - DELIMITER_BYTES or not _agree(run, places):
+    if at > shortest - DELIMITER_BYTES or not _has_uniform_fields(run, places):
         return None
     return at - HEADER_BYTES
 
 
-def _agree(run: Run, places: list[int]) -> bool:
+def _has_uniform_fields(run: FrameRun, length_offsets: list[int]) -> bool:
     """Whether every frame has the first one's fields, and its lengths in these places."""
     raw = run.raw
     if run.count <= PLAIN_FRAMES_MAX:
-        parts = [slice(HEADER_BYTES, HEADER_BYTES + 1), *(slice(at, at + 2) for at in places)]
+        parts = [
+            slice(HEADER_BYTES, HEADER_BYTES + 1),
+            *(slice(at, at + 2) for at in length_offsets),
+        ]
         begins = range(0, len(raw), run.stride) if run.bounds is None else run.bounds[:-1].tolist()
         return all(
             raw[begin + part.start : begin + part.stop] == raw[part]
@@ -69,18 +72,18 @@ def _agree(run: Run, places: list[int]) -> bool:
             for part in parts
         )
     data = np.frombuffer(raw, np.uint8)
-    lengths = frames.unaligned(data, _LENGTH)
+    lengths = frames.unaligned(data, _LENGTH_DTYPE)
     begins = np.arange(0, data.size, run.stride) if run.bounds is None else run.bounds[:-1]
     if (data[begins + HEADER_BYTES] != raw[HEADER_BYTES]).any():
         return False
-    return not any((lengths[begins + at] != lengths[at]).any() for at in places)
+    return not any((lengths[begins + at] != lengths[at]).any() for at in length_offsets)
 
 
 REPLY_TO = "reply-to"
 """The header that names the channel on which an answer is expected."""
 
-_SHOWN_BYTES = 40
-_PLAIN = Envelope()
+_REPR_BYTES_MAX = 40
+_EMPTY_ENVELOPE = Envelope()
 
 T = TypeVar("T")
 """What a subscription makes of its messages' payloads."""
@@ -89,30 +92,30 @@ T = TypeVar("T")
 class Message(Generic[T]):
     """One message. Compares by identity: a message that comes twice is two of these."""
 
-    __slots__ = ("_index", "_receipt", "payload")
+    __slots__ = ("_ack_token", "_index", "payload")
 
-    def __init__(self, payload: bytes, index: int, receipt: Receipt) -> None:
+    def __init__(self, payload: bytes, index: int, ack_token: AckToken) -> None:
         self.payload = payload
         """The publisher's bytes."""
         self._index = index
-        self._receipt = receipt
+        self._ack_token = ack_token
 
     # What it is ----------------------------------------------------------------------------------
 
     @property
     def value(self) -> T:
         """What the payload means to its subscription: the payload itself if that says nothing."""
-        decode = self._receipt.owner.decode
+        decode = self._ack_token.owner.decode
         return cast(T, self.payload if decode is None else decode(self.payload))
 
     @property
     def class_id(self) -> int:
-        return self._receipt.class_id
+        return self._ack_token.class_id
 
     @property
     def sequence(self) -> int:
         """Its number within its class, from 0; never used twice."""
-        return int(self._receipt.sequences[self._index])
+        return int(self._ack_token.sequences[self._index])
 
     @property
     def message_id(self) -> int:
@@ -123,19 +126,19 @@ class Message(Generic[T]):
     def attempt(self) -> int:
         """Which delivery to this subscription it is: 1 for the first one, 0 when the bus does not
         know, as for what somebody else left behind."""
-        return self._receipt.attempt
+        return self._ack_token.attempt
 
     @property
     def redelivered(self) -> bool:
         """Whether it may have been delivered before, and perhaps processed."""
-        return self._receipt.attempt != 1
+        return self._ack_token.attempt != 1
 
     # What its publisher said about it ------------------------------------------------------------
 
     @property
     def envelope(self) -> Envelope:
         """All of it. Raises RemoteProtocolError when the bus has sent what is no envelope."""
-        return _PLAIN
+        return _EMPTY_ENVELOPE
 
     @property
     def channel(self) -> str:
@@ -171,37 +174,37 @@ class Message(Generic[T]):
     def ack(self, owner: object = None) -> None:
         """It is processed. Raises LocalProtocolError if it is not this owner's, if one is named."""
         if owner is not None:
-            self._receipt.check_owner(owner, self)
-        self._receipt.say(ACKED, self._index, self._index + 1)
+            self._ack_token.check_owner(owner, self)
+        self._ack_token.record_outcome(ACKED, self._index, self._index + 1)
 
     def nack(self, delay: float | None = None, error: object = None) -> None:
         """It is to come again after so many seconds; by default the bus's pause, which grows.
         `error` says what went wrong: an exception, or a sentence of up to 1,024 bytes. The bus
         tells it in the dead letter, if it comes to that."""
-        self._receipt.say(nacked(delay, error), self._index, self._index + 1)
+        self._ack_token.record_outcome(nack_outcome(delay, error), self._index, self._index + 1)
 
     def terminate(self, error: object = None) -> None:
         """It can never be processed: it becomes a dead letter now, which says why."""
-        self._receipt.say(terminated(error), self._index, self._index + 1)
+        self._ack_token.record_outcome(terminate_outcome(error), self._index, self._index + 1)
 
     def working(self) -> None:
         """Its processing takes longer: the ack timeout starts again."""
-        self._receipt.say(WORKING, self._index, self._index + 1)
+        self._ack_token.record_outcome(WORKING, self._index, self._index + 1)
 
     def __repr__(self) -> str:
         payload = self.payload
-        shown = repr(payload) if len(payload) <= _SHOWN_BYTES else f"{len(payload)} bytes"
+        shown = repr(payload) if len(payload) <= _REPR_BYTES_MAX else f"{len(payload)} bytes"
         mark = ", redelivered" if self.redelivered else ""
         return f"<Message {self.sequence} of class {self.class_id}: {shown}{mark}>"
 
 
-class _Enveloped(Message[T]):
+class _EnvelopedMessage(Message[T]):
     """A message that came in an envelope."""
 
     __slots__ = ("_content", "_envelope")
 
-    def __init__(self, payload: bytes, index: int, receipt: Receipt, content: bytes) -> None:
-        super().__init__(payload, index, receipt)
+    def __init__(self, payload: bytes, index: int, ack_token: AckToken, content: bytes) -> None:
+        super().__init__(payload, index, ack_token)
         self._content = content
         self._envelope: Envelope | None = None
 
@@ -215,42 +218,42 @@ class _Enveloped(Message[T]):
 class Batch:
     """Messages of one class, in order. Iterate for the messages one by one."""
 
-    __slots__ = ("_at", "_receipt", "_run")
+    __slots__ = ("_ack_token", "_first_index", "_run")
 
-    def __init__(self, run: Run, receipt: Receipt, *, at: int = 0) -> None:
+    def __init__(self, run: FrameRun, ack_token: AckToken, *, first_index: int = 0) -> None:
         self._run = run
-        self._receipt = receipt
-        self._at = at
+        self._ack_token = ack_token
+        self._first_index = first_index
         """Where in the receipt the first message stands."""
 
     @property
     def class_id(self) -> int:
-        return self._receipt.class_id
+        return self._ack_token.class_id
 
     @property
     def attempt(self) -> int:
         """As each message's."""
-        return self._receipt.attempt
+        return self._ack_token.attempt
 
     @property
     def redelivered(self) -> bool:
         """Whether they may have been delivered before, and perhaps processed."""
-        return self._receipt.attempt != 1
+        return self._ack_token.attempt != 1
 
     @property
     def is_alive(self) -> bool:
         """Whether the bus still wants to hear about them."""
-        return self._receipt.is_alive
+        return self._ack_token.is_alive
 
     @property
     def is_late(self) -> bool:
         """Whether they came otherwise than in the row."""
-        return not self._receipt.row
+        return not self._ack_token.arrival_index
 
     @property
-    def sequences(self) -> Ids:
+    def sequences(self) -> MessageIds:
         """The messages' numbers within their class, ascending; a range if none is left out."""
-        return self._receipt.sequences[self._at : self._at + self._run.count]
+        return self._ack_token.sequences[self._first_index : self._first_index + self._run.count]
 
     @property
     def data(self) -> memoryview:
@@ -278,13 +281,13 @@ class Batch:
     @property
     def payloads(self) -> list[bytes]:
         """Every payload in order. Made anew on each access."""
-        return self._payloads(0, self._run.count)
+        return self._slice_payloads(0, self._run.count)
 
-    def _payloads(self, first: int, last: int) -> list[bytes]:
+    def _slice_payloads(self, first: int, last: int) -> list[bytes]:
         run = self._run
         if run.frame_type == frames.MESSAGE:
             return run.contents(first, last)
-        prefix = uniform_prefix(run)
+        prefix = uniform_envelope_bytes(run)
         if prefix is not None:
             return run.contents(first, last, skip=prefix)
         return list(map(envelopes.payload_of, run.contents(first, last)))
@@ -295,41 +298,51 @@ class Batch:
         The other iterator is the first one's source of payloads: its length hint says how many
         messages were not asked for yet, at no cost to who asks.
         """
-        payloads = iter(self._payloads(first, last))
-        indexes = range(self._at + first, self._at + last)
-        receipts = repeat(self._receipt)
+        payloads = iter(self._slice_payloads(first, last))
+        indexes = range(self._first_index + first, self._first_index + last)
+        receipts = repeat(self._ack_token)
         if self._run.frame_type == frames.MESSAGE:
             return payloads, map(Message, payloads, indexes, receipts)
         contents = self._run.contents(first, last)
-        return payloads, map(_Enveloped, payloads, indexes, receipts, contents)
+        return payloads, map(_EnvelopedMessage, payloads, indexes, receipts, contents)
 
     def part(self, first: int, last: int) -> Batch:
         """Messages first..last-1 as a batch of their own."""
-        return Batch(self._run.part(first, last), self._receipt, at=self._at + first)
+        return Batch(
+            self._run.part(first, last), self._ack_token, first_index=self._first_index + first
+        )
 
     # What becomes of them ------------------------------------------------------------------------
 
     def ack(self, owner: object = None) -> None:
         """All are processed. Raises LocalProtocolError if they are not this owner's."""
         if owner is not None:
-            self._receipt.check_owner(owner, self)
-        self._receipt.say(ACKED, self._at, self._at + self._run.count)
+            self._ack_token.check_owner(owner, self)
+        self._ack_token.record_outcome(
+            ACKED, self._first_index, self._first_index + self._run.count
+        )
 
     def nack(self, delay: float | None = None, error: object = None) -> None:
         """All are to come again, as `Message.nack` says."""
-        self._receipt.say(nacked(delay, error), self._at, self._at + self._run.count)
+        self._ack_token.record_outcome(
+            nack_outcome(delay, error), self._first_index, self._first_index + self._run.count
+        )
 
     def terminate(self, error: object = None) -> None:
         """None can ever be processed, as `Message.terminate` says."""
-        self._receipt.say(terminated(error), self._at, self._at + self._run.count)
+        self._ack_token.record_outcome(
+            terminate_outcome(error), self._first_index, self._first_index + self._run.count
+        )
 
     def working(self) -> None:
         """The ack timeout of all starts again."""
-        self._receipt.say(WORKING, self._at, self._at + self._run.count)
+        self._ack_token.record_outcome(
+            WORKING, self._first_index, self._first_index + self._run.count
+        )
 
     def settle(self, verdict: tuple[int, bytes], first: int, last: int) -> None:
         """The verdict on first..last-1, as far as nothing was said about them by hand."""
-        self._receipt.settle(verdict, self._at + first, self._at + last)
+        self._ack_token.settle(verdict, self._first_index + first, self._first_index + last)
 
     def __len__(self) -> int:
         return self._run.count

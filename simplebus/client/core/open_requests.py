@@ -17,112 +17,132 @@ from simplebus.core.protocol.inquiry import Explained
 from simplebus.core.protocol.requests import ConnectReply, FetchReply, PurgeReply, SubscribeReply
 
 if TYPE_CHECKING:
-    from simplebus.client.core.frame_runs import Run
+    from simplebus.client.core.frame_runs import FrameRun
     from simplebus.client.core.messages import Batch
 
-Reply = ConnectReply | SubscribeReply | FetchReply | PurgeReply | Explained
+ReplyBody = ConnectReply | SubscribeReply | FetchReply | PurgeReply | Explained
 
-_LASTING = (frames.SUBSCRIBE, frames.UNSUBSCRIBE)
+_PERSISTENT_TYPES = (frames.SUBSCRIBE, frames.UNSUBSCRIBE)
 
 
-class Request:
+class OpenRequest:
     """Something that was asked of the bus."""
 
     def __init__(
-        self, number: int, frame_type: int, *, subject: int = 0, detail: int = 0, content: bytes
+        self,
+        number: int,
+        frame_type: int,
+        *,
+        subject_id: int = 0,
+        subscription_number: int = 0,
+        content: bytes,
     ) -> None:
         self.number = number
         self.frame_type = frame_type
-        self.subject = subject
+        self.subject_id = subject_id
         """The class that it is about; for Unsubscribe the subscription. 0 for Connect."""
-        self.detail = detail
+        self.subscription_number = subscription_number
         """For Subscribe the number of the subscription; 0 for the others."""
         self.content = content
-        self.done = False
+        self.is_done = False
         self.error: BusError | None = None
         """Why it was not done; None while it is not known, and when it was."""
-        self.reply: Reply | None = None
+        self.reply: ReplyBody | None = None
         """What the bus answered; None for an Unsubscribe."""
         self.batches: list[Batch] = []
         """What a Fetch brought."""
         self.decode: Callable[[bytes], Any] | None = None
         """What makes a fetched message's `value` of its payload."""
-        self.wanted = 0
+        self.remaining_count = 0
         """How many messages a Fetch may still bring."""
-        self.runs: list[Run] = []
+        self.frame_runs: list[FrameRun] = []
         """What came for a Fetch that is not answered yet."""
-        self.position: int | None = None
+        self.after_position: int | None = None
         """Messages below it are to be applied before; None when that does not matter."""
 
     @property
     def frame(self) -> bytes:
         return frames.encode(
             self.frame_type,
-            class_id=self.subject,
+            class_id=self.subject_id,
             message_id=self.number,
-            timer_index=self.detail,
+            timer_index=self.subscription_number,
             content=self.content,
         )
 
-    def finish(self, reply: Reply | None = None) -> None:
+    def finish(self, reply: ReplyBody | None = None) -> None:
         self.reply = reply
-        self.done = True
+        self.is_done = True
 
     def fail(self, error: BusError) -> None:
         self.error = error
-        self.done = True
+        self.is_done = True
 
 
-class Requests:
+class OpenRequests:
     """Requests that are not answered yet, oldest first."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Request] = {}
-        self._next = 1
+        self._by_number: dict[int, OpenRequest] = {}
+        self._next_number = 1
 
-    def make(
-        self, frame_type: int, *, subject: int = 0, detail: int = 0, content: bytes = b""
-    ) -> Request:
+    def open_request(
+        self,
+        frame_type: int,
+        *,
+        subject_id: int = 0,
+        subscription_number: int = 0,
+        content: bytes = b"",
+    ) -> OpenRequest:
         """A request with a number that no waiting one has."""
-        while self._next in self._waiting:
-            self._count_on()
-        request = Request(self._next, frame_type, subject=subject, detail=detail, content=content)
-        self._waiting[request.number] = request
-        self._count_on()
+        while self._next_number in self._by_number:
+            self._advance_number()
+        request = OpenRequest(
+            self._next_number,
+            frame_type,
+            subject_id=subject_id,
+            subscription_number=subscription_number,
+            content=content,
+        )
+        self._by_number[request.number] = request
+        self._advance_number()
         return request
 
-    def again(self, request: Request, content: bytes) -> None:
+    def reopen(self, request: OpenRequest, content: bytes) -> None:
         """A question that was answered on another connection."""
         request.content = content
-        request.done = False
-        self._waiting[request.number] = request
+        request.is_done = False
+        self._by_number[request.number] = request
 
-    def take(self, number: int, frame_type: int) -> Request | None:
+    def pop_answered(self, number: int, frame_type: int) -> OpenRequest | None:
         """The request that an answer belongs to; None when none waits for it."""
-        request = self._waiting.get(number)
+        request = self._by_number.get(number)
         if request is None or request.frame_type != frame_type:
             return None
-        return self._waiting.pop(number)
+        return self._by_number.pop(number)
 
-    def drop(self, request: Request) -> None:
+    def discard(self, request: OpenRequest) -> None:
         """The question has become pointless."""
-        self._waiting.pop(request.number, None)
+        self._by_number.pop(request.number, None)
 
-    def of_type(self, *frame_types: int) -> list[Request]:
-        return [one for one in self._waiting.values() if one.frame_type in frame_types]
+    def find_by_type(self, *frame_types: int) -> list[OpenRequest]:
+        return [one for one in self._by_number.values() if one.frame_type in frame_types]
 
-    def lost(self, error: BusError) -> None:
+    def connection_lost(self, error: BusError) -> None:
         """The connection is gone."""
-        self._fail(error, [one for one in self._waiting.values() if one.frame_type not in _LASTING])
+        self._fail_requests(
+            error,
+            [one for one in self._by_number.values() if one.frame_type not in _PERSISTENT_TYPES],
+        )
 
-    def fail(self, error: BusError) -> None:
+    def fail_all(self, error: BusError) -> None:
         """There will be no connection any more."""
-        self._fail(error, list(self._waiting.values()))
+        self._fail_requests(error, list(self._by_number.values()))
 
-    def _fail(self, error: BusError, failed: list[Request]) -> None:
+    def _fail_requests(self, error: BusError, failed: list[OpenRequest]) -> None:
         for request in failed:
-            del self._waiting[request.number]
+            del self._by_number[request.number]
             request.fail(error)
 
-    def _count_on(self) -> None:
-        self._next = (self._next + 1) & MESSAGE_ID_MASK or 1
+    def _advance_number(self) -> None:
+        self._next_number = (self._next_number + 1) & MESSAGE_ID_MASK or 1

@@ -26,77 +26,88 @@ from simplebus.core.limits import (
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.frames import DELIMITER, Integers
 
-Bounds = Sequence[int] | Integers
+FrameBounds = Sequence[int] | Integers
 """Where each frame begins and the last one ends. A list for few frames, an array for many."""
 
-_NUMBER = struct.Struct(">i")
-_NUMBERS: np.dtype[np.int32] = np.dtype(">i4")
+_NUMBER_STRUCT = struct.Struct(">i")
+_NUMBER_DTYPE: np.dtype[np.int32] = np.dtype(">i4")
 _NUMBER_OFFSET = 3
-_COUNTED_BYTES_MAX = 4096
+_DIRECT_SEARCH_BYTES_MAX = 4096
 
 
-def opening_of(frame_type: int, class_id: int) -> bytes:
+def encode_frame_prefix(frame_type: int, class_id: int) -> bytes:
     """What goes before a message's content. It ends the frame before, whichever that is."""
     return DELIMITER + frames.HEADER.pack(frame_type, class_id, 0, 0)
 
 
-class Segment:
+class UnnumberedFrames:
     """Messages that were handed over: whole frames back to back, without numbers yet."""
 
-    __slots__ = ("_data", "_taken", "bounds", "count", "left_out", "size")
+    __slots__ = ("_data", "_popped_count", "bounds", "count", "size_bytes", "skipped_count")
 
     def __init__(
-        self, data: bytearray | memoryview, bounds: Bounds, count: int, *, left_out: int = 0
+        self,
+        data: bytearray | memoryview,
+        bounds: FrameBounds,
+        count: int,
+        *,
+        skipped_count: int = 0,
     ) -> None:
         """The data holds an opening for every content, and a delimiter behind the last one. So many
         numbers in front of them are left out."""
         self._data = memoryview(data)[DELIMITER_BYTES:]
-        self._taken = 0
+        self._popped_count = 0
         self.bounds = bounds
         self.count = count
-        self.left_out = left_out
-        self.size = len(data) - DELIMITER_BYTES
+        self.skipped_count = skipped_count
+        self.size_bytes = len(data) - DELIMITER_BYTES
 
     @classmethod
-    def of_alike(cls, opening: bytes, contents: list[bytes], foreign: bytes) -> Segment | None:
+    def from_uniform(
+        cls, prefix: bytes, contents: list[bytes], marker: bytes
+    ) -> UnnumberedFrames | None:
         """Messages with one opening; None if what only delimiters may hold is in a content."""
-        bounds = _bounds(map(len, contents), len(contents))
-        data = bytearray(opening).join([b"", *contents[:-1], contents[-1] + DELIMITER])
-        if not _holds_only(foreign, len(contents) + 1, data):
+        bounds = _compute_bounds(map(len, contents), len(contents))
+        data = bytearray(prefix).join([b"", *contents[:-1], contents[-1] + DELIMITER])
+        if not _occurs_exactly(marker, len(contents) + 1, data):
             return None
         return cls(data, bounds, len(contents))
 
     @classmethod
-    def of_various(cls, openings: list[bytes], contents: list[bytes]) -> Segment:
+    def from_mixed(cls, prefixes: list[bytes], contents: list[bytes]) -> UnnumberedFrames:
         """Messages with an opening each; no content holds a delimiter."""
-        bounds = _bounds(map(len, contents), len(contents))
-        data = bytearray().join(chain.from_iterable(zip(openings, contents, strict=True)))
+        bounds = _compute_bounds(map(len, contents), len(contents))
+        data = bytearray().join(chain.from_iterable(zip(prefixes, contents, strict=True)))
         data += DELIMITER
         return cls(data, bounds, len(contents))
 
     @property
     def is_empty(self) -> bool:
-        return self._taken == self.count
+        return self._popped_count == self.count
 
     @property
-    def next_size(self) -> int:
+    def next_frame_bytes(self) -> int:
         """Bytes of the next frame."""
-        return int(self.bounds[self._taken + 1] - self.bounds[self._taken])
+        return int(self.bounds[self._popped_count + 1] - self.bounds[self._popped_count])
 
-    def take(self, *, most: int, room: int, first: int, number: int) -> Chunk | None:
+    def pop_batch(
+        self, *, max_bytes: int, room_bytes: int, first_position: int, first_number: int
+    ) -> PublishBatch | None:
         """The next frames, as `fitting` says. The first has this position and this number."""
-        begin = self._taken
-        count = fitting(self.bounds, begin, most=most, room=room)
+        begin = self._popped_count
+        count = count_fitting(self.bounds, begin, max_bytes=max_bytes, room_bytes=room_bytes)
         if not count:
             return None
-        end = self._taken = begin + count
+        end = self._popped_count = begin + count
         data = self._data[int(self.bounds[begin]) : int(self.bounds[end])]
-        chunk = Chunk(data, part_of(self.bounds, begin, end), first=first)
-        chunk.stamp(number)
+        chunk = PublishBatch(
+            data, slice_bounds(self.bounds, begin, end), first_position=first_position
+        )
+        chunk.assign_numbers(first_number)
         return chunk
 
 
-def _bounds(lengths: Iterable[int], count: int) -> Bounds:
+def _compute_bounds(lengths: Iterable[int], count: int) -> FrameBounds:
     """Where frames with contents of these lengths begin, and the last one ends."""
     if count <= PLAIN_FRAMES_MAX:
         sizes = (length + FRAME_BYTES_MIN for length in lengths)
@@ -109,88 +120,96 @@ def _bounds(lengths: Iterable[int], count: int) -> Bounds:
     return bounds
 
 
-def _holds_only(marker: bytes, times: int, data: bytearray) -> bool:
+def _occurs_exactly(marker: bytes, count: int, data: bytearray) -> bool:
     """Whether what only delimiters hold is nowhere in the data but where it was put, so many times.
     Most data are done with one of its bytes, which is found several times faster."""
     view = np.frombuffer(data, np.uint8)
-    if len(data) > _COUNTED_BYTES_MAX and np.count_nonzero(view == marker[1]) == times:
+    if len(data) > _DIRECT_SEARCH_BYTES_MAX and np.count_nonzero(view == marker[1]) == count:
         return True
-    return data.count(marker) == times
+    return data.count(marker) == count
 
 
-class Chunk:
+class PublishBatch:
     """Whole frames with numbers that follow one another."""
 
-    __slots__ = ("bounds", "count", "data", "first", "size")
+    __slots__ = ("bounds", "count", "data", "first_position", "size_bytes")
 
-    def __init__(self, data: memoryview, bounds: Bounds, *, first: int) -> None:
+    def __init__(self, data: memoryview, bounds: FrameBounds, *, first_position: int) -> None:
         self.data = data
         """The frames back to back. Writable: they can be numbered anew."""
         self.bounds = bounds
-        self.first = first
+        self.first_position = first_position
         """The first message's position."""
         self.count = len(bounds) - 1
-        self.size = len(data)
+        self.size_bytes = len(data)
 
     @classmethod
-    def of_one(cls, opening: bytes, content: bytes, *, first: int, number: int) -> Chunk:
+    def from_message(
+        cls, prefix: bytes, content: bytes, *, position: int, number: int
+    ) -> PublishBatch:
         """One message's frame."""
-        data = bytearray(opening)
+        data = bytearray(prefix)
         data += content
         data += DELIMITER
-        _NUMBER.pack_into(data, DELIMITER_BYTES + _NUMBER_OFFSET, number)
+        _NUMBER_STRUCT.pack_into(data, DELIMITER_BYTES + _NUMBER_OFFSET, number)
         return cls(
-            memoryview(data)[DELIMITER_BYTES:], [0, len(data) - DELIMITER_BYTES], first=first
+            memoryview(data)[DELIMITER_BYTES:],
+            [0, len(data) - DELIMITER_BYTES],
+            first_position=position,
         )
 
     @property
-    def end(self) -> int:
+    def end_position(self) -> int:
         """The position behind the last message."""
-        return self.first + self.count
+        return self.first_position + self.count
 
-    def size_below(self, position: int) -> int:
+    def bytes_below(self, position: int) -> int:
         """Bytes of the frames of messages below the position, which is in the chunk, its end, or in
         what is left out in front of it."""
-        return int(self.bounds[max(0, position - self.first)])
+        return int(self.bounds[max(0, position - self.first_position)])
 
-    def frame_end(self, at: int) -> int:
+    def frame_end_offset(self, offset: int) -> int:
         """Where the frame ends that the byte before `at` belongs to."""
-        return int(self.bounds[int(np.searchsorted(self.bounds, at))])
+        return int(self.bounds[int(np.searchsorted(self.bounds, offset))])
 
-    def split(self, count: int) -> tuple[Chunk, Chunk]:
+    def split(self, count: int) -> tuple[PublishBatch, PublishBatch]:
         """The first so many frames, and the rest, which may be empty of neither."""
         cut = int(self.bounds[count])
-        front = Chunk(self.data[:cut], part_of(self.bounds, 0, count), first=self.first)
-        rest = part_of(self.bounds, count, self.count)
-        return front, Chunk(self.data[cut:], rest, first=self.first + count)
+        front = PublishBatch(
+            self.data[:cut], slice_bounds(self.bounds, 0, count), first_position=self.first_position
+        )
+        rest = slice_bounds(self.bounds, count, self.count)
+        return front, PublishBatch(
+            self.data[cut:], rest, first_position=self.first_position + count
+        )
 
-    def stamp(self, number: int) -> None:
+    def assign_numbers(self, first_number: int) -> None:
         """Number the frames from here on."""
         if self.count <= PLAIN_FRAMES_MAX:
             for index in range(self.count):
                 at = int(self.bounds[index]) + _NUMBER_OFFSET
-                _NUMBER.pack_into(self.data, at, (number + index) & MESSAGE_ID_MASK)
+                _NUMBER_STRUCT.pack_into(self.data, at, (first_number + index) & MESSAGE_ID_MASK)
             return
-        numbers = np.arange(number, number + self.count) & MESSAGE_ID_MASK
+        numbers = np.arange(first_number, first_number + self.count) & MESSAGE_ID_MASK
         places = np.asarray(self.bounds)[:-1] + _NUMBER_OFFSET
-        frames.unaligned(np.frombuffer(self.data, np.uint8), _NUMBERS)[places] = numbers
+        frames.unaligned(np.frombuffer(self.data, np.uint8), _NUMBER_DTYPE)[places] = numbers
 
 
-def fitting(bounds: Bounds, begin: int, *, most: int, room: int) -> int:
+def count_fitting(bounds: FrameBounds, first: int, *, max_bytes: int, room_bytes: int) -> int:
     """How many frames from `begin` on are to be taken: as many as `most` bytes hold, and one in
     any case if there is room for it."""
-    start = int(bounds[begin])
+    start = int(bounds[first])
     count = len(bounds) - 1
-    if int(bounds[count]) - start <= min(most, room):
-        return count - begin
-    limit = start + min(most, room)
-    fits = int(np.searchsorted(bounds, limit, side="right")) - 1 - begin
+    if int(bounds[count]) - start <= min(max_bytes, room_bytes):
+        return count - first
+    limit = start + min(max_bytes, room_bytes)
+    fits = int(np.searchsorted(bounds, limit, side="right")) - 1 - first
     if fits <= 0:
-        fits = int(int(bounds[begin + 1]) - start <= room)
+        fits = int(int(bounds[first + 1]) - start <= room_bytes)
     return fits
 
 
-def part_of(bounds: Bounds, begin: int, end: int) -> Bounds:
+def slice_bounds(bounds: FrameBounds, begin: int, end: int) -> FrameBounds:
     """The bounds of frames begin..end-1 for themselves."""
     if begin == 0 and end == len(bounds) - 1:
         return bounds
@@ -199,6 +218,6 @@ def part_of(bounds: Bounds, begin: int, end: int) -> Bounds:
     return shifted
 
 
-def longest_of(bounds: Bounds) -> int:
+def longest_frame_bytes(bounds: FrameBounds) -> int:
     """Bytes of the longest frame; 0 of none."""
     return int(np.diff(bounds).max(initial=0))

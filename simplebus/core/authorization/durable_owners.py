@@ -13,57 +13,67 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from simplebus.core.authorization.session_permissions import may_see_whole
-from simplebus.core.authorization.visibility import key_of, seen, wanted
+from simplebus.core.authorization.session_permissions import can_use_wildcards
+from simplebus.core.authorization.visibility import (
+    create_effective_filter,
+    scope_key,
+    visible_scope_key,
+)
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import Member
+from simplebus.core.group.group import GroupMember
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.core.users.permissions import Right, Scope, Verdict
 from simplebus.core.users.users import Users
 
-_NOTHING = Scope(everything=False, allow=(), nothing=True, deny=())
+_EMPTY_SCOPE = Scope(everything=False, allow=(), nothing=True, deny=())
 
 
-class Owners:
+class DurableOwners:
     """Of one broker."""
 
     def __init__(
         self,
-        users: Callable[[], Users | None],
+        get_users: Callable[[], Users | None],
         sessions: Mapping[int, Session],
-        cut: Callable[[Session, RemoteProtocolError], None],
+        close_session: Callable[[Session, RemoteProtocolError], None],
     ) -> None:
         """`users` says who they are now; `cut` has a session closed."""
-        self.users = users
+        self.get_users = get_users
         self._sessions = sessions
-        self._cut = cut
+        self._close_session = close_session
 
-    def check(
-        self, session: Session, cls: MessageClass, position: Subscription, scope: Scope | None
+    def check_can_resume(
+        self, session: Session, cls: MessageClass, position: BrokerSubscription, scope: Scope | None
     ) -> None:
         """Raise RemoteProtocolError (unauthorized) when a session that may see this much of a class
         may not take this up."""
-        if self._is_free(session, position):
+        if self._is_owner_or_unrestricted(session, position):
             return
-        if position.owner and not (position.group or self._configures(session, cls)):
-            raise _unauthorized(session, position, "is not its own")
-        of_maker = self._seen_by_maker(cls, position)
-        if scope is not None and key_of(of_maker) != scope.key:
-            raise _unauthorized(session, position, "is for more than it may see")
+        if position.owner and not (position.group or self._can_configure(session, cls)):
+            raise _unauthorized_error(session, position, "is not its own")
+        of_maker = self._owner_scope(cls, position)
+        if scope is not None and scope_key(of_maker) != scope.key:
+            raise _unauthorized_error(session, position, "is for more than it may see")
 
-    def check_change(self, session: Session, cls: MessageClass, position: Subscription) -> None:
+    def check_can_change(
+        self, session: Session, cls: MessageClass, position: BrokerSubscription
+    ) -> None:
         """The same where it is to be moved, or forgotten."""
-        if not self.may_change(session, cls, position):
-            raise _unauthorized(session, position, "is not its own to move or to forget")
+        if not self.can_change(session, cls, position):
+            raise _unauthorized_error(session, position, "is not its own to move or to forget")
 
-    def may_change(self, session: Session, cls: MessageClass, position: Subscription) -> bool:
+    def can_change(self, session: Session, cls: MessageClass, position: BrokerSubscription) -> bool:
         """Whether a session says how this goes on, and until when."""
         is_named = bool(position.durable or position.group)
-        return not is_named or self._is_free(session, position) or self._configures(session, cls)
+        return (
+            not is_named
+            or self._is_owner_or_unrestricted(session, position)
+            or self._can_configure(session, cls)
+        )
 
-    def judge_again(self, cls: MessageClass, why: str) -> None:
+    def reapply_permissions(self, cls: MessageClass, reason: str) -> None:
         """A class has a name now, or one whose dead letters it keeps: whose rights in it are others
         by that is sent no more than these allow, and has to come again."""
         if not cls.subscriptions:
@@ -75,29 +85,31 @@ class Owners:
             scope: Scope | None = grants.subscribing(cls.class_id, cls.name)
             scope = None if scope is not None and scope.verdict is Verdict.ALL else scope
             for held in list(session.subscriptions.values()):
-                position = held.group if isinstance(held, Member) else held
-                former = position.wanted
+                position = held.group if isinstance(held, GroupMember) else held
+                former = position.channel_filter
                 patterns = former.patterns if former is not None else ()
-                allowed = scope if may_see_whole(session, cls, patterns) else _NOTHING
-                if position.class_id != cls.class_id or seen(position) == key_of(allowed):
+                allowed = scope if can_use_wildcards(session, cls, patterns) else _EMPTY_SCOPE
+                if position.class_id != cls.class_id or visible_scope_key(position) == scope_key(
+                    allowed
+                ):
                     continue
-                position.wants(wanted(cls, patterns, allowed))
+                position.set_channel_filter(create_effective_filter(cls, patterns, allowed))
                 if former is not None:
-                    cls.channels.remove(former)
-                self._cut(session, RemoteProtocolError(Reason.UNAUTHORIZED, why))
+                    cls.channels.remove_filter(former)
+                self._close_session(session, RemoteProtocolError(Reason.UNAUTHORIZED, reason))
 
     @staticmethod
-    def _is_free(session: Session, position: Subscription) -> bool:
+    def _is_owner_or_unrestricted(session: Session, position: BrokerSubscription) -> bool:
         return session.grants is None or bool(session.user and session.user == position.owner)
 
     @staticmethod
-    def _configures(session: Session, cls: MessageClass) -> bool:
+    def _can_configure(session: Session, cls: MessageClass) -> bool:
         grants = session.grants
         return grants is None or grants.has(Right.CONFIGURE, cls.class_id, cls.name)
 
-    def _seen_by_maker(self, cls: MessageClass, position: Subscription) -> Scope | None:
+    def _owner_scope(self, cls: MessageClass, position: BrokerSubscription) -> Scope | None:
         """What its maker may see of the class by now; None for everything."""
-        users = self.users()
+        users = self.get_users()
         user = users.named(position.owner) if users is not None else None
         grants = users.grants(user) if users is not None and user is not None else None
         if grants is None:
@@ -106,9 +118,11 @@ class Owners:
         return None if scope.verdict is Verdict.ALL else scope
 
 
-def _unauthorized(session: Session, position: Subscription, why: str) -> RemoteProtocolError:
+def _unauthorized_error(
+    session: Session, position: BrokerSubscription, detail: str
+) -> RemoteProtocolError:
     kind = "durable" if position.durable else "group"
     name = position.durable or position.group
     return RemoteProtocolError(
-        Reason.UNAUTHORIZED, f"user {session.user!r}: the {kind} {name!r} {why}"
+        Reason.UNAUTHORIZED, f"user {session.user!r}: the {kind} {name!r} {detail}"
     )

@@ -12,168 +12,174 @@ from collections.abc import Callable
 import numpy as np
 
 from simplebus.core.errors import Reason
-from simplebus.core.group.group import Group, Member
+from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.limits import PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES
 from simplebus.core.protocol.events import Acked, Nacked, StillWorking, Terminated
 from simplebus.core.redelivery.ack_window import AckWindow, nearest_sequence
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 
 
-class Verdicts:
+class AckHandler:
     """See the module's law."""
 
     def __init__(
-        self, store: Store, refused: Counter[Reason], ready: Callable[[Outbox], None]
+        self, store: Store, refusal_counts: Counter[Reason], mark_ready: Callable[[Outbox], None]
     ) -> None:
         self._store = store
-        self._refused = refused
+        self._refusal_counts = refusal_counts
         """What had no effect is counted in it."""
-        self._ready = ready
+        self._mark_ready = mark_ready
         """Called with outboxes that have something new."""
 
-    def ack(self, session: Session, event: Acked) -> None:
+    def ack_ranges(self, session: Session, event: Acked) -> None:
         """What `ack_one` does, for many ranges at once."""
         subscription = session.subscriptions.get(event.key)
-        if isinstance(subscription, Member):
-            session.acknowledged += int((event.lasts - event.firsts).sum())
-            self._ack_member_all(subscription, event)
+        if isinstance(subscription, GroupMember):
+            session.recent_ack_count += int((event.lasts - event.firsts).sum())
+            self._ack_member_ranges(subscription, event)
             return
         if event.firsts.size <= PLAIN_FRAMES_MAX:
             for first, last in zip(event.firsts.tolist(), event.lasts.tolist(), strict=True):
-                self.ack_one(session, event.key, first, last)
+                self.ack_range(session, event.key, first, last)
             return
         if subscription is None:
-            self._refused[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
+            self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
             return
-        session.acknowledged += int((event.lasts - event.firsts).sum())
+        session.recent_ack_count += int((event.lasts - event.firsts).sum())
         window = subscription.window
         firsts, lasts = window.sequences(event.firsts, event.lasts)
         unsent = int(np.count_nonzero(lasts > window.cursor))
         if unsent:
-            self._refused[Reason.ACK_UNSENT] += unsent
+            self._refusal_counts[Reason.ACK_UNSENT] += unsent
             lasts = lasts.clip(max=window.cursor)
             firsts = firsts.clip(max=window.cursor)
         before = window.floor
-        if subscription.has_waiting:
+        if subscription.has_waiting_redeliveries:
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
                 subscription.ack(first, last)
         else:
             window.ack(firsts, lasts)
         if window.floor != before:
-            self._store.release(self._store.classes[subscription.class_id])
-        self._go_on(subscription)
+            self._store.trim_class(self._store.classes[subscription.class_id])
+        self._resume_delivery(subscription)
 
-    def ack_one(self, session: Session, key: int, first_id: int, last_id: int) -> None:
-        session.acknowledged += last_id - first_id
+    def ack_range(self, session: Session, key: int, first_id: int, last_id: int) -> None:
+        session.recent_ack_count += last_id - first_id
         subscription = session.subscriptions.get(key)
         if subscription is None:
-            self._refused[Reason.ACK_UNSUBSCRIBED] += 1
+            self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
             return
-        if isinstance(subscription, Member):
-            self._ack_member(subscription, first_id, last_id)
+        if isinstance(subscription, GroupMember):
+            self._ack_member_range(subscription, first_id, last_id)
             return
         window = subscription.window
         before = window.floor
         first = nearest_sequence(first_id, before)
         last = first + last_id - first_id
         if last > window.cursor:
-            self._refused[Reason.ACK_UNSENT] += 1
+            self._refusal_counts[Reason.ACK_UNSENT] += 1
             last = window.cursor
         if first < last:
-            if subscription.has_waiting:
+            if subscription.has_waiting_redeliveries:
                 subscription.ack(first, last)
             else:
                 window.ack_range(first, last)
             if window.floor != before:
-                self._store.release(self._store.classes[subscription.class_id])
-        self._go_on(subscription)
+                self._store.trim_class(self._store.classes[subscription.class_id])
+        self._resume_delivery(subscription)
 
-    def _ack_member(self, member: Member, first_id: int, last_id: int) -> None:
+    def _ack_member_range(self, member: GroupMember, first_id: int, last_id: int) -> None:
         group = member.group
-        first, last = self._sequences(group, first_id, last_id)
+        first, last = self._to_sequences(group, first_id, last_id)
         before = group.window.floor
-        if not group.acknowledge(member, first, last):
-            self._count_late(group.window, first, last)
+        if not group.ack_member_range(member, first, last):
+            self._count_late_ack(group.window, first, last)
         if group.window.floor != before:
-            self._store.release(self._store.classes[group.class_id])
-        self.hand_out(group)
+            self._store.trim_class(self._store.classes[group.class_id])
+        self.distribute_to_members(group)
 
-    def _ack_member_all(self, member: Member, event: Acked) -> None:
+    def _ack_member_ranges(self, member: GroupMember, event: Acked) -> None:
         group = member.group
         window, before = group.window, group.window.floor
         firsts, lasts = window.sequences(event.firsts, event.lasts)
         unsent = int(np.count_nonzero(lasts > window.cursor))
         if unsent:
-            self._refused[Reason.ACK_UNSENT] += unsent
+            self._refusal_counts[Reason.ACK_UNSENT] += unsent
         firsts, lasts = np.maximum(firsts, before), np.minimum(lasts, window.cursor)
-        for first, last in group.acknowledge_all(member, firsts, lasts):
-            self._count_late(window, first, last)
+        for first, last in group.ack_member_ranges(member, firsts, lasts):
+            self._count_late_ack(window, first, last)
         if window.floor != before:
-            self._store.release(self._store.classes[group.class_id])
-        self.hand_out(group)
+            self._store.trim_class(self._store.classes[group.class_id])
+        self.distribute_to_members(group)
 
-    def not_yet(self, session: Session, event: Nacked | StillWorking | Terminated) -> None:
+    def handle_nack_or_working(
+        self, session: Session, event: Nacked | StillWorking | Terminated
+    ) -> None:
         subscription = session.subscriptions.get(event.number)
         if subscription is None:
-            self._refused[Reason.ACK_UNSUBSCRIBED] += 1
+            self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
             return
         tick, attempt = self._store.clock.tick, event.attempt
-        position = subscription.group if isinstance(subscription, Member) else subscription
-        first, last = self._sequences(position, event.first, event.last)
+        position = subscription.group if isinstance(subscription, GroupMember) else subscription
+        first, last = self._to_sequences(position, event.first, event.last)
         is_end = isinstance(event, Terminated)
-        if not subscription.holds(first, last, attempt, waiting=is_end):
-            self._count_late(position.window, first, last)
+        if not subscription.has_in_flight(first, last, attempt, include_waiting=is_end):
+            self._count_late_ack(position.window, first, last)
             return
-        if isinstance(subscription, Member):
+        if isinstance(subscription, GroupMember):
             group = subscription.group
             match event:
                 case Nacked(delay=delay, error=error):
-                    group.refuse(
+                    group.nack_member_range(
                         subscription, first, last, delay, tick, attempt=attempt, error=error
                     )
                 case Terminated(error=error):
-                    group.terminate_held(subscription, first, last, attempt=attempt, error=error)
+                    group.terminate_member_range(
+                        subscription, first, last, attempt=attempt, error=error
+                    )
                 case StillWorking():
-                    group.extend(subscription, first, last, tick, attempt)
-            self.hand_out(group)
+                    group.extend_member_ack_timeout(subscription, first, last, tick, attempt)
+            self.distribute_to_members(group)
             return
         match event:
             case Nacked(delay=delay, error=error):
                 subscription.nack(first, last, delay, tick, attempt=attempt, error=error)
-                self._ready(subscription.outbox)
+                self._mark_ready(subscription.outbox)
             case Terminated(error=error):
                 subscription.terminate(first, last, attempt=attempt, error=error)
             case StillWorking():
-                subscription.working(first, last, tick, attempt)
-        self._go_on(subscription)
+                subscription.extend_ack_timeout(first, last, tick, attempt)
+        self._resume_delivery(subscription)
 
-    def _count_late(self, window: AckWindow, first: int, last: int) -> None:
+    def _count_late_ack(self, window: AckWindow, first: int, last: int) -> None:
         """None of these is in flight to who has said something of them, with the attempt that he
         has named: somebody else may have them by now."""
         if window.unacked(first, min(last, first + REDELIVERY_MESSAGES)):
-            self._refused[Reason.ACK_LATE] += 1
+            self._refusal_counts[Reason.ACK_LATE] += 1
 
-    def _sequences(self, position: Subscription, first_id: int, last_id: int) -> tuple[int, int]:
+    def _to_sequences(
+        self, position: BrokerSubscription, first_id: int, last_id: int
+    ) -> tuple[int, int]:
         """A range of ids as sequences, as far as they were sent."""
         window = position.window
         first = nearest_sequence(first_id, window.floor)
         last = first + last_id - first_id
         if last > window.cursor:
-            self._refused[Reason.ACK_UNSENT] += 1
+            self._refusal_counts[Reason.ACK_UNSENT] += 1
             last = window.cursor
         return max(first, window.floor), last
 
-    def _go_on(self, subscription: Subscription) -> None:
+    def _resume_delivery(self, subscription: BrokerSubscription) -> None:
         """An acknowledgement may have made room for more to be in flight."""
-        limited = subscription.terms.in_flight_max is not None
-        if limited and not subscription.queued and subscription.has_work:
+        limited = subscription.delivery_policy.in_flight_max is not None
+        if limited and not subscription.is_queued and subscription.has_work:
             subscription.outbox.wake(subscription)
-            self._ready(subscription.outbox)
+            self._mark_ready(subscription.outbox)
 
-    def hand_out(self, group: Group) -> None:
+    def distribute_to_members(self, group: Group) -> None:
         """Hand out what the members of a group have room for."""
-        for member in group.share():
-            self._ready(member.outbox)
+        for member in group.distribute_messages():
+            self._mark_ready(member.outbox)

@@ -15,12 +15,12 @@ from collections import Counter
 from functools import partial
 
 from simplebus.core import commit_log
-from simplebus.core.authorization.durable_owners import Owners
-from simplebus.core.authorization.session_permissions import Right, check_right, explained
-from simplebus.core.broker.acknowledge import Verdicts
-from simplebus.core.broker.fetch import Lookups
-from simplebus.core.broker.inquire import Explaining
-from simplebus.core.broker.subscription_manager import Answers
+from simplebus.core.authorization.durable_owners import DurableOwners
+from simplebus.core.authorization.session_permissions import Right, check_right, mask_unknown_class
+from simplebus.core.broker.acknowledge import AckHandler
+from simplebus.core.broker.fetch import FetchHandler
+from simplebus.core.broker.inquire import InquiryHandler
+from simplebus.core.broker.subscription_manager import ConnectionRequests
 from simplebus.core.commit_log import Ledger
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import Group
@@ -54,30 +54,34 @@ from simplebus.core.protocol.events import (
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.redelivery.delivery_policy import Clock
-from simplebus.core.session.admission import Visits, admit
+from simplebus.core.session.admission import ConnectionLimits, admit_session
 from simplebus.core.session.outbox import Outbox
-from simplebus.core.session.pending_limits import Begun, check_pending, too_heavy
-from simplebus.core.session.rate_limits import Metering
+from simplebus.core.session.pending_limits import (
+    UncountedPendingBytes,
+    check_session_pending,
+    select_sessions_to_close,
+)
+from simplebus.core.session.rate_limits import SessionRateLimits
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2
+from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.statistics import BrokerStatistics
-from simplebus.core.store.publisher_confirms import Confirming
+from simplebus.core.store.publisher_confirms import PublisherConfirms
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.delayed_wakeups import Alarms, Waiter
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.delayed_wakeups import DelayedWakeups, WakeupTarget
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.core.users.permissions import Grants
 from simplebus.core.users.users import Users
 
 __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
 
 # Its Connect reply would hold the delimiter, and could not be told from an empty one.
-_SESSION_ID_UNSENDABLE = int.from_bytes(frames.DELIMITER, "little")
+_UNSENDABLE_SESSION_ID = int.from_bytes(frames.DELIMITER, "little")
 
-Asked = SubscriptionAsked | UnsubscriptionAsked | FetchAsked | PurgeAsked | InquiryAsked
+RequestEvent = SubscriptionAsked | UnsubscriptionAsked | FetchAsked | PurgeAsked | InquiryAsked
 """What is answered: by one frame of the type that asked, or by an Error about that type."""
 
-_ABOUT: dict[type[Asked], int] = {
+_FRAME_TYPE_BY_REQUEST: dict[type[RequestEvent], int] = {
     SubscriptionAsked: frames.SUBSCRIBE,
     UnsubscriptionAsked: frames.UNSUBSCRIBE,
     FetchAsked: frames.FETCH,
@@ -86,7 +90,7 @@ _ABOUT: dict[type[Asked], int] = {
 }
 
 
-_HEAVY = (SubscriptionAsked, Greeted, Connected)
+_EXPENSIVE_EVENTS = (SubscriptionAsked, Greeted, Connected)
 """Events of which one may take long."""
 
 
@@ -98,14 +102,14 @@ class Broker:
         settings: Settings | None = None,
         *,
         identity: str = "",
-        run: str = "",
-        ledger: Ledger | None = None,
+        run_id: str = "",
+        commit_log: Ledger | None = None,
     ) -> None:
         """`identity` tells this bus's memory from that of every other one, and `run` this broker
         from others that have had the same; empty where no other has. What it is to keep past the
         process is noted in `ledger`."""
         self.settings = settings or Settings()
-        if self.settings.spills and ledger is None:
+        if self.settings.spills and commit_log is None:
             raise ValueError(
                 "the policy spill keeps what does not fit into memory on disk: it needs a journal"
             )
@@ -114,45 +118,53 @@ class Broker:
         self.clock = Clock()
         """The driver sets `now` before it brings anything."""
         self.sessions: dict[int, Session] = {}
-        self.metering = Metering(self.clock)
-        self.visits = Visits(self.sessions, self.metering)
-        self.refused: Counter[Reason] = Counter()
-        self.alarms = Alarms(self.clock, self._woken)
+        self.rate_limits = SessionRateLimits(self.clock)
+        self.connection_limits = ConnectionLimits(self.sessions, self.rate_limits)
+        self.refusal_counts: Counter[Reason] = Counter()
+        self.delayed_wakeups = DelayedWakeups(self.clock, self._on_wakeup)
         self.store = Store(
             self.settings,
             self.clock,
-            ready=self.make_ready,
-            refuse=self._refuse,
-            end=self._end_slow,
-            ledger=ledger,
+            mark_ready=self.mark_ready,
+            on_refused=self._send_refusal,
+            on_slow_consumer=self._end_slow_consumer,
+            commit_log=commit_log,
         )
-        self.store.room.pacing.put_off = self.alarms.put_off
-        self.ledger = ledger
-        self.confirming = Confirming(ledger, self.refused, self.make_ready)
-        self._confirm = self.confirming.confirm
-        self.answers = Answers(
+        self.store.publish_queue.rate_queue.schedule_wakeup = self.delayed_wakeups.schedule_wakeup
+        self.commit_log = commit_log
+        self.publisher_confirms = PublisherConfirms(
+            commit_log, self.refusal_counts, self.mark_ready
+        )
+        self._confirm_stored = self.publisher_confirms.confirm_stored
+        self.connection_requests = ConnectionRequests(
             self.store,
             identity=identity,
-            run=run or identity,
-            ready=self.make_ready,
-            put_off=self.alarms.put_off,
+            run_id=run_id or identity,
+            mark_ready=self.mark_ready,
+            schedule_wakeup=self.delayed_wakeups.schedule_wakeup,
             end_session=self._end_session,
-            owners=Owners(lambda: self.users, self.sessions, lambda *cut: self._cut.append(cut)),
-            answer=self.confirming.answer,
+            durable_owners=DurableOwners(
+                lambda: self.users, self.sessions, lambda *cut: self._closing_sessions.append(cut)
+            ),
+            reply_when_durable=self.publisher_confirms.reply_when_durable,
         )
-        self.explaining = Explaining(self.store, self.sessions, self.refused, identity=identity)
-        self._verdicts = Verdicts(self.store, self.refused, self.make_ready)
-        self.lookups = Lookups(self.store, self.make_ready, self.answers.wake)
+        self.inquiry_handler = InquiryHandler(
+            self.store, self.sessions, self.refusal_counts, identity=identity
+        )
+        self._ack_handler = AckHandler(self.store, self.refusal_counts, self.mark_ready)
+        self.fetch_handler = FetchHandler(
+            self.store, self.mark_ready, self.connection_requests.notify_position
+        )
         self.classes = self.store.classes
         self.budget = self.store.budget
-        self.spilling = self.store.spilling
-        self._loose = self.store.loose
-        self._let_in = self.store.room.let_in
+        self.spill_manager = self.store.spill_manager
+        self._classes_to_trim = self.store.classes_to_trim
+        self._progressed_sessions = self.store.publish_queue.progressed_sessions
         self._next_session_id = 0
-        self._ready: dict[int, None] = {}
-        self._unblocked: dict[Session, None] = {}
-        self._cut: list[tuple[Session, RemoteProtocolError]] = []
-        self._begun = Begun()
+        self._ready_session_ids: dict[int, None] = {}
+        self._resumed_sessions: dict[Session, None] = {}
+        self._closing_sessions: list[tuple[Session, RemoteProtocolError]] = []
+        self._uncounted_pending = UncountedPendingBytes()
 
     @property
     def tick_number(self) -> int:
@@ -161,10 +173,10 @@ class Broker:
 
     # Sessions ------------------------------------------------------------------------------------
 
-    def open(self, peer: str = "", *, address: str = "") -> Session:
+    def open_session(self, peer: str = "", *, address: str = "") -> Session:
         """A peer has connected, from this address."""
         session_id = self._next_session_id
-        while session_id in self.sessions or session_id == _SESSION_ID_UNSENDABLE:
+        while session_id in self.sessions or session_id == _UNSENDABLE_SESSION_ID:
             session_id = (session_id + 1) & MESSAGE_ID_MASK
         self._next_session_id = (session_id + 1) & MESSAGE_ID_MASK
         session = Session(
@@ -174,28 +186,30 @@ class Broker:
             peer=peer or f"session {session_id}",
         )
         session.address = address
-        session.meters = self.metering.meters(None, address)
+        session.token_buckets = self.rate_limits.token_buckets_for(None, address)
         if self.users is not None:
-            session.is_admitted = False
+            session.is_authenticated = False
             session.receiver.frame_bytes_max = min(
                 GREETING_BYTES_MAX, self.settings.limits.frame_bytes
             )
         self.sessions[session.session_id] = session
         return session
 
-    def enter(self, peer: str = "", *, user: str = "", grants: Grants | None = None) -> Session:
+    def open_foreign_session(
+        self, peer: str = "", *, user: str = "", grants: Grants | None = None
+    ) -> Session:
         """A peer has come through another door, which understands its bytes, see `apply`, and knows
         who it is. Its outbox shows what it is sent, as if it spoke version 2."""
-        session = self.open(peer)
-        session.is_admitted, session.user, session.grants = True, user, grants
-        session.enter()
+        session = self.open_session(peer)
+        session.is_authenticated, session.user, session.grants = True, user, grants
+        session.mark_foreign()
         return session
 
-    def apply(self, session: Session, event: Event) -> None:
+    def apply_event(self, session: Session, event: Event) -> None:
         """Another door has understood this. Raises RemoteProtocolError (pending_limit) when too
         much waits for room; `close` the session then."""
-        self._apply(session, event)
-        check_pending(session, self.settings.limits)
+        self._dispatch_event(session, event)
+        check_session_pending(session, self.settings.limits)
 
     def receive(self, session: Session, buffer: ReceiveBuffer, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer.
@@ -203,240 +217,252 @@ class Broker:
         Raises RemoteProtocolError after everything before the offence was applied; `fail` and close
         the session then.
         """
-        assert not session.closed
-        single = session.receive_one(buffer, count)
+        assert not session.is_closed
+        single = session.receive_single(buffer, count)
         if single is not None:
-            self._apply(session, single)
+            self._dispatch_event(session, single)
         else:
             most = self.settings.limits.pending_bytes
             events = heavy = 0
             try:
                 for event in session.receive(buffer, count):
                     events += 1
-                    if isinstance(event, _HEAVY):
+                    if isinstance(event, _EXPENSIVE_EVENTS):
                         heavy += event.heavy
-                    if not session.is_admitted:
-                        admit(self.users, session, event, self.visits, self.refused)
+                    if not session.is_authenticated:
+                        admit_session(
+                            self.users, session, event, self.connection_limits, self.refusal_counts
+                        )
                         session.receiver.frame_bytes_max = self.settings.limits.frame_bytes
-                    self._apply(session, event)
+                    self._dispatch_event(session, event)
                     if session.outbox.pending_bytes > most:
                         break  # Little said may ask for much.
             finally:
-                self._confirm(session)
-            session.took(count, events, heavy)
-            check_pending(session, self.settings.limits)
-            self._weigh(session, count)
+                self._confirm_stored(session)
+            session.adapt_read_size(count, events, heavy)
+            check_session_pending(session, self.settings.limits)
+            self._check_total_pending(session, count)
             return
-        if isinstance(session.dialect, Version2):
-            self._confirm(session)
-            check_pending(session, self.settings.limits)
-        elif session.parked:
-            check_pending(session, self.settings.limits)
+        if isinstance(session.decoder, Version2Decoder):
+            self._confirm_stored(session)
+            check_session_pending(session, self.settings.limits)
+        elif session.parked_messages:
+            check_session_pending(session, self.settings.limits)
 
-    def _weigh(self, session: Session, count: int) -> None:
+    def _check_total_pending(self, session: Session, count: int) -> None:
         """Between two beats so much may come that all together need too much."""
-        kept = count if session.parked else min(count, session.receiver.tail_bytes)
+        kept = count if session.parked_messages else min(count, session.receiver.tail_bytes)
         most = self.settings.limits.total_pending_bytes
-        if kept and self._begun.came(kept, most):
-            self._cut += too_heavy(self.sessions.values(), most)
+        if kept and self._uncounted_pending.add(kept, most):
+            self._closing_sessions += select_sessions_to_close(self.sessions.values(), most)
 
-    def fail(self, session: Session, error: RemoteProtocolError) -> None:
+    def send_fatal_error(self, session: Session, error: RemoteProtocolError) -> None:
         """A session is to be closed for this reason: tell the peer, if its version has a word."""
-        if isinstance(session.dialect, Version2) and not session.closed:
+        if isinstance(session.decoder, Version2Decoder) and not session.is_closed:
             reply = ErrorReply(code=error.reason, message=error.sentence, fatal=True)
             session.outbox.reply(frames.encode(frames.ERROR, content=reply.encode()))
 
-    def close(self, session: Session) -> None:
+    def close_session(self, session: Session) -> None:
         """The peer is gone. What it published stays; what it did not acknowledge goes on waiting
         for the class's other or next subscriptions."""
-        if session.closed:
+        if session.is_closed:
             return
         del self.sessions[session.session_id]
-        if isinstance(session.dialect, Version2):
-            self._leave_publisher(session, session.dialect)
-        self.answers.leave(session)  # What is parked may find the room that this makes.
-        session.closed = True
-        self.store.room.left_behind(session)
-        self._ready.pop(session.session_id, None)
+        if isinstance(session.decoder, Version2Decoder):
+            self._release_producer(session, session.decoder)
+        self.connection_requests.close_session(
+            session
+        )  # What is parked may find the room that this makes.
+        session.is_closed = True
+        self.store.publish_queue.orphan(session)
+        self._ready_session_ids.pop(session.session_id, None)
 
-    def _leave_publisher(self, session: Session, dialect: Version2) -> None:
+    def _release_producer(self, session: Session, dialect: Version2Decoder) -> None:
         """Remember how far its messages are stored. What is not will come again."""
-        publisher, publishers = dialect.publisher, self.answers.publishers
+        publisher, publishers = dialect.producer, self.connection_requests.producer_states
         if publisher.key:
-            said = session.confirmed
-            ahead = dialect.stored_ahead(said, [batch for _, batch in session.parked])
+            said = session.confirmed_number
+            ahead = dialect.build_unconfirmed_range(
+                said, [batch for _, batch in session.parked_messages]
+            )
             publishers.note(publisher, said, ahead)
-        self.store.room.forget(session)
+        self.store.publish_queue.discard(session)
         if publisher.session_id == session.session_id:
             publishers.leave(publisher, self.clock.now)
 
-    def take_ready(self) -> list[int]:
+    def drain_writable(self) -> list[int]:
         """Ids of sessions whose outbox has something new. Each is named once until taken; ask until
         there is none."""
-        if self._loose:
-            self.store.release_loose()
-        if self.spilling is not None and self.spilling.behind:
-            self.spilling.go_on()
-        if self._let_in:
-            self._hear_of_room()
-        ready = list(self._ready)
-        self._ready.clear()
+        if self._classes_to_trim:
+            self.store.trim_scheduled()
+        if self.spill_manager is not None and self.spill_manager.readers:
+            self.spill_manager.advance_readers()
+        if self._progressed_sessions:
+            self._confirm_progressed()
+        ready = list(self._ready_session_ids)
+        self._ready_session_ids.clear()
         return ready
 
-    def feeds_others(self, session_id: int) -> bool:
+    def has_other_ready_sessions(self, session_id: int) -> bool:
         """Whether another session's outbox has something new that was not asked for yet."""
-        return any(ready != session_id for ready in self._ready)
+        return any(ready != session_id for ready in self._ready_session_ids)
 
-    def take_unblocked(self) -> list[Session]:
+    def drain_resumed(self) -> list[Session]:
         """Sessions none of whose messages wait for room any longer."""
-        if self._let_in:
-            self._hear_of_room()
-        if not self._unblocked:
+        if self._progressed_sessions:
+            self._confirm_progressed()
+        if not self._resumed_sessions:
             return []
-        unblocked = [s for s in self._unblocked if not (s.parked or s.closed)]
-        self._unblocked.clear()
+        unblocked = [s for s in self._resumed_sessions if not (s.parked_messages or s.is_closed)]
+        self._resumed_sessions.clear()
         return unblocked
 
-    def _hear_of_room(self) -> None:
+    def _confirm_progressed(self) -> None:
         """Tell publishers what is stored now, and note who may go on."""
-        for session in self._let_in:
-            self._confirm(session)
-            if not session.parked:
-                self._unblocked[session] = None
-        self._let_in.clear()
+        for session in self._progressed_sessions:
+            self._confirm_stored(session)
+            if not session.parked_messages:
+                self._resumed_sessions[session] = None
+        self._progressed_sessions.clear()
 
-    def reach(self, lot: int, *, has_space: bool = True) -> None:
+    def mark_durable(self, batch_number: int, *, has_space: bool = True) -> None:
         """What the ledger has given out, up to this lot, is as safe as was asked for. Without space
         nothing more is accepted."""
-        ledger = self.ledger
+        ledger = self.commit_log
         assert ledger is not None
-        ledger.reach(lot, has_space=has_space)
-        self.confirming.reach()
-        for cls in [cls for cls in self.store.room.awaited if cls.spill is not None]:
-            self.store.room.made(cls)  # What is written may leave the memory.
+        ledger.reach(batch_number, has_space=has_space)
+        self.publisher_confirms.journal_advanced()
+        for cls in [
+            cls for cls in self.store.publish_queue.blocked_classes if cls.spill is not None
+        ]:
+            self.store.publish_queue.retry(cls)  # What is written may leave the memory.
         if not ledger.is_behind:
             for session in ledger.lagging:
-                session.lags = False
-                self._unblocked[session] = None
+                session.has_write_backlog = False
+                self._resumed_sessions[session] = None
             ledger.lagging.clear()
 
-    def fail_to_keep(self, reason: Reason, sentence: str) -> None:
+    def journal_failed(self, reason: Reason, detail: str) -> None:
         """What the ledger has given out cannot be kept for now; `reach` says when it can."""
-        assert self.ledger is not None
-        if self.ledger.failure is None:
-            self.confirming.fail(reason, sentence)
-        self.ledger.failure = reason, sentence
+        assert self.commit_log is not None
+        if self.commit_log.failure is None:
+            self.publisher_confirms.journal_failed(reason, detail)
+        self.commit_log.failure = reason, detail
 
-    def take_cut(self) -> list[tuple[Session, RemoteProtocolError]]:
+    def drain_closing(self) -> list[tuple[Session, RemoteProtocolError]]:
         """Sessions to be cut off, and why."""
-        cut, self._cut = self._cut, []
+        cut, self._closing_sessions = self._closing_sessions, []
         return cut
 
     def _end_session(self, session_id: int, error: RemoteProtocolError) -> None:
         """The same program has come again: its former session ends."""
         session = self.sessions[session_id]
-        self.fail(session, error)
-        self._cut.append((session, error))
-        self.close(session)
+        self.send_fatal_error(session, error)
+        self._closing_sessions.append((session, error))
+        self.close_session(session)
 
     # Events --------------------------------------------------------------------------------------
 
-    def _apply(self, session: Session, event: Event) -> None:
+    def _dispatch_event(self, session: Session, event: Event) -> None:
         match event:
             case PublishedOne():
-                session.published_tick = self.clock.tick
+                session.last_publish_tick = self.clock.tick
                 self.store.publish_one(session, event.class_id, event.frame)
-                session.handled += 1
+                session.handled_count += 1
             case AckedOne():
-                self._verdicts.ack_one(session, event.key, event.first, event.last)
+                self._ack_handler.ack_range(session, event.key, event.first, event.last)
             case Published():
-                session.published_tick = self.clock.tick
+                session.last_publish_tick = self.clock.tick
                 self.store.publish(session, event.class_id, event.frames)
-                session.handled += event.frames.count
+                session.handled_count += event.frames.count
             case Acked():
-                self._verdicts.ack(session, event)
+                self._ack_handler.ack_ranges(session, event)
             case Connected():
-                self.answers.connect(session, event.class_ids)
+                self.connection_requests.connect_v1(session, event.class_ids)
             case Subscribed():
-                self.answers.subscribe(session, event.class_id)
+                self.connection_requests.subscribe_v1(session, event.class_id)
             case Greeted():
-                self._greet(session, event)
+                self._handle_greeting(session, event)
             case Nacked() | StillWorking() | Terminated():
-                self._verdicts.not_yet(session, event)
+                self._ack_handler.handle_nack_or_working(session, event)
             case SubscriptionAsked() | UnsubscriptionAsked() | FetchAsked():
-                self._ask(session, event)
+                self._handle_request(session, event)
             case PurgeAsked() | InquiryAsked():
-                self._ask(session, event)
+                self._handle_request(session, event)
             case Refused():
-                self._refuse(session, explained(session, event))
-                session.handled += event.published
+                self._send_refusal(session, mask_unknown_class(session, event))
+                session.handled_count += event.published
 
-    def _greet(self, session: Session, event: Greeted) -> None:
-        dialect = session.dialect
-        assert isinstance(dialect, Version2)
+    def _handle_greeting(self, session: Session, greeting: Greeted) -> None:
+        dialect = session.decoder
+        assert isinstance(dialect, Version2Decoder)
         try:
-            self.answers.greet(session, event)
+            self.connection_requests.connect_v2(session, greeting)
         except RemoteProtocolError as error:
             if not dialect.is_greeted:
                 raise
-            self._refuse(
+            self._send_refusal(
                 session,
-                Refused(error.reason, error.sentence, frames.CONNECT, refers_to=event.request),
+                Refused(error.reason, error.sentence, frames.CONNECT, refers_to=greeting.request),
             )
 
-    def _ask(self, session: Session, event: Asked) -> None:
+    def _handle_request(self, session: Session, request: RequestEvent) -> None:
         try:
-            match event:
+            match request:
                 case SubscriptionAsked():
-                    self.answers.grant(session, event)
+                    self.connection_requests.subscribe_v2(session, request)
                 case UnsubscriptionAsked():
-                    self.answers.unsubscribe(session, event)
+                    self.connection_requests.unsubscribe(session, request)
                 case FetchAsked():
-                    refuse = partial(self._refuse_asked, session, event)
-                    self.lookups.fetch(session, event, refuse)
-                case PurgeAsked() if self.lookups.purge_elsewhere(
-                    session, event, partial(self._refuse_asked, session, event)
+                    refuse = partial(self._refuse_request, session, request)
+                    self.fetch_handler.fetch(session, request, refuse)
+                case PurgeAsked() if self.fetch_handler.purge_if_remote(
+                    session, request, partial(self._refuse_request, session, request)
                 ):
                     pass
                 case PurgeAsked():
-                    last = self.lookups.check_purge(session, event)
-                    session.outbox.owe(partial(self._purge, session, event, last))
-                    self.make_ready(session.outbox)
+                    last = self.fetch_handler.check_purge(session, request)
+                    session.outbox.owe(partial(self._purge_in_turn, session, request, last))
+                    self.mark_ready(session.outbox)
                 case InquiryAsked():
                     check_right(session, Right.INQUIRE)
-                    refuse = partial(self._refuse_asked, session, event)
-                    self.explaining.inquire(session, event, refuse, self.make_ready)
+                    refuse = partial(self._refuse_request, session, request)
+                    self.inquiry_handler.handle_inquiry(session, request, refuse, self.mark_ready)
         except RemoteProtocolError as error:
-            self._refuse_asked(session, event, error)
+            self._refuse_request(session, request, error)
 
-    def _purge(self, session: Session, asked: PurgeAsked, last: int) -> None:
+    def _purge_in_turn(self, session: Session, request: PurgeAsked, end: int) -> None:
         """In its turn: every position of the class is looked at. Of a session that has ended, what
         is left is not done: its last answers are made all at once."""
-        if session.closed:
+        if session.is_closed:
             return
         try:
-            self.lookups.purge(session, asked, last)
+            self.fetch_handler.purge(session, request, end)
         except RemoteProtocolError as error:
-            self._refuse_asked(session, asked, error)
+            self._refuse_request(session, request, error)
 
-    def _refuse_asked(self, session: Session, asked: Asked, error: RemoteProtocolError) -> None:
-        self._refuse(
+    def _refuse_request(
+        self, session: Session, request: RequestEvent, error: RemoteProtocolError
+    ) -> None:
+        self._send_refusal(
             session,
             Refused(
                 error.reason,
                 error.sentence,
-                _ABOUT[type(asked)],
-                class_id=getattr(asked, "class_id", 0),
-                refers_to=asked.request,
+                _FRAME_TYPE_BY_REQUEST[type(request)],
+                class_id=getattr(request, "class_id", 0),
+                refers_to=request.request,
             ),
         )
 
-    def _refuse(self, session: Session, refused: Refused) -> None:
+    def _send_refusal(self, session: Session, refused: Refused) -> None:
         """Version 2: a frame has no effect, and its peer is told."""
         if not refused.again:
-            self.refused[refused.reason] += refused.count
-            session.refused[refused.reason] += refused.count
-            commit_log.refuse(self.ledger, self.answers.publishers, session, refused)
+            self.refusal_counts[refused.reason] += refused.count
+            session.refusal_counts[refused.reason] += refused.count
+            commit_log.refuse(
+                self.commit_log, self.connection_requests.producer_states, session, refused
+            )
         reply = ErrorReply(code=refused.reason, message=refused.sentence, count=refused.count)
         session.outbox.reply(
             frames.encode(
@@ -447,40 +473,42 @@ class Broker:
                 content=reply.encode(),
             )
         )
-        self.make_ready(session.outbox)
+        self.mark_ready(session.outbox)
 
-    def _end_slow(self, position: Subscription) -> None:
+    def _end_slow_consumer(self, position: BrokerSubscription) -> None:
         """A subscription is too slow, and wants to be cut off then."""
-        pending = position.pending()
-        sentence = f"{pending} messages wait for it, {position.terms.pending_max} are allowed"
-        self._tell_ended(position, Reason.SLOW_CONSUMER, sentence)
-        self.answers.end_slow(position)
+        pending = position.count_pending()
+        sentence = (
+            f"{pending} messages wait for it, {position.delivery_policy.pending_max} are allowed"
+        )
+        self._notify_ended(position, Reason.SLOW_CONSUMER, sentence)
+        self.connection_requests.end_slow_consumer(position)
 
-    def take_back(self, position: Subscription, error: RemoteProtocolError) -> None:
+    def revoke_position(self, position: BrokerSubscription, error: RemoteProtocolError) -> None:
         """A position that was granted cannot be had after all."""
-        self._tell_ended(position, error.reason, error.sentence)
-        self.answers.end(position)
+        self._notify_ended(position, error.reason, error.sentence)
+        self.connection_requests.end_position(position)
 
-    def _tell_ended(self, position: Subscription, reason: Reason, sentence: str) -> None:
+    def _notify_ended(self, position: BrokerSubscription, reason: Reason, sentence: str) -> None:
         """Whoever has a subscription of this position has it no longer."""
         for holder in list(position.members) if isinstance(position, Group) else [position]:
             session = self.sessions.get(holder.outbox.session_id)
             if session is not None:
-                self.answers.drop(session, holder.number)
-                self._refuse(
+                self.connection_requests.drop_subscription(session, holder.subscription_number)
+                self._send_refusal(
                     session,
                     Refused(
                         reason,
                         sentence,
                         frames.SUBSCRIBE,
                         class_id=position.class_id,
-                        refers_to=holder.request,
+                        refers_to=holder.request_number,
                     ),
                 )
 
-    def make_ready(self, outbox: Outbox) -> None:
+    def mark_ready(self, outbox: Outbox) -> None:
         """There is something new in it."""
-        self._ready[outbox.session_id] = None
+        self._ready_session_ids[outbox.session_id] = None
 
     # Time ----------------------------------------------------------------------------------------
 
@@ -491,87 +519,95 @@ class Broker:
         for cls in list(self.classes.values()):
             for subscription in cls.subscriptions:
                 subscription.tick(self.clock.tick)
-                if subscription.queued:
-                    self.make_ready(subscription.outbox)
+                if subscription.is_queued:
+                    self.mark_ready(subscription.outbox)
             for group in cls.groups:
-                self._verdicts.hand_out(group)
+                self._ack_handler.distribute_to_members(group)
         self.store.tick()
-        self.answers.tick()
+        self.connection_requests.tick()
         limits, seconds = self.settings.limits, self.settings.tick_seconds
         overdue = []
-        room = self.store.room
+        room = self.store.publish_queue
         short_of_memory = room.is_short_of_memory()
         for session in self.sessions.values():
-            holds_back = bool(room.awaited) and self._holds_back(session, short_of_memory)
-            error = session.tick(limits, seconds, holds_back=holds_back)
+            holds_back = bool(room.blocked_classes) and self._is_blocking_publishers(
+                session, short_of_memory
+            )
+            error = session.tick(limits, seconds, is_blocking_publishers=holds_back)
             if error is not None:
                 overdue.append((session, error))
             elif session.heartbeat_seconds and not session.outbox.idle:
-                self.make_ready(session.outbox)
-        return overdue + too_heavy(self.sessions.values(), limits.total_pending_bytes)
+                self.mark_ready(session.outbox)
+        return overdue + select_sessions_to_close(
+            self.sessions.values(), limits.total_pending_bytes
+        )
 
     @property
-    def due(self) -> float:
+    def next_wakeup(self) -> float:
         """When `wake_due` is to be called; infinite for not at all."""
-        return self.alarms.due
+        return self.delayed_wakeups.next_wakeup
 
-    def wake_due(self) -> None:
+    def run_due_wakeups(self) -> None:
         """Send what was put off until now."""
-        self.alarms.wake_due()
+        self.delayed_wakeups.run_due_wakeups()
 
-    def _woken(self, waiter: Waiter) -> int:
+    def _on_wakeup(self, waiter: WakeupTarget) -> int:
         """Somebody has something to send that was put off. Returns how much that took."""
         if isinstance(waiter, Group):
-            self._verdicts.hand_out(waiter)
-            return waiter.looked
-        if isinstance(waiter, Subscription) and waiter.is_connected:
-            self.make_ready(waiter.outbox)
+            self._ack_handler.distribute_to_members(waiter)
+            return waiter.scanned_count
+        if isinstance(waiter, BrokerSubscription) and waiter.is_connected:
+            self.mark_ready(waiter.outbox)
         return 0
 
-    def may_rest(self, session: Session) -> bool:
+    def can_delay_read(self, session: Session) -> bool:
         """Whether reading this session's acks a little later delays nobody: asked after each read.
         So it is for a peer that acknowledges few messages at a time, has not published lately, and
         holds back no full class."""
-        acknowledged, session.acknowledged = session.acknowledged, 0
+        acknowledged, session.recent_ack_count = session.recent_ack_count, 0
         return (
             0 < acknowledged <= ACK_REST_MESSAGES_MAX
-            and self.clock.tick - session.published_tick >= PUBLISHER_TICKS
-            and not self.holds_back(session)
+            and self.clock.tick - session.last_publish_tick >= PUBLISHER_TICKS
+            and not self.is_blocking_publishers(session)
         )
 
-    def holds_back(self, session: Session) -> bool:
+    def is_blocking_publishers(self, session: Session) -> bool:
         """Whether somebody waits for this session's acknowledgements."""
-        room = self.store.room
-        return bool(room.awaited) and self._holds_back(session, room.is_short_of_memory())
+        room = self.store.publish_queue
+        return bool(room.blocked_classes) and self._is_blocking_publishers(
+            session, room.is_short_of_memory()
+        )
 
-    def _holds_back(self, session: Session, short_of_memory: bool) -> bool:
+    def _is_blocking_publishers(self, session: Session, is_short_of_memory: bool) -> bool:
         return any(
             window.floor == cls.floor() < cls.ring.head
             and cls.spill is None
-            and (cls.blocked or short_of_memory)
+            and (cls.blocked_sessions or is_short_of_memory)
             for held in session.subscriptions.values()
             if (cls := self.classes[held.class_id]) and (window := held.window)
         )
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""
-        self.store.release_loose()
+        self.store.trim_scheduled()
         memory = 0
         for cls in self.classes.values():
             cls.ring.check()
-            cls.channels.check()
+            cls.channels.check_invariants()
             memory += cls.ring.statistics().memory_bytes + cls.channels.memory_bytes
-            cls.check()
-            keeps = bool(cls.keep) or cls.holds_values
-            assert cls.first == cls.floor() or (keeps and cls.first < cls.floor())
-            assert cls.first <= cls.ring.floor
+            cls.check_invariants()
+            keeps = bool(cls.retention) or cls.has_last_values
+            assert cls.first_sequence == cls.floor() or (keeps and cls.first_sequence < cls.floor())
+            assert cls.first_sequence <= cls.ring.floor
             for subscription in cls.subscriptions:
-                subscription.check()
-            for session in cls.blocked:
-                assert session.parked
-                assert session.parked[0][0] == cls.class_id
-        kept = self.store.room.kept_bytes()
-        assert set(self.store.room.awaited) == {c for c in self.classes.values() if c.blocked}
+                subscription.check_invariants()
+            for session in cls.blocked_sessions:
+                assert session.parked_messages
+                assert session.parked_messages[0][0] == cls.class_id
+        kept = self.store.publish_queue.orphaned_bytes()
+        assert set(self.store.publish_queue.blocked_classes) == {
+            c for c in self.classes.values() if c.blocked_sessions
+        }
         assert memory + kept == self.budget.used
         exceeds = any(cls.ring.exceeds for cls in self.classes.values())
         assert exceeds or self.budget.used <= self.budget.limit
@@ -580,7 +616,7 @@ class Broker:
         return BrokerStatistics(
             sessions=len(self.sessions),
             memory_bytes=self.budget.used,
-            parked_bytes=sum(s.parked_bytes for s in self.store.room.blocked_sessions()),
-            refused=dict(self.refused),
+            parked_bytes=sum(s.parked_bytes for s in self.store.publish_queue.blocked_sessions()),
+            refused=dict(self.refusal_counts),
             classes=tuple(cls.statistics(self.clock.now) for cls in self.classes.values()),
         )

@@ -13,9 +13,9 @@ from simplebus.core.authorization.session_permissions import Right, check_fetch,
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_PURGED_MAX, FETCH_TIMES_MAX
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.message_class.purge import purge
-from simplebus.core.message_class.remote_storage import Asking, Elsewhere
-from simplebus.core.message_class.spill import Read, Stretch
+from simplebus.core.message_class.purge import purge_messages
+from simplebus.core.message_class.remote_storage import RemoteQuery, RemoteStorage
+from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import FetchAsked, PurgeAsked
 from simplebus.core.protocol.frames import FrameBatch
@@ -25,30 +25,30 @@ from simplebus.core.ring.ring import Ring
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 
-T = TypeVar("T")
+PieceT = TypeVar("PieceT")
 
 
-class Fetching:
+class StoredMessageFetcher:
     """Of one broker."""
 
-    def __init__(self, store: Store, ready: Callable[[Outbox], None]) -> None:
+    def __init__(self, store: Store, mark_ready: Callable[[Outbox], None]) -> None:
         self._store = store
-        self.make_ready = ready
+        self.mark_ready = mark_ready
 
-    def fetch(self, session: Session, asked: FetchAsked, cls: MessageClass) -> None:
+    def fetch(self, session: Session, event: FetchAsked, cls: MessageClass) -> None:
         """A peer asks for messages of a class."""
-        session.outbox.owe(_Fetch(self, session, asked, cls).answer)
-        self.make_ready(session.outbox)
+        session.outbox.owe(_PendingFetch(self, session, event, cls).try_reply)
+        self.mark_ready(session.outbox)
 
-    def see(
-        self, cls: MessageClass, wish: FetchRequest
+    def fetch_from_memory(
+        self, cls: MessageClass, request: FetchRequest
     ) -> tuple[FetchReply, list[FrameBatch]] | None:
         """The same for a part of the server: the frames are views that are valid until the ring
         changes. None where it must be read from disk."""
-        head = self.head(cls)
-        first, last = _range(cls, wish, head)
+        head = self.visible_head(cls)
+        first, last = _requested_range(cls, request, head)
         if first < min(cls.ring.floor, last):
             return None
 
@@ -56,29 +56,29 @@ class Fetching:
             batch, next = cls.ring.batch(at, last, space)
             return batch, next, batch.data.size
 
-        return _found(cls, first, last, head, take, self.now if wish.times else None)
+        return _build_reply(cls, first, last, head, take, self.now if request.times else None)
 
     @property
     def now(self) -> float:
         """Seconds since 1970, by the clock by which messages are accepted."""
         return self._store.clock.now
 
-    def head(self, cls: MessageClass) -> int:
+    def visible_head(self, cls: MessageClass) -> int:
         """What may be gone after a crash is shown to nobody who asks: he would not ask again."""
-        head, ledger = cls.ring.head, self._store.ledger
-        return head if ledger is None else max(ledger.safe(cls.class_id, head), cls.first)
+        head, ledger = cls.ring.head, self._store.commit_log
+        return head if ledger is None else max(ledger.safe(cls.class_id, head), cls.first_sequence)
 
-    def ask(self, read: Read) -> None:
+    def read_spilled(self, spill_read: SpillRead) -> None:
         """Have something read from disk."""
-        assert self._store.spilling is not None
-        self._store.spilling.ask(read)
+        assert self._store.spill_manager is not None
+        self._store.spill_manager.request_read(spill_read)
 
-    def pieces(self, stretches: Sequence[Stretch], cls: MessageClass) -> list[Ring]:
+    def build_rings(self, spilled_ranges: Sequence[SpilledRange], cls: MessageClass) -> list[Ring]:
         """What was read, as it is in a ring: each a run without a gap."""
-        spilling = self._store.spilling
+        spilling = self._store.spill_manager
         assert spilling is not None
         rings: list[Ring] = []
-        for stretch in stretches:
+        for stretch in spilled_ranges:
             if not stretch.frames:
                 continue
             if not rings or rings[-1].head != stretch.first:
@@ -92,42 +92,42 @@ class Fetching:
                     )
                 )
                 rings[-1].begin(stretch.first)
-            for batch in spilling.split(stretch):
+            for batch in spilling.split_range(stretch):
                 rings[-1].append(batch, 0)
         return rings
 
 
-class _Fetch:
+class _PendingFetch:
     """One that is to be answered."""
 
     def __init__(
-        self, fetching: Fetching, session: Session, asked: FetchAsked, cls: MessageClass
+        self, fetcher: StoredMessageFetcher, session: Session, event: FetchAsked, cls: MessageClass
     ) -> None:
-        self._fetching = fetching
+        self._fetcher = fetcher
         self._session = session
-        self._asked = asked
+        self._event = event
         self._cls = cls
-        self._found: list[Ring] | None = None
+        self._spilled_rings: list[Ring] | None = None
         """What was on disk."""
-        self._end = 0
+        self._spilled_end = 0
         """Up to where it was read."""
 
-    def answer(self) -> bool:
+    def try_reply(self) -> bool:
         """Say it. Returns False when it must be read first."""
-        cls, asked, wish = self._cls, self._asked, self._asked.asked
-        head = self._fetching.head(cls)
-        first, last = _range(cls, wish, head)
+        cls, asked, wish = self._cls, self._event, self._event.asked
+        head = self._fetcher.visible_head(cls)
+        first, last = _requested_range(cls, wish, head)
         ring = cls.ring
         if first < min(ring.floor, last):
-            if self._found is None:
+            if self._spilled_rings is None:
                 until = min(last, ring.floor)
-                read = Read(cls.class_id, first, until, FETCH_BYTES_MAX, self._has_read)
-                self._fetching.ask(read)
+                read = SpillRead(cls.class_id, first, until, FETCH_BYTES_MAX, self._on_read)
+                self._fetcher.read_spilled(read)
                 return False
             # Messages that are damaged are left out, and the answer is without a gap.
-            ring = next((each for each in self._found if each.head > first), ring)
+            ring = next((each for each in self._spilled_rings if each.head > first), ring)
             if ring is cls.ring:
-                first = last = max(first, min(self._end, ring.floor))
+                first = last = max(first, min(self._spilled_end, ring.floor))
             else:
                 first = max(first, ring.floor)
                 last = max(first, min(last, ring.head))
@@ -136,55 +136,57 @@ class _Fetch:
             piece, next = ring.piece(at, last, space)
             return piece, next, len(piece)
 
-        now = self._fetching.now if wish.times else None
-        reply, pieces = _found(cls, first, last, head, take, now)
+        now = self._fetcher.now if wish.times else None
+        reply, pieces = _build_reply(cls, first, last, head, take, now)
         frame = frames.encode(
             frames.FETCH, class_id=cls.class_id, message_id=asked.request, content=reply.encode()
         )
         self._session.outbox.answer(cls.class_id, pieces, frame)
         return True
 
-    def _has_read(self, stretches: Sequence[Stretch]) -> None:
-        if stretches:
-            self._end = stretches[-1].first + stretches[-1].messages
-            self._found = self._fetching.pieces(stretches, self._cls)
+    def _on_read(self, spilled_ranges: Sequence[SpilledRange]) -> None:
+        if spilled_ranges:
+            self._spilled_end = spilled_ranges[-1].first + spilled_ranges[-1].message_count
+            self._spilled_rings = self._fetcher.build_rings(spilled_ranges, self._cls)
         self._session.outbox.go_on()
-        if not self._session.closed:
-            self._fetching.make_ready(self._session.outbox)
+        if not self._session.is_closed:
+            self._fetcher.mark_ready(self._session.outbox)
 
 
-def _range(cls: MessageClass, wish: FetchRequest, head: int) -> tuple[int, int]:
+def _requested_range(cls: MessageClass, request: FetchRequest, head: int) -> tuple[int, int]:
     """The sequences that are wished for, as far as there are any."""
-    first = wish.first if wish.time is None else cls.times.find(wish.time, head)
-    first = min(max(first, cls.first), head)
-    return first, min(first + wish.count, head)
+    first = (
+        request.first if request.time is None else cls.time_index.find_sequence(request.time, head)
+    )
+    first = min(max(first, cls.first_sequence), head)
+    return first, min(first + request.count, head)
 
 
-def _found(
+def _build_reply(
     cls: MessageClass,
     first: int,
     last: int,
     head: int,
-    take: Callable[[int, int, int], tuple[T, int, int]],
+    read_piece: Callable[[int, int, int], tuple[PieceT, int, int]],
     now: float | None,
-) -> tuple[FetchReply, list[T]]:
+) -> tuple[FetchReply, list[PieceT]]:
     """What there is of first..last-1, as much as an answer may have, and what is said of it.
     `take` gives a piece of it, what follows, and its size. `now` is said where times are wanted;
     None where not."""
     steps: list[tuple[int, float]] = []
     if now is not None:
-        steps = cls.times.steps(first, last, most=FETCH_TIMES_MAX + 1)
+        steps = cls.time_index.list_steps(first, last, max_count=FETCH_TIMES_MAX + 1)
         if len(steps) > FETCH_TIMES_MAX:
             last, _ = steps.pop()
     purged: list[tuple[int, int]] = []
-    if cls.purged:
-        purged = cls.purged.within(first, last)
+    if cls.purged_sequences:
+        purged = cls.purged_sequences.within(first, last)
         if len(purged) > FETCH_PURGED_MAX:
             last, _ = purged[FETCH_PURGED_MAX]
-    pieces: list[T] = []
+    pieces: list[PieceT] = []
     at, space = first, FETCH_BYTES_MAX
     while at < last and space > 0:
-        piece, at, size = take(at, last, space)
+        piece, at, size = read_piece(at, last, space)
         pieces.append(piece)
         space -= size
     while steps and steps[-1][0] >= at:
@@ -192,7 +194,7 @@ def _found(
     reply = FetchReply(
         first=first,
         next=at,
-        floor=cls.first,
+        floor=cls.first_sequence,
         head=head,
         times=steps,
         now=now or 0,
@@ -201,81 +203,88 @@ def _found(
     return reply, pieces
 
 
-class Lookups:
+class FetchHandler:
     """See the module's law. Raises RemoteProtocolError (unknown_class)."""
 
     def __init__(
-        self, store: Store, ready: Callable[[Outbox], None], wake: Callable[[Subscription], None]
+        self,
+        store: Store,
+        mark_ready: Callable[[Outbox], None],
+        notify_position: Callable[[BrokerSubscription], None],
     ) -> None:
         self._store = store
-        self._fetching = Fetching(store, ready)
-        self._ready = ready
+        self._fetcher = StoredMessageFetcher(store, mark_ready)
+        self._mark_ready = mark_ready
         """Called with outboxes that have something new."""
-        self._wake = wake
+        self._notify_position = notify_position
         """Called with positions that may have something new."""
 
     def fetch(
-        self, session: Session, asked: FetchAsked, refuse: Callable[[RemoteProtocolError], None]
+        self, session: Session, event: FetchAsked, on_refused: Callable[[RemoteProtocolError], None]
     ) -> None:
         """See `Fetching`. `refuse` says why it cannot be answered, if that is known later."""
-        cls = self._store.class_of(asked.class_id)
+        cls = self._store.require_class(event.class_id)
         check_fetch(session, cls)
-        if cls.elsewhere is None:
-            self._fetching.fetch(session, asked, cls)
+        if cls.remote_storage is None:
+            self._fetcher.fetch(session, event, cls)
         else:
-            self._ask(cls.elsewhere, session, asked, refuse)
+            self._request_remote(cls.remote_storage, session, event, on_refused)
 
-    def see(self, class_id: int, wish: FetchRequest) -> tuple[FetchReply, list[FrameBatch]] | None:
+    def fetch_from_memory(
+        self, class_id: int, request: FetchRequest
+    ) -> tuple[FetchReply, list[FrameBatch]] | None:
         """See `Fetching`. None, too, where it is not here."""
-        cls = self._store.class_of(class_id)
-        return self._fetching.see(cls, wish) if cls.elsewhere is None else None
+        cls = self._store.require_class(class_id)
+        return self._fetcher.fetch_from_memory(cls, request) if cls.remote_storage is None else None
 
-    def _ask(
+    def _request_remote(
         self,
-        cls: Elsewhere,
+        remote_class: RemoteStorage,
         session: Session,
-        asked: FetchAsked | PurgeAsked,
-        refuse: Callable[[RemoteProtocolError], None],
+        event: FetchAsked | PurgeAsked,
+        on_refused: Callable[[RemoteProtocolError], None],
     ) -> None:
-        session.outbox.owe(Asking(cls, session, asked, self._ready, refuse).answer)
-        self._ready(session.outbox)
+        session.outbox.owe(
+            RemoteQuery(remote_class, session, event, self._mark_ready, on_refused).try_reply
+        )
+        self._mark_ready(session.outbox)
 
-    def purge_elsewhere(
-        self, session: Session, asked: PurgeAsked, refuse: Callable[[RemoteProtocolError], None]
+    def purge_if_remote(
+        self, session: Session, event: PurgeAsked, on_refused: Callable[[RemoteProtocolError], None]
     ) -> bool:
         """Whether the messages of a class are not here; then they are purged where they are."""
-        cls = self._store.class_of(asked.class_id)
-        if cls.elsewhere is None:
+        cls = self._store.require_class(event.class_id)
+        if cls.remote_storage is None:
             return False
         check_right(session, Right.PURGE, cls)
-        self._ask(cls.elsewhere, session, asked, refuse)
+        self._request_remote(cls.remote_storage, session, event, on_refused)
         return True
 
-    def check_purge(self, session: Session, asked: PurgeAsked) -> int:
+    def check_purge(self, session: Session, event: PurgeAsked) -> int:
         """Whether a session may have messages purged. Returns where those end that it means."""
-        cls = self._store.class_of(asked.class_id)
+        cls = self._store.require_class(event.class_id)
         check_right(session, Right.PURGE, cls)
-        head, last = cls.ring.head, asked.asked.last
+        head, last = cls.ring.head, event.asked.last
         return head if last is None else min(last, head)
 
-    def purge(self, session: Session, asked: PurgeAsked, last: int) -> None:
+    def purge(self, session: Session, event: PurgeAsked, end: int) -> None:
         """Have stored messages up to `last` be nobody's any more."""
-        store, cls = self._store, self._store.class_of(asked.class_id)
-        count = purge(cls, asked.asked.first, last, store.ledger)
-        store.release(cls)
+        store, cls = self._store, self._store.require_class(event.class_id)
+        count = purge_messages(cls, event.asked.first, end, store.commit_log)
+        store.trim_class(cls)
         for position in cls.subscriptions:
-            self._wake(position)
+            self._notify_position(position)
         reply = PurgeReply(purged=count)
-        self._reply(
+        self._send_reply(
             session,
             frames.encode(
                 frames.PURGE,
-                class_id=asked.class_id,
-                message_id=asked.request,
+                class_id=event.class_id,
+                message_id=event.request,
                 content=reply.encode(),
             ),
         )
 
-    def _reply(self, session: Session, frame: bytes) -> None:
+    def _send_reply(self, session: Session, frame: bytes) -> None:
         session.outbox.reply(frame)
-        self._ready(session.outbox)
+        self._mark_ready(session.outbox)

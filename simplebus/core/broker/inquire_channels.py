@@ -21,54 +21,59 @@ from simplebus.core.limits import (
     EXPLAINED_SESSIONS,
 )
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.message_class.subject_bindings import Bound
+from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.inquiry import ChannelClass, ChannelSaid, Listener, Match
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 
 
-class Hearers(Protocol):
+class ChannelListenerSource(Protocol):
     """Another door, whose clients hear channels too."""
 
-    def listeners(self, channel: str, most: int) -> tuple[list[Listener], int]:
+    def find_listeners(self, channel: str, max_count: int) -> tuple[list[Listener], int]:
         """Who hears what is published there, up to so many, and how many were left out."""
 
 
-class _Looks:
+class _PatternBudget:
     """How much may still be looked at."""
 
     def __init__(self) -> None:
-        self.left = EXPLAINED_MATCHES
+        self.remaining_count = EXPLAINED_MATCHES
 
-    def spend(self, count: int) -> bool:
+    def try_spend(self, count: int) -> bool:
         """Whether so many patterns may be looked at."""
-        self.left -= count
-        return self.left >= 0
+        self.remaining_count -= count
+        return self.remaining_count >= 0
 
 
-def explain_channel(
+def report_channel(
     channel: str,
     classes: Iterable[MessageClass],
     *,
-    bound: Bound,
+    subject_bindings: ClassSubjectBindings,
     now: float,
-    who: Callable[[Subscription], str],
-    hearers: Iterable[Hearers],
+    describe_consumer: Callable[[BrokerSubscription], str],
+    listener_sources: Iterable[ChannelListenerSource],
 ) -> ChannelSaid:
     """Raises RemoteProtocolError (bad_channel) for what is none."""
     try:
         check_name(channel)
     except ValueError as error:
         raise RemoteProtocolError(Reason.BAD_CHANNEL, str(error)) from None
-    looks = _Looks()
+    looks = _PatternBudget()
     found = [
         said
         for cls in classes
-        if (said := _explain(channel, cls, bound.subjects(cls.class_id), who, looks)) is not None
+        if (
+            said := _report_class(
+                channel, cls, subject_bindings.subjects_of(cls.class_id), describe_consumer, looks
+            )
+        )
+        is not None
     ]
     listeners: list[Listener] = []
     left_out = 0
-    for door in hearers:
-        there, more = door.listeners(channel, EXPLAINED_POSITIONS - len(listeners))
+    for door in listener_sources:
+        there, more = door.find_listeners(channel, EXPLAINED_POSITIONS - len(listeners))
         listeners += there
         left_out += more
     return ChannelSaid(
@@ -81,34 +86,34 @@ def explain_channel(
     )
 
 
-def _explain(
+def _report_class(
     channel: str,
     cls: MessageClass,
     subjects: tuple[str, ...],
-    who: Callable[[Subscription], str],
-    looks: _Looks,
+    describe_consumer: Callable[[BrokerSubscription], str],
+    pattern_budget: _PatternBudget,
 ) -> ChannelClass | None:
     """What one class has to do with it; None for nothing."""
     bound = [subject for subject in subjects if matches(subject, channel)]
-    stored = cls.channels.stored(channel)
-    wanting = set(cls.channels.wanting(channel))
+    stored = cls.channels.count_stored(channel)
+    wanting = set(cls.channels.find_filters(channel))
     found: list[Match] = []
     near: list[Match] = []
     left_out = 0
     for position in cls.subscriptions:
-        patterns = position.wanted.patterns if position.wanted is not None else ()
-        if position.wanted is None or position.wanted in wanting:
+        patterns = position.channel_filter.patterns if position.channel_filter is not None else ()
+        if position.channel_filter is None or position.channel_filter in wanting:
             if len(found) >= EXPLAINED_MEMBERS:
                 left_out += 1
                 continue
             pattern = ""
-            if looks.spend(len(patterns)):
+            if pattern_budget.try_spend(len(patterns)):
                 pattern = next((each for each in patterns if matches(each, channel)), "")
-            found.append(_match(position, who, pattern, ""))
-        elif len(near) < EXPLAINED_MEMBERS and looks.spend(len(patterns)):
+            found.append(_build_match(position, describe_consumer, pattern, ""))
+        elif len(near) < EXPLAINED_MEMBERS and pattern_budget.try_spend(len(patterns)):
             for each in islice(patterns, EXPLAINED_MATCHES):
                 if reason := why_not(each, channel):
-                    near.append(_match(position, who, each, reason))
+                    near.append(_build_match(position, describe_consumer, each, reason))
                     break
     if not (bound or stored or wanting or near):
         return None  # Who gets everything says nothing about this channel.
@@ -123,16 +128,19 @@ def _explain(
     )
 
 
-def _match(
-    position: Subscription, who: Callable[[Subscription], str], pattern: str, why: str
+def _build_match(
+    position: BrokerSubscription,
+    describe_consumer: Callable[[BrokerSubscription], str],
+    pattern: str,
+    near_miss_reason: str,
 ) -> Match:
     return Match(
         class_id=position.class_id,
-        who=who(position),
+        who=describe_consumer(position),
         session=position.outbox.session_id,
-        number=position.number,
+        number=position.subscription_number,
         durable=position.durable,
         group=position.group,
         pattern=pattern[:EXPLAINED_CHARACTERS],
-        why_not=why,
+        why_not=near_miss_reason,
     )

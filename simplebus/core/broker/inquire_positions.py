@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 
 from simplebus.core import dead_letters
-from simplebus.core.broker.wait_reasons import Facts, waits
+from simplebus.core.broker.wait_reasons import WaitFacts, explain_wait
 from simplebus.core.errors import Reason
-from simplebus.core.group.group import Group, Member
+from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.limits import (
     EXPLAINED_CHARACTERS,
     EXPLAINED_MEMBERS,
@@ -24,49 +24,51 @@ from simplebus.core.protocol.inquiry import Member as MemberSaid
 from simplebus.core.redelivery import delivery_state
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2
+from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 
-_BURIED = (Reason.MAX_DELIVERIES, Reason.TERMINATED, Reason.UNCARRIABLE)
+_DEAD_LETTER_REASONS = (Reason.MAX_DELIVERIES, Reason.TERMINATED, Reason.UNCARRIABLE)
 """What positions give up for these reasons becomes dead letters."""
 
 
-class ExplainingPositions:
+class PositionReporter:
     """Of one broker."""
 
     def __init__(self, store: Store, sessions: Mapping[int, Session]) -> None:
         self._store = store
         self._sessions = sessions
 
-    def seconds(self, ticks: int) -> float:
+    def ticks_to_seconds(self, ticks: int) -> float:
         return ticks * self._store.settings.tick_seconds
 
-    def age(self, cls: MessageClass, sequence: int) -> float | None:
+    def message_age_seconds(self, cls: MessageClass, sequence: int) -> float | None:
         """How long ago a stored message was accepted."""
-        time = cls.times.at(sequence)
+        time = cls.time_index.time_of(sequence)
         return max(0.0, self._store.clock.now - time) if time else None
 
-    def position(self, cls: MessageClass, position: Subscription) -> Position:
+    def describe_position(self, cls: MessageClass, position: BrokerSubscription) -> Position:
         """One of a class."""
-        window, ring, terms = position.window, position.class_ring, position.terms
-        stands = position.standing()
-        outbox = position.promised or position.outbox
+        window, ring, terms = position.window, position.class_ring, position.delivery_policy
+        stands = position.build_delivery_state()
+        outbox = position.outbox_after_delay or position.outbox
         members = list(position.members) if isinstance(position, Group) else []
         put_off = delivery_state.put_off(stands, window)
         said: list[MemberSaid] = []
         if isinstance(position, Group):
-            in_flight = sum(member.held for member in members)
-            size_ = sum(member.held_bytes for member in members)
+            in_flight = sum(member.assigned_count for member in members)
+            size_ = sum(member.assigned_bytes for member in members)
             most = sum(member.in_flight_max for member in members)
             again = window.in_flight - in_flight - put_off - stands.behind - stands.unburied
             busiest = nsmallest(
-                EXPLAINED_MEMBERS, members, key=lambda member: (member.room, -member.held)
+                EXPLAINED_MEMBERS,
+                members,
+                key=lambda member: (member.free_count, -member.assigned_count),
             )
-            said = [self._member(member) for member in busiest]
-            oldest, holder = _oldest_of(said)
-            is_full = not any(member.room for member in members)
-            full_seconds = max((self._full_seconds(m.outbox) for m in members), default=0.0)
+            said = [self._describe_member(member) for member in busiest]
+            oldest, holder = _find_oldest(said)
+            is_full = not any(member.free_count for member in members)
+            full_seconds = max((self._send_blocked_seconds(m.outbox) for m in members), default=0.0)
         else:
             again = delivery_state.to_be_sent(stands, window)
             in_flight = stands.in_flight
@@ -76,54 +78,60 @@ class ExplainingPositions:
             read = position.ring  # Not all that it was sent may be read back yet.
             size_ = read.size(window.floor, min(window.cursor, read.head)) * in_flight // covered
             most = terms.in_flight_max or 0
-            oldest = self._flight(cls, delivery_state.oldest(stands.sent, window, terms.pause))
-            holder = self.holder(outbox)
+            oldest = self._describe_in_flight(
+                cls, delivery_state.oldest(stands.sent, window, terms.pause)
+            )
+            holder = self.describe_session(outbox)
             is_full = bool(ring.head > window.cursor or again) and not position.has_work
-            full_seconds = self._full_seconds(outbox)
+            full_seconds = self._send_blocked_seconds(outbox)
         later = stands.later[0][0] - self._store.clock.now if stands.later else 0.0
-        pauses = [self.seconds(due - self._store.clock.tick) for due, _, _ in stands.pauses]
-        patterns = position.wanted.patterns if position.wanted is not None else ()
+        pauses = [
+            self.ticks_to_seconds(due - self._store.clock.tick) for due, _, _ in stands.pauses
+        ]
+        patterns = position.channel_filter.patterns if position.channel_filter is not None else ()
         unsent = ring.head - window.cursor
-        is_served = position.is_served or position.promised is not None
-        alone = 0.0 if is_served else max(0.0, self._store.clock.now - position.alone_since)
+        is_served = position.has_consumer or position.outbox_after_delay is not None
+        alone = 0.0 if is_served else max(0.0, self._store.clock.now - position.unattended_since)
         put_off_seconds = max(0.0, min([*([later] if stands.later else []), *pauses], default=0.0))
         ready, kept_back = unsent + again, 0
-        if position.held_back:  # All of it waits for the longest pause.
+        if position.inherited_delays:  # All of it waits for the longest pause.
             put_off, again, kept_back, ready = put_off + again, 0, unsent, 0
-            last = max(due for _, _, due in position.held_back)
-            put_off_seconds = max(0.0, self.seconds(last - self._store.clock.tick))
-        word, sentence = waits(
-            Facts(
-                holder=holder,
-                ready=ready,
-                in_flight=in_flight,
+            last = max(due for _, _, due in position.inherited_delays)
+            put_off_seconds = max(0.0, self.ticks_to_seconds(last - self._store.clock.tick))
+        word, sentence = explain_wait(
+            WaitFacts(
+                holder_label=holder,
+                ready_count=ready,
+                in_flight_count=in_flight,
                 in_flight_max=most,
                 in_flight_bytes=size_,
-                bytes_max=IN_FLIGHT_BYTES * max(1, len(members)),
+                in_flight_bytes_max=IN_FLIGHT_BYTES * max(1, len(members)),
                 oldest=oldest,
-                is_full=is_full,
-                behind=stands.behind,
-                put_off=put_off + kept_back,
-                put_off_seconds=put_off_seconds,
-                is_served=is_served,
-                alone_seconds=alone,
-                full_seconds=full_seconds,
+                is_at_in_flight_limit=is_full,
+                key_blocked_count=stands.behind,
+                delayed_count=put_off + kept_back,
+                next_delay_seconds=put_off_seconds,
+                has_consumer=is_served,
+                unattended_seconds=alone,
+                send_blocked_seconds=full_seconds,
                 has_matched=not patterns or position.delivered > 0 or not is_served,
-                unburied=stands.unburied,
-                dead=short(dead_letters.class_name(cls.name or str(cls.class_id))),
+                pending_dead_letter_count=stands.unburied,
+                dead_letter_class=truncate_text(
+                    dead_letters.class_name(cls.name or str(cls.class_id))
+                ),
             )
         )
         session = self._sessions.get(outbox.session_id)
         return Position(
             class_id=position.class_id,
             session=outbox.session_id,
-            number=position.number,
-            name=name_of(session),
-            peer=short(session.peer) if session is not None else "",
+            number=position.subscription_number,
+            name=producer_name(session),
+            peer=truncate_text(session.peer) if session is not None else "",
             durable=position.durable,
             owner=position.owner,
             group=position.group,
-            patterns=[short(pattern) for pattern in patterns[:EXPLAINED_PATTERNS]],
+            patterns=[truncate_text(pattern) for pattern in patterns[:EXPLAINED_PATTERNS]],
             patterns_left_out=max(0, len(patterns) - EXPLAINED_PATTERNS),
             cursor=window.cursor,
             floor=window.floor,
@@ -141,8 +149,8 @@ class ExplainingPositions:
             redelivered=position.redelivered,
             acknowledged=position.acknowledged,
             dropped=position.dropped,
-            undelivered=words(position.undelivered),
-            dead_letters=sum(position.undelivered.get(reason, 0) for reason in _BURIED)
+            undelivered=nonzero_counts(position.undelivered),
+            dead_letters=sum(position.undelivered.get(reason, 0) for reason in _DEAD_LETTER_REASONS)
             - stands.unburied,
             alone_seconds=alone,
             members=said,
@@ -152,69 +160,73 @@ class ExplainingPositions:
             unburied=stands.unburied,
         )
 
-    def _member(self, member: Member) -> MemberSaid:
+    def _describe_member(self, member: GroupMember) -> MemberSaid:
         group = member.group
         cls = self._store.classes[group.class_id]
-        sets = member.sets()
-        oldest = self._flight(cls, delivery_state.oldest(sets, group.window, group.terms.pause))
-        holder = self.holder(member.outbox)
-        unsent = member.unsent
-        word, sentence = waits(
-            Facts(
-                holder=holder,
-                ready=unsent,
-                in_flight=member.held,
+        sets = member.in_flight_sets()
+        oldest = self._describe_in_flight(
+            cls, delivery_state.oldest(sets, group.window, group.delivery_policy.pause)
+        )
+        holder = self.describe_session(member.outbox)
+        unsent = member.unsent_count
+        word, sentence = explain_wait(
+            WaitFacts(
+                holder_label=holder,
+                ready_count=unsent,
+                in_flight_count=member.assigned_count,
                 in_flight_max=member.in_flight_max,
-                in_flight_bytes=member.held_bytes,
-                bytes_max=IN_FLIGHT_BYTES,
+                in_flight_bytes=member.assigned_bytes,
+                in_flight_bytes_max=IN_FLIGHT_BYTES,
                 oldest=oldest,
-                is_full=not member.room and not unsent,
-                full_seconds=self._full_seconds(member.outbox),
-                elsewhere=group.window.in_flight - member.held,
+                is_at_in_flight_limit=not member.free_count and not unsent,
+                send_blocked_seconds=self._send_blocked_seconds(member.outbox),
+                other_members_count=group.window.in_flight - member.assigned_count,
             )
         )
         session = self._sessions.get(member.outbox.session_id)
         return MemberSaid(
             session=member.outbox.session_id,
-            number=member.number,
-            name=name_of(session),
-            peer=short(session.peer) if session is not None else "",
-            in_flight=member.held,
+            number=member.subscription_number,
+            name=producer_name(session),
+            peer=truncate_text(session.peer) if session is not None else "",
+            in_flight=member.assigned_count,
             in_flight_max=member.in_flight_max,
-            in_flight_bytes=member.held_bytes,
+            in_flight_bytes=member.assigned_bytes,
             oldest=oldest,
             waits=word,
             waits_for=sentence,
         )
 
-    def _flight(self, cls: MessageClass, oldest: delivery_state.Oldest | None) -> Flight | None:
+    def _describe_in_flight(
+        self, cls: MessageClass, oldest: delivery_state.Oldest | None
+    ) -> Flight | None:
         if oldest is None:
             return None
         tick = self._store.clock.tick
-        first = self.seconds(tick - oldest.first_tick)
-        age = self.age(cls, oldest.sequence)
+        first = self.ticks_to_seconds(tick - oldest.first_tick)
+        age = self.message_age_seconds(cls, oldest.sequence)
         return Flight(
             sequence=oldest.sequence,
             attempt=max(0, oldest.attempts),
-            sent_seconds=max(0.0, self.seconds(tick - oldest.sent_tick)),
+            sent_seconds=max(0.0, self.ticks_to_seconds(tick - oldest.sent_tick)),
             first_seconds=max(0.0, first if age is None else min(first, age)),
-            due_seconds=max(0.0, self.seconds(oldest.due_tick - tick)),
+            due_seconds=max(0.0, self.ticks_to_seconds(oldest.due_tick - tick)),
         )
 
-    def _full_seconds(self, outbox: Outbox) -> float:
+    def _send_blocked_seconds(self, outbox: Outbox) -> float:
         session = self._sessions.get(outbox.session_id)
-        return 0.0 if session is None else self.seconds(session.full_ticks)
+        return 0.0 if session is None else self.ticks_to_seconds(session.send_blocked_ticks)
 
-    def holder(self, outbox: Outbox) -> str:
+    def describe_session(self, outbox: Outbox) -> str:
         """Whose an outbox is, in a few words."""
         session = self._sessions.get(outbox.session_id)
         if session is None:
             return ""
-        name = name_of(session)
-        called = f" {short(name)!r}" if name else ""
-        return f"session {session.session_id}{called} ({short(session.peer)})"
+        name = producer_name(session)
+        called = f" {truncate_text(name)!r}" if name else ""
+        return f"session {session.session_id}{called} ({truncate_text(session.peer)})"
 
-    def who(self, position: Subscription) -> str:
+    def describe_consumer(self, position: BrokerSubscription) -> str:
         """Whose a position is, in a few words."""
         if position.durable or position.group:
             named = [f"durable {position.durable!r}"] if position.durable else []
@@ -223,19 +235,19 @@ class ExplainingPositions:
             if isinstance(position, Group):
                 count = len(position.members)
                 return f"{said}, {count} member{'' if count == 1 else 's'}"
-            if not position.is_served:
+            if not position.has_consumer:
                 return f"{said}, nobody connected"
-            return f"{said}, {self.holder(position.outbox)}"
-        return self.holder(position.promised or position.outbox)
+            return f"{said}, {self.describe_session(position.outbox)}"
+        return self.describe_session(position.outbox_after_delay or position.outbox)
 
 
-def name_of(session: Session | None) -> str:
+def producer_name(session: Session | None) -> str:
     """What a program calls itself; empty where it does not."""
-    dialect = session.dialect if session is not None else None
-    return dialect.publisher.name if isinstance(dialect, Version2) else ""
+    dialect = session.decoder if session is not None else None
+    return dialect.producer.name if isinstance(dialect, Version2Decoder) else ""
 
 
-def _oldest_of(members: Iterable[MemberSaid]) -> tuple[Flight | None, str]:
+def _find_oldest(members: Iterable[MemberSaid]) -> tuple[Flight | None, str]:
     """What was sent first of what these have, and who has it."""
     holding = [(member.oldest, member) for member in members if member.oldest is not None]
     if not holding:
@@ -244,10 +256,10 @@ def _oldest_of(members: Iterable[MemberSaid]) -> tuple[Flight | None, str]:
     return oldest, f"session {member.session} ({member.peer})"
 
 
-def words(counts: Mapping[Reason, int]) -> dict[str, int]:
+def nonzero_counts(counts: Mapping[Reason, int]) -> dict[str, int]:
     return {reason.value: count for reason, count in counts.items() if count}
 
 
-def short(text: str) -> str:
+def truncate_text(text: str) -> str:
     most = EXPLAINED_CHARACTERS
     return text if len(text) <= most else text[: most - 1] + "…"

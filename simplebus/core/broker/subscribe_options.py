@@ -12,60 +12,62 @@ from simplebus.core.channel.pattern import check_pattern
 from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import Group
-from simplebus.core.group.key_ordered_group import KeyGroup
+from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.limits import IN_FLIGHT_MESSAGES
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.redelivery.delivery_policy import Terms, whole_ticks
 from simplebus.core.settings import Settings
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 
-_SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
+_SLOW_POLICIES = ("block", "drop_oldest", "drop_newest", "disconnect")
 
 
-def check(asked: SubscribeRequest) -> None:
+def check_subscribe_request(request: SubscribeRequest) -> None:
     """Raises RemoteProtocolError for what no class could grant, and says why."""
-    for pattern in asked.channels:
+    for pattern in request.channels:
         try:
             check_pattern(pattern)
         except ValueError as error:
             raise RemoteProtocolError(Reason.BAD_CHANNEL, str(error)) from None
-    if asked.slow not in _SLOW:
+    if request.slow not in _SLOW_POLICIES:
         raise RemoteProtocolError(
-            Reason.BAD_REQUEST, f"slow is one of {', '.join(_SLOW)}, got {asked.slow!r}"
+            Reason.BAD_REQUEST, f"slow is one of {', '.join(_SLOW_POLICIES)}, got {request.slow!r}"
         )
-    if asked.slow != "block" and asked.max_pending is None:
+    if request.slow != "block" and request.max_pending is None:
         raise RemoteProtocolError(
-            Reason.BAD_REQUEST, f"slow is {asked.slow!r}, so max_pending must be given"
+            Reason.BAD_REQUEST, f"slow is {request.slow!r}, so max_pending must be given"
         )
-    if asked.seek and (asked.durable is None or asked.group or asked.start == "waiting"):
+    if request.seek and (request.durable is None or request.group or request.start == "waiting"):
         raise RemoteProtocolError(
             Reason.BAD_REQUEST,
             'seek is for a durable without a group, and a start that is not "waiting"; got '
-            f"durable {asked.durable!r}, group {asked.group!r}, start {asked.start!r}",
+            f"durable {request.durable!r}, group {request.group!r}, start {request.start!r}",
         )
-    if asked.by_key and asked.group is None:
+    if request.by_key and request.group is None:
         raise RemoteProtocolError(
             Reason.BAD_REQUEST, "by_key is for a group, so a group must be given"
         )
-    if asked.idle_seconds is not None and asked.durable is None:
+    if request.idle_seconds is not None and request.durable is None:
         raise RemoteProtocolError(
             Reason.BAD_REQUEST,
-            f"idle_seconds is {asked.idle_seconds:g}, so a durable must be given: others end "
+            f"idle_seconds is {request.idle_seconds:g}, so a durable must be given: others end "
             "with their sessions",
         )
 
 
-def terms(asked: SubscribeRequest | None, cls: MessageClass, settings: Settings) -> Terms:
+def build_delivery_policy(
+    request: SubscribeRequest | None, cls: MessageClass, settings: Settings
+) -> Terms:
     """What is asked for; where nothing is said, what the class says, else the bus. Version 1
     asks for nothing."""
     own = settings.of_class(cls.class_id, cls.name)
     ack_seconds, deliveries = own.ack_seconds, own.deliveries_max
     backoff: Sequence[float] = own.backoff_seconds or ()
-    if asked is not None:
-        ack_seconds = asked.ack_seconds or ack_seconds
-        backoff = asked.backoff or backoff
-        deliveries = deliveries if asked.max_deliveries is None else asked.max_deliveries
+    if request is not None:
+        ack_seconds = request.ack_seconds or ack_seconds
+        backoff = request.backoff or backoff
+        deliveries = deliveries if request.max_deliveries is None else request.max_deliveries
     if deliveries is None and are_kept_in(cls.name):
         deliveries = 0  # What is given up there is gone: only who says so does that.
     ticks = settings.ack_timeout
@@ -76,24 +78,24 @@ def terms(asked: SubscribeRequest | None, cls: MessageClass, settings: Settings)
         deliveries_max=settings.deliveries_max if deliveries is None else deliveries,
         backoff_ticks=tuple(whole_ticks(pause, settings.tick_seconds) for pause in backoff),
     )
-    if asked is None:  # What is read back for it from disk takes memory.
+    if request is None:  # What is read back for it from disk takes memory.
         return granted if cls.spill is None else replace(granted, in_flight_max=IN_FLIGHT_MESSAGES)
     in_flight_max = None  # Of a group it is its members' business.
-    if not asked.group:
-        in_flight_max = asked.max_in_flight or IN_FLIGHT_MESSAGES
-        if asked.max_pending is not None and asked.slow.startswith("drop"):
-            in_flight_max = min(in_flight_max, asked.max_pending)  # These are never dropped.
+    if not request.group:
+        in_flight_max = request.max_in_flight or IN_FLIGHT_MESSAGES
+        if request.max_pending is not None and request.slow.startswith("drop"):
+            in_flight_max = min(in_flight_max, request.max_pending)  # These are never dropped.
     return replace(
         granted,
         in_flight_max=in_flight_max,
-        pending_max=asked.max_pending,
-        slow=asked.slow,
+        pending_max=request.max_pending,
+        slow=request.slow,
         takes_envelopes=True,
     )
 
 
-def kind_of(group: str | None, *, by_key: bool) -> type[Subscription]:
+def choose_position_type(group: str | None, *, by_key: bool) -> type[BrokerSubscription]:
     """What a position is that has this group."""
     if not group:
-        return Subscription
-    return KeyGroup if by_key else Group
+        return BrokerSubscription
+    return KeyOrderedGroup if by_key else Group

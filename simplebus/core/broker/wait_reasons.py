@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from simplebus.core.protocol.inquiry import Flight
 
 
-class Waits(enum.StrEnum):
+class WaitReason(enum.StrEnum):
     """What is waited for. The words are stable: for scripts."""
 
     NOTHING = "nothing"
@@ -35,123 +35,152 @@ class Waits(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class WaitFacts:
     """About one position, or one member of a group."""
 
-    holder: str = ""
+    holder_label: str = ""
     """Who has what is in flight longest, or takes no bytes."""
-    ready: int = 0
+    ready_count: int = 0
     """Messages that could be sent now."""
-    in_flight: int = 0
+    in_flight_count: int = 0
     in_flight_max: int = 0
     """0 for any number."""
     in_flight_bytes: int = 0
-    bytes_max: int = 0
+    in_flight_bytes_max: int = 0
     oldest: Flight | None = None
-    is_full: bool = False
+    is_at_in_flight_limit: bool = False
     """Whether no more may be in flight."""
-    behind: int = 0
+    key_blocked_count: int = 0
     """Messages that wait for others of their key."""
-    put_off: int = 0
-    put_off_seconds: float = 0.0
-    is_served: bool = True
-    alone_seconds: float = 0.0
-    full_seconds: float = 0.0
+    delayed_count: int = 0
+    next_delay_seconds: float = 0.0
+    has_consumer: bool = True
+    unattended_seconds: float = 0.0
+    send_blocked_seconds: float = 0.0
     """How long a connection has taken no bytes."""
-    full_bytes: int = 0
-    elsewhere: int = 0
+    send_blocked_bytes: int = 0
+    other_members_count: int = 0
     """Messages that other members of its group have."""
     has_matched: bool = True
     """Whether anything was ever for it; or it has no patterns."""
-    unburied: int = 0
+    pending_dead_letter_count: int = 0
     """Messages that are given up, and no dead letters yet."""
-    dead: str = ""
+    dead_letter_class: str = ""
     """The name of the class in which there is no room for them."""
 
 
-def waits(facts: Facts) -> tuple[Waits, str]:
+def explain_wait(facts: WaitFacts) -> tuple[WaitReason, str]:
     """The word and the sentence."""
-    word, sentence = _waits(facts)
-    count = facts.unburied
+    word, sentence = _explain_delivery_wait(facts)
+    count = facts.pending_dead_letter_count
     if not count:
         return word, sentence
-    room = f"room in {facts.dead!r}: {messages(count)} {'is' if count == 1 else 'are'} given up"
-    if word in (Waits.NOTHING, Waits.OTHERS, Waits.MATCH):
-        return Waits.ROOM, room
+    room = (
+        f"room in {facts.dead_letter_class!r}: {format_message_count(count)} "
+        f"{'is' if count == 1 else 'are'} given up"
+    )
+    if word in (WaitReason.NOTHING, WaitReason.OTHERS, WaitReason.MATCH):
+        return WaitReason.ROOM, room
     return word, f"{sentence}; and for {room}"
 
 
-def _waits(facts: Facts) -> tuple[Waits, str]:
-    ready, put_off = facts.ready, facts.put_off
-    if not facts.is_served:
-        left = ready + put_off + facts.in_flight + facts.behind
-        what = f"{messages(left)} wait{'s' * (left == 1)} for it" if left else "nothing waits"
-        return Waits.NOBODY, f"nobody is connected to it since {span(facts.alone_seconds)}; {what}"
-    if ready and facts.is_full and (facts.in_flight or not facts.full_seconds):
-        return Waits.ACKS, f"its acknowledgements: {_in_flight(facts)}{_stuck(facts)}"
-    if ready and facts.full_seconds:
-        return Waits.BYTES, (
-            f"its connection, which has taken no bytes since {span(facts.full_seconds)}: "
-            f"{facts.holder}"
+def _explain_delivery_wait(facts: WaitFacts) -> tuple[WaitReason, str]:
+    ready, put_off = facts.ready_count, facts.delayed_count
+    if not facts.has_consumer:
+        left = ready + put_off + facts.in_flight_count + facts.key_blocked_count
+        what = (
+            f"{format_message_count(left)} wait{'s' * (left == 1)} for it"
+            if left
+            else "nothing waits"
+        )
+        return (
+            WaitReason.NOBODY,
+            f"nobody is connected to it since {format_duration(facts.unattended_seconds)}; {what}",
+        )
+    if (
+        ready
+        and facts.is_at_in_flight_limit
+        and (facts.in_flight_count or not facts.send_blocked_seconds)
+    ):
+        return (
+            WaitReason.ACKS,
+            f"its acknowledgements: {_describe_in_flight(facts)}{_describe_send_blocked(facts)}",
+        )
+    if ready and facts.send_blocked_seconds:
+        return WaitReason.BYTES, (
+            "its connection, which has taken no bytes since "
+            f"{format_duration(facts.send_blocked_seconds)}: "
+            f"{facts.holder_label}"
         )
     if ready:
-        return Waits.TURN, f"its turn: {messages(ready)} to be sent now"
-    if facts.in_flight:
-        return Waits.ACKS, f"its acknowledgements: {_in_flight(facts)}{_stuck(facts)}"
+        return WaitReason.TURN, f"its turn: {format_message_count(ready)} to be sent now"
+    if facts.in_flight_count:
+        return (
+            WaitReason.ACKS,
+            f"its acknowledgements: {_describe_in_flight(facts)}{_describe_send_blocked(facts)}",
+        )
     if put_off:
         are = "is" if put_off == 1 else "are"
-        return Waits.TIME, (
-            f"time: {messages(put_off)} {are} put off, the first for another "
-            f"{span(facts.put_off_seconds)}"
+        return WaitReason.TIME, (
+            f"time: {format_message_count(put_off)} {are} put off, the first for another "
+            f"{format_duration(facts.next_delay_seconds)}"
         )
-    if facts.elsewhere:
-        return Waits.OTHERS, f"nothing to send: other members have {messages(facts.elsewhere)}"
+    if facts.other_members_count:
+        return (
+            WaitReason.OTHERS,
+            "nothing to send: other members have "
+            f"{format_message_count(facts.other_members_count)}",
+        )
     if not facts.has_matched:
-        return Waits.MATCH, "a message that its patterns match: none was for it so far"
-    return Waits.NOTHING, "nothing to send"
+        return WaitReason.MATCH, "a message that its patterns match: none was for it so far"
+    return WaitReason.NOTHING, "nothing to send"
 
 
-_WHOLE = (Waits.NOBODY, Waits.OTHERS, Waits.NOTHING)
+_COMPLETE_SENTENCES = (WaitReason.NOBODY, WaitReason.OTHERS, WaitReason.NOTHING)
 """Where the sentence is one by itself."""
 
 
-def whole(word: str, sentence: str) -> str:
+def complete_sentence(reason: str, sentence: str) -> str:
     """The sentence with its verb."""
-    return sentence if word in _WHOLE else f"it waits for {sentence}"
+    return sentence if reason in _COMPLETE_SENTENCES else f"it waits for {sentence}"
 
 
-def _in_flight(facts: Facts) -> str:
+def _describe_in_flight(facts: WaitFacts) -> str:
     """How much is in flight, and since when."""
-    if facts.is_full and facts.in_flight_bytes >= facts.bytes_max > 0:
-        said = f"{size(facts.in_flight_bytes)} of {size(facts.bytes_max)} in flight"
+    if facts.is_at_in_flight_limit and facts.in_flight_bytes >= facts.in_flight_bytes_max > 0:
+        said = (
+            f"{format_bytes(facts.in_flight_bytes)} of "
+            f"{format_bytes(facts.in_flight_bytes_max)} in flight"
+        )
     elif facts.in_flight_max:
-        said = f"{facts.in_flight:,} of {facts.in_flight_max:,} in flight"
+        said = f"{facts.in_flight_count:,} of {facts.in_flight_max:,} in flight"
     else:
-        said = f"{facts.in_flight:,} in flight"
+        said = f"{facts.in_flight_count:,} in flight"
     oldest = facts.oldest
     if oldest is not None:
-        said += f", the oldest since {span(oldest.first_seconds)}"
+        said += f", the oldest since {format_duration(oldest.first_seconds)}"
         if oldest.attempt > 1:
             said += f" (sent {oldest.attempt} times)"
-    said = f"{said}, {facts.holder}" if facts.holder else said
-    if facts.behind:
+    said = f"{said}, {facts.holder_label}" if facts.holder_label else said
+    if facts.key_blocked_count:
         said += (
-            f"; {messages(facts.behind)} wait{'s' * (facts.behind == 1)} for others of their key"
+            f"; {format_message_count(facts.key_blocked_count)} "
+            f"wait{'s' * (facts.key_blocked_count == 1)} for others of their key"
         )
     return said
 
 
-def _stuck(facts: Facts) -> str:
-    if not facts.full_seconds:
+def _describe_send_blocked(facts: WaitFacts) -> str:
+    if not facts.send_blocked_seconds:
         return ""
-    return f", which has taken no bytes since {span(facts.full_seconds)}"
+    return f", which has taken no bytes since {format_duration(facts.send_blocked_seconds)}"
 
 
-def messages(count: int) -> str:
+def format_message_count(count: int) -> str:
     return f"{count:,} message{'' if count == 1 else 's'}"
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A span of time for people: two digits are enough."""
     seconds = max(0.0, seconds)
     if seconds < 10:
@@ -162,7 +191,7 @@ def span(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} days"
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Bytes for people."""
     amount = float(count)
     for unit in ("bytes", "KiB", "MiB"):

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from simplebus.core.group.partition_queues import NO_LANE
+from simplebus.core.group.partition_queues import NO_PARTITION
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, SEND_BYTES
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope import key_of
@@ -22,66 +22,68 @@ from simplebus.core.protocol.frames import FrameBatch, Integers, Words, unaligne
 from simplebus.core.ring.ring import Ring
 
 # So few are read one after the other: arrays have a price of their own.
-_PLAIN_MAX = 16
+_SCALAR_FRAMES_MAX = 16
 # A longer key is read by a checksum, not word by word.
-_WORDS_BYTES_MAX = 64
+_WORD_HASH_BYTES_MAX = 64
 
 _MASK = (1 << 64) - 1
 _SEED = 0x9E3779B97F4A7C15
 _FACTOR = 0xBF58476D1CE4E5B9
 _SHIFT = 32
-_WORD: np.dtype[np.uint64] = np.dtype("<u8")
+_WORD_DTYPE: np.dtype[np.uint64] = np.dtype("<u8")
 
 
-def hash_of(text: bytes) -> int:
+def hash_bytes(data: bytes) -> int:
     """64 bits that follow from some bytes, the same ones in every process."""
-    state = (len(text) * _SEED) & _MASK
-    if len(text) > _WORDS_BYTES_MAX:
-        return _mixed(_mixed(state, zlib.crc32(text)), 0)
-    for at in range(0, len(text), _WORD.itemsize):
-        state = _mixed(state, int.from_bytes(text[at : at + _WORD.itemsize], "little"))
-    return _mixed(state, 0)  # Else a word's last bytes would not reach the lowest bits.
+    state = (len(data) * _SEED) & _MASK
+    if len(data) > _WORD_HASH_BYTES_MAX:
+        return _mix(_mix(state, zlib.crc32(data)), 0)
+    for at in range(0, len(data), _WORD_DTYPE.itemsize):
+        state = _mix(state, int.from_bytes(data[at : at + _WORD_DTYPE.itemsize], "little"))
+    return _mix(state, 0)  # Else a word's last bytes would not reach the lowest bits.
 
 
-def _mixed(state: int, word: int) -> int:
+def _mix(state: int, word: int) -> int:
     state = ((state ^ word) * _FACTOR) & _MASK
     return state ^ (state >> _SHIFT)
 
 
-def lane_of(key: bytes) -> int:
+def partition_of_key(key: bytes) -> int:
     """The lane of a key, from 1 to 2^32 - 1; NO_LANE for none."""
-    return (hash_of(key) & 0xFFFFFFFF) or 1 if key else NO_LANE
+    return (hash_bytes(key) & 0xFFFFFFFF) or 1 if key else NO_PARTITION
 
 
-def lanes(ring: Ring, first: int, last: int) -> list[int]:
+def stored_partitions(ring: Ring, first: int, last: int) -> list[int]:
     """The lanes of messages first..last-1, which are stored."""
     found: list[int] = []
     while first < last:
         if first >= ring.envelopes_until:
-            return found + [NO_LANE] * (last - first)
-        if last - first <= _PLAIN_MAX:
-            return found + [_lane(ring.frame(sequence)) for sequence in range(first, last)]
+            return found + [NO_PARTITION] * (last - first)
+        if last - first <= _SCALAR_FRAMES_MAX:
+            return found + [
+                _frame_partition(ring.frame(sequence)) for sequence in range(first, last)
+            ]
         batch, first = ring.batch(first, last, SEND_BYTES)
-        found += lanes_of(batch)
+        found += batch_partitions(batch)
     return found
 
 
-def lanes_of(batch: FrameBatch) -> list[int]:
+def batch_partitions(batch: FrameBatch) -> list[int]:
     """The lanes of these messages, with or without an envelope."""
-    found = _lanes_alike(batch) if batch.count > _PLAIN_MAX else None
+    found = _uniform_batch_partitions(batch) if batch.count > _SCALAR_FRAMES_MAX else None
     if found is not None:
         return found
     raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
-    return [_lane(raw[a:b]) for a, b in pairwise(bounds)]
+    return [_frame_partition(raw[a:b]) for a, b in pairwise(bounds)]
 
 
-def _lane(frame: bytes) -> int:
+def _frame_partition(frame: bytes) -> int:
     if frame[0] != frames.ENVELOPE:
-        return NO_LANE
-    return lane_of(key_of(frame[HEADER_BYTES:-DELIMITER_BYTES]))
+        return NO_PARTITION
+    return partition_of_key(key_of(frame[HEADER_BYTES:-DELIMITER_BYTES]))
 
 
-def _lanes_alike(batch: FrameBatch) -> list[int] | None:
+def _uniform_batch_partitions(batch: FrameBatch) -> list[int] | None:
     """The same where all have envelopes, nearly all with the same fields; else None."""
     if (batch.data[batch.starts] != frames.ENVELOPE).any():
         return None
@@ -92,36 +94,36 @@ def _lanes_alike(batch: FrameBatch) -> list[int] | None:
     odd = reader.odd_ones()
     if odd is None:
         return None
-    found: list[int] = _hashes(batch, begins, ends).tolist()
+    found: list[int] = _hash_keys(batch, begins, ends).tolist()
     for index in odd:
-        found[index] = _lane(batch.slice(index, index + 1).data.tobytes())
+        found[index] = _frame_partition(batch.slice(index, index + 1).data.tobytes())
     return found
 
 
-def _hashes(batch: FrameBatch, begins: Integers, ends: Integers) -> Words:
+def _hash_keys(batch: FrameBatch, begins: Integers, ends: Integers) -> Words:
     """The lanes of the keys in data[begins:ends]. Shape (n,)."""
     data = batch.data
     lengths = ends - begins
-    words, last = unaligned(data, _WORD), data.size - _WORD.itemsize
+    words, last = unaligned(data, _WORD_DTYPE), data.size - _WORD_DTYPE.itemsize
     factor, shift = np.uint64(_FACTOR), np.uint64(_SHIFT)
     states = lengths.astype(np.uint64) * np.uint64(_SEED)
-    short = np.flatnonzero((lengths > 0) & (lengths <= _WORDS_BYTES_MAX))
-    for at in range(0, int(lengths[short].max(initial=0)), _WORD.itemsize):
+    short = np.flatnonzero((lengths > 0) & (lengths <= _WORD_HASH_BYTES_MAX))
+    for at in range(0, int(lengths[short].max(initial=0)), _WORD_DTYPE.itemsize):
         if at:
             short = short[lengths[short] > at]
         places = begins[short] + at
         inside = np.minimum(places, last)  # The last words may begin too close to the end.
         word = words[inside] >> ((places - inside) * 8).astype(np.uint64)
-        unused = np.maximum(_WORD.itemsize - (lengths[short] - at), 0) * 8
+        unused = np.maximum(_WORD_DTYPE.itemsize - (lengths[short] - at), 0) * 8
         unused_bits = unused.astype(np.uint64)
         word = (word << unused_bits) >> unused_bits
         state = (states[short] ^ word) * factor
         states[short] = state ^ (state >> shift)
     states *= factor
     states ^= states >> shift
-    for index in np.flatnonzero(lengths > _WORDS_BYTES_MAX).tolist():
-        states[index] = hash_of(data[begins[index] : ends[index]].tobytes())
+    for index in np.flatnonzero(lengths > _WORD_HASH_BYTES_MAX).tolist():
+        states[index] = hash_bytes(data[begins[index] : ends[index]].tobytes())
     found: Words = states & np.uint64(0xFFFFFFFF)
     found[found == 0] = 1
-    found[lengths == 0] = NO_LANE
+    found[lengths == 0] = NO_PARTITION
     return found

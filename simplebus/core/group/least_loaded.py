@@ -11,56 +11,60 @@ import heapq
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simplebus.core.group.group import Member
+    from simplebus.core.group.group import GroupMember
 
 # Places that are no longer right are thrown away when they are the most, and not so few.
-_PLACES_MIN = 64
+_STALE_ENTRIES_MIN = 64
 
 
-class Takers:
+class LeastLoadedMembers:
     """Of one group."""
 
     def __init__(self) -> None:
-        self._places: dict[Member, tuple[int, int]] = {}
+        self._load_by_member: dict[GroupMember, tuple[int, int]] = {}
         """By how much each one has, and when it was handed something last."""
-        self._heap: list[tuple[int, int, Member]] = []
+        self._heap: list[tuple[int, int, GroupMember]] = []
         """The same, and places that somebody had before."""
 
     def __len__(self) -> int:
         """How many there are."""
-        return len(self._places)
+        return len(self._load_by_member)
 
-    def put(self, member: Member) -> None:
+    def update(self, member: GroupMember) -> None:
         """This one has room, and so much."""
-        place = (member.held, member.turn)
-        if self._places.get(member) != place:
-            self._places[member] = place
+        place = (member.assigned_count, member.last_assigned_turn)
+        if self._load_by_member.get(member) != place:
+            self._load_by_member[member] = place
             heapq.heappush(self._heap, (*place, member))
-            self._tidy()
+            self._drop_stale_entries()
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: GroupMember) -> None:
         """This one has none, or is gone."""
-        if self._places.pop(member, None) is not None:
-            self._tidy()
+        if self._load_by_member.pop(member, None) is not None:
+            self._drop_stale_entries()
 
-    def first(self) -> Member:
+    def least_loaded(self) -> GroupMember:
         """The one that is to be handed something; there must be one."""
         heap = self._heap
         while True:
             held, turn, member = heap[0]
-            if self._places.get(member) == (held, turn):
+            if self._load_by_member.get(member) == (held, turn):
                 return member
             heapq.heappop(heap)
 
-    def _tidy(self) -> None:
-        if len(self._heap) > max(2 * len(self._places), _PLACES_MIN):
-            self._heap = [(*place, member) for member, place in self._places.items()]
+    def _drop_stale_entries(self) -> None:
+        if len(self._heap) > max(2 * len(self._load_by_member), _STALE_ENTRIES_MIN):
+            self._heap = [(*place, member) for member, place in self._load_by_member.items()]
             heapq.heapify(self._heap)
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError unless everybody's place is the right one."""
-        for member, place in self._places.items():
-            assert place == (member.held, member.turn), (place, member.held, member.turn)
+        for member, place in self._load_by_member.items():
+            assert place == (member.assigned_count, member.last_assigned_turn), (
+                place,
+                member.assigned_count,
+                member.last_assigned_turn,
+            )
             assert (*place, member) in self._heap
-        if self._places:
-            assert self._places[self.first()] == min(self._places.values())
+        if self._load_by_member:
+            assert self._load_by_member[self.least_loaded()] == min(self._load_by_member.values())

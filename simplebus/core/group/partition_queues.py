@@ -15,39 +15,39 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Iterator
 
-NO_LANE = 0
+NO_PARTITION = 0
 """Of what has no key."""
 
 
-class Lanes:
+class PartitionQueues:
     """Of one position."""
 
     def __init__(self) -> None:
-        self._of: dict[int, int] = {}
+        self._partition_by_sequence: dict[int, int] = {}
         """By sequence, the lane that it is in."""
-        self._rows: dict[int, list[int]] = {}
+        self._queue_by_partition: dict[int, list[int]] = {}
         """By lane, who is in it: the first one, and ascending those that wait."""
 
     def __len__(self) -> int:
         """How many messages there are."""
-        return len(self._of)
+        return len(self._partition_by_sequence)
 
     def __contains__(self, sequence: int) -> bool:
-        return sequence in self._of
+        return sequence in self._partition_by_sequence
 
     def __iter__(self) -> Iterator[int]:
         """All that are in here, in the order in which they came."""
-        return iter(self._of)
+        return iter(self._partition_by_sequence)
 
-    def lanes(self, sequences: Iterable[int]) -> Iterator[int]:
+    def partitions_of(self, sequences: Iterable[int]) -> Iterator[int]:
         """Where these are; they must be in here."""
-        return map(self._of.__getitem__, sequences)
+        return map(self._partition_by_sequence.__getitem__, sequences)
 
-    def enter(self, sequences: Iterable[int], lanes: Iterable[int]) -> list[int]:
+    def enqueue(self, sequences: Iterable[int], partitions: Iterable[int]) -> list[int]:
         """These come in, each into its lane. Returns those that may be handed out."""
-        of, rows = self._of, self._rows
+        of, rows = self._partition_by_sequence, self._queue_by_partition
         free: list[int] = []
-        for sequence, lane in zip(sequences, lanes, strict=True):
+        for sequence, lane in zip(sequences, partitions, strict=True):
             of[sequence] = lane
             if not lane:
                 free.append(sequence)
@@ -62,9 +62,9 @@ class Lanes:
                 insort(row, sequence, lo=1)
         return free
 
-    def leave(self, sequences: Iterable[int]) -> list[int]:
+    def dequeue(self, sequences: Iterable[int]) -> list[int]:
         """These, which are in here, are dealt with. Returns who may be handed out instead."""
-        of, rows = self._of, self._rows
+        of, rows = self._partition_by_sequence, self._queue_by_partition
         following: list[int] = []
         for sequence in sequences:
             lane = of.pop(sequence)
@@ -80,19 +80,21 @@ class Lanes:
                 row.remove(sequence)
         return [sequence for sequence in following if sequence in of]
 
-    def is_first(self, sequence: int) -> bool:
+    def is_at_front(self, sequence: int) -> bool:
         """Whether it may be handed out; it must be in here."""
-        lane = self._of[sequence]
-        return not lane or self._rows[lane][0] == sequence
+        lane = self._partition_by_sequence[sequence]
+        return not lane or self._queue_by_partition[lane][0] == sequence
 
-    def longest(self) -> tuple[int, int]:
+    def count_and_longest(self) -> tuple[int, int]:
         """How many lanes there are, and how many messages are in the longest one."""
-        return len(self._rows), max(map(len, self._rows.values()), default=0)
+        return len(self._queue_by_partition), max(
+            map(len, self._queue_by_partition.values()), default=0
+        )
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError unless everybody is in one lane, and in order."""
-        inside = {s: lane for lane, row in self._rows.items() for s in row}
-        assert inside == {s: lane for s, lane in self._of.items() if lane}
-        for row in self._rows.values():
+        inside = {s: lane for lane, row in self._queue_by_partition.items() for s in row}
+        assert inside == {s: lane for s, lane in self._partition_by_sequence.items() if lane}
+        for row in self._queue_by_partition.values():
             assert row, "an empty lane"
             assert row[1:] == sorted(set(row[1:])), row

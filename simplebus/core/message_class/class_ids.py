@@ -13,11 +13,11 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import CLASS_ID_MAX, GIVEN_ID_MIN, GIVEN_IDS_TRIED
 from simplebus.core.protocol.requests import NamedClass
 
-K = TypeVar("K")
+ClassKeyT = TypeVar("ClassKeyT")
 """How a class is asked for."""
 
 
-def given_ids(name: str) -> Iterator[int]:
+def candidate_ids(name: str) -> Iterator[int]:
     """Ids for a class that has this name and no id, the best one first. They follow from the name,
     so that buses that know nothing of one another mostly give it the same one."""
     span = CLASS_ID_MAX + 1 - GIVEN_ID_MIN
@@ -25,16 +25,16 @@ def given_ids(name: str) -> Iterator[int]:
     return (GIVEN_ID_MIN + (first - n) % span for n in range(GIVEN_IDS_TRIED))
 
 
-def is_plain(asked: object) -> bool:
+def is_id_or_name(reference: object) -> bool:
     """Whether a class is asked for by an id or a name, and by nothing else."""
-    return isinstance(asked, int | str)
+    return isinstance(reference, int | str)
 
 
-def distinct(asked: Sequence[K]) -> list[K]:
+def deduplicate_references(references: Sequence[ClassKeyT]) -> list[ClassKeyT]:
     """Ids and names, each once, in their order. What says more of a class is not compared."""
     seen: set[int | str] = set()
     found = []
-    for one in asked:
+    for one in references:
         if isinstance(one, int | str):
             if one in seen:
                 continue
@@ -43,15 +43,15 @@ def distinct(asked: Sequence[K]) -> list[K]:
     return found
 
 
-def named_class(one: int | str | NamedClass) -> NamedClass:
+def to_named_class(reference: int | str | NamedClass) -> NamedClass:
     """A class as it is asked for: by its id, by its name, or by both. Raises RemoteProtocolError
     (bad_connect) for neither."""
-    if isinstance(one, int):
-        return NamedClass(id=one)
-    if isinstance(one, str):
-        return NamedClass(name=one)
-    if one.id is None and one.name is None:
+    if isinstance(reference, int):
+        return NamedClass(id=reference)
+    if isinstance(reference, str):
+        return NamedClass(name=reference)
+    if reference.id is None and reference.name is None:
         raise RemoteProtocolError(
             Reason.BAD_CONNECT, "a class is named by its id, by its name or by both"
         )
-    return one
+    return reference

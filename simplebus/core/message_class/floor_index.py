@@ -10,43 +10,45 @@ import heapq
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simplebus.core.subscription.subscription import Subscription
+    from simplebus.core.subscription.subscription import BrokerSubscription
 
 # Notes about positions that are gone are thrown away when they are the most, and not so few.
-_NOTES_MIN = 64
+_STALE_ENTRIES_MIN = 64
 
 
-class Floors:
+class FloorIndex:
     """See the module's law."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Subscription, int] = {}
+        self._number_by_position: dict[BrokerSubscription, int] = {}
         """Each position's, so that notes of equal floors have an order."""
-        self._next = 0
-        self._notes: list[tuple[int, int, Subscription]] = []
+        self._next_number = 0
+        self._heap: list[tuple[int, int, BrokerSubscription]] = []
         """A heap of floors, as they were when they were looked at last, and whose they are."""
 
     def __len__(self) -> int:
         """How many notes are kept."""
-        return len(self._notes)
+        return len(self._heap)
 
-    def add(self, position: Subscription) -> None:
-        self._numbers[position] = self._next
-        heapq.heappush(self._notes, (position.window.floor, self._next, position))
-        self._next += 1
+    def add(self, position: BrokerSubscription) -> None:
+        self._number_by_position[position] = self._next_number
+        heapq.heappush(self._heap, (position.window.floor, self._next_number, position))
+        self._next_number += 1
 
-    def remove(self, position: Subscription) -> None:
-        del self._numbers[position]
-        if len(self._notes) > max(2 * len(self._numbers), _NOTES_MIN):
-            self._notes = [(p.window.floor, number, p) for p, number in self._numbers.items()]
-            heapq.heapify(self._notes)
+    def remove(self, position: BrokerSubscription) -> None:
+        del self._number_by_position[position]
+        if len(self._heap) > max(2 * len(self._number_by_position), _STALE_ENTRIES_MIN):
+            self._heap = [
+                (p.window.floor, number, p) for p, number in self._number_by_position.items()
+            ]
+            heapq.heapify(self._heap)
 
-    def lowest(self) -> int:
+    def lowest_floor(self) -> int:
         """The lowest floor of all; there must be one."""
-        notes = self._notes
+        notes = self._heap
         while True:
             noted, number, position = notes[0]
-            if position not in self._numbers:
+            if position not in self._number_by_position:
                 heapq.heappop(notes)
                 continue
             floor = position.window.floor

@@ -30,15 +30,15 @@ from simplebus.core.protocol.envelope import CHANNEL, HEADERS, KEY, STUFFED, TIM
 from simplebus.core.protocol.frames import Flags, FrameBatch, Integers, unaligned
 from simplebus.core.ring.ring import Ring
 
-RECORDS = "bridges"
+BRIDGE_RECORDS_CLASS = "bridges"
 """The class in which bridges write down where they are, on every bus: it keeps its last values, and
 so never spills."""
 # So few are looked at one after the other: arrays have a price of their own.
-_FEW = 8
+_SCALAR_MESSAGES_MAX = 8
 # Fields that can stand before an empty payload are never longer, stuffed or not.
 _FIELDS_BYTES_MAX = 512 * 1024
-_LENGTH: np.dtype[np.uint16] = np.dtype(">u2")
-_TIMES_BYTES = np.array(TIMES_BYTES)
+_LENGTH_DTYPE: np.dtype[np.uint16] = np.dtype(">u2")
+_TIME_FIELDS_BYTES = np.array(TIMES_BYTES)
 
 
 class LastValues:
@@ -46,157 +46,161 @@ class LastValues:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._last: Integers = np.full(1, -1, np.int64)
+        self._last_sequences: Integers = np.full(1, -1, np.int64)
         """By channel number, the sequence of its last message; -1 where that took the value away.
         """
-        self._looked = ring.floor
+        self._scanned_end = ring.floor
         """Messages below it were looked at."""
-        self._low = ring.floor
+        self._lowest_candidate = ring.floor
         """There is no value below it."""
-        self._round = ring.floor
+        self._compaction_end = ring.floor
         """Values below it are to be stored anew."""
-        self._patience = CLUTTER_BYTES_MIN
+        self._check_threshold_bytes = CLUTTER_BYTES_MIN
         """So many bytes may be held before it is looked how many of them are values'."""
-        self._judged_at = -1
-        self._fills = False
+        self._fill_checked_head = -1
+        self._is_mostly_values = False
 
     # What they are -------------------------------------------------------------------------------
 
-    def sequences(self, first: int, last: int, now: float) -> Integers:
+    def find_sequences(self, first: int, last: int, now: float) -> Integers:
         """The values among messages first..last-1, ascending."""
-        self._look()
+        self._scan_new()
         first = max(first, self._ring.floor)
         if first >= last:
             return np.zeros(0, np.int64)
-        if last - first <= self._last.size:
+        if last - first <= self._last_sequences.size:
             return np.flatnonzero(self._are_values(first, last, now)) + first
-        found = np.sort(self._last[(self._last >= first) & (self._last < last)])
+        found = np.sort(
+            self._last_sequences[(self._last_sequences >= first) & (self._last_sequences < last)]
+        )
         expires = self._ring.rows_at(found).expires
         return found if expires is None else found[expires > now]
 
-    def floor(self, until: int, now: float) -> int:
+    def lowest_value(self, end_sequence: int, now: float) -> int:
         """The lowest value below `until`, or `until`."""
-        self._look()
-        low, many = max(self._low, self._ring.floor), _FEW
-        while low < until and not self._is_value(low, now):
-            end = min(until, low + many)
+        self._scan_new()
+        low, many = max(self._lowest_candidate, self._ring.floor), _SCALAR_MESSAGES_MAX
+        while low < end_sequence and not self._is_value(low, now):
+            end = min(end_sequence, low + many)
             here = self._are_values(low, end, now)
             if here.any():
                 low += int(here.argmax())
                 break
             low = end
             many = min(8 * many, LOOK_AHEAD_MESSAGES)
-        self._low = max(self._low, low)
-        return min(low, until)
+        self._lowest_candidate = max(self._lowest_candidate, low)
+        return min(low, end_sequence)
 
-    def front(self, now: float) -> int:
+    def leading_values_end(self, now: float) -> int:
         """The first message that is no value, of so many that are looked at at once; or behind
         these."""
-        self._look()
+        self._scan_new()
         first, last = self._ring.floor, min(self._ring.head, self._ring.floor + LOOK_AHEAD_MESSAGES)
         if first == last or not self._is_value(first, now):
             return first
         here = self._are_values(first, last, now)
         return last if here.all() else first + int(here.argmin())
 
-    def count(self, now: float) -> int:
+    def count_values(self, now: float) -> int:
         """How many there are."""
-        return self.sequences(self._ring.floor, self._ring.head, now).size
+        return self.find_sequences(self._ring.floor, self._ring.head, now).size
 
-    def forget(self, first: int, last: int) -> None:
+    def discard_range(self, first: int, last: int) -> None:
         """Messages first..last-1 are nobody's, and no values."""
-        self._look()
-        self._last[(self._last >= first) & (self._last < last)] = -1
+        self._scan_new()
+        self._last_sequences[(self._last_sequences >= first) & (self._last_sequences < last)] = -1
 
     def _is_value(self, sequence: int, now: float) -> bool:
         """Whether this message, which was looked at, is one."""
         row = self._ring.row(sequence)
-        return bool(self._last[row.channel] == sequence and row.expires > now)
+        return bool(self._last_sequences[row.channel] == sequence and row.expires > now)
 
     def _are_values(self, first: int, last: int, now: float) -> Flags:
         """Which of messages first..last-1, which were looked at, are values."""
         rows = self._ring.rows(first, last)
-        here: Flags = self._last[rows.channels] == np.arange(first, last)
+        here: Flags = self._last_sequences[rows.channels] == np.arange(first, last)
         if rows.expires is not None:
             here &= rows.expires > now
         return here
 
     # Looking -------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _scan_new(self) -> None:
         """At what has come since it was looked last."""
         ring = self._ring
-        at = max(self._looked, ring.floor)
+        at = max(self._scanned_end, ring.floor)
         while at < ring.head:
             last = min(ring.head, at + LOOK_AHEAD_MESSAGES)
-            if last - at <= _FEW:
-                self._look_at_each(at, last)
+            if last - at <= _SCALAR_MESSAGES_MAX:
+                self._scan_one_by_one(at, last)
             else:
                 batch, last = ring.batch(at, last, SEND_BYTES)
                 channels = ring.rows(at, last).channels
-                self._reach(channels if isinstance(channels, int) else int(channels.max()))
+                self._grow_to(channels if isinstance(channels, int) else int(channels.max()))
                 # Of several in one channel the last one counts: they are written in order.
                 numbers = np.arange(at, last)
-                self._last[np.broadcast_to(channels, numbers.shape)] = np.where(
-                    are_empty(batch), -1, numbers
+                self._last_sequences[np.broadcast_to(channels, numbers.shape)] = np.where(
+                    empty_payload_flags(batch), -1, numbers
                 )
             at = last
-        self._looked = at
+        self._scanned_end = at
 
-    def _look_at_each(self, first: int, last: int) -> None:
+    def _scan_one_by_one(self, first: int, last: int) -> None:
         for sequence in range(first, last):
             channel = self._ring.row(sequence).channel
-            self._reach(channel)
+            self._grow_to(channel)
             piece, _ = self._ring.piece(sequence, sequence + 1, SEND_BYTES)
-            self._last[channel] = -1 if is_empty(piece) else sequence
+            self._last_sequences[channel] = -1 if has_empty_payload(piece) else sequence
 
-    def _reach(self, top: int) -> None:
-        size = self._last.size
-        if top >= size:
-            more = np.full(max(top + 1, 2 * size) - size, -1, np.int64)
-            self._last = np.concatenate([self._last, more])
+    def _grow_to(self, channel_number: int) -> None:
+        size = self._last_sequences.size
+        if channel_number >= size:
+            more = np.full(max(channel_number + 1, 2 * size) - size, -1, np.int64)
+            self._last_sequences = np.concatenate([self._last_sequences, more])
 
     # What lies between them ----------------------------------------------------------------------
 
-    def cluttered_until(self, until: int, now: float) -> int:
+    def find_compaction_end(self, end_sequence: int, now: float) -> int:
         """Messages below `until` are held for their values alone. Where most of their bytes are
         others', values are to be stored anew: those below what is returned, if there are any."""
         ring = self._ring
-        if ring.floor < min(self._round, until):
-            return min(self._round, until)
-        held = ring.size(ring.floor, until)
-        if held <= self._patience:
-            if held < self._patience // 4:
-                self._patience = max(CLUTTER_BYTES_MIN, self._patience // 2)
+        if ring.floor < min(self._compaction_end, end_sequence):
+            return min(self._compaction_end, end_sequence)
+        held = ring.size(ring.floor, end_sequence)
+        if held <= self._check_threshold_bytes:
+            if held < self._check_threshold_bytes // 4:
+                self._check_threshold_bytes = max(
+                    CLUTTER_BYTES_MIN, self._check_threshold_bytes // 2
+                )
             return ring.floor
-        values = ring.sizes(self.sequences(ring.floor, until, now))
+        values = ring.sizes(self.find_sequences(ring.floor, end_sequence, now))
         if held - values > max(values, CLUTTER_BYTES_MIN):
-            self._round, self._patience = until, CLUTTER_BYTES_MIN
-            return until
-        self._patience = max(2 * values + CLUTTER_BYTES_MIN, held + held // 4)
+            self._compaction_end, self._check_threshold_bytes = end_sequence, CLUTTER_BYTES_MIN
+            return end_sequence
+        self._check_threshold_bytes = max(2 * values + CLUTTER_BYTES_MIN, held + held // 4)
         return ring.floor
 
-    def oldest(self, until: int, size: int, now: float) -> Integers:
+    def oldest_values(self, end_sequence: int, size_bytes: int, now: float) -> Integers:
         """The oldest values below `until`, about `size` bytes of them, one at least if there is."""
-        found = self.sequences(self._ring.floor, until, now)[:REDELIVERY_MESSAGES]
+        found = self.find_sequences(self._ring.floor, end_sequence, now)[:REDELIVERY_MESSAGES]
         begins, ends = self._ring.places(found)
         together = np.cumsum(ends - begins)
-        return found[: max(1, int(together.searchsorted(size, side="right")))]
+        return found[: max(1, int(together.searchsorted(size_bytes, side="right")))]
 
-    def fill_ring(self, now: float) -> bool:
+    def is_ring_mostly_values(self, now: float) -> bool:
         """Whether nearly all that is stored are values, by bytes or by number. Where little has
         come since this was asked last, the answer is the same."""
         ring = self._ring
-        if not 0 <= ring.head - self._judged_at < max(1, len(ring) // 8):
-            values = self.sequences(ring.floor, ring.head, now)
-            self._judged_at = ring.head
-            self._fills = 4 * ring.sizes(
+        if not 0 <= ring.head - self._fill_checked_head < max(1, len(ring) // 8):
+            values = self.find_sequences(ring.floor, ring.head, now)
+            self._fill_checked_head = ring.head
+            self._is_mostly_values = 4 * ring.sizes(
                 values
             ) > 3 * ring.frame_bytes or 4 * values.size > 3 * len(ring)
-        return self._fills
+        return self._is_mostly_values
 
 
-def is_empty(frame: memoryview) -> bool:
+def has_empty_payload(frame: memoryview) -> bool:
     """Whether a stored frame has an empty payload."""
     if frame[0] != frames.ENVELOPE:
         return len(frame) == FRAME_BYTES_MIN
@@ -205,7 +209,7 @@ def is_empty(frame: memoryview) -> bool:
     return not envelope_batch.payload_of(bytes(frame[HEADER_BYTES:-DELIMITER_BYTES]))
 
 
-def are_empty(batch: FrameBatch) -> Flags:
+def empty_payload_flags(batch: FrameBatch) -> Flags:
     """The same of each frame of a batch."""
     data, starts, ends = batch.data, batch.starts, batch.ends
     empty: Flags = ends - starts == FRAME_BYTES_MIN
@@ -215,11 +219,11 @@ def are_empty(batch: FrameBatch) -> Flags:
     if STUFFED in data.tobytes():  # What stands behind one is shifted.
         view = data.data
         for index in at.tolist():
-            empty[index] = is_empty(view[starts[index] : ends[index]])
+            empty[index] = has_empty_payload(view[starts[index] : ends[index]])
         return empty
     fields = data[starts[at] + HEADER_BYTES]
-    places = starts[at] + (HEADER_BYTES + 1) + _TIMES_BYTES[fields & TIMES]
-    lengths = unaligned(data, _LENGTH)
+    places = starts[at] + (HEADER_BYTES + 1) + _TIME_FIELDS_BYTES[fields & TIMES]
+    lengths = unaligned(data, _LENGTH_DTYPE)
     for text in (CHANNEL, KEY, HEADERS):
         has = np.flatnonzero(fields & text)
         places[has] += 2 + lengths[places[has]].astype(np.int64)

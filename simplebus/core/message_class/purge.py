@@ -14,21 +14,21 @@ from simplebus.core.commit_log import Ledger
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PURGED_RANGES_MAX
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 
 
-def purge(cls: MessageClass, first: int, last: int, ledger: Ledger | None) -> int:
+def purge_messages(cls: MessageClass, first: int, last: int, commit_log: Ledger | None) -> int:
     """Have messages first..last-1, as far as they are stored, be nobody's; `release` is to follow.
     Returns how many of them were not purged before.
 
     Raises RemoteProtocolError (memory_limit) where there would be too many rows of them.
     """
-    ring, purged = cls.ring, cls.purged
-    first, last = max(first, cls.first), min(last, ring.head)
+    ring, purged = cls.ring, cls.purged_sequences
+    first, last = max(first, cls.first_sequence), min(last, ring.head)
     if first >= last:
         return 0
-    purged.remove(0, cls.first)
-    if purged.ranges >= PURGED_RANGES_MAX and first > cls.first:
+    purged.remove(0, cls.first_sequence)
+    if purged.ranges >= PURGED_RANGES_MAX and first > cls.first_sequence:
         raise RemoteProtocolError(
             Reason.MEMORY_LIMIT,
             f"class {cls.class_id} has {purged.ranges} rows of purged messages behind others that "
@@ -36,26 +36,26 @@ def purge(cls: MessageClass, first: int, last: int, ledger: Ledger | None) -> in
         )
     before = len(purged)
     purged.add(first, last)
-    if cls.holds_values:
-        cls.values.forget(first, last)
+    if cls.has_last_values:
+        cls.last_values.discard_range(first, last)
     for position in cls.subscriptions:
         position.purge(first, last)
-    _purge_waiting(cls, first, last)
+    _purge_backlog(cls, first, last)
     count = len(purged) - before
     cls.dropped[Reason.PURGED] += count
-    if ledger is not None:
-        ledger.purge(cls.class_id, first, last)
-    front = purged.within(cls.first, cls.first + 1)
+    if commit_log is not None:
+        commit_log.purge(cls.class_id, first, last)
+    front = purged.within(cls.first_sequence, cls.first_sequence + 1)
     if front:  # It is not kept either.
-        [(_, end)] = purged.within(cls.first, ring.head)[:1]
-        cls.let_go(min(end, cls.floor()))
+        [(_, end)] = purged.within(cls.first_sequence, ring.head)[:1]
+        cls.release_below(min(end, cls.floor()))
     return count
 
 
-def _purge_waiting(cls: MessageClass, first: int, last: int) -> None:
+def _purge_backlog(cls: MessageClass, first: int, last: int) -> None:
     """The same of what waits for a first subscription. What waits before it counts as sent, since
     nobody may have been sent what lies behind."""
-    window = cls.waiting
+    window = cls.backlog_window
     if not cls.subscriptions:
         window.cursor = max(window.cursor, last)
     first, last = max(first, window.floor), min(last, window.cursor)
@@ -63,7 +63,7 @@ def _purge_waiting(cls: MessageClass, first: int, last: int) -> None:
         window.ack_range(first, last)
 
 
-def purge_again(cls: MessageClass, position: Subscription) -> None:
+def apply_purges(cls: MessageClass, position: BrokerSubscription) -> None:
     """A new position does not have what is purged."""
-    for first, last in cls.purged.within(cls.first, cls.ring.head):
+    for first, last in cls.purged_sequences.within(cls.first_sequence, cls.ring.head):
         position.purge(first, last)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simplebus.core.store.store import Store
 
 
-class Reviving:
+class StoredFrameReader:
     """For the classes of one store."""
 
     def __init__(self, store: Store) -> None:
@@ -30,7 +30,7 @@ class Reviving:
         self._scratch_bytes = RECEIVE_BYTES
         self._scratch: Scratch | None = None
 
-    def split(self, buffer: bytearray, begin: int, end: int, count: int) -> list[FrameBatch]:
+    def split_frames(self, buffer: bytearray, begin: int, end: int, count: int) -> list[FrameBatch]:
         """The frames in buffer[begin:end], behind which SPARE_BYTES follow. Raises ValueError
         unless that are `count`, and nothing else."""
         if self._scratch is None or end - begin > self._scratch_bytes:
@@ -48,8 +48,8 @@ class Reviving:
             raise ValueError(f"{abs(count)} frames are {'missing' if count > 0 else 'too many'}")
         return batches
 
-    def runs(
-        self, cls: MessageClass, batch: FrameBatch, times: float | Times
+    def iter_runs(
+        self, cls: MessageClass, batch: FrameBatch, accepted_times: float | Times
     ) -> Iterator[tuple[FrameBatch, Rows | None]]:
         """The same in runs of one frame type, each to be appended before the next one is asked for,
         and what is known of those with envelopes, which were accepted at these times. Raises
@@ -64,8 +64,12 @@ class Reviving:
                 read = envelope_batch.scan(run)
                 if read.count < run.count:
                     raise ValueError("an envelope cannot be read")
-                at = times if isinstance(times, float) else times[begin:end]
-                rows = self._store.rows_of(cls, read, at)
+                at = (
+                    accepted_times
+                    if isinstance(accepted_times, float)
+                    else accepted_times[begin:end]
+                )
+                rows = self._store.build_rows(cls, read, at)
                 if rows is None:
                     raise MemoryError("there is no memory for channels")
             elif run.data[0] != frames.MESSAGE:

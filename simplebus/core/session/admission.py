@@ -10,30 +10,30 @@ from collections.abc import Callable, Mapping
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.events import Event, Greeted
-from simplebus.core.session.rate_limits import Metering
+from simplebus.core.session.rate_limits import SessionRateLimits
 from simplebus.core.session.session import Session
 from simplebus.core.users.users import User, Users
 
 
-class Visits:
+class ConnectionLimits:
     """How many connections each user has, and how fast these publish."""
 
-    def __init__(self, sessions: Mapping[int, Session], metering: Metering) -> None:
-        self.metering = metering
+    def __init__(self, sessions: Mapping[int, Session], rate_limits: SessionRateLimits) -> None:
+        self.rate_limits = rate_limits
         self._sessions = sessions
-        self.others: list[Callable[[str], int]] = []
+        self.external_counters: list[Callable[[str], int]] = []
         """What doors with sessions of their own say of a user's name."""
 
-    def check(self, user: User) -> None:
+    def check_user(self, user: User) -> None:
         """Raises RemoteProtocolError (too_many_connections) if there may be no more."""
         if not user.connections:
             return
         count = sum(
             1
             for session in self._sessions.values()
-            if session.user == user.name and not session.is_inside  # Those are of other doors.
+            if session.user == user.name and not session.is_foreign  # Those are of other doors.
         )
-        count += sum(at(user.name) for at in self.others)
+        count += sum(at(user.name) for at in self.external_counters)
         if count >= user.connections:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CONNECTIONS,
@@ -41,12 +41,12 @@ class Visits:
             )
 
 
-def admit(
+def admit_session(
     users: Users | None,
     session: Session,
-    event: Event,
-    visits: Visits,
-    refused: Counter[Reason],
+    first_event: Event,
+    connection_limits: ConnectionLimits,
+    refusal_counts: Counter[Reason],
 ) -> None:
     """Let a session in that says this first; None for users lets in everybody.
 
@@ -55,18 +55,20 @@ def admit(
     """
     if users is not None:
         version, auth = 1, None
-        if isinstance(event, Greeted):
-            version, auth = 2, event.asked.auth
+        if isinstance(first_event, Greeted):
+            version, auth = 2, first_event.asked.auth
         try:
-            if session.refusal is not None:
-                raise session.refusal
+            if session.admission_error is not None:
+                raise session.admission_error
             user = users.admit(
-                auth, certified=session.certified, address=session.address, version=version
+                auth, certified=session.certificate_names, address=session.address, version=version
             )
-            visits.check(user)
+            connection_limits.check_user(user)
         except RemoteProtocolError as error:
-            refused[error.reason] += 1
+            refusal_counts[error.reason] += 1
             raise
         session.user, session.grants = user.name, users.grants(user)
-        session.meters = visits.metering.meters(user, session.address)
-    session.is_admitted = True
+        session.token_buckets = connection_limits.rate_limits.token_buckets_for(
+            user, session.address
+        )
+    session.is_authenticated = True

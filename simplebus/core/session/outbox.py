@@ -26,31 +26,31 @@ class Feed(Protocol):
     """Something whose messages an outbox sends."""
 
     class_id: int
-    number: int
+    subscription_number: int
     """What the peer calls it."""
-    queued: bool
+    is_queued: bool
     """Whether the outbox has it in its queue."""
     attempt: int
     """Which attempt to deliver what `take` returned, or `peek` showed, is."""
-    looked: int
+    scanned_count: int
     """How many messages the last `take` looked at; from LOOKED_MESSAGES_MAX on it gives up, even
     if there may be more to be sent."""
 
     @property
-    def copies(self) -> bool:
+    def has_frames_to_copy(self) -> bool:
         """Whether `take` is to be asked before `peek`."""
 
     @property
     def has_work(self) -> bool:
         """Whether something may be there to be sent."""
 
-    def take(self, tick: int) -> bytes:
+    def copy_frames(self, tick: int) -> bytes:
         """Copies of frames that go next; they count as sent. Empty if there are none."""
 
-    def peek(self, tick: int) -> memoryview:
+    def peek_frames(self, tick: int) -> memoryview:
         """The next frames in one piece, empty if there are none. `sent` says what was taken."""
 
-    def sent(self, piece: memoryview, count: int, tick: int) -> bytes:
+    def mark_sent(self, piece: memoryview, sent_bytes: int, tick: int) -> bytes:
         """The first `count` bytes of the peeked piece were taken. Returns the rest of a cut frame,
         which counts as sent."""
 
@@ -129,15 +129,15 @@ class Outbox:
 
     def wake(self, feed: Feed) -> None:
         """The feed has something to send."""
-        if not feed.queued:
-            feed.queued = True
+        if not feed.is_queued:
+            feed.is_queued = True
             self._queue.append(feed)
 
     def hold(self, feed: Feed) -> None:
         """The feed sends nothing until `let_go`."""
-        if feed.queued and feed not in self._held:
+        if feed.is_queued and feed not in self._held:
             self._queue.remove(feed)
-        feed.queued = True
+        feed.is_queued = True
         self._held[feed] = None
 
     def let_go(self, feed: Feed) -> None:
@@ -148,8 +148,8 @@ class Outbox:
 
     def forget(self, feed: Feed) -> None:
         """The feed is gone."""
-        if feed.queued:
-            feed.queued = False
+        if feed.is_queued:
+            feed.is_queued = False
             if feed in self._held:
                 del self._held[feed]
             else:
@@ -171,19 +171,19 @@ class Outbox:
         looked = 0
         while not self._rest and self._queue and looked < LOOKED_MESSAGES_MAX:
             feed = self._queue[0]
-            if feed.copies:
-                copies = feed.take(tick)
-                looked += feed.looked
+            if feed.has_frames_to_copy:
+                copies = feed.copy_frames(tick)
+                looked += feed.scanned_count
                 if copies:
                     if self.names_feeds:
                         copies = self._name(feed) + copies
                     self._rest = memoryview(copies)
                     self._queue.rotate(-1)
                     continue
-                if feed.looked >= LOOKED_MESSAGES_MAX and feed.has_work:
+                if feed.scanned_count >= LOOKED_MESSAGES_MAX and feed.has_work:
                     self._queue.rotate(-1)
                     break
-            piece = feed.peek(tick)
+            piece = feed.peek_frames(tick)
             if piece:
                 if self.names_feeds and (name := self._name(feed)):
                     self._rest = memoryview(name)
@@ -192,7 +192,7 @@ class Outbox:
                 self._peeked = piece
                 return piece
             self._queue.popleft()
-            feed.queued = False
+            feed.is_queued = False
         return self._rest
 
     def sent(self, count: int, tick: int) -> None:
@@ -201,20 +201,20 @@ class Outbox:
         if self._source is None:
             self._rest = self._rest[count:]
             return
-        rest = self._source.sent(self._peeked, count, tick)
+        rest = self._source.mark_sent(self._peeked, count, tick)
         if rest:
             self._rest = memoryview(rest)
         if self._source.has_work:
             self._queue.rotate(-1)
         else:
             self._queue.popleft()
-            self._source.queued = False
+            self._source.is_queued = False
         self._source = None
         self._peeked = memoryview(b"")
 
     def _name(self, feed: Feed) -> bytes:
         """What says whose messages follow, if that is not what was said last."""
-        name = (feed.class_id, feed.number, feed.attempt)
+        name = (feed.class_id, feed.subscription_number, feed.attempt)
         if name == self._named:
             return b""
         self._named = name

@@ -19,7 +19,7 @@ _NETWORK_BITS = 64
 
 
 @functools.lru_cache(maxsize=4096)
-def place_of(address: str) -> str:
+def address_network(address: str) -> str:
     """What addresses have in common that are one host's, or one network's that it may choose its
     addresses from: 64 bits of version 6. One of version 4 is itself, however it is written."""
     try:
@@ -33,58 +33,58 @@ def place_of(address: str) -> str:
     return str(ipaddress.ip_network((found, _NETWORK_BITS), strict=False))
 
 
-class Metering:
+class SessionRateLimits:
     """Of one bus."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._of_users: dict[str, Meter] = {}
-        self._of_addresses: dict[str, Meter] = {}
+        self._user_buckets: dict[str, Meter] = {}
+        self._address_buckets: dict[str, Meter] = {}
         """Who has come last comes last."""
-        self._of_each_address = UNLIMITED
-        self._has_ended = False
+        self._address_rate = UNLIMITED
+        self._is_unlimited = False
 
-    def limit_addresses(self, rate: Rate) -> None:
+    def set_address_rate(self, rate: Rate) -> None:
         """How fast all connections of one address together may publish."""
-        self._of_each_address = rate
+        self._address_rate = rate
         if not rate:
-            self._of_addresses.clear()
-        for meter in self._of_addresses.values():
+            self._address_buckets.clear()
+        for meter in self._address_buckets.values():
             meter.set(rate, self._clock.now)
 
-    def end_rates(self) -> None:
+    def remove_limits(self) -> None:
         """Nobody is to wait any more: what has come is to be taken."""
-        self._has_ended = True
-        for meter in (*self._of_users.values(), *self._of_addresses.values()):
+        self._is_unlimited = True
+        for meter in (*self._user_buckets.values(), *self._address_buckets.values()):
             meter.set(UNLIMITED, self._clock.now)
 
-    def adopt(self, users: Users | None) -> None:
+    def apply_users(self, users: Users | None) -> None:
         """These are the users from now on, with these rates."""
         rates = {user.name: user.rate for user in users.users} if users is not None else {}
-        for name, meter in list(self._of_users.items()):
+        for name, meter in list(self._user_buckets.items()):
             rate = rates.get(name, UNLIMITED)
             if rate:
                 meter.set(rate, self._clock.now)
             else:
-                del self._of_users[name]
+                del self._user_buckets[name]
 
-    def meters(self, user: User | None, address: str) -> tuple[Meter, ...]:
+    def token_buckets_for(self, user: User | None, address: str) -> tuple[Meter, ...]:
         """By what a connection of this user and from this address is measured."""
         found: list[Meter] = []
-        if self._has_ended:
+        if self._is_unlimited:
             return ()
         if user is not None and user.rate:
-            meter = self._of_users.get(user.name)
+            meter = self._user_buckets.get(user.name)
             if meter is None:
-                meter = self._of_users[user.name] = Meter(user.rate, self._clock.now)
+                meter = self._user_buckets[user.name] = Meter(user.rate, self._clock.now)
             found.append(meter)
-        if self._of_each_address and address:
-            found.append(self._of_address(place_of(address)))
+        if self._address_rate and address:
+            found.append(self._address_bucket(address_network(address)))
         return tuple(found)
 
-    def _of_address(self, address: str) -> Meter:
-        meters = self._of_addresses
-        meter = meters.pop(address, None) or Meter(self._of_each_address, self._clock.now)
+    def _address_bucket(self, address: str) -> Meter:
+        meters = self._address_buckets
+        meter = meters.pop(address, None) or Meter(self._address_rate, self._clock.now)
         while len(meters) >= METERS_MAX:
             del meters[next(iter(meters))]
         meters[address] = meter

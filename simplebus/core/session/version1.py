@@ -30,28 +30,28 @@ from simplebus.core.protocol.events import (
 from simplebus.core.protocol.frames import Flags, FrameBatch, Keys
 
 # With this many changes of type or class in one batch, sorting it beats going run by run.
-_RUNS_MAX = PLAIN_FRAMES_MAX
+_RUN_COUNT_MAX = PLAIN_FRAMES_MAX
 
-_CLASS_IDS = msgspec.json.Decoder(list[int], strict=True)
+_CLASS_IDS_DECODER = msgspec.json.Decoder(list[int], strict=True)
 
 
-class Version1:
+class Version1Decoder:
     """From batches of frames to events."""
 
     HANDLERS: ClassVar[dict[int, Callable[..., Iterator[Event]]]]
     """What it accepts. There is one state, open: every frame is legal at any time."""
-    TYPES: ClassVar[str] = "one of the digits 0 to 4"
+    EXPECTED_TYPES: ClassVar[str] = "one of the digits 0 to 4"
 
     def __init__(self, known_classes: Container[int]) -> None:
         self.known_classes = known_classes
 
-    def parks(self, batch: FrameBatch) -> None:
+    def mark_parked(self, batch: FrameBatch) -> None:
         """Messages are to wait for room in a piece of their own, behind all that wait already."""
 
-    def unparks(self, batch: FrameBatch, count: int) -> None:
+    def mark_unparked(self, batch: FrameBatch, stored_count: int) -> None:
         """Of the piece that waits in front, this one, the first `count` wait no longer."""
 
-    def lone_event(self, frame: memoryview) -> PublishedOne | AckedOne | None:
+    def decode_single(self, frame: memoryview) -> PublishedOne | AckedOne | None:
         """The event of a single message or ack, without arrays. None leaves it to `events`.
 
         The frame is whole. Raises as `events` does.
@@ -64,44 +64,46 @@ class Version1:
             return AckedOne(key, first, last)
         return None
 
-    def events(self, batch: FrameBatch) -> Iterator[Event]:
+    def decode_events(self, batch: FrameBatch) -> Iterator[Event]:
         """Yield what the frames mean. Each event is to be applied before the next is asked for."""
         if batch.count == 1:
-            yield from self._run(batch)
+            yield from self._decode_run(batch)
             return
         changes = batch.changes()
-        if np.count_nonzero(changes) <= _RUNS_MAX:
-            yield from self._runs(batch, np.flatnonzero(changes) + 1)
+        if np.count_nonzero(changes) <= _RUN_COUNT_MAX:
+            yield from self._decode_runs(batch, np.flatnonzero(changes) + 1)
             return
         keys = batch.keys()
         types = keys & 0xFF
-        sortable = self._publishes(types) | (types == frames.ACK) | (types == frames.HEARTBEAT)
+        sortable = self._message_flags(types) | (types == frames.ACK) | (types == frames.HEARTBEAT)
         others = np.flatnonzero(~sortable)
         first = 0
         for at in (*others.tolist(), batch.count):
-            if at - first > _RUNS_MAX:
-                yield from self._sorted(batch.slice(first, at), keys[first:at])
+            if at - first > _RUN_COUNT_MAX:
+                yield from self._decode_sorted(batch.slice(first, at), keys[first:at])
             elif first < at:
                 here = keys[first:at]
                 breaks = np.flatnonzero(here[1:] != here[:-1]) + 1
-                yield from self._runs(batch.slice(first, at), breaks)
+                yield from self._decode_runs(batch.slice(first, at), breaks)
             if at < batch.count:
-                yield from self._run(batch.slice(at, at + 1))
+                yield from self._decode_run(batch.slice(at, at + 1))
             first = at + 1
 
-    def _publishes(self, types: npt.NDArray[np.integer]) -> Flags:
+    def _message_flags(self, types: npt.NDArray[np.integer]) -> Flags:
         """Which of these types are messages."""
         flags: Flags = types == frames.MESSAGE
         return flags
 
-    def _runs(self, batch: FrameBatch, changes: npt.NDArray[np.intp]) -> Iterator[Event]:
+    def _decode_runs(self, batch: FrameBatch, changes: npt.NDArray[np.intp]) -> Iterator[Event]:
         """Frames of one type and class at a time, in the order in which they came."""
         first = 0
         for last in (*changes.tolist(), batch.count):
-            yield from self._run(batch if last - first == batch.count else batch.slice(first, last))
+            yield from self._decode_run(
+                batch if last - first == batch.count else batch.slice(first, last)
+            )
             first = last
 
-    def _sorted(self, batch: FrameBatch, keys: Keys) -> Iterator[Event]:
+    def _decode_sorted(self, batch: FrameBatch, keys: Keys) -> Iterator[Event]:
         """Messages, acks and heartbeats, each kind and class in one piece; acks first.
 
         Nothing is yielded before all is known to be good; else what stands before the first bad
@@ -111,7 +113,7 @@ class Version1:
         classes = (keys >> 8).astype(np.uint16)  # Sorting so few bits takes linear time.
         events: list[Event] = []
         bad = batch.count
-        for here in (types == frames.ACK, self._publishes(types)):
+        for here in (types == frames.ACK, self._message_flags(types)):
             count = np.count_nonzero(here)
             if count == here.size:
                 order = np.argsort(classes, kind="stable")
@@ -125,7 +127,7 @@ class Version1:
             first = 0
             changes = np.flatnonzero(sorted_classes[1:] != sorted_classes[:-1]) + 1
             for last in (*changes.tolist(), order.size):
-                found, good = self._group(gathered.slice(first, last))
+                found, good = self._decode_group(gathered.slice(first, last))
                 if good < last - first:
                     bad = min(bad, int(order[first + good]))
                 events += found
@@ -134,33 +136,33 @@ class Version1:
             yield from events
             return
         if bad:
-            yield from self.events(batch.slice(0, bad))
-        yield from self._run(batch.slice(bad, bad + 1))
+            yield from self.decode_events(batch.slice(0, bad))
+        yield from self._decode_run(batch.slice(bad, bad + 1))
         raise AssertionError("a frame that is bad among others was good alone")
 
-    def _group(self, batch: FrameBatch) -> tuple[list[Event], int]:
+    def _decode_group(self, batch: FrameBatch) -> tuple[list[Event], int]:
         """The events of some acks or messages of one class, and how many of them are good."""
-        frame_type, key = type_and_key(batch)
+        frame_type, key = first_type_and_key(batch)
         if frame_type == frames.ACK:
             firsts, lasts = frames.ack_ranges(batch)
             return [Acked(key, firsts, lasts)], firsts.size
         return [Published(key, batch)], batch.count if key in self.known_classes else 0
 
-    def _run(self, batch: FrameBatch) -> Iterator[Event]:
+    def _decode_run(self, batch: FrameBatch) -> Iterator[Event]:
         """Frames of one type and class."""
-        frame_type, key = type_and_key(batch)
+        frame_type, key = first_type_and_key(batch)
         handle = self.HANDLERS.get(frame_type)
         if handle is None:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_TYPE,
-                f"a frame began with byte 0x{frame_type:02x}; expected {self.TYPES}",
+                f"a frame began with byte 0x{frame_type:02x}; expected {self.EXPECTED_TYPES}",
             )
         yield from handle(self, key, batch)
 
-    def _heartbeat(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+    def _decode_heartbeat(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         return iter(())
 
-    def _message(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+    def _decode_messages(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         if key not in self.known_classes:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_CLASS,
@@ -168,47 +170,47 @@ class Version1:
             )
         yield Published(key, batch)
 
-    def _subscribe(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+    def _decode_subscribe(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         yield Subscribed(key)
 
-    def _ack(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+    def _decode_acks(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         firsts, lasts = frames.ack_ranges(batch)
         if firsts.size:
             yield Acked(key, firsts, lasts)
         if firsts.size < batch.count:
             bad = batch.slice(firsts.size, firsts.size + 1)
-            frames.ack_range(content(bad))
+            frames.ack_range(frame_content(bad))
             raise AssertionError("an ack that one parser refused was taken by the other")
 
-    def _connect(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+    def _decode_connect(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         for at in range(batch.count):
-            yield Connected(_class_ids(content(batch.slice(at, at + 1))))
+            yield Connected(_parse_class_ids(frame_content(batch.slice(at, at + 1))))
 
 
-Version1.HANDLERS = {
-    frames.HEARTBEAT: Version1._heartbeat,
-    frames.MESSAGE: Version1._message,
-    frames.SUBSCRIBE: Version1._subscribe,
-    frames.ACK: Version1._ack,
-    frames.CONNECT: Version1._connect,
+Version1Decoder.HANDLERS = {
+    frames.HEARTBEAT: Version1Decoder._decode_heartbeat,
+    frames.MESSAGE: Version1Decoder._decode_messages,
+    frames.SUBSCRIBE: Version1Decoder._decode_subscribe,
+    frames.ACK: Version1Decoder._decode_acks,
+    frames.CONNECT: Version1Decoder._decode_connect,
 }
 
 
-def type_and_key(batch: FrameBatch) -> tuple[int, int]:
+def first_type_and_key(batch: FrameBatch) -> tuple[int, int]:
     """The first frame's type, and the field behind it: a class id, mostly."""
     frame_type, high, low = batch.data[:3].tolist()
     return frame_type, high << 8 | low
 
 
-def content(frame: FrameBatch) -> bytes:
+def frame_content(frame: FrameBatch) -> bytes:
     """What stands between header and delimiter of a batch's only frame."""
     return frame.data[HEADER_BYTES:-DELIMITER_BYTES].tobytes()
 
 
-def _class_ids(content: bytes) -> tuple[int, ...]:
+def _parse_class_ids(content: bytes) -> tuple[int, ...]:
     """The classes that a Connect names. Raises RemoteProtocolError (bad_connect)."""
     try:
-        class_ids = _CLASS_IDS.decode(content)
+        class_ids = _CLASS_IDS_DECODER.decode(content)
         wrong = next((c for c in class_ids if not 0 <= c <= CLASS_ID_MAX), None)
         problem = "" if wrong is None else f"it holds {wrong}"
         if b"-" in content:

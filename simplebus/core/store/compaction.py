@@ -22,7 +22,7 @@ from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frames import FrameBatch, Integers
 from simplebus.core.ring.columns import AT_ONCE, NEVER, Row, Rows
 from simplebus.core.settings import FullPolicy
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 
 if TYPE_CHECKING:
     from simplebus.core.message_class.message_class import MessageClass
@@ -32,174 +32,180 @@ _MILLISECONDS_MAX = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class LastValueCopy:
     """Values that were copied out of a ring."""
 
-    values: Integers
+    old_sequences: Integers
     """Their former sequences."""
     batch: FrameBatch
     rows: Rows | None
-    had: list[Subscription]
+    acknowledged_by: list[BrokerSubscription]
     """Who has acknowledged all of them."""
-    floor: int
+    old_floor: int
     """Of the ring, while they were in there."""
 
     def count_from(self, sequence: int) -> int:
         """How many had this sequence or a higher one."""
-        return int(np.count_nonzero(self.values >= sequence))
+        return int(np.count_nonzero(self.old_sequences >= sequence))
 
 
-def tidy(store: Store, cls: MessageClass) -> None:
+def compact_if_cluttered(store: Store, cls: MessageClass) -> None:
     """Carry some values, if what is held for them is mostly not theirs. What nobody needs was let
     go of."""
     ring, now = cls.ring, store.clock.now
-    until = cls.needed_from(now)
+    until = cls.compute_retained_floor(now)
     if until <= ring.floor:  # Nothing is held for values.
         return
-    until = cls.values.cluttered_until(until, now)
+    until = cls.last_values.find_compaction_end(until, now)
     if until > ring.floor:
-        _carry(store, cls, until)
-        cls.release(now)
+        _compact_oldest(store, cls, until)
+        cls.trim(now)
 
 
-def _carry(store: Store, cls: MessageClass, until: int) -> None:
+def _compact_oldest(store: Store, cls: MessageClass, end: int) -> None:
     """Carry the oldest of the values below `until`, which nobody else needs."""
     ring, now = cls.ring, store.clock.now
-    values = cls.values.oldest(until, CARRIED_BYTES, now)
+    values = cls.last_values.oldest_values(end, CARRIED_BYTES, now)
     if not values.size:
-        ring.release(until)
+        ring.release(end)
         return
-    taken = take_out(store, cls, values)
+    taken = copy_values(store, cls, values)
     ring.release(int(values[-1]) + 1)
-    put_back(store, cls, taken)
+    append_copy(store, cls, taken)
 
 
-def take_out(store: Store, cls: MessageClass, values: Integers) -> Taken:
+def copy_values(store: Store, cls: MessageClass, sequences: Integers) -> LastValueCopy:
     """Copies of these values, the oldest ones of a class, as they are to be stored anew."""
-    ring, now, behind = cls.ring, store.clock.now, int(values[-1]) + 1
-    rows = ring.rows_at(values)
-    is_timed = np.zeros(values.size, np.bool_)
+    ring, now, behind = cls.ring, store.clock.now, int(sequences[-1]) + 1
+    rows = ring.rows_at(sequences)
+    is_timed = np.zeros(sequences.size, np.bool_)
     if rows.expires is not None:
         is_timed |= rows.expires != NEVER
     if rows.opens is not None:
         is_timed |= rows.opens != AT_ONCE
     if is_timed.any():
-        copies = [ring.frame(sequence) for sequence in values.tolist()]
+        copies = [ring.frame(sequence) for sequence in sequences.tolist()]
         for index in np.flatnonzero(is_timed).tolist():
-            copies[index] = _as_of_now(copies[index], ring.row(int(values[index])), now)
+            copies[index] = _rebase_times(copies[index], ring.row(int(sequences[index])), now)
         lengths, joined = np.array([*map(len, copies)]), b"".join(copies)
     else:
-        begins, ends = ring.places(values)
-        lengths, joined = ends - begins, ring.joined(values, store.timer_index)
+        begins, ends = ring.places(sequences)
+        lengths, joined = ends - begins, ring.joined(sequences, store.timer_index)
     batch = FrameBatch(np.frombuffer(joined, np.uint8), np.r_[0, np.cumsum(lengths)], 0)
     described: Rows | None = None
     if (batch.data[batch.starts] == frames.ENVELOPE).any():
         described = rows if is_timed.any() else Rows(rows.count, rows.channels)
     had = [position for position in cls.subscriptions if position.window.floor >= behind]
-    return Taken(values, batch, described, had, ring.floor)
+    return LastValueCopy(sequences, batch, described, had, ring.floor)
 
 
-def _as_of_now(frame: bytes, row: Row, now: float) -> bytes:
+def _rebase_times(frame: bytes, row: Row, now: float) -> bytes:
     """A message whose times count from now."""
     read, payload = envelope_batch.decode(frame[HEADER_BYTES:-DELIMITER_BYTES])
     read = read._replace(
-        expires_ms=None if row.expires == NEVER else _milliseconds(row.expires - now),
-        not_before_ms=None if row.opens <= now else _milliseconds(row.opens - now),
+        expires_ms=None if row.expires == NEVER else _to_milliseconds(row.expires - now),
+        not_before_ms=None if row.opens <= now else _to_milliseconds(row.opens - now),
     )
     return frame[:HEADER_BYTES] + envelope_batch.encode(read, payload) + frame[-DELIMITER_BYTES:]
 
 
-def _milliseconds(seconds: float) -> int:
+def _to_milliseconds(seconds: float) -> int:
     return max(0, round(min(seconds * 1000, _MILLISECONDS_MAX)))
 
 
-def put_back(store: Store, cls: MessageClass, taken: Taken) -> None:
+def append_copy(store: Store, cls: MessageClass, copied: LastValueCopy) -> None:
     """Store values anew. What there is no room for is dropped, and counted."""
-    ring, now, batch, rows = cls.ring, store.clock.now, taken.batch, taken.rows
+    ring, now, batch, rows = cls.ring, store.clock.now, copied.batch, copied.rows
     first = ring.head
-    stored = store.fill(cls, batch, rows, None)
+    stored = store.append_and_log(cls, batch, rows, None)
     if stored < batch.count:
         cls.dropped[Reason.LAST_VALUE_DROPPED] += batch.count - stored
     if not stored:
         return
-    cls.carried += stored
-    if now >= cls.times.next_time:
-        cls.times.note(now, first)
-    if store.ledger is not None:
-        cls.floors_owed.append((store.ledger.mark, taken.floor))
-    passed = [position for position in taken.had if position.pass_by(first, ring.head)]
+    cls.compacted_count += stored
+    if now >= cls.time_index.next_step_time:
+        cls.time_index.record(now, first)
+    if store.commit_log is not None:
+        cls.pending_floors.append((store.commit_log.mark, copied.old_floor))
+    passed = [
+        position for position in copied.acknowledged_by if position.skip_compacted(first, ring.head)
+    ]
     if len(passed) < len(cls.subscriptions):
-        store.wake(cls)
-    waiting = cls.waiting
+        store.notify_subscribers(cls)
+    waiting = cls.backlog_window
     if not cls.subscriptions and waiting.floor == waiting.cursor == first:
         waiting.skip_to(ring.head)
 
 
-class MakingWay:
+class Compactor:
     """Room in a full class, made by letting go of what is held for last values."""
 
     def __init__(self, store: Store, cls: MessageClass) -> None:
         self._store = store
         self._cls = cls
-        self._until = cls.ring.head
+        self._initial_head = cls.ring.head
         """What was carried lies behind it; it is not carried once more."""
 
-    def make(self, size: int) -> bool:
+    def make_room(self, size_bytes: int) -> bool:
         """Make room for `size` bytes, or for some of them. Returns whether there is more than
         before, or may be."""
         store, cls, ring, now = self._store, self._cls, self._cls.ring, self._store.clock.now
-        if not cls.holds_values:
-            return cls.give_way(size)
+        if not cls.has_last_values:
+            return cls.evict(size_bytes)
         floor = cls.floor()
         if floor <= ring.floor:
             return False
-        fill = cls.values.fill_ring(now)
-        step = max(size, min(CARRIED_BYTES, ring.frame_bytes // 8))
+        fill = cls.last_values.is_ring_mostly_values(now)
+        step = max(size_bytes, min(CARRIED_BYTES, ring.frame_bytes // 8))
         until = min(floor, max(ring.after(step), ring.floor + 1))
-        if not fill and ring.floor < self._until:
-            _carry(store, cls, min(until, self._until))
+        if not fill and ring.floor < self._initial_head:
+            _compact_oldest(store, cls, min(until, self._initial_head))
             return True
-        if floor < ring.head and not (fill and cls.policy is FullPolicy.DROP_OLDEST):
+        if floor < ring.head and not (fill and cls.full_policy is FullPolicy.DROP_OLDEST):
             return False  # Somebody's acknowledgement makes room.
-        _drop(cls, until, now)
+        _evict_values(cls, until, now)
         return True
 
 
-class Saving:
+class EvictionCompactor:
     """Last values of a full class that drops its oldest messages: they are carried, too."""
 
     def __init__(self, store: Store, cls: MessageClass) -> None:
         self._store = store
         self._cls = cls
-        self._until = cls.ring.head
+        self._initial_head = cls.ring.head
         """As above."""
-        self._saves = cls.holds_values and not cls.values.fill_ring(store.clock.now)
+        self._can_copy = cls.has_last_values and not cls.last_values.is_ring_mostly_values(
+            store.clock.now
+        )
 
-    def front(self) -> int:
+    def leading_values_end(self) -> int:
         """Behind the values that lie in front without another message between them: they are dealt
         with together, since they make no room."""
-        if not self._saves:
+        if not self._can_copy:
             return 0
-        return min(self._cls.values.front(self._store.clock.now), self._until)
+        return min(
+            self._cls.last_values.leading_values_end(self._store.clock.now), self._initial_head
+        )
 
-    def take_out(self, floor: int) -> Taken | None:
+    def copy_evicted(self, new_floor: int) -> LastValueCopy | None:
         """The values below `floor`, before everything below it is let go of; None for none that
         can be kept."""
         cls, now = self._cls, self._store.clock.now
-        if not cls.holds_values:
+        if not cls.has_last_values:
             return None
-        if self._saves and floor <= self._until:
-            values = cls.values.sequences(cls.ring.floor, floor, now)
-            return take_out(self._store, cls, values) if values.size else None
-        lost = cls.values.sequences(cls.ring.floor, min(floor, cls.floor()), now).size
+        if self._can_copy and new_floor <= self._initial_head:
+            values = cls.last_values.find_sequences(cls.ring.floor, new_floor, now)
+            return copy_values(self._store, cls, values) if values.size else None
+        lost = cls.last_values.find_sequences(cls.ring.floor, min(new_floor, cls.floor()), now).size
         if lost:
             cls.dropped[Reason.LAST_VALUE_DROPPED] += lost
         return None
 
 
-def _drop(cls: MessageClass, until: int, now: float) -> None:
+def _evict_values(cls: MessageClass, end: int, now: float) -> None:
     """Let go of all below `until`, which nobody needs but for its values."""
-    lost = cls.values.sequences(cls.ring.floor, until, now).size
+    lost = cls.last_values.find_sequences(cls.ring.floor, end, now).size
     if lost:
         cls.dropped[Reason.LAST_VALUE_DROPPED] += lost
-    cls.ring.release(until)
+    cls.ring.release(end)

@@ -19,146 +19,154 @@ from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.redelivery.delivery_policy import Clock
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.session.session import Session
-from simplebus.core.store.rate_queue import Pacing
+from simplebus.core.store.rate_queue import RateQueue
 from simplebus.core.users.rate_limit import charge
 
 
-class Room:
+class PublishQueue:
     """Of one broker."""
 
     def __init__(
         self,
         classes: Mapping[int, MessageClass],
         budget: MemoryBudget,
-        append: Callable[[MessageClass, FrameBatch, Session], int],
-        set_aside: MemoryBudget,
+        append_batch: Callable[[MessageClass, FrameBatch, Session], int],
+        dead_letter_budget: MemoryBudget,
         clock: Clock,
     ) -> None:
         self._classes = classes
         self._budget = budget
-        self._append = append
+        self._append_batch = append_batch
         """Stores what fits, wakes who wants it, and returns how many messages it dealt with."""
-        self._set_aside = set_aside
+        self._dead_letter_budget = dead_letter_budget
         """Memory of classes that hold what nobody may ever take."""
-        self.let_in: dict[Session, None] = {}
+        self.progressed_sessions: dict[Session, None] = {}
         """Sessions of whose messages some found room; whoever looks at them clears it."""
-        self.awaited: dict[MessageClass, None] = {}
+        self.blocked_classes: dict[MessageClass, None] = {}
         """The classes in which somebody waits for room."""
-        self.pacing = Pacing(clock, self._let_go_on)
+        self.rate_queue = RateQueue(clock, self._queue_for_class)
 
-    def park(
-        self, session: Session, cls: MessageClass, batch: FrameBatch, *, has_room: bool = False
+    def enqueue(
+        self,
+        session: Session,
+        cls: MessageClass,
+        batch: FrameBatch,
+        *,
+        is_rate_limited: bool = False,
     ) -> None:
         """Keep messages aside until their class has room; or, if it has, until their publisher may
         go on."""
-        if not session.parked:
-            self._wait(session, self.pacing if has_room else cls)
+        if not session.parked_messages:
+            self._start_waiting(session, self.rate_queue if is_rate_limited else cls)
         session.parked_bytes += batch.data.size
-        if session.parked and session.parked[-1][0] == cls.class_id:
-            last = session.parked[-1][1]
+        if session.parked_messages and session.parked_messages[-1][0] == cls.class_id:
+            last = session.parked_messages[-1][1]
             alike = last.data[0] == batch.data[0]
             if alike and last.data.size < PARKED_PIECE_BYTES:
-                session.parked[-1] = (cls.class_id, last.join(batch))
+                session.parked_messages[-1] = (cls.class_id, last.join(batch))
                 return
-        assert session.dialect is not None
-        session.dialect.parks(batch)
-        session.parked.append((cls.class_id, batch.copy()))
+        assert session.decoder is not None
+        session.decoder.mark_parked(batch)
+        session.parked_messages.append((cls.class_id, batch.copy()))
 
-    def made(self, cls: MessageClass) -> None:
+    def retry(self, cls: MessageClass) -> None:
         """There may be room in a class: let in who waits for it."""
         with_room = [cls]
         while with_room:
             cls = with_room.pop()
-            while cls.blocked:
-                session = cls.blocked[0]
-                goes_on_in = self._unpark(session, cls)
+            while cls.blocked_sessions:
+                session = cls.blocked_sessions[0]
+                goes_on_in = self._store_parked(session, cls)
                 if goes_on_in is cls:
-                    if self._give_way(cls):
+                    if self._discard_orphan(cls):
                         continue
                     break
-                self._wait_no_more(session, cls)
+                self._stop_waiting(session, cls)
                 if goes_on_in is not None:
-                    self._wait(session, goes_on_in)
+                    self._start_waiting(session, goes_on_in)
                 if isinstance(goes_on_in, MessageClass):
                     with_room.append(goes_on_in)
 
-    def _let_go_on(self, session: Session) -> None:
+    def _queue_for_class(self, session: Session) -> None:
         """A session may publish again: it is in line for its class."""
-        self._wait_no_more(session)
-        cls = self._classes[session.parked[0][0]]
-        self._wait(session, cls)
-        if cls.blocked[0] is session:
-            self.made(cls)
+        self._stop_waiting(session)
+        cls = self._classes[session.parked_messages[0][0]]
+        self._start_waiting(session, cls)
+        if cls.blocked_sessions[0] is session:
+            self.retry(cls)
 
-    def left_behind(self, session: Session) -> None:
+    def orphan(self, session: Session) -> None:
         """A peer is gone: keep what it parked, if there is memory."""
-        if session.parked and not self._budget.take(session.parked_bytes):
-            self.forget(session)
+        if session.parked_messages and not self._budget.take(session.parked_bytes):
+            self.discard(session)
 
-    def forget(self, session: Session) -> None:
+    def discard(self, session: Session) -> None:
         """Drop what a session has parked."""
-        if session.parked:
-            self._wait_no_more(session)
-            self._drop(session)
+        if session.parked_messages:
+            self._stop_waiting(session)
+            self._drop_parked(session)
 
-    def kept_bytes(self) -> int:
+    def orphaned_bytes(self) -> int:
         """Memory of what peers that are gone have parked."""
-        return sum(s.parked_bytes for s in self.blocked_sessions() if s.closed)
+        return sum(s.parked_bytes for s in self.blocked_sessions() if s.is_closed)
 
     def blocked_sessions(self) -> list[Session]:
-        return [*self.pacing.waiting, *(each for cls in self.awaited for each in cls.blocked)]
+        return [
+            *self.rate_queue.waiting_sessions,
+            *(each for cls in self.blocked_classes for each in cls.blocked_sessions),
+        ]
 
     def is_short_of_memory(self) -> bool:
         """Whether somebody waits for room that another class may have to make."""
-        return any(len(cls.ring) < cls.ring.messages_max for cls in self.awaited)
+        return any(len(cls.ring) < cls.ring.messages_max for cls in self.blocked_classes)
 
-    def _wait(self, session: Session, what_for: MessageClass | Pacing) -> None:
-        if isinstance(what_for, Pacing):
-            what_for.wait(session)
+    def _start_waiting(self, session: Session, target: MessageClass | RateQueue) -> None:
+        if isinstance(target, RateQueue):
+            target.add(session)
             return
-        what_for.blocked.append(session)
-        self.awaited[what_for] = None
+        target.blocked_sessions.append(session)
+        self.blocked_classes[target] = None
 
-    def _wait_no_more(self, session: Session, cls: MessageClass | None = None) -> None:
+    def _stop_waiting(self, session: Session, cls: MessageClass | None = None) -> None:
         """`cls` is the one for which it has waited, if that is not the one of its first message."""
-        if session in self.pacing.waiting:
-            self.pacing.wait_no_more(session)
+        if session in self.rate_queue.waiting_sessions:
+            self.rate_queue.remove(session)
             return
-        cls = cls or self._classes[session.parked[0][0]]
-        cls.blocked.remove(session)
-        if not cls.blocked:
-            del self.awaited[cls]
+        cls = cls or self._classes[session.parked_messages[0][0]]
+        cls.blocked_sessions.remove(session)
+        if not cls.blocked_sessions:
+            del self.blocked_classes[cls]
 
-    def _unpark(self, session: Session, cls: MessageClass) -> MessageClass | Pacing | None:
+    def _store_parked(self, session: Session, cls: MessageClass) -> MessageClass | RateQueue | None:
         """Store what a session has parked, in order, as far as it is for `cls` and fits.
 
         Returns what it needs next: room in a class, or time; None when nothing is left.
         """
-        while session.parked:
-            class_id, batch = session.parked[0]
+        while session.parked_messages:
+            class_id, batch = session.parked_messages[0]
             if class_id != cls.class_id:
                 return self._classes[class_id]
-            fits = self.pacing.fits(session, batch)
+            fits = self.rate_queue.count_allowed(session, batch)
             if not fits:
-                return self.pacing
-            taken = self._append(cls, batch.slice(0, fits), session)
+                return self.rate_queue
+            taken = self._append_batch(cls, batch.slice(0, fits), session)
             stored = int(batch.bounds[taken])
             session.parked_bytes -= stored
-            charge(session.meters, taken, stored)
+            charge(session.token_buckets, taken, stored)
             if taken:
-                self.let_in[session] = None
-                assert session.dialect is not None
-                session.dialect.unparks(batch, taken)
-            if session.closed:
+                self.progressed_sessions[session] = None
+                assert session.decoder is not None
+                session.decoder.mark_unparked(batch, taken)
+            if session.is_closed:
                 self._budget.give(stored)
             if taken < batch.count:
                 if taken:
-                    session.parked[0] = (class_id, batch.slice(taken, batch.count))
-                return cls if taken < fits else self.pacing
-            session.parked.popleft()
+                    session.parked_messages[0] = (class_id, batch.slice(taken, batch.count))
+                return cls if taken < fits else self.rate_queue
+            session.parked_messages.popleft()
         return None
 
-    def _give_way(self, cls: MessageClass) -> bool:
+    def _discard_orphan(self, cls: MessageClass) -> bool:
         """Drop what a peer left behind here, when such messages take all the memory in use that is
         not for channels and patterns: no ring could make room for those that wait in front of them,
         or for themselves."""
@@ -169,18 +177,18 @@ class Room:
             for each in self._classes.values()
             if each.ring.budget is self._budget
         )
-        if self._budget.used - self._set_aside.used > self.kept_bytes() + channels:
+        if self._budget.used - self._dead_letter_budget.used > self.orphaned_bytes() + channels:
             return False
-        session = next((s for s in reversed(cls.blocked) if s.closed), None)
+        session = next((s for s in reversed(cls.blocked_sessions) if s.is_closed), None)
         if session is None:
             return False
-        self._wait_no_more(session, cls)
+        self._stop_waiting(session, cls)
         self._budget.give(session.parked_bytes)
-        self._drop(session)
+        self._drop_parked(session)
         return True
 
-    def _drop(self, session: Session) -> None:
-        for class_id, batch in session.parked:
+    def _drop_parked(self, session: Session) -> None:
+        for class_id, batch in session.parked_messages:
             self._classes[class_id].dropped[Reason.UNDELIVERED_AT_CLOSE] += batch.count
-        session.parked.clear()
+        session.parked_messages.clear()
         session.parked_bytes = 0

@@ -20,106 +20,117 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.session.outbox import Feed, Outbox
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2
+from simplebus.core.session.version2 import Version2Decoder
 
 
-class Confirming:
+class PublisherConfirms:
     """Of one broker."""
 
     def __init__(
-        self, ledger: Ledger | None, refused: Counter[Reason], ready: Callable[[Outbox], None]
+        self,
+        commit_log: Ledger | None,
+        refusal_counts: Counter[Reason],
+        mark_ready: Callable[[Outbox], None],
     ) -> None:
-        self._ledger = ledger
-        self._refused = refused
-        self._ready = ready
+        self._commit_log = commit_log
+        self._refusal_counts = refusal_counts
+        self._mark_ready = mark_ready
         """Called with outboxes that have something new."""
-        self._waiting: dict[Session, None] = {}
+        self._waiting_sessions: dict[Session, None] = {}
         """Whose confirms wait for the ledger."""
 
-    def confirm(self, session: Session) -> None:
+    def confirm_stored(self, session: Session) -> None:
         """Tell a version 2 publisher how far its messages are stored, if that is news, once they
         are."""
-        dialect, ledger = session.dialect, self._ledger
-        if not isinstance(dialect, Version2) or session.closed:
+        dialect, ledger = session.decoder, self._commit_log
+        if not isinstance(dialect, Version2Decoder) or session.is_closed:
             return
-        stored = dialect.stored
-        if stored == session.claimed and not dialect.repeated:
+        stored = dialect.stored_before
+        if stored == session.promised_number and not dialect.duplicate_count:
             return
-        self._refused.update({Reason.DUPLICATE: dialect.repeated} if dialect.repeated else {})
-        dialect.repeated = 0
-        session.claimed = stored
+        self._refusal_counts.update(
+            {Reason.DUPLICATE: dialect.duplicate_count} if dialect.duplicate_count else {}
+        )
+        dialect.duplicate_count = 0
+        session.promised_number = stored
         if ledger is None or not ledger.is_awaited:
-            session.unsaid.clear()
-            self._say(session, stored)
+            session.pending_confirms.clear()
+            self._send_confirm(session, stored)
             return
         # What was refused because nothing can be kept is to be known at once.
-        mark = ledger.mark if ledger.failure is None else session.kept_mark
-        if ledger.has_reached(mark, dialect.publisher.owed):
-            session.unsaid.clear()
-            self._say(session, stored)
+        mark = ledger.mark if ledger.failure is None else session.last_log_position
+        if ledger.has_reached(mark, dialect.producer.owed):
+            session.pending_confirms.clear()
+            self._send_confirm(session, stored)
             return
-        if session.unsaid and session.unsaid[-1][0] == mark:
-            session.unsaid.pop()
-        session.unsaid.append((mark, stored))
-        self._waiting[session] = None
+        if session.pending_confirms and session.pending_confirms[-1][0] == mark:
+            session.pending_confirms.pop()
+        session.pending_confirms.append((mark, stored))
+        self._waiting_sessions[session] = None
 
-    def answer(self, session: Session, frame: bytes, mark: int, feed: Feed | None) -> None:
+    def reply_when_durable(
+        self, session: Session, reply: bytes, log_position: int, held_feed: Feed | None
+    ) -> None:
         """Say this once the ledger has come to this mark, and after the answers before it. What a
         feed sends comes behind it."""
-        ledger = self._ledger
-        if not session.unanswered and (ledger is None or not ledger.owes(mark)):
-            session.outbox.reply(frame)
-            self._ready(session.outbox)
+        ledger = self._commit_log
+        if not session.pending_replies and (ledger is None or not ledger.owes(log_position)):
+            session.outbox.reply(reply)
+            self._mark_ready(session.outbox)
             return
-        if feed is not None:
-            session.outbox.hold(feed)
-        session.unanswered.append((mark, frame, feed))
-        self._waiting[session] = None
+        if held_feed is not None:
+            session.outbox.hold(held_feed)
+        session.pending_replies.append((log_position, reply, held_feed))
+        self._waiting_sessions[session] = None
         if ledger is not None and ledger.failure is not None:
-            self._warn(session, ledger.failure)
+            self._send_warning(session, ledger.failure)
 
-    def reach(self) -> None:
+    def journal_advanced(self) -> None:
         """The ledger has come further."""
-        assert self._ledger is not None
-        reached = self._ledger.reached
-        for session in list(self._waiting):
-            unsaid, number = session.unsaid, None
-            owed = session.dialect.publisher.owed if isinstance(session.dialect, Version2) else {}
-            while unsaid and self._ledger.has_reached(unsaid[0][0], owed):
+        assert self._commit_log is not None
+        reached = self._commit_log.reached
+        for session in list(self._waiting_sessions):
+            unsaid, number = session.pending_confirms, None
+            owed = (
+                session.decoder.producer.owed
+                if isinstance(session.decoder, Version2Decoder)
+                else {}
+            )
+            while unsaid and self._commit_log.has_reached(unsaid[0][0], owed):
                 _, number = unsaid.popleft()
-            unanswered = session.unanswered
-            if not session.closed and unanswered and unanswered[0][0] <= reached:
-                self._answer(session, reached)
-            if session.closed or not (unsaid or unanswered):
-                del self._waiting[session]
-            if number is not None and not session.closed:
-                self._say(session, number)
+            unanswered = session.pending_replies
+            if not session.is_closed and unanswered and unanswered[0][0] <= reached:
+                self._send_due_replies(session, reached)
+            if session.is_closed or not (unsaid or unanswered):
+                del self._waiting_sessions[session]
+            if number is not None and not session.is_closed:
+                self._send_confirm(session, number)
 
-    def fail(self, reason: Reason, sentence: str) -> None:
+    def journal_failed(self, reason: Reason, detail: str) -> None:
         """Nothing can be kept for now: tell who waits for a confirm, which will come later."""
-        for session in self._waiting:
-            if not session.closed:
-                self._warn(session, (reason, sentence))
+        for session in self._waiting_sessions:
+            if not session.is_closed:
+                self._send_warning(session, (reason, detail))
 
-    def _warn(self, session: Session, failure: tuple[Reason, str]) -> None:
+    def _send_warning(self, session: Session, failure: tuple[Reason, str]) -> None:
         reason, sentence = failure
         said = f"{sentence}; what was accepted before is confirmed when it is written"
         reply = ErrorReply(code=reason, message=said, count=0)
         session.outbox.reply(frames.encode(frames.ERROR, content=reply.encode()))
-        self._ready(session.outbox)
+        self._mark_ready(session.outbox)
 
-    def _answer(self, session: Session, reached: int) -> None:
+    def _send_due_replies(self, session: Session, durable_position: int) -> None:
         """Say what waits for no later lot."""
-        unanswered, outbox = session.unanswered, session.outbox
-        while unanswered and unanswered[0][0] <= reached:
+        unanswered, outbox = session.pending_replies, session.outbox
+        while unanswered and unanswered[0][0] <= durable_position:
             _, frame, feed = unanswered.popleft()
             outbox.reply(frame)
             if feed is not None:
                 outbox.let_go(feed)
-        self._ready(outbox)
+        self._mark_ready(outbox)
 
-    def _say(self, session: Session, number: int) -> None:
-        session.confirmed = number
-        level = Level.MEMORY if self._ledger is None else self._ledger.level
+    def _send_confirm(self, session: Session, number: int) -> None:
+        session.confirmed_number = number
+        level = Level.MEMORY if self._commit_log is None else self._commit_log.level
         session.outbox.confirm(number, level)
-        self._ready(session.outbox)
+        self._mark_ready(session.outbox)

@@ -16,109 +16,118 @@ from simplebus.core.limits import DURABLE_BYTES, DURABLES_PART, LEFT_PART, USER_
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.core.users.users import Users
 
-_STAY = "; classes stay once they are made, and max-classes in its user's table says how many"
+_CLASS_QUOTA_HINT = (
+    "; classes stay once they are made, and max-classes in its user's table says how many"
+)
 
 
-class Shares:
+class Quotas:
     """Of one broker."""
 
     def __init__(self, users: Callable[[], Users | None], store: Store) -> None:
         """`users` says who they are now."""
         self._users = users
         self._store = store
-        self.durables = 0
+        self.durable_count = 0
         """How many there are."""
-        self.made: Counter[str] = Counter()
+        self.position_count_by_user: Counter[str] = Counter()
         """By maker, durables and groups."""
 
-    def check_classes(self, session: Session, found: Iterable[tuple[int, str]]) -> None:
+    def check_class_quota(self, session: Session, requested: Iterable[tuple[int, str]]) -> None:
         """Raise RemoteProtocolError (too_many_classes) unless a session's user may make those of
         these classes that are not there."""
         classes = self._store.classes
-        new = {class_id for class_id, _ in found} - classes.keys()
-        most = self._most(session, "classes", self._store.settings.limits.classes)
+        new = {class_id for class_id, _ in requested} - classes.keys()
+        most = self._quota_of(session, "classes", self._store.settings.limits.classes)
         if not new or most is None:
             return
-        made = sum(cls.maker == session.user for cls in classes.values())
+        made = sum(cls.creator == session.user for cls in classes.values())
         if made + len(new) > most:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
                 f"user {session.user!r} names {len(new)} new classes; it has made {made}, and may "
-                f"make {most}{_STAY}",
+                f"make {most}{_CLASS_QUOTA_HINT}",
             )
         all_ = self._store.settings.limits.classes
         left = all_ // LEFT_PART
-        if self._said(session, "classes") is None and len(classes) + len(new) > all_ - left:
+        if (
+            self._configured_quota(session, "classes") is None
+            and len(classes) + len(new) > all_ - left
+        ):
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
                 f"user {session.user!r} names {len(new)} new classes; {len(classes)} of {all_} "
-                f"exist, and the last {left} are for who may do everything{_STAY}",
+                f"exist, and the last {left} are for who may do everything{_CLASS_QUOTA_HINT}",
             )
 
-    def check_named(self, session: Session, cls: MessageClass, *, is_durable: bool) -> None:
+    def check_position_quota(
+        self, session: Session, cls: MessageClass, *, is_durable: bool
+    ) -> None:
         """Raise RemoteProtocolError (too_many_subscriptions) unless there may be one more durable,
         or group, in this class, made by this session's user."""
         limits = self._store.settings.limits
         if is_durable:
             most = limits.total_bytes // (DURABLES_PART * DURABLE_BYTES)
-            if self.durables >= most:
+            if self.durable_count >= most:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_SUBSCRIPTIONS,
-                    f"{self.durables} durables exist; by the memory of this bus {most} may exist",
+                    f"{self.durable_count} durables exist; by the memory of this bus {most} may "
+                    "exist",
                 )
-        if len(cls.named) >= limits.durables:
+        if len(cls.named_positions) >= limits.durables:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_SUBSCRIPTIONS,
-                f"class {cls.class_id} has {len(cls.named)} durables and groups",
+                f"class {cls.class_id} has {len(cls.named_positions)} durables and groups",
             )
-        share = self._most(session, "durables", limits.durables)
-        if share is not None and self.made[session.user] >= share:
+        share = self._quota_of(session, "durables", limits.durables)
+        if share is not None and self.position_count_by_user[session.user] >= share:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_SUBSCRIPTIONS,
-                f"user {session.user!r} has {self.made[session.user]} durables and groups in all "
+                f"user {session.user!r} has {self.position_count_by_user[session.user]} durables "
+                "and groups in all "
                 f"classes, and may have {share}",
             )
 
-    def begin(self, position: Subscription) -> None:
+    def add_position(self, position: BrokerSubscription) -> None:
         """A position is new."""
-        self.durables += bool(position.durable)
+        self.durable_count += bool(position.durable)
 
-    def give(self, position: Subscription, user: str) -> None:
+    def assign_owner(self, position: BrokerSubscription, user: str) -> None:
         """A position that is nobody's is this user's from now on."""
         if user and not position.owner:
             position.owner = user
             if position.durable or position.group:
-                self.made[user] += 1
+                self.position_count_by_user[user] += 1
 
-    def hand_over(self, position: Subscription, user: str) -> None:
+    def change_owner(self, position: BrokerSubscription, user: str) -> None:
         """A position is not whose it was taken for, but this user's; nobody's for an empty one."""
-        self._take_from_owner(position)
+        self._uncount_owner(position)
         position.owner = ""
-        self.give(position, user)
+        self.assign_owner(position, user)
 
-    def end(self, position: Subscription) -> None:
+    def remove_position(self, position: BrokerSubscription) -> None:
         """A position is gone for good."""
-        self.durables -= bool(position.durable)
-        self._take_from_owner(position)
+        self.durable_count -= bool(position.durable)
+        self._uncount_owner(position)
 
-    def _take_from_owner(self, position: Subscription) -> None:
+    def _uncount_owner(self, position: BrokerSubscription) -> None:
         if position.owner and (position.durable or position.group):
-            self.made[position.owner] -= 1
-            if not self.made[position.owner]:
-                del self.made[position.owner]
+            self.position_count_by_user[position.owner] -= 1
+            if not self.position_count_by_user[position.owner]:
+                del self.position_count_by_user[position.owner]
 
-    def _most(self, session: Session, what: str, of_all: int) -> int | None:
+    def _quota_of(self, session: Session, resource: str, total: int) -> int | None:
         """How many of something a session's user may have; None for any number."""
-        said = self._said(session, what)
+        said = self._configured_quota(session, resource)
         if said is not None:
             return said or None
-        return None if session.grants is None else max(1, of_all // USER_PART)
+        return None if session.grants is None else max(1, total // USER_PART)
 
-    def _said(self, session: Session, what: str) -> int | None:
+    def _configured_quota(self, session: Session, resource: str) -> int | None:
         """What its user says of that, 0 for any number; None where it says nothing."""
         users = self._users()
         user = users.named(session.user) if users is not None else None
-        return None if user is None else getattr(user, f"{what}_max")
+        return None if user is None else getattr(user, f"{resource}_max")

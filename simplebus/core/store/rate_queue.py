@@ -16,62 +16,64 @@ from simplebus.core.users import rate_limit
 from simplebus.core.users.rate_limit import Meter
 
 
-class Pacing:
+class RateQueue:
     """Of one broker. Wakes by its alarms, see `alarms.Waiter`."""
 
-    def __init__(self, clock: Clock, let_in: Callable[[Session], None]) -> None:
-        self.looked = 0
+    def __init__(self, clock: Clock, retry_session: Callable[[Session], None]) -> None:
+        self.scanned_count = 0
         """Nothing: what it does at once is bounded by the rates."""
-        self.put_off: Callable[[float, Pacing], None] = lambda due, waiter: None
+        self.schedule_wakeup: Callable[[float, RateQueue], None] = lambda due, waiter: None
         """Called with when it is to be woken next."""
-        self.waiting: dict[Session, None] = {}
+        self.waiting_sessions: dict[Session, None] = {}
         self._clock = clock
-        self._let_in = let_in
+        self._retry_session = retry_session
         """Has what a session has parked stored, as far as it may be."""
 
-    def fits(self, session: Session, batch: FrameBatch) -> int:
+    def count_allowed(self, session: Session, batch: FrameBatch) -> int:
         """How many messages of a session are let in now."""
-        return rate_limit.fits(session.meters, batch.bounds[1:], self._clock.now)
+        return rate_limit.fits(session.token_buckets, batch.bounds[1:], self._clock.now)
 
-    def wait(self, session: Session) -> None:
+    def add(self, session: Session) -> None:
         """It has parked messages that are to be let in later."""
-        self.waiting[session] = None
-        for meter in session.meters:
+        self.waiting_sessions[session] = None
+        for meter in session.token_buckets:
             meter.waiting += 1
-        self.put_off(self.due, self)
+        self.schedule_wakeup(self.next_wakeup, self)
 
-    def wait_no_more(self, session: Session) -> None:
-        del self.waiting[session]
-        for meter in session.meters:
+    def remove(self, session: Session) -> None:
+        del self.waiting_sessions[session]
+        for meter in session.token_buckets:
             meter.waiting -= 1
 
     @property
-    def due(self) -> float:
+    def next_wakeup(self) -> float:
         """When `wake_due` is to be called."""
-        if not self.waiting:
+        if not self.waiting_sessions:
             return NEVER
         now = self._clock.now
-        return min(rate_limit.due(each, now) for each in {s.meters for s in self.waiting})
+        return min(
+            rate_limit.due(each, now) for each in {s.token_buckets for s in self.waiting_sessions}
+        )
 
-    def wake_due(self) -> bool:
+    def handle_wakeup(self) -> bool:
         """Let in what may be let in by now."""
         now, spent = self._clock.now, set()
-        for session in list(self.waiting):
-            if session not in self.waiting or session.meters in spent:
+        for session in list(self.waiting_sessions):
+            if session not in self.waiting_sessions or session.token_buckets in spent:
                 continue
-            if rate_limit.due(session.meters, now) <= now:
-                self._let_in(session)
-            if session in self.waiting:
-                spent.add(session.meters)
+            if rate_limit.due(session.token_buckets, now) <= now:
+                self._retry_session(session)
+            if session in self.waiting_sessions:
+                spent.add(session.token_buckets)
         return False
 
-    def adopt(self, session: Session, its: tuple[Meter, ...]) -> None:
+    def set_token_buckets(self, session: Session, token_buckets: tuple[Meter, ...]) -> None:
         """From now on it is measured by these."""
-        if session.meters == its:
+        if session.token_buckets == token_buckets:
             return
-        is_waiting = session in self.waiting
+        is_waiting = session in self.waiting_sessions
         if is_waiting:
-            self.wait_no_more(session)
-        session.meters = its
+            self.remove(session)
+        session.token_buckets = token_buckets
         if is_waiting:
-            self.wait(session)
+            self.add(session)

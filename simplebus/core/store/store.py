@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from simplebus.core import commit_log, dead_letters
-from simplebus.core.authorization.session_permissions import may_publish, publishes_nothing
+from simplebus.core.authorization.session_permissions import can_publish, publish_denied_text
 from simplebus.core.commit_log import Ledger
 from simplebus.core.dead_letters import Dead
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -28,9 +28,9 @@ from simplebus.core.limits import (
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
 )
-from simplebus.core.message_class.class_registry import ClassTable
-from simplebus.core.message_class.message_class import MessageClass, lone_row
-from simplebus.core.message_class.spill import Spilling
+from simplebus.core.message_class.class_registry import ClassRegistry
+from simplebus.core.message_class.message_class import MessageClass, build_row
+from simplebus.core.message_class.spill import SpillManager
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.events import Refused
@@ -41,19 +41,19 @@ from simplebus.core.ring.columns import AT_ONCE, Rows, Times
 from simplebus.core.session import version2
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2
+from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import compaction
-from simplebus.core.store.publish_queue import Room
+from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.subscription import selection
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.core.users.permissions import Verdict
 from simplebus.core.users.rate_limit import charge, fits_one, is_awaited
 
-Put = Callable[[FrameBatch], int]
+AppendFrames = Callable[[FrameBatch], int]
 """Puts messages into a ring, as far as there is room. Returns how many it dealt with."""
 
-Tap = Callable[[Session | None, MessageClass, int, int], None]
+OnStored = Callable[[Session | None, MessageClass, int, int], None]
 """Called with messages first..last-1 of a class when they have just been stored, and with who has
 published them; None for the bus itself, whose dead letters they are."""
 
@@ -66,52 +66,62 @@ class Store:
         settings: Settings,
         clock: Clock,
         *,
-        ready: Callable[[Outbox], None],
-        refuse: Callable[[Session, Refused], None],
-        end: Callable[[Subscription], None],
-        ledger: Ledger | None = None,
+        mark_ready: Callable[[Outbox], None],
+        on_refused: Callable[[Session, Refused], None],
+        on_slow_consumer: Callable[[BrokerSubscription], None],
+        commit_log: Ledger | None = None,
     ) -> None:
         self.settings = settings
         self.clock = clock
-        self.ledger = ledger
+        self.commit_log = commit_log
         """What is stored is noted in it; None where nothing is kept past the process."""
-        self.table = ClassTable(settings, ledger)
-        self.classes = self.table.classes
-        self.names = self.table.names
-        self.bound = self.table.bound
-        self.budget = self.table.budget
-        self.spilling: Spilling | None = None
+        self.class_registry = ClassRegistry(settings, commit_log)
+        self.classes = self.class_registry.classes
+        self.class_id_by_name = self.class_registry.class_id_by_name
+        self.subject_bindings = self.class_registry.subject_bindings
+        self.budget = self.class_registry.budget
+        self.spill_manager: SpillManager | None = None
         """What is on disk only; None where no class may be larger than memory."""
-        if ledger is not None and settings.spills:
-            self.spilling = Spilling(self, ledger, self.table.spill_budget, ready=ready)
-            self.table.spilling = self.spilling
-        self.room = Room(self.classes, self.budget, self._append, self.table.dead_budget, clock)
-        self.errors = LastErrors()
+        if commit_log is not None and settings.spills:
+            self.spill_manager = SpillManager(
+                self, commit_log, self.class_registry.spill_budget, mark_ready=mark_ready
+            )
+            self.class_registry.spill_manager = self.spill_manager
+        self.publish_queue = PublishQueue(
+            self.classes,
+            self.budget,
+            self._append_batch,
+            self.class_registry.dead_letter_budget,
+            clock,
+        )
+        self.failure_reasons = LastErrors()
         """What was said of messages that are to come again."""
         self.timer_index = 0
-        self._ready = ready
+        self._mark_ready = mark_ready
         """Called with outboxes that have something new."""
-        self._refuse = refuse
+        self._on_refused = on_refused
         """Called with what cannot be stored."""
-        self._end = end
+        self._on_slow_consumer = on_slow_consumer
         """Called with a subscription that is to be cut off, because it is too slow."""
-        self.tap: Tap | None = None
+        self.on_stored: OnStored | None = None
         """Who else is to see what is stored; None while nobody is."""
-        self.timed_tap: Tap | None = None
+        self.on_timed_stored: OnStored | None = None
         """Who is to see it then, if it opens later or expires."""
-        self.loose: dict[MessageClass, None] = {}
+        self.classes_to_trim: dict[MessageClass, None] = {}
         """Classes whose floor may have moved by itself, or some of whose positions are too slow."""
-        self.unburied: dict[MessageClass, dict[Subscription, None]] = {}
+        self.positions_with_pending_dead_letters: dict[
+            MessageClass, dict[BrokerSubscription, None]
+        ] = {}
         """By class, whose dead letters find no room: which positions have given them up."""
 
-    def adopt(self, settings: Settings) -> None:
+    def apply_settings(self, settings: Settings) -> None:
         """Behave like this from now on."""
         self.settings = settings
-        self.table.adopt(settings)
-        for cls in list(self.room.awaited):
-            self.room.made(cls)
+        self.class_registry.apply_settings(settings)
+        for cls in list(self.publish_queue.blocked_classes):
+            self.publish_queue.retry(cls)
 
-    def class_of(self, class_id: int) -> MessageClass:
+    def require_class(self, class_id: int) -> MessageClass:
         """The class with this id. Raises RemoteProtocolError (unknown_class)."""
         cls = self.classes.get(class_id)
         if cls is None:
@@ -127,72 +137,79 @@ class Store:
         cls = self.classes[class_id]
         row = None
         if frame[0] == frames.ENVELOPE:
-            row = lone_row(cls, frame, self.clock.now)
+            row = build_row(cls, frame, self.clock.now)
         if (
-            session.parked
-            or cls.blocked
-            or commit_log.failure(self.ledger, session)
+            session.parked_messages
+            or cls.blocked_sessions
+            or commit_log.failure(self.commit_log, session)
             or (row is None and frame[0] != frames.MESSAGE)
-            or (session.grants is not None and not may_publish(session, cls, row))
-            or (session.meters and not fits_one(session.meters, len(frame), self.clock.now))
+            or (session.grants is not None and not can_publish(session, cls, row))
+            or (
+                session.token_buckets
+                and not fits_one(session.token_buckets, len(frame), self.clock.now)
+            )
             or not cls.ring.append_one(frame, self.timer_index, row)
         ):
             self.publish(session, class_id, FrameBatch.of_one(frame))
             return
-        if session.meters:
-            charge(session.meters, 1, len(frame))
-        if self.clock.now >= cls.times.next_time:
-            cls.accepted(self.clock.now, cls.ring.head - 1)
+        if session.token_buckets:
+            charge(session.token_buckets, 1, len(frame))
+        if self.clock.now >= cls.time_index.next_step_time:
+            cls.record_accepted(self.clock.now, cls.ring.head - 1)
         first = cls.ring.head - 1
-        if self.ledger is not None:
-            commit_log.note(self.ledger, session, class_id, first, 1, bytes(frame), self.clock.now)
-        tap = self.tap or (self.timed_tap if cls.ring.timed_until > first else None)
+        if self.commit_log is not None:
+            commit_log.note(
+                self.commit_log, session, class_id, first, 1, bytes(frame), self.clock.now
+            )
+        tap = self.on_stored or (self.on_timed_stored if cls.ring.timed_until > first else None)
         if tap is not None:
             tap(session, cls, first, first + 1)
-        self.wake(cls)
+        self.notify_subscribers(cls)
 
     def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
         cls = self.classes[class_id]
-        failure = commit_log.failure(self.ledger, session)
+        failure = commit_log.failure(self.commit_log, session)
         if failure:
             cls.dropped[failure[0]] += batch.count
             self._refuse_messages(session, batch, *failure)
             return
-        if session.grants is not None and not self._may_publish_any(session, cls, batch):
+        if session.grants is not None and not self._check_can_publish(session, cls, batch):
             return
-        if session.parked or cls.blocked:
-            self.room.park(session, cls, batch)
+        if session.parked_messages or cls.blocked_sessions:
+            self.publish_queue.enqueue(session, cls, batch)
             return
-        if not session.meters:
-            self._publish(session, cls, batch)
+        if not session.token_buckets:
+            self._append_or_enqueue(session, cls, batch)
             return
         fits = 0
-        if not is_awaited(session.meters):
-            fits = self.room.pacing.fits(session, batch)
+        if not is_awaited(session.token_buckets):
+            fits = self.publish_queue.rate_queue.count_allowed(session, batch)
         if fits:
-            dealt = self._publish(session, cls, batch.slice(0, fits))
-            charge(session.meters, dealt, int(batch.bounds[dealt]))
+            dealt = self._append_or_enqueue(session, cls, batch.slice(0, fits))
+            charge(session.token_buckets, dealt, int(batch.bounds[dealt]))
         if fits < batch.count:
-            self.room.park(session, cls, batch.slice(fits, batch.count), has_room=True)
+            self.publish_queue.enqueue(
+                session, cls, batch.slice(fits, batch.count), is_rate_limited=True
+            )
 
-    def _publish(self, session: Session, cls: MessageClass, batch: FrameBatch) -> int:
+    def _append_or_enqueue(self, session: Session, cls: MessageClass, batch: FrameBatch) -> int:
         """Returns how many messages it dealt with; the rest is parked."""
-        put = partial(self._put, cls, session)
-        taken = self._append_by(put, session, cls, batch)
+        put = partial(self._append_to_ring, cls, session)
+        taken = self._append_with(put, session, cls, batch)
         if taken == batch.count:
             return taken
         rest = batch.slice(taken, batch.count)
-        match cls.policy:
+        match cls.full_policy:
             case FullPolicy.BLOCK | FullPolicy.SPILL:
-                self.room.park(session, cls, rest)
+                self.publish_queue.enqueue(session, cls, rest)
                 return taken
             case FullPolicy.DROP_NEWEST:
                 self._drop_newest(session, cls, rest)
             case FullPolicy.DROP_OLDEST:
-                self._append_dropping_oldest(put, session, cls, rest)
+                self._append_evicting_oldest(put, session, cls, rest)
         return batch.count
 
-    def _may_publish_any(self, session: Session, cls: MessageClass, batch: FrameBatch) -> bool:
+    def _check_can_publish(self, session: Session, cls: MessageClass, batch: FrameBatch) -> bool:
         """Whether a session may publish messages like some of these: without a channel, or with any
         that they may have. What it may not publish at all is refused here.
 
@@ -205,111 +222,113 @@ class Store:
         has_channels = batch.data[0] == frames.ENVELOPE
         if scope.verdict is Verdict.SOME and (has_channels or scope.allows("")):
             return True
-        sentence = publishes_nothing(session, cls, "")
-        if not isinstance(session.dialect, Version2) and not session.is_inside:
+        sentence = publish_denied_text(session, cls, "")
+        if not isinstance(session.decoder, Version2Decoder) and not session.is_foreign:
             raise RemoteProtocolError(Reason.UNAUTHORIZED, sentence)
         self._refuse_messages(session, batch, Reason.UNAUTHORIZED, sentence)
         return False
 
-    def _may_publish_all(self, session: Session, cls: MessageClass, names: list[str]) -> bool:
+    def _can_publish_to_all(self, session: Session, cls: MessageClass, channels: list[str]) -> bool:
         """Whether a session may publish to all of these channels, which the class knows."""
         if session.grants is None:
             return True
         scope = session.grants.publishing(cls.class_id, cls.name)
-        return scope.verdict is Verdict.ALL or cls.channels.all_allowed(scope, names)
+        return scope.verdict is Verdict.ALL or cls.channels.are_all_allowed(scope, channels)
 
-    def _refuse_channels(
+    def _refuse_denied_channels(
         self, session: Session, cls: MessageClass, batch: FrameBatch, rows: Rows
     ) -> tuple[int, int]:
         """Of messages with channels, some of which a session may not publish: how many it may, in
         front; or else how many in front it may not, which are refused."""
         assert session.grants is not None
         scope = session.grants.publishing(cls.class_id, cls.name)
-        allowed = np.broadcast_to(cls.channels.allowed(scope, rows.channels), batch.count)
+        allowed = np.broadcast_to(cls.channels.allowed_flags(scope, rows.channels), batch.count)
         if allowed[0]:
             return int(allowed.argmin()), 0
         numbers = np.broadcast_to(np.atleast_1d(np.asarray(rows.channels)), batch.count)
         number = int(numbers[0])  # One sentence names one channel.
         others = (numbers != number).nonzero()[0]
         count = int(others[0]) if others.size else batch.count
-        sentence = publishes_nothing(session, cls, cls.channels.name(number))
-        if isinstance(session.dialect, Version2):
+        sentence = publish_denied_text(session, cls, cls.channels.name_of(number))
+        if isinstance(session.decoder, Version2Decoder):
             refused = batch.slice(0, count)
             self._refuse_messages(session, refused, Reason.UNAUTHORIZED, sentence)
         else:
             cls.dropped[Reason.UNAUTHORIZED] += count
         return 0, count
 
-    def _append(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+    def _append_batch(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         """Store messages of one frame type, as far as there is room. Returns how many it dealt
         with."""
-        return self._append_by(partial(self._put, cls, session), session, cls, batch)
+        return self._append_with(partial(self._append_to_ring, cls, session), session, cls, batch)
 
-    def _append_by(
-        self, put: Put, session: Session | None, cls: MessageClass, batch: FrameBatch
+    def _append_with(
+        self, append: AppendFrames, session: Session | None, cls: MessageClass, batch: FrameBatch
     ) -> int:
         """The same, with what puts them into the ring."""
         ring = cls.ring
         first = ring.head
-        dealt = put(batch)
-        if dealt < batch.count and cls.gives_way:
-            way = compaction.MakingWay(self, cls)
+        dealt = append(batch)
+        if dealt < batch.count and cls.can_evict:
+            way = compaction.Compactor(self, cls)
             while dealt < batch.count:
                 rest = batch.slice(dealt, batch.count)
-                if not way.make(rest.data.size):
+                if not way.make_room(rest.data.size):
                     break
-                dealt += put(rest)
+                dealt += append(rest)
         if ring.head != first:
-            if self.clock.now >= cls.times.next_time:
-                cls.accepted(self.clock.now, first)
-            tap = self.tap or (self.timed_tap if ring.timed_until > first else None)
+            if self.clock.now >= cls.time_index.next_step_time:
+                cls.record_accepted(self.clock.now, first)
+            tap = self.on_stored or (self.on_timed_stored if ring.timed_until > first else None)
             if tap is not None:
                 tap(session, cls, first, ring.head)
-            self.wake(cls)
+            self.notify_subscribers(cls)
         return dealt
 
-    def _put(self, cls: MessageClass, session: Session, batch: FrameBatch) -> int:
+    def _append_to_ring(self, cls: MessageClass, session: Session, batch: FrameBatch) -> int:
         if batch.data[0] == frames.MESSAGE:
-            return self.fill(cls, batch, None, session)
-        return self._put_envelopes(cls, batch, session)
+            return self.append_and_log(cls, batch, None, session)
+        return self._append_envelopes(cls, batch, session)
 
-    def fill(
+    def append_and_log(
         self, cls: MessageClass, batch: FrameBatch, rows: Rows | None, session: Session | None
     ) -> int:
         """Put messages into the ring, as far as there is room, and into the ledger."""
         first = cls.ring.head
         taken = cls.ring.append(batch, self.timer_index, rows)
-        if taken and self.ledger is not None:
+        if taken and self.commit_log is not None:
             data = batch.data[: batch.bounds[taken]].tobytes()
-            commit_log.note(self.ledger, session, cls.class_id, first, taken, data, self.clock.now)
+            commit_log.note(
+                self.commit_log, session, cls.class_id, first, taken, data, self.clock.now
+            )
         return taken
 
-    def _put_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+    def _append_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         """The same for a run of messages with envelopes. A bad one is refused, and dealt with."""
         dealt, most = 0, batch.count
         while dealt < batch.count:
             some = batch.slice(dealt, min(dealt + most, batch.count))
             read = envelope_batch.scan(some)
             if read.count:
-                rows = self.rows_of(cls, read, self.clock.now)
+                rows = self.build_rows(cls, read, self.clock.now)
                 if rows is None:
                     if some.count == 1:
                         break
                     most = some.count // 2
                     continue
                 good = some if read.count == some.count else some.slice(0, read.count)
-                if not self._may_publish_all(session, cls, read.names):
-                    allowed, refused = self._refuse_channels(session, cls, good, rows)
+                if not self._can_publish_to_all(session, cls, read.names):
+                    allowed, refused = self._refuse_denied_channels(session, cls, good, rows)
                     if refused:
                         dealt += refused
                         continue
                     if allowed < good.count:
                         good, rows = good.slice(0, allowed), rows.part(0, allowed)
-                        dealt += (taken := self.fill(cls, good, rows, session))
+                        dealt += (taken := self.append_and_log(cls, good, rows, session))
                         if taken < allowed:
                             break
                         continue
-                taken = self.fill(cls, good, rows, session)
+                taken = self.append_and_log(cls, good, rows, session)
                 dealt += taken
                 if taken < read.count:
                     break
@@ -320,26 +339,26 @@ class Store:
                 most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
         return dealt
 
-    def rows_of(
-        self, cls: MessageClass, read: envelope_batch.EnvelopeColumns, now: float | Times
+    def build_rows(
+        self, cls: MessageClass, columns: envelope_batch.EnvelopeColumns, accepted_at: float | Times
     ) -> Rows | None:
         """What is known of messages accepted now, or each at its time; None when there is no memory
         for their channels."""
-        numbers = cls.channels.numbers(read.names)
+        numbers = cls.channels.intern_names(columns.names)
         if numbers is None:
             return None
-        if isinstance(read.channels, int):
-            channels: int | np.ndarray = numbers[read.channels] if numbers else 0
+        if isinstance(columns.channels, int):
+            channels: int | np.ndarray = numbers[columns.channels] if numbers else 0
         else:
-            channels = np.array(numbers, np.uint32)[read.channels]
+            channels = np.array(numbers, np.uint32)[columns.channels]
         return Rows(
-            read.count,
+            columns.count,
             channels,
-            None if read.expires is None else read.expires + now,
+            None if columns.expires is None else columns.expires + accepted_at,
             # Who is put off by nothing is not put off by a clock that is set back, either.
             None
-            if read.not_before is None
-            else np.where(read.not_before > 0, read.not_before + now, AT_ONCE),
+            if columns.not_before is None
+            else np.where(columns.not_before > 0, columns.not_before + accepted_at, AT_ONCE),
         )
 
     def _refuse_envelope(self, session: Session, frame: FrameBatch) -> None:
@@ -353,50 +372,52 @@ class Store:
     def _refuse_messages(
         self, session: Session, batch: FrameBatch, reason: Reason, sentence: str
     ) -> None:
-        for refused in version2.refused_messages(batch, reason, sentence):
-            self._refuse(session, refused)
+        for refused in version2.build_refusals(batch, reason, sentence):
+            self._on_refused(session, refused)
 
-    def wake(self, cls: MessageClass) -> None:
+    def notify_subscribers(self, cls: MessageClass) -> None:
         """There is something new for everyone subscribed to the class."""
-        for subscription in cls.listening:
+        for subscription in cls.connected_positions:
             if subscription.is_connected:  # One of version 1 may wait for what another one left.
                 subscription.outbox.wake(subscription)
-                self._ready(subscription.outbox)
+                self._mark_ready(subscription.outbox)
         for group in cls.groups:
-            for member in group.share():
-                self._ready(member.outbox)
-        if cls.policed:
-            self._police(cls)
+            for member in group.distribute_messages():
+                self._mark_ready(member.outbox)
+        if cls.limited_positions:
+            self._enforce_pending_limits(cls)
 
-    def _police(self, cls: MessageClass) -> None:
+    def _enforce_pending_limits(self, cls: MessageClass) -> None:
         """Have positions obey their own policy about what waits for them."""
         spare = LOOKED_MESSAGES_MAX
-        for position in list(cls.policed):
-            position.count_on(min(spare, REDELIVERY_MESSAGES))
-            if position.terms.slow == "disconnect":
-                if not position.is_too_slow and position.has_excess():
+        for position in list(cls.limited_positions):
+            position.count_backlog(min(spare, REDELIVERY_MESSAGES))
+            if position.delivery_policy.slow == "disconnect":
+                if not position.is_too_slow and position.is_over_pending_limit():
                     position.is_too_slow = True
-                    self.loose[cls] = None  # It is cut off when nothing else is under way.
-            elif position.make_way():
-                self.loose[cls] = None
-            if position.looked:
-                spare = max(0, spare - position.looked)
-                del cls.policed[position]  # It comes last the next time.
-                cls.policed[position] = None
+                    self.classes_to_trim[cls] = (
+                        None  # It is cut off when nothing else is under way.
+                    )
+            elif position.enforce_pending_limit():
+                self.classes_to_trim[cls] = None
+            if position.scanned_count:
+                spare = max(0, spare - position.scanned_count)
+                del cls.limited_positions[position]  # It comes last the next time.
+                cls.limited_positions[position] = None
 
     # Full ----------------------------------------------------------------------------------------
 
     def _drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> None:
         cls.dropped[Reason.DROP_NEWEST] += batch.count
-        if session is not None and isinstance(session.dialect, Version2):
+        if session is not None and isinstance(session.decoder, Version2Decoder):
             why = "it drops the newest" if len(cls.ring) else "other classes hold the memory"
             sentence = f"class {cls.class_id} is full: {why}"
             self._refuse_messages(session, batch, Reason.DROP_NEWEST, sentence)
 
-    def _append_dropping_oldest(
-        self, put: Put, session: Session | None, cls: MessageClass, batch: FrameBatch
+    def _append_evicting_oldest(
+        self, append: AppendFrames, session: Session | None, cls: MessageClass, batch: FrameBatch
     ) -> None:
-        ring, saving = cls.ring, compaction.Saving(self, cls)
+        ring, saving = cls.ring, compaction.EvictionCompactor(self, cls)
         while True:
             if not len(ring):  # Not even an empty ring takes it: other classes hold the memory.
                 self._drop_newest(session, cls, batch)
@@ -406,29 +427,29 @@ class Store:
                 floor = min(ring.floor + too_many, ring.head)
             else:
                 floor = ring.after(batch.data.size)
-            floor = max(floor, saving.front())
-            needed = min(max(cls.first, cls.floor()), floor)
-            saved = saving.take_out(floor)
+            floor = max(floor, saving.leading_values_end())
+            needed = min(max(cls.first_sequence, cls.floor()), floor)
+            saved = saving.copy_evicted(floor)
             cls.dropped[Reason.DROP_OLDEST] += floor - needed
             for subscription in cls.subscriptions:
                 subscription.skip_to(floor)
             if cls.has_backlog:
-                cls.waiting.skip_to(floor)
-            cls.let_go(floor if cls.holds_values else max(floor, cls.floor()))
+                cls.backlog_window.skip_to(floor)
+            cls.release_below(floor if cls.has_last_values else max(floor, cls.floor()))
             if saved is not None:
                 cls.dropped[Reason.DROP_OLDEST] -= saved.count_from(needed)
-                compaction.put_back(self, cls, saved)
-            taken = self._append_by(put, session, cls, batch)
+                compaction.append_copy(self, cls, saved)
+            taken = self._append_with(append, session, cls, batch)
             if taken == batch.count:
                 return
             batch = batch.slice(taken, batch.count)
 
     # Dead letters --------------------------------------------------------------------------------
 
-    def bury(
+    def dead_letter(
         self,
         cls: MessageClass,
-        position: Subscription,
+        position: BrokerSubscription,
         ranges: selection.Ranges,
         reason: Reason,
         attempts: int,
@@ -439,9 +460,9 @@ class Store:
             return None
         of = cls.name or str(cls.class_id)
         try:
-            dead = self.table.dead_class(of)
+            dead = self.class_registry.open_dead_letter_class(of)
         except RemoteProtocolError:
-            self.wait_for_room(cls, position)
+            self.defer_dead_letters(cls, position)
             return ranges[0][0]
         death = dead_letters.Death(
             reason=reason,
@@ -459,7 +480,7 @@ class Store:
                     sequence,
                     ring.frame(sequence),
                     cls.accepted_at(position, sequence),
-                    self.errors.of(position, sequence),
+                    self.failure_reasons.of(position, sequence),
                 )
                 for each in there
                 for sequence in each
@@ -468,134 +489,138 @@ class Store:
             class_id=dead.class_id,
             frame_bytes_max=self.settings.limits.frame_bytes,
         )
-        lost = letters.lost + selection.total(ranges) - sum(map(len, there))
+        lost = letters.lost + selection.count_sequences(ranges) - sum(map(len, there))
         if letters.batch is not None:
             before = dead.dropped[Reason.DROP_NEWEST]
-            laid = self._lay(dead, letters.batch, letters.columns)
+            laid = self._append_dead_letters(dead, letters.batch, letters.columns)
             if laid < letters.batch.count:
                 until = letters.sequences[laid]
-                ranges = selection.before(ranges, until)
-                lost = selection.total(ranges) - laid
-                self.wait_for_room(cls, position)
+                ranges = selection.ranges_before(ranges, until)
+                lost = selection.count_sequences(ranges) - laid
+                self.defer_dead_letters(cls, position)
             lost += dead.dropped[Reason.DROP_NEWEST] - before  # One that is too long for them.
         if lost:
             cls.dropped[Reason.NO_DEAD_LETTER] += lost
-        cls.has_buried(position, ranges, dead.class_id)
+        cls.on_dead_lettered(position, ranges, dead.class_id)
         return until
 
-    def wait_for_room(self, cls: MessageClass, position: Subscription) -> None:
+    def defer_dead_letters(self, cls: MessageClass, position: BrokerSubscription) -> None:
         """A position has given up what found no room among the dead letters."""
-        self.unburied.setdefault(cls, {})[position] = None
+        self.positions_with_pending_dead_letters.setdefault(cls, {})[position] = None
 
-    def _lay(self, dead: MessageClass, batch: FrameBatch, columns: EnvelopeColumns) -> int:
+    def _append_dead_letters(
+        self, dead_letter_class: MessageClass, batch: FrameBatch, columns: EnvelopeColumns
+    ) -> int:
         """Store dead letters. Nobody has to look at them: they are the bus's own. Where the limits
         of their class leave no room the oldest go, unless it is to block; where all memory is
         spent, none. Returns how many are dealt with."""
-        rows = self.rows_of(dead, columns, self.clock.now)
+        rows = self.build_rows(dead_letter_class, columns, self.clock.now)
         if rows is None:
             return 0
 
         def put(rest: FrameBatch) -> int:
             those = rows.part(rows.count - rest.count, rows.count)
-            return self.fill(dead, rest, those, None)
+            return self.append_and_log(dead_letter_class, rest, those, None)
 
-        taken = self._append_by(put, None, dead, batch)
+        taken = self._append_with(put, None, dead_letter_class, batch)
         if taken < batch.count:
             rest = batch.slice(taken, batch.count)
-            if dead.policy is FullPolicy.BLOCK or dead.ring.may_grow(rest):
+            if dead_letter_class.full_policy is FullPolicy.BLOCK or dead_letter_class.ring.may_grow(
+                rest
+            ):
                 return taken
-            self._append_dropping_oldest(put, None, dead, rest)
+            self._append_evicting_oldest(put, None, dead_letter_class, rest)
         return batch.count
 
-    def _bury_on(self) -> None:
+    def _retry_dead_letters(self) -> None:
         """Some dead letters may find room that found none."""
-        for cls, positions in list(self.unburied.items()):
+        for cls, positions in list(self.positions_with_pending_dead_letters.items()):
             for position in list(positions):
-                if position in cls.subscriptions and not position.bury_on():
+                if position in cls.subscriptions and not position.retry_dead_letters():
                     break  # Nor is there any for the others.
-                if position not in cls.subscriptions or not position.unburied:
+                if position not in cls.subscriptions or not position.pending_dead_letters:
                     del positions[position]
             if not positions:
-                del self.unburied[cls]
+                del self.positions_with_pending_dead_letters[cls]
 
-    def release(self, cls: MessageClass) -> None:
+    def trim_class(self, cls: MessageClass) -> None:
         """Let go of what nobody needs any longer, and let the blocked ones in."""
-        cls.release(self.clock.now)
-        if cls.holds_values:
-            compaction.tidy(self, cls)
-        if cls.blocked:
-            self.room.made(cls)
+        cls.trim(self.clock.now)
+        if cls.has_last_values:
+            compaction.compact_if_cluttered(self, cls)
+        if cls.blocked_sessions:
+            self.publish_queue.retry(cls)
 
-    def loosen(self, cls: MessageClass) -> None:
+    def schedule_trim(self, cls: MessageClass) -> None:
         """A position has moved by itself; `release_loose` is to be called."""
-        self.loose[cls] = None
+        self.classes_to_trim[cls] = None
 
-    def release_loose(self) -> bool:
+    def trim_scheduled(self) -> bool:
         """Do what `release` does where positions have moved by themselves."""
-        if not self.loose:
+        if not self.classes_to_trim:
             return False
-        while self.loose:
-            cls, _ = self.loose.popitem()
-            for position in [p for p in cls.policed if p.is_too_slow]:
-                self._end(position)
-            self.release(cls)
+        while self.classes_to_trim:
+            cls, _ = self.classes_to_trim.popitem()
+            for position in [p for p in cls.limited_positions if p.is_too_slow]:
+                self._on_slow_consumer(position)
+            self.trim_class(cls)
         return True
 
     # Time ----------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Once per tick: memory, times, and what nobody waits for any more."""
-        self.errors.forget_done()
+        self.failure_reasons.forget_done()
         if 4 * self.budget.left < self.budget.limit:
-            self._forget_channels()
+            self._forget_unused_channels()
         spare, names = EXPIRED_MESSAGES_MAX, CHANNELS_FORGOTTEN
-        if self.unburied:
-            self._bury_on()
-        if self.spilling is not None:
-            self.spilling.tick()
+        if self.positions_with_pending_dead_letters:
+            self._retry_dead_letters()
+        if self.spill_manager is not None:
+            self.spill_manager.tick()
         for cls in list(self.classes.values()):
             if cls.ring.tick():
-                names -= cls.channels.rest(names)
-            cls.times.forget(cls.first)
-            if cls.purged:
-                cls.purged.remove(0, cls.first)
+                names -= cls.channels.shrink_idle(names)
+            cls.time_index.trim(cls.first_sequence)
+            if cls.purged_sequences:
+                cls.purged_sequences.remove(0, cls.first_sequence)
             if cls.ring.floor < cls.ring.timed_until:
-                spare = self._expire(cls, spare)
-            self._police(cls)  # Some may not have counted all yet.
-            if cls.blocked or cls.keep.seconds or cls.holds_values:
-                self.release(cls)  # Other classes may have given memory back.
+                spare = self._expire_messages(cls, spare)
+            self._enforce_pending_limits(cls)  # Some may not have counted all yet.
+            if cls.blocked_sessions or cls.retention.seconds or cls.has_last_values:
+                self.trim_class(cls)  # Other classes may have given memory back.
 
-    def _forget_channels(self) -> None:
+    def _forget_unused_channels(self) -> None:
         """Memory is short: give back what channels take that no stored message carries."""
         most = CHANNEL_NAMES_MAX
         for cls in self.classes.values():
             if most and len(cls.channels):
-                most -= cls.channels.forget(most)
+                most -= cls.channels.forget_unused(most)
 
-    def _expire(self, cls: MessageClass, spare: int) -> int:
+    def _expire_messages(self, cls: MessageClass, message_budget: int) -> int:
         """Drop what waits in front and was not taken in time: `spare` messages, or a few for each
         position. Returns how many are to spare then."""
-        count = self._expire_backlog(cls, max(spare, REDELIVERY_MESSAGES))
-        spare -= count
+        count = self._expire_backlog(cls, max(message_budget, REDELIVERY_MESSAGES))
+        message_budget -= count
         changed = count > 0
         for position in cls.subscriptions:
-            changed |= position.expire(max(spare, REDELIVERY_MESSAGES))
-            spare -= position.looked
+            changed |= position.drop_expired(max(message_budget, REDELIVERY_MESSAGES))
+            message_budget -= position.scanned_count
         if changed:
-            self.release(cls)
-        return spare
+            self.trim_class(cls)
+        return message_budget
 
-    def _expire_backlog(self, cls: MessageClass, most: int) -> int:
+    def _expire_backlog(self, cls: MessageClass, max_count: int) -> int:
         """The same for what no position is there for. Returns how many were dropped."""
-        ring, waiting = cls.ring, cls.waiting
+        ring, waiting = cls.ring, cls.backlog_window
         if waiting.floor < ring.floor:
             return 0  # It is on disk.
         first, many = waiting.floor, EXPIRED_FIRST
         end = min(waiting.cursor if cls.subscriptions else ring.head, ring.timed_until)
-        end = min(end, first + most)
+        end = min(end, first + max_count)
         while (at := waiting.floor) < end:
             last = min(end, at + many)
-            floor = selection.first_in_time(ring, at, last, self.clock.now)
+            floor = selection.first_unexpired(ring, at, last, self.clock.now)
             cls.dropped[Reason.EXPIRED] += waiting.skip_to(floor)
             if waiting.floor < last:
                 break

@@ -14,58 +14,58 @@ from simplebus.core.redelivery.delivery_policy import Clock
 from simplebus.core.subscription.position import NEVER
 
 
-class Waiter(Protocol):
+class WakeupTarget(Protocol):
     """Something that has put off a part of what it has to do."""
 
-    looked: int
+    scanned_count: int
     """How many messages the last `wake_due` looked at, if it did not leave that to another turn."""
 
     @property
-    def due(self) -> float:
+    def next_wakeup(self) -> float:
         """When `wake_due` is to be called next; infinite for not at all."""
 
-    def wake_due(self) -> bool:
+    def handle_wakeup(self) -> bool:
         """Do, or have ready, what was put off until now. Returns whether there is something to
         send."""
 
 
-class Alarms:
+class DelayedWakeups:
     """Of one broker."""
 
-    def __init__(self, clock: Clock, woken: Callable[[Waiter], int]) -> None:
+    def __init__(self, clock: Clock, on_wakeup: Callable[[WakeupTarget], int]) -> None:
         """`woken` is called with each that has something to send, and says how many messages were
         looked at for that."""
-        self.due = NEVER
+        self.next_wakeup = NEVER
         """When `wake_due` is to be called."""
         self._clock = clock
-        self._woken = woken
-        self._waits: dict[Waiter, None] = {}
+        self._on_wakeup = on_wakeup
+        self._targets: dict[WakeupTarget, None] = {}
 
     def __len__(self) -> int:
         """How many wait."""
-        return len(self._waits)
+        return len(self._targets)
 
-    def put_off(self, due: float, waiter: Waiter) -> None:
+    def schedule_wakeup(self, due_time: float, target: WakeupTarget) -> None:
         """Something is to be done then; or, when that is never, nothing is put off any more."""
-        if due == NEVER:
-            self._waits.pop(waiter, None)
+        if due_time == NEVER:
+            self._targets.pop(target, None)
         else:
-            self._waits[waiter] = None
-            self.due = min(self.due, due)
+            self._targets[target] = None
+            self.next_wakeup = min(self.next_wakeup, due_time)
 
-    def wake_due(self) -> None:
+    def run_due_wakeups(self) -> None:
         """Wake who is due."""
-        if self.due > self._clock.now:
+        if self.next_wakeup > self._clock.now:
             return
         looked = 0
-        for waiter in list(self._waits):
-            if waiter.due > self._clock.now:
+        for waiter in list(self._targets):
+            if waiter.next_wakeup > self._clock.now:
                 continue
-            del self._waits[waiter]
-            if waiter.wake_due():
-                looked += self._woken(waiter)
-            if waiter.due < NEVER:
-                self._waits[waiter] = None
+            del self._targets[waiter]
+            if waiter.handle_wakeup():
+                looked += self._on_wakeup(waiter)
+            if waiter.next_wakeup < NEVER:
+                self._targets[waiter] = None
             if looked >= LOOKED_MESSAGES_MAX:
                 break
-        self.due = min([waiter.due for waiter in self._waits], default=NEVER)
+        self.next_wakeup = min([waiter.next_wakeup for waiter in self._targets], default=NEVER)

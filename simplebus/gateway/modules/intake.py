@@ -89,7 +89,7 @@ class Intake:
     async def _give(self, payload: bytes, about: Mapping[str, Any]) -> None:
         wire = self._bus.wire
         await self._bus.publish(payload, class_id=self._class, confirm=False, **about)
-        position = wire.core.published - 1
+        position = wire.core.published_position - 1
         waiter = wire.confirms.wait_for(position, position, self._move)
         self._given.append(_Given(waiter, payload, about))
         self._bytes += len(payload)

@@ -19,7 +19,7 @@ from functools import partial
 import trio
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.class_jobs import Jobs
 from simplebus.jetstream.consume.consumers import Positions
 from simplebus.jetstream.consume.give_back import Leaving, Owed
@@ -40,7 +40,7 @@ class Gone:
     """A position that is gone from this door."""
 
     cls: RemoteClass
-    position: Subscription
+    position: BrokerSubscription
     name: str
     """Of its consumer."""
     forget: bool = False

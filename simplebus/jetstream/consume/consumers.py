@@ -26,7 +26,7 @@ import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Start
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.api import consumers_of, streams
 from simplebus.jetstream.consume.durable_check import Judge, check_same
@@ -69,9 +69,9 @@ class Positions:
         self._count = 0
         self.see: Callable[[int, str], None] = lambda class_id, description: None
         """Called with what a class's stream says that it is called, when that was looked at."""
-        self._unsure: dict[Subscription, str] = {}
+        self._unsure: dict[BrokerSubscription, str] = {}
         """What consumers are called that were asked for and may be there, by their positions."""
-        self._giving_back: dict[Subscription, str] = {}
+        self._giving_back: dict[BrokerSubscription, str] = {}
         """And in what goes on what such ones leave, until that is done."""
         self._others = Others(link, options.names)
         self.going = Going(lambda position: self._giving_back.get(position, ""))
@@ -158,7 +158,12 @@ class Positions:
         self._streams.discard(class_id)
 
     async def open(
-        self, cls: RemoteClass, position: Subscription, start: str | Start, *, seeks: bool = False
+        self,
+        cls: RemoteClass,
+        position: BrokerSubscription,
+        start: str | Start,
+        *,
+        seeks: bool = False,
     ) -> Found:
         """Have a position's consumer; where it `seeks`, at `start` in any case.
 
@@ -169,7 +174,7 @@ class Positions:
         class_id = cls.class_id
         await self.open_stream(class_id, cls.name)
         name = consumer(position.durable, position.group)
-        patterns = tuple(position.wanted.patterns) if position.wanted else ()
+        patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         if name:
             info = await self._info(class_id, name)
             if info is not None:
@@ -203,7 +208,7 @@ class Positions:
             check_same(position, patterns, info)  # Another door may have been first.
         return found
 
-    def _said(self, position: Subscription) -> dict[str, Any]:
+    def _said(self, position: BrokerSubscription) -> dict[str, Any]:
         """What is said of a durable or a group when it is made."""
         if not (position.durable or position.group):
             return {}
@@ -213,7 +218,7 @@ class Positions:
             "idle_seconds": position.idle_seconds,
         }
 
-    async def _check_alone(self, class_id: int, position: Subscription, own: str) -> None:
+    async def _check_alone(self, class_id: int, position: BrokerSubscription, own: str) -> None:
         """Raise RemoteProtocolError (subscription_mismatch) for a durable that is there with
         another group, or with none."""
         for info in await self.all(class_id) if position.durable else ():
@@ -226,7 +231,7 @@ class Positions:
                     f"with the group {position.group!r}",
                 )
 
-    async def _claimed(self, class_id: int, position: Subscription) -> dict[str, Any] | None:
+    async def _claimed(self, class_id: int, position: BrokerSubscription) -> dict[str, Any] | None:
         """What a position has taken up before, if that was not answered."""
         name = self._unsure.get(position)
         info = await self._info(class_id, name) if name is not None else None
@@ -238,7 +243,7 @@ class Positions:
         return None
 
     async def _agree(
-        self, class_id: int, position: Subscription, info: dict[str, Any], *, may_change: bool
+        self, class_id: int, position: BrokerSubscription, info: dict[str, Any], *, may_change: bool
     ) -> None:
         """Have one that is there kept for as long as who may change it says now; and served as he
         says if nobody else has it, or else as it was."""
@@ -314,18 +319,18 @@ class Positions:
         self._count += 1
         return f"p-{self._door}-{self._count}"
 
-    def _fresh_name(self, position: Subscription) -> str:
+    def _fresh_name(self, position: BrokerSubscription) -> str:
         """Of the consumer that a position is to have. It stays, however often that is asked for:
         it may be there though nobody has heard so."""
         return self._unsure.setdefault(position, self._new_name())
 
-    def take_unsure(self, position: Subscription) -> str:
+    def take_unsure(self, position: BrokerSubscription) -> str:
         """What the consumer is called that a position has had asked for in vain, and that may be
         there all the same; empty for none."""
         return self._unsure.pop(position, "")
 
     async def renew(
-        self, cls: RemoteClass, position: Subscription, name: str, feed: Feed
+        self, cls: RemoteClass, position: BrokerSubscription, name: str, feed: Feed
     ) -> Found | None:
         """Something that a consumer has sent was lost, or it may be gone: have one that goes on
         with what was not acknowledged. None where it is there and lacks nothing."""
@@ -345,7 +350,7 @@ class Positions:
             is_new = True
         if info is None:
             log.warning("the consumer %s of class %d is gone, and made again", name, class_id)
-        patterns = tuple(position.wanted.patterns) if position.wanted else ()
+        patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         needed = 0 if is_new else feed.needed
         kind = "durable" if position.durable else "group" if position.group else "plain"
         start = api.starting("earliest" if is_new or kind != "plain" else "new")
@@ -375,7 +380,7 @@ class Positions:
     async def _begin(
         self,
         class_id: int,
-        position: Subscription,
+        position: BrokerSubscription,
         name: str,
         make: Callable[..., Awaitable[int]],
         start: str | Start,
@@ -452,7 +457,7 @@ class Positions:
     async def close(
         self,
         cls: RemoteClass,
-        position: Subscription,
+        position: BrokerSubscription,
         name: str,
         *,
         forget: bool,
@@ -468,7 +473,7 @@ class Positions:
     async def _close(
         self,
         cls: RemoteClass,
-        position: Subscription,
+        position: BrokerSubscription,
         name: str,
         *,
         forget: bool,
@@ -513,21 +518,21 @@ class Positions:
         if any(each["name"] not in nobodys for each in stay):
             await self._delete(class_id, name)
 
-    async def _is_own(self, class_id: int, position: Subscription, name: str) -> bool:
+    async def _is_own(self, class_id: int, position: BrokerSubscription, name: str) -> bool:
         """Whether nobody else has taken over what a position leaves."""
         names = {name, self._giving_back.get(position, name)}
         infos = [await self._info(class_id, each) for each in names]
         return any(info and api.door_of(info) in ("", self._door) for info in infos)
 
     async def _give_back(
-        self, cls: RemoteClass, position: Subscription, name: str, owed: Owed
+        self, cls: RemoteClass, position: BrokerSubscription, name: str, owed: Owed
     ) -> str:
         """What a sole consumer has sent and is not done with goes on in another one, in which each
         message is acknowledged, or given back with its pause. Returns what that is called."""
         class_id = cls.class_id
         stream = self._options.names.stream(class_id)
         fresh = self._giving_back.setdefault(position, self._new_name())
-        patterns = tuple(position.wanted.patterns) if position.wanted else ()
+        patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         first = int(owed.sequences[owed.waits >= 0.0][0])
         begin = api.from_sequence(first)
         await self._make(class_id, fresh, "plain", begin, channels=patterns, sent=owed.sent_to)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from simplebus.core.authorization.session_permissions import seen_by
+from simplebus.core.authorization.session_permissions import visible_scope
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import BACKOFF_MAX, DELIVERIES_MAX
 from simplebus.core.protocol.requests import Seconds
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.remote_class import RemoteClass
 
@@ -40,24 +40,28 @@ class Judge:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def check(self, cls: RemoteClass, position: Subscription, owner: str, *, moves: bool) -> bool:
+    def check(
+        self, cls: RemoteClass, position: BrokerSubscription, owner: str, *, moves: bool
+    ) -> bool:
         """A durable or a group that was asked for here is this user's, as the cluster says; empty
         for nobody's. Returns whether who asks may change it. Raises RemoteProtocolError
         (unauthorized) where he may not have it, or not have it moved."""
-        answers = self._broker.answers
-        answers.shares.hand_over(position, owner)
-        patterns = tuple(position.wanted.patterns) if position.wanted else ()
+        answers = self._broker.connection_requests
+        answers.quotas.change_owner(position, owner)
+        patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         askers = askers_of(self._broker, position)
         for session in askers:
             if moves:
-                answers.owners.check_change(session, cls, position)
+                answers.durable_owners.check_can_change(session, cls, position)
             else:
-                answers.owners.check(session, cls, position, seen_by(session, cls, patterns))
-        return all(answers.owners.may_change(each, cls, position) for each in askers)
+                answers.durable_owners.check_can_resume(
+                    session, cls, position, visible_scope(session, cls, patterns)
+                )
+        return all(answers.durable_owners.can_change(each, cls, position) for each in askers)
 
-    def terms(self, position: Subscription) -> str:
+    def terms(self, position: BrokerSubscription) -> str:
         """How a position is served, as a word of its consumer's metadata."""
-        seconds, terms = self._broker.settings.tick_seconds, position.terms
+        seconds, terms = self._broker.settings.tick_seconds, position.delivery_policy
         agreed = _Agreed(
             ack=round(terms.ack_ticks * seconds, 6),
             deliveries=terms.deliveries_max,
@@ -65,14 +69,14 @@ class Judge:
         )
         return msgspec.json.encode(agreed).decode()
 
-    def agree(self, position: Subscription, terms: str) -> None:
+    def agree(self, position: BrokerSubscription, terms: str) -> None:
         """Serve a position as such a word says; as it is, if it is none."""
         try:
             agreed = msgspec.json.decode(terms, type=_Agreed)
         except (msgspec.DecodeError, RecursionError):
             return
-        position.terms = replace(
-            position.terms,
+        position.delivery_policy = replace(
+            position.delivery_policy,
             ack_ticks=self._ticks(agreed.ack),
             deliveries_max=agreed.deliveries,
             backoff_ticks=tuple(map(self._ticks, agreed.backoff)),
@@ -82,7 +86,7 @@ class Judge:
         return max(1, round(seconds / self._broker.settings.tick_seconds))
 
 
-def askers_of(broker: Broker, position: Subscription) -> list[Session]:
+def askers_of(broker: Broker, position: BrokerSubscription) -> list[Session]:
     """Whose subscription it is, alone or with others."""
     return [
         session
@@ -98,10 +102,12 @@ def let_answer(broker: Broker, sessions: list[Session]) -> None:
     """What was not known when they were to be told may be known now."""
     for session in sessions:
         session.outbox.go_on()
-        broker.make_ready(session.outbox)
+        broker.mark_ready(session.outbox)
 
 
-def check_same(position: Subscription, patterns: tuple[str, ...], info: dict[str, Any]) -> None:
+def check_same(
+    position: BrokerSubscription, patterns: tuple[str, ...], info: dict[str, Any]
+) -> None:
     """Raise RemoteProtocolError (subscription_mismatch) for one that is there for others."""
     there = api.channels_of(info)
     if there != set(patterns):

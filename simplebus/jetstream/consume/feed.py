@@ -28,7 +28,7 @@ from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frames import Flags, FrameBatch, Integers
 from simplebus.core.ring.columns import Rows
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.consume.ack_all import Sole
 from simplebus.jetstream.consume.acked_sequences import Remembered
@@ -120,7 +120,7 @@ class FeedStatistics:
 class Feed:
     """Of one position."""
 
-    def __init__(self, cls: RemoteClass, position: Subscription, store: Store) -> None:
+    def __init__(self, cls: RemoteClass, position: BrokerSubscription, store: Store) -> None:
         self.cls = cls
         self.position = position
         self._store = store
@@ -182,7 +182,7 @@ class Feed:
     def is_busy(self) -> bool:
         """Whether it has messages that its subscriber is sent or has, but for those that pause."""
         has_no_room = bool(self._waiting) and not self.cls.clock.is_unsure
-        return has_no_room or self.outstanding > self.position.paused
+        return has_no_room or self.outstanding > self.position.delayed_count
 
     @property
     def known(self) -> tuple[int, int] | None:
@@ -262,12 +262,12 @@ class Feed:
     def room(self) -> int:
         """How many more it could take."""
         position = self.position
-        most = position.terms.in_flight_max or FETCH_MESSAGES_MAX
+        most = position.delivery_policy.in_flight_max or FETCH_MESSAGES_MAX
         if isinstance(position, Group):
             limits = [member.in_flight_max for member in position.members]
             most = max(sum(limits), GROUP_IN_FLIGHT_MESSAGES)
         most = min(most, FETCH_MESSAGES_MAX)
-        used = self.outstanding - self.position.paused + self._waiting_count
+        used = self.outstanding - self.position.delayed_count + self._waiting_count
         spare = FEED_MESSAGES_MAX - len(position.ring)
         return max(0, min(most - used, spare))
 
@@ -403,7 +403,7 @@ class Feed:
             rows_taken = slice(0, taken) if good.all() else np.flatnonzero(good)[:taken]
             self._blocks.append(_Block(first, messages.pick(rows_taken), sequences[rows_taken]))
             if attempts[0] > 1:
-                position.arrive_again(first, int(attempts[0]) - 1)
+                position.requeue_with_attempts(first, int(attempts[0]) - 1)
         return taken, good
 
     def _rows(self, batch: FrameBatch, messages: Messages, came_at: float) -> Rows | None:
@@ -411,10 +411,10 @@ class Feed:
         what time it is."""
         read = envelope_batch.scan(batch)
         if read.expires is None and read.not_before is None:
-            return self._store.rows_of(self.cls, read, came_at)
+            return self._store.build_rows(self.cls, read, came_at)
         stored = jetstream_codec.deliveries(messages).times / 1e9
         accepted = self.cls.clock.dates(stored, came_at)
-        return None if accepted is None else self._store.rows_of(self.cls, read, accepted)
+        return None if accepted is None else self._store.build_rows(self.cls, read, accepted)
 
     # What goes back ------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 
 TAKING_SECONDS = 10.0
 """So long who was told of them may take to have them."""
@@ -24,33 +24,33 @@ _NAMES_MAX = 4096
 class Going:
     """Of one door."""
 
-    def __init__(self, goes_on_as: Callable[[Subscription], str]) -> None:
+    def __init__(self, goes_on_as: Callable[[BrokerSubscription], str]) -> None:
         """`goes_on_as`: the name of the consumer in which what a position leaves goes on, if one
         was asked for; else empty."""
         self._goes_on_as = goes_on_as
-        self._names: dict[Subscription, tuple[int, str]] = {}
+        self._names: dict[BrokerSubscription, tuple[int, str]] = {}
         """Of each position that has ended, its class and its consumer."""
-        self._told_at: dict[Subscription, float] = {}
-        self._busy_until: dict[Subscription, float] = {}
+        self._told_at: dict[BrokerSubscription, float] = {}
+        self._busy_until: dict[BrokerSubscription, float] = {}
         """Until when who asks for it is to wait."""
 
-    def put(self, position: Subscription, class_id: int, name: str, now: float) -> None:
+    def put(self, position: BrokerSubscription, class_id: int, name: str, now: float) -> None:
         """A plain subscription has ended."""
         self._names[position] = class_id, name
         self._busy_until[position] = now + MOMENT_SECONDS
 
-    def remove(self, position: Subscription) -> None:
+    def remove(self, position: BrokerSubscription) -> None:
         """It is left."""
         self._names.pop(position, None)
         self._told_at.pop(position, None)
         self._busy_until.pop(position, None)
 
-    def is_being_taken(self, position: Subscription, now: float) -> bool:
+    def is_being_taken(self, position: BrokerSubscription, now: float) -> bool:
         """Whether somebody was told of it a moment ago."""
         return now < self._told_at.get(position, -TAKING_SECONDS) + TAKING_SECONDS
 
     @contextmanager
-    def leaving(self, position: Subscription) -> Iterator[None]:
+    def leaving(self, position: BrokerSubscription) -> Iterator[None]:
         """A block in which it is left, or that is tried."""
         self._busy_until[position] = float("inf")
         try:

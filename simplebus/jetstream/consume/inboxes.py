@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.consume.feed import Feed
 from simplebus.jetstream.names import Names
 from simplebus.nats.client.client import ClientCore
@@ -30,13 +30,13 @@ class Listening:
         self._inbox = new_inbox()
         self._feeds: dict[int, Feed] = {}
         """By the number of the connection's subscription."""
-        self._sids: dict[Subscription, int] = {}
-        self.consumers: dict[Subscription, str] = {}
+        self._sids: dict[BrokerSubscription, int] = {}
+        self.consumers: dict[BrokerSubscription, str] = {}
         """Their names."""
         self._alive_sids = {core.subscribe(names.door(door))}
         """Whoever asks there is told that this door is here."""
 
-    def __contains__(self, position: Subscription) -> bool:
+    def __contains__(self, position: BrokerSubscription) -> bool:
         """Whether it has a consumer."""
         return position in self._sids
 
@@ -61,7 +61,7 @@ class Listening:
                 self._core.publish(reply.decode("latin-1"), said)
         return True
 
-    def inbox(self, position: Subscription) -> str:
+    def inbox(self, position: BrokerSubscription) -> str:
         """Where its consumer is to send messages."""
         return f"{self._inbox}.{self._sids[position]}"
 

@@ -37,7 +37,7 @@ import numpy as np
 
 from simplebus.core.commit_log import Lot
 from simplebus.core.protocol.frames import FrameBatch, Integers
-from simplebus.core.session.version2 import numbers_of
+from simplebus.core.session.version2 import message_numbers
 from simplebus.jetstream import api
 from simplebus.jetstream.publish import codec
 from simplebus.jetstream.publish.class_queue import SHARE_BYTES_MIN, SHARED_BYTES, Lane, Piece
@@ -194,7 +194,7 @@ class Uplink:
         if name:
             program = jetstream_codec.escaped(self._program(name) or self._run)
             prefix = f"{jetstream_codec.escaped(name)}:{program}:"
-            ids = numbers_of(batch)
+            ids = message_numbers(batch)
         else:
             prefix = f":{self._run}:"
             ids = np.arange(self._count, self._count + batch.count)

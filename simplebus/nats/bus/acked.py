@@ -29,7 +29,7 @@ import msgspec
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import Member
+from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import (
     CLASS_ID_MAX,
     ERROR_BYTES_MAX,
@@ -42,7 +42,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.redelivery.ack_window import nearest_sequence
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.subscription import Subscription as Position
+from simplebus.core.subscription.subscription import BrokerSubscription as Position
 from simplebus.nats.bus import subjects
 from simplebus.nats.bus.convert import class_subject, message_of
 from simplebus.nats.bus.subjects import ASKS, FILTER, token
@@ -266,13 +266,13 @@ class Deliveries:
 
     def _position(self, subscription: AckedSubscription) -> Position:
         held = self.guest.subscriptions[subscription.number]
-        return held.group if isinstance(held, Member) else held
+        return held.group if isinstance(held, GroupMember) else held
 
     def left(self, about: Receipt) -> Position | None:
         """What a message with this receipt was sent to, if it has left that since, nobody has taken
         it up, and it was sent that message."""
         position = self._left.get((about.stream, about.consumer))
-        if position is None or position.is_served:
+        if position is None or position.has_consumer:
             return None
         known = self._broker.classes[position.class_id].subscriptions
         if position not in known or about.sequence >= position.window.cursor:
@@ -311,8 +311,8 @@ class Deliveries:
         for subscription in self.by_number.values():
             if subscription.most:
                 held = self.guest.subscriptions[subscription.number]
-                if not isinstance(held, Member):
-                    held.allow(subscription.most - subscription.delivered)
+                if not isinstance(held, GroupMember):
+                    held.limit_in_flight(subscription.most - subscription.delivered)
 
     def _write(self, data: bytes, written: list[bytes]) -> None:
         """What is sent for these frames, which are as version 2 knows them."""
@@ -337,7 +337,7 @@ class Deliveries:
         sent_to = sequence + 1 if attempt == 1 else window.cursor
         acks_to = (
             f"$JS.ACK.{'.'.join(to.name)}.{attempt or 1}.{sequence}.{to.delivered + 1}"
-            f".{int(cls.times.at(sequence) * 1e9)}.{max(0, cls.ring.head - sent_to)}"
+            f".{int(cls.time_index.time_of(sequence) * 1e9)}.{max(0, cls.ring.head - sent_to)}"
         )
         subject = class_subject(cls.class_id, cls.name)
         message = message_of(frame, subject, acks_to.encode())

@@ -13,13 +13,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from simplebus.core.message_class.subject_bindings import RESERVED, Bound
+from simplebus.core.message_class.subject_bindings import (
+    RESERVED_SUBJECT_PREFIXES,
+    ClassSubjectBindings,
+)
 from simplebus.nats.bus.convert import Packer, Parcel
 from simplebus.nats.protocol.events import Mix, Positions, Pub, Run
 from simplebus.nats.server.routes import Routes
 from simplebus.nats.server.session import NatsSession
 
-_RESERVED = tuple(start.encode() for start in RESERVED)
+_RESERVED = tuple(start.encode() for start in RESERVED_SUBJECT_PREFIXES)
 
 Store = Callable[[NatsSession, int, Parcel], bool]
 """Called with a client and what it has published that is for the class with this id. Returns
@@ -71,7 +74,9 @@ class Binding:
 class Bindings:
     """Of one front."""
 
-    def __init__(self, routes: Routes, bound: Bound, *, store: Store, frame_bytes_max: int) -> None:
+    def __init__(
+        self, routes: Routes, bound: ClassSubjectBindings, *, store: Store, frame_bytes_max: int
+    ) -> None:
         self._routes = routes
         self._store = store
         self._frame_bytes_max = frame_bytes_max
@@ -79,7 +84,7 @@ class Bindings:
         """By class id."""
         self.changes = 0
         """How often something was bound, or is no longer."""
-        bound.watch(self._change)
+        bound.add_observer(self._change)
 
     def __len__(self) -> int:
         """Pairs of a class and a subject."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from simplebus.core.authorization.session_permissions import check_subscribed
+from simplebus.core.authorization.session_permissions import check_subscribe
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import Member
+from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.events import (
@@ -32,7 +32,7 @@ from simplebus.core.protocol.events import (
 )
 from simplebus.core.protocol.requests import UnsubscribeRequest
 from simplebus.core.session.session import Session
-from simplebus.core.store.store import Tap as StoreTap
+from simplebus.core.store.store import OnStored as StoreTap
 from simplebus.nats.bus.acked import (
     ACKS,
     AckedSubscription,
@@ -74,11 +74,11 @@ class Classes:
     ) -> None:
         self.broker = broker
         bound.of, bound.epoch, bound.called = self._bound_to, self._epoch, self._called
-        bound.keep_letters_of = broker.store.table.called
+        bound.keep_letters_of = broker.store.class_registry.find_dead_letter_sources
         self.guests: dict[int, NatsSession] = {}
         """Whose a guest of the broker is, by its id there."""
         self._routes = routes
-        self._refused = broker.refused
+        self._refused = broker.refusal_counts
         self._deliver = deliver
         """Sends a message to whoever has subscribed to its subject."""
         self._weigh = weigh
@@ -91,26 +91,26 @@ class Classes:
         routes.add(ACKS, self._acks)
         self.bindings = Bindings(
             routes,
-            broker.store.bound,
+            broker.store.subject_bindings,
             store=self._publish,
             frame_bytes_max=broker.settings.limits.frame_bytes,
         )
         self._tap = Tap(
             broker.store,
-            broker.alarms,
+            broker.delayed_wakeups,
             routes,
             wanted=self._is_wanted,
             deliver=deliver,
             bound=bound,
         )
-        broker.store.timed_tap = self._fenced(self._tap.note)
+        broker.store.on_timed_stored = self._fenced(self._tap.note)
         self._see = self._fenced(self._tap.see)
         routes.heard = self._hear
-        broker.explaining.hearers.append(Listening(routes))
+        broker.inquiry_handler.listener_sources.append(Listening(routes))
 
     def _hear(self, is_heard: bool) -> None:
         """The first client has subscribed to something, or the last one does no longer."""
-        self.broker.store.tap = self._see if is_heard else None
+        self.broker.store.on_stored = self._see if is_heard else None
 
     def _fenced(self, look: StoreTap) -> StoreTap:
         """What is stored is stored: whatever goes wrong in looking at it costs its publisher, who
@@ -133,13 +133,15 @@ class Classes:
     def _called(self, channel: str) -> tuple[int, str]:
         """Id and name of the class whose messages without a channel are on this one."""
         name = channel.removeprefix("class.")
-        class_id = int(name) if name.isdecimal() else self.broker.store.names.get(name, -1)
+        class_id = (
+            int(name) if name.isdecimal() else self.broker.store.class_id_by_name.get(name, -1)
+        )
         cls = self.broker.classes.get(class_id)
         return (class_id, "" if class_id >= 0 else name) if cls is None else (class_id, cls.name)
 
     def _epoch(self) -> int:
         """Changes with what is bound, and with classes' names."""
-        return self.bindings.changes + len(self.broker.store.names)
+        return self.bindings.changes + len(self.broker.store.class_id_by_name)
 
     def _is_wanted(self, subject: bytes) -> bool:
         """Whether a client has subscribed to what matches this subject."""
@@ -151,7 +153,7 @@ class Classes:
         """A client's guest, and what it is sent."""
         deliveries = session.deliveries
         if deliveries is None:
-            guest = self.broker.enter(
+            guest = self.broker.open_foreign_session(
                 session.peer,
                 user=(session.user.name or session.user.nkey) if session.user is not None else "",
                 grants=session.rights,
@@ -166,13 +168,13 @@ class Classes:
         if session.deliveries is not None:
             guest = session.deliveries.guest
             del self.guests[guest.session_id]
-            self.broker.close(guest)
+            self.broker.close_session(guest)
             session.deliveries = session.outbox.more = None
 
     def holds_back(self, session: NatsSession) -> bool:
         """Whether somebody waits for this client's acknowledgements."""
         deliveries = session.deliveries
-        return deliveries is not None and self.broker.holds_back(deliveries.guest)
+        return deliveries is not None and self.broker.is_blocking_publishers(deliveries.guest)
 
     def keeps_little(self, session: NatsSession) -> bool:
         """Whether what waits of this client's messages is far from what may."""
@@ -194,7 +196,7 @@ class Classes:
         if batch.count == 1:
             published = PublishedOne(class_id, batch.data.data)
         try:
-            self.broker.apply(self._enter(session).guest, published)
+            self.broker.apply_event(self._enter(session).guest, published)
         except RemoteProtocolError as error:
             self._cut(session, NatsError(error.reason, error.sentence))
         return True
@@ -220,10 +222,12 @@ class Classes:
             self._check_asked(session, event.queue, wanted)
             _check_grants(session, event.queue, wanted)
             deliveries = self._enter(session)
-            check_subscribed(deliveries.guest, wanted.class_, store.table)
-            found = store.table.find_ids([wanted.class_])
-            broker.answers.shares.check_classes(deliveries.guest, found)
-            [(class_id, _)] = store.table.name_classes([wanted.class_], maker=deliveries.guest.user)
+            check_subscribe(deliveries.guest, wanted.class_, store.class_registry)
+            found = store.class_registry.resolve_ids([wanted.class_])
+            broker.connection_requests.quotas.check_class_quota(deliveries.guest, found)
+            [(class_id, _)] = store.class_registry.declare_classes(
+                [wanted.class_], creator=deliveries.guest.user
+            )
             number = deliveries.number()
             subscription = AckedSubscription(
                 session,
@@ -235,7 +239,7 @@ class Classes:
                 asked=wanted.asked,
             )
             asked = SubscriptionAsked(0, class_id, number, wanted.asked)
-            broker.answers.grant(deliveries.guest, asked)
+            broker.connection_requests.subscribe_v2(deliveries.guest, asked)
         except RemoteProtocolError as error:
             self._refused[error.reason] += 1
             self._tell(session, "Subscription", event.subject, error.sentence)
@@ -245,15 +249,15 @@ class Classes:
 
     def _check_asked(self, session: NatsSession, queue: bytes, wanted: Wish) -> None:
         """Raise RemoteProtocolError (unauthorized) where a client may not ask for this class."""
-        grants, table = session.grants, self.broker.store.table
+        grants, table = session.grants, self.broker.store.class_registry
         if grants is None:
             return
-        [(class_id, name)] = table.find_ids([wanted.class_])
+        [(class_id, name)] = table.resolve_ids([wanted.class_])
         cls = table.classes.get(class_id)
         asked = asked_for(
             class_id,
             name if cls is None else cls.name,
-            classes=table.called,
+            classes=table.find_dead_letter_sources,
             behind=wanted.behind,
             is_new=cls is None,
         )
@@ -267,7 +271,7 @@ class Classes:
         deliveries = subscription.session.deliveries
         if deliveries is not None and deliveries.remove(subscription):
             asked = UnsubscriptionAsked(0, subscription.number, UnsubscribeRequest())
-            self.broker.apply(deliveries.guest, asked)
+            self.broker.apply_event(deliveries.guest, asked)
 
     # Acknowledgements ----------------------------------------------------------------------------
 
@@ -293,24 +297,24 @@ class Classes:
                 first = sequence & MESSAGE_ID_MASK
                 match says.kind:
                     case "ack":
-                        self.broker.apply(guest, AckedOne(number, first, first + 1))
+                        self.broker.apply_event(guest, AckedOne(number, first, first + 1))
                     case "nack":
                         attempt = about.attempt
                         nack = Nacked(number, first, first + 1, says.delay, attempt=attempt)
-                        self.broker.apply(guest, nack)
+                        self.broker.apply_event(guest, nack)
                     case "working":
                         working = StillWorking(number, first, first + 1, about.attempt)
-                        self.broker.apply(guest, working)
+                        self.broker.apply_event(guest, working)
                     case "terminate":
                         end = Terminated(number, first, first + 1, says.error, about.attempt)
-                        self.broker.apply(guest, end)
+                        self.broker.apply_event(guest, end)
         if not known and says.kind != "working" and (position := deliveries.left(about)):
             known = True  # To come again is what a nack asks for, and what it will do.
             if says.kind == "ack":
                 position.ack(sequence, sequence + 1)
             elif says.kind == "terminate":
                 position.terminate(sequence, sequence + 1, error=says.error)
-            self.broker.store.release(self.broker.classes[position.class_id])
+            self.broker.store.trim_class(self.broker.classes[position.class_id])
         if not known:
             self._refused[Reason.ACK_UNSUBSCRIBED] += 1
         elif message.reply:
@@ -335,11 +339,11 @@ class Classes:
         if sequence < held.window.floor:
             return True
         if says.kind == "ack":
-            if isinstance(held, Member):
-                return held.holds(sequence, sequence + 1, 0)
+            if isinstance(held, GroupMember):
+                return held.has_in_flight(sequence, sequence + 1, 0)
             return sequence < held.window.cursor
         is_end = says.kind == "terminate"
-        return held.holds(sequence, sequence + 1, about.attempt, waiting=is_end)
+        return held.has_in_flight(sequence, sequence + 1, about.attempt, include_waiting=is_end)
 
 
 def _check_grants(session: NatsSession, queue: bytes, wanted: Wish) -> None:

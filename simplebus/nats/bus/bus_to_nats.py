@@ -26,7 +26,7 @@ from simplebus.core.ring.columns import Rows
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription import selection
-from simplebus.core.subscription.delayed_wakeups import Alarms
+from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import NEVER
 from simplebus.core.subscription.selection import Ranges
 from simplebus.nats.bus.convert import class_subject, message_of
@@ -58,7 +58,7 @@ class Tap:
     def __init__(
         self,
         store: Store,
-        alarms: Alarms,
+        alarms: DelayedWakeups,
         routes: Routes,
         *,
         wanted: Callable[[bytes], bool],
@@ -67,7 +67,7 @@ class Tap:
     ) -> None:
         """`bound` is told which class is being shown."""
         self._bound = bound or BoundClasses()
-        self.looked = 0
+        self.scanned_count = 0
         """Nothing: what it does at once is bounded. See `Waiter`."""
         self._store = store
         self._clock = store.clock
@@ -88,7 +88,7 @@ class Tap:
     def see(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
         """Messages first..last-1 of a class have just been stored; who has published them, None for
         the bus itself."""
-        if session is not None and session.is_inside:
+        if session is not None and session.is_foreign:
             return  # What NATS clients publish, NATS subscriptions have seen.
         ring = cls.ring
         if session is None or first >= ring.special_until:
@@ -107,7 +107,7 @@ class Tap:
     def _allowed(self, session: Session, cls: MessageClass, rows: Rows) -> frames.Flags:
         """Which of these messages a session would be allowed to publish at this door."""
         numbers, inverse = np.unique(np.atleast_1d(np.asarray(rows.channels)), return_inverse=True)
-        names = [cls.channels.name(number).encode() for number in numbers.tolist()]
+        names = [cls.channels.name_of(number).encode() for number in numbers.tolist()]
         may: frames.Flags = np.array(
             [not name or self._bound.may_speak(session.user, name) for name in names]
         )[inverse]
@@ -130,7 +130,7 @@ class Tap:
         unknown = found == _UNKNOWN
         if unknown.any():
             for number in np.unique(numbers[unknown]).tolist():
-                is_wanted = self._wanted(cls.channels.name(number).encode())
+                is_wanted = self._wanted(cls.channels.name_of(number).encode())
                 verdicts[number] = _YES if is_wanted else _NO
             found = verdicts[numbers]
         wanted: frames.Flags = found == _YES
@@ -202,7 +202,7 @@ class Tap:
     # Later ---------------------------------------------------------------------------------------
 
     @property
-    def due(self) -> float:
+    def next_wakeup(self) -> float:
         """When `wake_due` is to be called next."""
         return self._later[0][0] if self._later else NEVER
 
@@ -216,11 +216,11 @@ class Tap:
         if session is not None and session.grants is not None:
             later &= self._allowed(session, cls, rows)
         for begin, end in ranges_of(later):
-            for opens, a, b in selection.opens(cls.ring, first + begin, first + end):
+            for opens, a, b in selection.opening_times(cls.ring, first + begin, first + end):
                 if len(self._later) >= self._later_max:
                     self._forget_gone()
                 heapq.heappush(self._later, (opens, next(self._order), cls, a, b))
-                self._alarms.put_off(opens, self)
+                self._alarms.schedule_wakeup(opens, self)
 
     def _forget_gone(self) -> None:
         """Keep no more entries than, about, there are messages that they are about."""
@@ -228,10 +228,10 @@ class Tap:
         heapq.heapify(self._later)
         self._later_max = max(_LATER_MIN, 2 * len(self._later))
 
-    def wake_due(self) -> bool:
+    def handle_wakeup(self) -> bool:
         """Send what has opened by now."""
         spare = _TURN_MAX
-        while spare > 0 and self.due <= self._clock.now:
+        while spare > 0 and self.next_wakeup <= self._clock.now:
             opens, order, cls, first, last = heapq.heappop(self._later)
             first = max(first, cls.ring.floor)
             end = min(last, first + spare)

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.session.admission import Visits
+from simplebus.core.session.admission import ConnectionLimits
 from simplebus.core.users.permissions import Grants as Rights
 from simplebus.nats.errors import NatsError
 from simplebus.nats.protocol import handshake
@@ -75,8 +75,8 @@ class Gate:
         options = handshake.options(said, session.options)
         is_other = session.is_connected and options.words != session.options.words
         try:
-            if session.refusal is not None:
-                raise session.refusal
+            if session.admission_error is not None:
+                raise session.admission_error
             if is_other and self.auth.required:
                 session.hear_again(options.words)
         except RemoteProtocolError as error:
@@ -216,11 +216,11 @@ def is_same(one: User | None, other: User | None) -> bool:
     return one == other if one.shared is None else bool(other.shared) and one.name == other.name
 
 
-def check_visits(visits: Visits, user: User | None) -> None:
+def check_visits(visits: ConnectionLimits, user: User | None) -> None:
     """Raises NatsError when a user of all doors has as many connections as it may."""
     if user is not None and user.shared is not None:
         try:
-            visits.check(user.shared)
+            visits.check_user(user.shared)
         except RemoteProtocolError as error:
             raise NatsError(
                 error.reason,

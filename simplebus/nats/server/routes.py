@@ -281,7 +281,7 @@ class Listening:
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
 
-    def listeners(self, channel: str, most: int) -> tuple[list[Listener], int]:
+    def find_listeners(self, channel: str, max_count: int) -> tuple[list[Listener], int]:
         """Subscriptions and queue groups, up to so many, and how many were left out."""
         subject = channel.encode()
         found: list[Listener] = []
@@ -298,7 +298,7 @@ class Listening:
                 one = sink
             else:
                 continue  # A class that the subject is bound to, say.
-            if len(found) >= most:
+            if len(found) >= max_count:
                 left_out += 1
                 continue
             found.append(

@@ -124,7 +124,9 @@ class Front:
                 fault=self._note_fault,
                 bound=bound,
             )
-            broker.visits.others.append(partial(connections_of, self.sessions))
+            broker.connection_limits.external_counters.append(
+                partial(connections_of, self.sessions)
+            )
         self._due: list[tuple[float, int]] = []
         """When to look after which client: a heap, with each client once."""
 
@@ -179,7 +181,7 @@ class Front:
         Raises NatsError after everything before the offence was applied; `fail` and close the
         session then.
         """
-        assert not session.closed
+        assert not session.is_closed
         self._made = 0
         session.heard_at = self.pace.now = self.now
         if not session.is_connected:
@@ -197,7 +199,9 @@ class Front:
                 self._give_up(late, error)
         if self.pace.has_behind or session.has_held:
             guest = session.deliveries.guest.session_id if session.deliveries else -1
-            elsewhere = self.classes is not None and self.classes.broker.feeds_others(guest)
+            elsewhere = self.classes is not None and self.classes.broker.has_other_ready_sessions(
+                guest
+            )
             session.hold = self.pace.hold_of(session, self._ready, elsewhere=elsewhere)
 
     def feeds_anybody(self) -> bool:
@@ -218,14 +222,14 @@ class Front:
 
     def fail(self, session: NatsSession, error: NatsError) -> None:
         """A session is to be closed for this reason: tell its client, if there is a word."""
-        if not session.closed and error.line:
+        if not session.is_closed and error.line:
             session.outbox.put(error.line)
 
     def close(self, session: NatsSession) -> None:
         """The client is gone, and all that it has subscribed to."""
-        if session.closed:
+        if session.is_closed:
             return
-        session.closed = session.is_cut = True
+        session.is_closed = session.is_cut = True
         del self.sessions[session.client_id]
         self.gone_in_messages += session.in_messages
         self.gone_in_bytes += session.in_bytes
@@ -280,7 +284,7 @@ class Front:
     def _look_after(self, session: NatsSession) -> float:
         """See whether a client still lives. Returns when to look again."""
         limits, now = self.settings.limits, self.now
-        if session.is_judged:
+        if session.is_authenticating:
             return now + limits.auth_seconds
         if not session.is_connected and self.gate.asks:
             self.cut(
@@ -293,7 +297,9 @@ class Front:
                 ),
             )
             return now
-        if session.must_wait or self.limited.is_paused(session):  # What it may say is not read.
+        if session.is_reading_paused or self.limited.is_paused(
+            session
+        ):  # What it may say is not read.
             return now + limits.ping_seconds
         quiet_until = session.heard_at + limits.ping_seconds
         if session.is_probed or not session.is_greeted:
@@ -396,7 +402,7 @@ class Front:
     def _let_in(self, session: NatsSession, user: User | None) -> None:
         """It is known who it is. Raises NatsError for one that is there too often."""
         if self.classes is not None and not is_same(session.user, user):
-            check_visits(self.classes.broker.visits, user)
+            check_visits(self.classes.broker.connection_limits, user)
             self.classes.leave(session)  # As a guest of the broker it was somebody else.
         self.limited.enter(session, user)
         session.user, session.grants = user, self.gate.grants(user)

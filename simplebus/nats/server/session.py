@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.core.protocol.requests import Auth
-from simplebus.core.session.rate_limits import place_of
+from simplebus.core.session.rate_limits import address_network
 from simplebus.core.users.permissions import Grants as Rights
 from simplebus.core.users.rate_limit import Meter, read_bytes
 from simplebus.nats.limits import (
@@ -72,9 +72,9 @@ class NatsSession:
         """Name of the user whose certificate it showed."""
         self.user: User | None = None
         """Who it is; None where nobody is asked, or a token was."""
-        self.refusal: RemoteProtocolError | None = None
+        self.admission_error: RemoteProtocolError | None = None
         """Why it is not to be let in, whoever it says to be."""
-        self.is_judged = False
+        self.is_authenticating = False
         """Whether it has said who it is, and that is looked at: it waits for us."""
         self.hear_again: Callable[[Auth], None] = lambda words: None
         """Called when it says to be somebody else. Raises RemoteProtocolError."""
@@ -129,7 +129,7 @@ class NatsSession:
         self.chance_until = 0.0
         """How long publishers wait for it though others would wait, too; 0 if it is not known yet:
         it was not about to be given up since it was behind."""
-        self.closed = False
+        self.is_closed = False
         self.is_cut = False
         """Whether it is about to be closed: it is sent nothing more."""
         self.deliveries: Deliveries | None = None
@@ -154,17 +154,17 @@ class NatsSession:
         self._gathered: Gathered = []
         self._counted_messages = self._counted_bytes = 0
         self._read_bytes_most = RECEIVE_BYTES
-        self._read_bytes = READ_BYTES_FIRST
+        self._next_read_bytes = READ_BYTES_FIRST
 
     @property
     def account(self) -> str:
         """Who answers for what it takes: its user, or else its place."""
-        return (self.user.name if self.user is not None else "") or place_of(self.address)
+        return (self.user.name if self.user is not None else "") or address_network(self.address)
 
     @property
-    def must_wait(self) -> bool:
+    def is_reading_paused(self) -> bool:
         """Whether reading is to pause: what it has published waits for room in a class."""
-        return self.deliveries is not None and self.deliveries.guest.must_wait
+        return self.deliveries is not None and self.deliveries.guest.is_reading_paused
 
     @property
     def pending_bytes(self) -> int:
@@ -177,18 +177,18 @@ class NatsSession:
         return self.outbox.pending_bytes + self.parser.tail_bytes
 
     @property
-    def read_bytes(self) -> int:
+    def next_read_bytes(self) -> int:
         """How much to read from this client at once."""
-        most = TRICKLE_BYTES if self.must_wait else self._read_bytes_most
-        return min(self._read_bytes, most)
+        most = TRICKLE_BYTES if self.is_reading_paused else self._read_bytes_most
+        return min(self._next_read_bytes, most)
 
     @property
-    def may_make_room(self) -> bool:
+    def can_make_room(self) -> bool:
         """Whether its acknowledgements may make room for its own messages."""
         return True
 
     @property
-    def hears_farewell(self) -> bool:
+    def can_receive_error(self) -> bool:
         """Whether it is sent what waits for it before it is closed."""
         return True
 
@@ -213,13 +213,13 @@ class NatsSession:
         most = min(OUTPUT_PER_READ_BYTES, self._pending_mark)
         work = max(made / most, events / EVENTS_PER_READ)
         if work > 1:
-            self._read_bytes = max(READ_BYTES_MIN, int(count / work))
-        elif count >= self._read_bytes and work <= 0.5:
-            self._read_bytes = min(2 * self._read_bytes, RECEIVE_BYTES)
+            self._next_read_bytes = max(READ_BYTES_MIN, int(count / work))
+        elif count >= self._next_read_bytes and work <= 0.5:
+            self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
 
-    def slow_down(self) -> None:
+    def reduce_read_size(self) -> None:
         """Others do not take what is made of what it says: less at a time is better."""
-        self._read_bytes = max(READ_BYTES_MIN, self._read_bytes // 4)
+        self._next_read_bytes = max(READ_BYTES_MIN, self._next_read_bytes // 4)
 
     @property
     def takes_headers(self) -> bool:

@@ -22,8 +22,8 @@ from weakref import ref
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.redelivery.delivery_policy import Clock
-from simplebus.core.session.pending_limits import Begun
-from simplebus.core.session.rate_limits import Metering
+from simplebus.core.session.pending_limits import UncountedPendingBytes
+from simplebus.core.session.rate_limits import SessionRateLimits
 from simplebus.core.users import rate_limit
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import (
@@ -47,16 +47,18 @@ class Limited:
 
     def __init__(self, broker: Broker | None) -> None:
         self._clock = broker.clock if broker is not None else Clock()
-        self._metering = broker.metering if broker is not None else Metering(self._clock)
+        self._metering = (
+            broker.rate_limits if broker is not None else SessionRateLimits(self._clock)
+        )
 
     def open(self, session: NatsSession) -> None:
         """A client has come, of whom nothing is known but the address."""
-        session.adopt(self._metering.meters(None, session.address))
+        session.adopt(self._metering.token_buckets_for(None, session.address))
 
     def enter(self, session: NatsSession, user: User | None) -> None:
         """It is known who it is."""
         shared = user.shared if user is not None else None
-        session.adopt(self._metering.meters(shared, session.address))
+        session.adopt(self._metering.token_buckets_for(shared, session.address))
 
     def charge(self, session: NatsSession) -> None:
         """Have what it has published since the last time count, and see how long it is to wait."""
@@ -83,7 +85,7 @@ _SUBJECTS_SHOWN = 3
 class Publisher(Protocol):
     """Whose messages fill others, at whichever door."""
 
-    def slow_down(self) -> None:
+    def reduce_read_size(self) -> None:
         """Less of it is to be read at a time."""
 
 
@@ -122,7 +124,7 @@ class Pace:
         self._kept: dict[NatsSession, None] = {}
         """For whom something was kept at the last beat, or since."""
         self._behind: dict[NatsSession, None] = {}
-        self._begun = Begun()
+        self._begun = UncountedPendingBytes()
 
     def adopt(self, limits: NatsLimits, *, total: int) -> None:
         """Go by other limits from now on; the mark is for clients to come."""
@@ -210,7 +212,8 @@ class Pace:
             if session.outbox.sent_bytes == before != session.vain_at:
                 session.vain_at, session.vain_since = before, self.now
         if not hold.others and not all(self._is_stuck(session) for session in hold.sessions):
-            publisher.slow_down()  # Otherwise the sooner they are given up, the better for all.
+            # Otherwise the sooner they are given up, the better for all.
+            publisher.reduce_read_size()
 
     def keep_all(self, sessions: Mapping[NatsSession, None]) -> None:
         """Something is kept for these: they are looked at with each beat until there is nothing."""
@@ -220,11 +223,13 @@ class Pace:
         """So many bytes came of something that a client has not said to its end: it is looked at
         with each beat, too. Returns who is to be given up now, and why."""
         self._kept[session] = None
-        return list(self._too_heavy()) if self._begun.came(size, self._total) else []
+        return list(self._too_heavy()) if self._begun.add(size, self._total) else []
 
     def overdue(self) -> list[tuple[NatsSession, NatsError]]:
         """One beat: who is to be given up, and why."""
-        for session in [session for session in self._kept if session.closed or not session.weight]:
+        for session in [
+            session for session in self._kept if session.is_closed or not session.weight
+        ]:
             session.taken_bytes, session.chance_until = -1, 0.0
             del self._kept[session]
         return [*self._too_slow(), *self._too_heavy()]

@@ -12,7 +12,7 @@ from heapq import nlargest
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 
-from simplebus.core.broker.inquire_positions import ExplainingPositions, short
+from simplebus.core.broker.inquire_positions import PositionReporter, truncate_text
 from simplebus.core.commit_log import Level
 from simplebus.monitor import classes as class_figures
 from simplebus.monitor import waiters
@@ -49,7 +49,7 @@ class Watch:
     def __init__(self, engine: Engine, nats_door: NatsDoor | None) -> None:
         self._engine = engine
         self._nats_door = nats_door
-        self._explaining = ExplainingPositions(engine.broker.store, engine.broker.sessions)
+        self._explaining = PositionReporter(engine.broker.store, engine.broker.sessions)
         self.timing = Timing(engine.broker)
         engine.timing = self.timing
         self.is_ready = self.is_draining = False
@@ -72,7 +72,7 @@ class Watch:
             return Health(ready=False, draining=True, why="the server is stopping")
         if not self.is_ready:
             return Health(ready=False, why="not every door is open yet")
-        ledger, cluster = self._engine.broker.ledger, self._engine.cluster
+        ledger, cluster = self._engine.broker.commit_log, self._engine.cluster
         failure = ledger.failure if ledger is not None else None
         if failure is not None:
             return Health(ready=False, why=f"{failure[0].value}: {failure[1]}")
@@ -113,7 +113,7 @@ class Watch:
         counted.gauge("info", "What runs here.", 1, version=self.version)
         facts = Facts(
             title="simplebus",
-            subtitle=f"bus {broker.explaining.identity}",
+            subtitle=f"bus {broker.inquiry_handler.identity}",
             health=self.health(),
             metrics=counted.metrics(),
             flows=self._flows(figures),
@@ -198,9 +198,9 @@ class Watch:
             [
                 [
                     f"{each.client_id}",
-                    short(each.options.name),
-                    short(each.peer),
-                    short(f"{each.options.lang} {each.options.version}".strip()),
+                    truncate_text(each.options.name),
+                    truncate_text(each.peer),
+                    truncate_text(f"{each.options.lang} {each.options.version}".strip()),
                     len(each.subscriptions),
                     each.in_messages,
                     each.out_messages,
@@ -222,7 +222,7 @@ class Watch:
         counted.gauge(
             "dead_letters", "Messages that were given up and lie there.", figures.dead_letters
         )
-        for reason, count in broker.refused.items():
+        for reason, count in broker.refusal_counts.items():
             counted.counter(
                 "refused_frames",
                 "What peers asked for or said in vain, by reason.",

@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 import h11
 import trio
 
-from simplebus.core.session.rate_limits import place_of
+from simplebus.core.session.rate_limits import address_network
 from simplebus.monitor.board import TICK_SECONDS, Board
 from simplebus.monitor.requests import (
     METHODS,
@@ -161,7 +161,7 @@ class HttpDoor:
         """Take over a connected, non-blocking socket."""
         assert self._nursery is not None, "the door is not running"
         self.accepted += 1
-        if self._comers.take(place_of(listeners.host_of(peer)), trio.current_time()):
+        if self._comers.take(address_network(listeners.host_of(peer)), trio.current_time()):
             self._begin(sock, peer)
             return
         if len(self._waiting) < WAITING_MAX:
@@ -322,7 +322,7 @@ class _HttpConnection:
         """Whether what it has asked for is being answered: it does not wait for its peer."""
         self._door = door
         self._is_local = is_loopback("".join(sock.getsockname()[:1]))
-        self.place = place_of(listeners.host_of(peer))
+        self.place = address_network(listeners.host_of(peer))
         guest = door.anteroom.enter(sock, (type(door), self.place))
         self._stream = HttpStream(sock, guest, door.tls)
         self._talk = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)

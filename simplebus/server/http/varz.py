@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from simplebus.core.broker.inquire_positions import name_of
+from simplebus.core.broker.inquire_positions import producer_name
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.protocol.inquiry import ClassQuestion
 from simplebus.core.session.session import Session
@@ -156,7 +156,7 @@ class Zpages:
     def _server_id(self) -> str:
         if self._nats is not None:
             return self._nats.front.server_id
-        return self._engine.broker.explaining.identity
+        return self._engine.broker.inquiry_handler.identity
 
     # Connections ---------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Zpages:
             named: int | str = int(asked) if is_id else asked
             yield
             try:
-                return as_json(broker.explaining.explain(ClassQuestion(class_=named)))
+                return as_json(broker.inquiry_handler.build_report(ClassQuestion(class_=named)))
             except RemoteProtocolError as error:
                 return problem(404, error.sentence)
         limit = request.number("limit", LIMIT, most=LIMIT) or LIMIT
@@ -306,7 +306,7 @@ class Zpages:
             yield
         return as_json(
             {
-                "bus": broker.explaining.identity,
+                "bus": broker.inquiry_handler.identity,
                 "now": stamp(time.time()),
                 "num_classes": len(rows),
                 "total": len(broker.classes),
@@ -331,7 +331,7 @@ def cid(connection: Any_) -> int:
 def name(connection: Any_) -> str:
     """What its program calls itself."""
     session = connection.session
-    return session.options.name if isinstance(session, NatsSession) else name_of(session)
+    return session.options.name if isinstance(session, NatsSession) else producer_name(session)
 
 
 def pending(connection: Any_) -> int:
@@ -341,7 +341,7 @@ def pending(connection: Any_) -> int:
 
 def in_messages(connection: Any_) -> int:
     session = connection.session
-    return int(session.in_messages if isinstance(session, NatsSession) else session.handled)
+    return int(session.in_messages if isinstance(session, NatsSession) else session.handled_count)
 
 
 def out_messages(connection: Any_) -> int:
@@ -400,7 +400,7 @@ def _subscriptions(connection: Any_) -> Iterator[dict[str, Any]]:
     for key, held in list(session.subscriptions.items()):
         position = getattr(held, "group", None) or held
         group = held.group if isinstance(held.group, str) else held.group.group
-        wanted = getattr(held, "wanted", None)
+        wanted = getattr(held, "channel_filter", None)
         patterns = wanted.patterns if wanted is not None else ("#",)
         for pattern in patterns[:_SUBJECTS_MAX]:
             row = {

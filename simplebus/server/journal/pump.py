@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import trio
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.checkpoint import Keeper
+from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import Ledger, Level
 from simplebus.core.histogram import HistogramSnapshot
-from simplebus.core.message_class.spill import Read, Stretch
+from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.server.journal.reader import Reader
 from simplebus.server.journal.writer import Failure, Needed, Writer
 from simplebus.storage.directory import Directory
@@ -71,13 +71,13 @@ class Keeping:
 
     def __init__(self, broker: Broker, directory: Directory, settle: Callable[[], None]) -> None:
         """`settle` is called when confirms have become due."""
-        assert broker.ledger is not None
+        assert broker.commit_log is not None
         self._broker = broker
-        self._ledger: Ledger = broker.ledger
+        self._ledger: Ledger = broker.commit_log
         self._settle = settle
-        self._keeper = Keeper(broker)
+        self._keeper = Checkpointer(broker)
         self._give: Soon = _in_no_loop
-        self._journal = Journal(directory, level=broker.ledger.level)
+        self._journal = Journal(directory, level=broker.commit_log.level)
         self._writer = Writer(
             self._journal,
             reached=lambda lot, has_space: self._soon(self._has_reached, lot, has_space),
@@ -85,7 +85,7 @@ class Keeping:
             snapshot=lambda: self._soon(self._want_snapshot),
             reserve=Reserve(directory.path),
         )
-        self._spilling = broker.spilling
+        self._spilling = broker.spill_manager
         self._reader = Reader(
             JournalReader(directory.path),
             given=lambda read, found: self._soon(self._has_read, read, found),
@@ -123,7 +123,7 @@ class Keeping:
             failures=self._writer.failures,
             failure=failure[1] if failure is not None else "",
             lagging_sessions=len(ledger.lagging),
-            behind=len(self._spilling.behind) if self._spilling is not None else 0,
+            behind=len(self._spilling.readers) if self._spilling is not None else 0,
             read_bytes=self._reader.read_bytes,
             read_failures=self._reader.failures,
         )
@@ -131,34 +131,34 @@ class Keeping:
     @property
     def due(self) -> float:
         """When positions are looked at again, by the broker's clock."""
-        return self._keeper.due
+        return self._keeper.next_full_scan
 
     def hand_over(self) -> int:
         """At the end of a turn: have written what has come, unless enough is under way. Returns how
         many things were asked of other threads."""
         asked = 0
         if self._ledger.taken - self._written < _LOTS_MAX:
-            lot = self._keeper.take()
+            lot = self._keeper.build_write_batch()
             if lot is not None:
                 self._writer.put(lot)
                 asked += 1
         if self._spilling is not None:
-            for read in self._spilling.take_reads():
+            for read in self._spilling.drain_reads():
                 self._reader.put(read)
                 asked += 1
         return asked
 
     def tick(self) -> None:
         """Once per tick: let go of segments that nobody needs."""
-        needed = Needed(self._keeper.floors(), self._keeper.empty())
+        needed = Needed(self._keeper.class_floors(), self._keeper.empty_class_ids())
         if needed != self._needed and (self._ledger.failure is None or self._is_short):
             self._needed = needed
             self._writer.put(needed)
 
     def close(self) -> None:
         """Write all there is; blocks until it is done. Within the event loop, or behind it."""
-        self._keeper.wants_snapshot = True
-        lot = self._keeper.take()
+        self._keeper.is_snapshot_due = True
+        lot = self._keeper.build_write_batch()
         if lot is not None:
             self._writer.put(lot)
         self._writer.stop()
@@ -170,26 +170,26 @@ class Keeping:
             log.warning("the journal is written again")
         self._written = lot
         self._is_short = not has_space
-        self._broker.reach(lot, has_space=has_space)
+        self._broker.mark_durable(lot, has_space=has_space)
         self._settle()
 
     def _has_failed(self, failure: Failure) -> None:
         if self._ledger.failure is None:
             log.error("%s; publishers are refused until it can be", failure[1])
-        self._broker.fail_to_keep(*failure)
+        self._broker.journal_failed(*failure)
         self._settle()
 
-    def _has_read(self, read: Read, found: Sequence[Stretch]) -> None:
+    def _has_read(self, read: SpillRead, found: Sequence[SpilledRange]) -> None:
         assert self._spilling is not None
-        self._spilling.given(read, found)
+        self._spilling.complete_read(read, found)
         self._settle()
 
-    def _has_not_read(self, read: Read) -> None:
+    def _has_not_read(self, read: SpillRead) -> None:
         assert self._spilling is not None
-        self._spilling.failed(read)
+        self._spilling.fail_read(read)
 
     def _want_snapshot(self) -> None:
-        self._keeper.wants_snapshot = True
+        self._keeper.is_snapshot_due = True
 
 
 def soon_in_trio() -> Soon:
@@ -209,13 +209,13 @@ def _in_no_loop(what: Callable[..., None], *given: object) -> None:
 
 def load(broker: Broker, directory: Directory) -> None:
     """Fill a fresh broker with what a directory holds. Raises JournalError."""
-    assert broker.ledger is not None
+    assert broker.commit_log is not None
     found = recover(directory, broker)
-    broker.ledger.taken = broker.ledger.reached = found.lot
+    broker.commit_log.taken = broker.commit_log.reached = found.lot
     for sentence in found.dropped:
         log.warning("left out: %s", sentence)
     try:
-        settle(directory, found, to_disk=broker.ledger.level is Level.DISK)
+        settle(directory, found, to_disk=broker.commit_log.level is Level.DISK)
     except OSError as error:
         raise JournalError(
             f"{directory.path} cannot be used as a journal: {error.strerror}"

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from simplebus.core.message_class.spill import Read, Stretch
+from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.storage.segment_reader import JournalReader
 
 log = logging.getLogger("simplebus.server")
@@ -23,14 +23,14 @@ class Reader:
         self,
         journal: JournalReader,
         *,
-        given: Callable[[Read, Sequence[Stretch]], None],
-        failed: Callable[[Read], None],
+        given: Callable[[SpillRead, Sequence[SpilledRange]], None],
+        failed: Callable[[SpillRead], None],
     ) -> None:
         """These are called in the thread, one of them for each read."""
         self._journal = journal
         self._given = given
         self._failed = failed
-        self._queue: queue.SimpleQueue[Read | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[SpillRead | None] = queue.SimpleQueue()
         self._has_failed = False
         self.failures = 0
         """How often something could not be read."""
@@ -41,7 +41,7 @@ class Reader:
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, read: Read) -> None:
+    def put(self, read: SpillRead) -> None:
         """Have this read."""
         self._queue.put(read)
 
@@ -69,7 +69,7 @@ class Reader:
                 self.read_bytes += sum(len(stretch.frames) for stretch in found)
                 self._given(read, found)
 
-    def _fail(self, read: Read, why: str) -> None:
+    def _fail(self, read: SpillRead, why: str) -> None:
         self.failures += 1
         if not self._has_failed:
             self._has_failed = True

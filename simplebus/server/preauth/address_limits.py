@@ -9,7 +9,7 @@ import ipaddress
 from collections import Counter
 
 from simplebus.core.errors import Reason
-from simplebus.core.session.rate_limits import place_of
+from simplebus.core.session.rate_limits import address_network
 
 KEYS_MAX = 65_536
 
@@ -87,7 +87,7 @@ class Addresses:
     def refuse(self, address: str, now: float) -> tuple[Reason, str] | None:
         """Why a connection from this address is not taken; None when it is, and `left` is to be
         called at its end."""
-        address = place_of(address)
+        address = address_network(address)
         if self._at_once and self._open[address] >= self._at_once:
             return (
                 Reason.TOO_MANY_CONNECTIONS,
@@ -100,7 +100,7 @@ class Addresses:
 
     def left(self, address: str) -> None:
         """A connection has ended."""
-        address = place_of(address)
+        address = address_network(address)
         self._open[address] -= 1
         if self._open[address] <= 0:
             del self._open[address]

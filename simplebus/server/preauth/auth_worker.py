@@ -23,7 +23,7 @@ import trio
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.protocol.requests import Auth
-from simplebus.core.session.rate_limits import place_of
+from simplebus.core.session.rate_limits import address_network
 from simplebus.core.users.users import Users
 from simplebus.server.preauth.address_limits import Buckets
 from simplebus.server.preauth.greeting import Greetings
@@ -86,7 +86,7 @@ class Gatekeeper:
         """
         if auth is None or not (auth.user or auth.token):
             return
-        place = place_of(address)
+        place = address_network(address)
         self._check_may_try(place, auth)
         users = self.users
         is_right = (knows or users.knows)(auth)
@@ -103,7 +103,7 @@ class Gatekeeper:
 
         Raises RemoteProtocolError (too_many_attempts).
         """
-        place = place_of(address)
+        place = address_network(address)
         self._check_may_try(place, auth)
         if not knows(auth):
             self._note_wrong(place, auth)

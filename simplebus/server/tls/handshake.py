@@ -107,5 +107,5 @@ class SecureConnection(Connection[Session]):
             self._is_in_clear = _CONNECT.match(error.opening) is not None
             why = _IN_CLEAR if self._is_in_clear else f"the TLS handshake {error}"
             raise RemoteProtocolError(Reason.TLS_HANDSHAKE, why) from None
-        self.session.certified = names(tls.certificate() or {})
+        self.session.certificate_names = names(tls.certificate() or {})
         self.wire = self.tls = tls

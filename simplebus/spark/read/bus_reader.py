@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from simplebus.client.blocking.bus import BlockingBus, connect_blocking
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.errors import BusConnectionError, RefusedError
 from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.protocol.requests import FetchReply
@@ -113,7 +113,12 @@ class SourceBus:
         """
         questions = [
             partial(
-                self._core.fetch, self.class_id(name), 0, 1, time=milliseconds / 1000, make=False
+                self._core.fetch,
+                self.class_id(name),
+                0,
+                1,
+                start_time=milliseconds / 1000,
+                create_class=False,
             )
             for name, milliseconds in times.items()
         ]
@@ -126,16 +131,16 @@ class SourceBus:
             for name, reply in zip(times, replies, strict=True)
         }
 
-    def _look(self, class_id: int, *, make: bool) -> Request:
+    def _look(self, class_id: int, *, make: bool) -> OpenRequest:
         """Ask for a message that cannot be: the answer tells what can."""
-        return self._core.fetch(class_id, SEQUENCE_MAX, 1, make=make)
+        return self._core.fetch(class_id, SEQUENCE_MAX, 1, create_class=make)
 
     def _missing(self, error: RefusedError) -> Exception:
         if error.code != "unknown_class":
             return error
         return ClassMissingError(f"at {self.server}: {error.sentence}, so there is nothing to read")
 
-    def _ask(self, questions: Sequence[Callable[[], Request]]) -> tuple[str, list[FetchReply]]:
+    def _ask(self, questions: Sequence[Callable[[], OpenRequest]]) -> tuple[str, list[FetchReply]]:
         """Ask all at once. Returns the answers, and whose they are."""
         wire = self.blocking.wire
         while True:
@@ -189,9 +194,9 @@ class SourceBus:
             if frames.count:
                 yield frames
 
-    def _piece(self, class_id: int, first: int, last: int) -> Request:
+    def _piece(self, class_id: int, first: int, last: int) -> OpenRequest:
         count = min(last - first, FETCH_MESSAGES_MAX)
-        return self._core.fetch(class_id, first, count, times=True, make=False)
+        return self._core.fetch(class_id, first, count, with_times=True, create_class=False)
 
     def _lose(self, wanted: Range, first: int, last: int, why: str, *, strict: bool) -> None:
         lose([Loss(wanted.server, wanted.class_, first, last, why)], strict=strict)

@@ -84,7 +84,7 @@ class Pin:
         while True:
             inbox = self._core.subscribe(self._bus.class_id(class_), self._request(to))
             try:
-                self._wire.answered(inbox.request)
+                self._wire.answered(inbox.subscribe_request)
                 break
             except RefusedError as error:
                 if error.code != Reason.DURABLE_IN_USE:
@@ -97,7 +97,7 @@ class Pin:
                         "it gives one to itself"
                     ) from error
                 sleep(_PAUSE_SECONDS)
-        reply = inbox.request.reply
+        reply = inbox.subscribe_request.reply
         assert isinstance(reply, SubscribeReply)
         begins = self._begins(class_, to, reply)
         at = to if isinstance(to, int) else begins
@@ -133,12 +133,12 @@ class Pin:
         """
         asked = SubscribeRequest(start="waiting", max_in_flight=1)
         inbox = self._core.subscribe(self._bus.class_id(class_), asked)
-        self._wire.answered(inbox.request)
-        self._core.unsubscribe(inbox, processed=False)
+        self._wire.answered(inbox.subscribe_request)
+        self._core.unsubscribe(inbox, is_processed=False)
         self._wire.push()
 
     def _let_go(self, hold: _Hold) -> None:
-        self._core.unsubscribe(hold.inbox, processed=False)
+        self._core.unsubscribe(hold.inbox, is_processed=False)
         self._wire.push()
 
     def forget(self, class_: str) -> None:
@@ -148,7 +148,7 @@ class Pin:
         """
         self.move(class_, "new")
         hold = self._held.pop(class_)
-        self._wire.answered(self._core.unsubscribe(hold.inbox, processed=False, forget=True))
+        self._wire.answered(self._core.unsubscribe(hold.inbox, is_processed=False, forget=True))
 
     def release(self) -> None:
         """Keep nothing any more but what the name stands for."""

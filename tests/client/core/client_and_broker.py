@@ -37,38 +37,38 @@ class Pair:
 
     def connect(self) -> None:
         """A fresh connection."""
-        self.session = self.broker.open()
+        self.session = self.broker.open_session()
         self.said = b""
-        self.core.connected(self.now)
+        self.core.connection_made(self.now)
 
     def lose(self) -> None:
         """The connection breaks: both sides notice, and what was under way is gone."""
-        self.broker.close(self.session)
-        self.core.lost()
+        self.broker.close_session(self.session)
+        self.core.connection_lost()
 
     def exchange(self) -> list[Inbox]:
         """Let bytes cross until both sides are quiet. Returns who got something."""
         woken: dict[Inbox, None] = {}
         while self.say() or self.hear(woken):
             pass
-        self.broker.check()
-        self.core.check()
+        self.broker.check_invariants()
+        self.core.check_invariants()
         return list(woken)
 
     def say(self, most: int | None = None) -> bool:
         """One chunk from the client to the bus, if there is one."""
-        outgoing = self.core.outgoing
+        outgoing = self.core.send_queue
         data = bytes(outgoing.peek()[: most or self.chunk])
         if not data:
             return False
-        outgoing.sent(len(data))
+        outgoing.mark_sent(len(data))
         self.said += data
         self.broker.receive(self.session, self._buffer, self._buffer.fill(data))
         return True
 
     def hear(self, woken: dict[Inbox, None] | None = None, most: int | None = None) -> bool:
         """One chunk from the bus to the client, if there is one."""
-        self.broker.take_ready()
+        self.broker.drain_writable()
         outbox, tick = self.session.outbox, self.broker.tick_number
         data = bytes(outbox.peek(tick)[: most or self.chunk])
         if not data:
@@ -87,7 +87,7 @@ class Pair:
     def wait(self, seconds: float) -> None:
         """Time goes by."""
         self.broker.clock.now += seconds
-        self.broker.wake_due()
+        self.broker.run_due_wakeups()
         self.exchange()
 
     def statistics(self, class_id: int = 1) -> ClassStatistics:

@@ -12,25 +12,25 @@ def take(inbox: Inbox, most: int = 1 << 30) -> list[Message[Any]]:
     """Consume up to so many messages as a loop does. The last one is not settled."""
     taken: list[Message[Any]] = []
     while len(taken) < most:
-        message = next(inbox.ready, None)
+        message = next(inbox.prepared_messages, None)
         if message is not None:
             taken.append(message)
         else:
-            inbox.settle(current=True)
-            if not inbox.prepare(64):
+            inbox.settle(include_last=True)
+            if not inbox.prepare_messages(64):
                 break
-        inbox.check()
+        inbox.check_invariants()
     return taken
 
 
 def take_batches(inbox: Inbox, most: int | None = None) -> list[Batch]:
     """Consume everything in batches of at most so many. All of it is settled."""
     batches = []
-    inbox.settle(current=True)
-    while (batch := inbox.take_batch(most)) is not None:
+    inbox.settle(include_last=True)
+    while (batch := inbox.next_batch(most)) is not None:
         batches.append(batch)
-        inbox.settle(current=True)
-        inbox.check()
+        inbox.settle(include_last=True)
+        inbox.check_invariants()
     return batches
 
 

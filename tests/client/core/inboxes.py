@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from simplebus.client.core.acks import Desk
-from simplebus.client.core.frame_runs import Run, runs
+from simplebus.client.core.acks import AckSink
+from simplebus.client.core.frame_runs import FrameRun, split_into_runs
 from simplebus.client.core.inbox import Inbox
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.protocol.requests import SubscribeReply, SubscribeRequest
 from tests.support.oracles import (
@@ -21,9 +21,9 @@ MESSAGE, SUBSCRIBE, ENVELOPE = b"125"
 BUFFER = ReceiveBuffer(1 << 20)
 
 
-def runs_of(data: bytes) -> list[Run]:
+def runs_of(data: bytes) -> list[FrameRun]:
     receiver = FrameReceiver(frame_bytes_max=1 << 20)
-    return [r for b in receiver.receive(BUFFER, BUFFER.fill(data)) for r in runs(b)]
+    return [r for b in receiver.receive(BUFFER, BUFFER.fill(data)) for r in split_into_runs(b)]
 
 
 class HeardInbox(Inbox):
@@ -32,17 +32,17 @@ class HeardInbox(Inbox):
     def __init__(
         self, options: SubscribeRequest | None = None, *, cursor: int = 0, auto_ack: bool = True
     ) -> None:
-        self.desk = Desk()
+        self.desk = AckSink()
         options = options or SubscribeRequest()
-        request = Request(1, SUBSCRIBE, content=options.encode())
-        super().__init__(1, options, request, self.desk, number=7, auto_ack=auto_ack)
+        request = OpenRequest(1, SUBSCRIBE, content=options.encode())
+        super().__init__(1, options, request, self.desk, subscription_number=7, auto_ack=auto_ack)
         self.runs = 0
         self.begin(cursor)
 
     def begin(self, cursor: int, *, resumed: bool = False, same_run: bool = False) -> None:
         self.runs += not same_run
         reply = SubscribeReply(cursor=cursor, floor=cursor, resumed=resumed)
-        self.answered(reply, run=("bus", f"{self.runs}"))
+        self.handle_subscribed(reply, bus_run=("bus", f"{self.runs}"))
 
     def come(self, sequences: Iterable[int], attempt: int = 1, payload: bytes = b"%06d") -> int:
         """These messages have come. Returns how many were dropped."""
@@ -55,12 +55,12 @@ class HeardInbox(Inbox):
             )
             for sequence in sequences
         )
-        return sum(self.accept(run, attempt) for run in runs_of(data))
+        return sum(self.accept_run(run, attempt) for run in runs_of(data))
 
     def told(self) -> list[str]:
         """What is written: `+first-last` for acks, `-first-last delay` for nacks."""
         words = {ord("3"): "+", ord("8"): "-", ord("9"): "~"}
-        parsed = [parse_frame(frame) for frame in split_frames(self.desk.take())[0]]
+        parsed = [parse_frame(frame) for frame in split_frames(self.desk.encode_pending())[0]]
         return [words[kind] + content.decode() for kind, *_, content in parsed]
 
 

@@ -230,15 +230,15 @@ class Line:
 
     def connect(self) -> None:
         self.server.connect()
-        self.core.connected(self.now)
+        self.core.connection_made(self.now)
 
     def say(self, most: int = 1 << 40) -> int:
         """The client writes up to so many bytes."""
         written = 0
-        while written < most and (data := self.core.outgoing.peek()):
+        while written < most and (data := self.core.send_queue.peek()):
             count = min(len(data), most - written)
             self.server.hear(bytes(data[:count]))
-            self.core.outgoing.sent(count)
+            self.core.send_queue.mark_sent(count)
             written += count
         return written
 
@@ -254,12 +254,12 @@ class Line:
         woken: dict[Inbox, None] = {}
         while self.say() or self.server.out:
             woken.update(dict.fromkeys(self.hear()))
-        self.core.check()
+        self.core.check_invariants()
         return list(woken)
 
     def lose(self) -> None:
-        self.core.lost()
-        self.core.check()
+        self.core.connection_lost()
+        self.core.check_invariants()
 
 
 def connected(**options: object) -> Line:
@@ -274,13 +274,13 @@ def subscribed(line: Line, options: SubscribeRequest | None = None, **keys: bool
     """A subscription to class 1 that the bus has begun."""
     inbox = line.core.subscribe(1, options or SubscribeRequest(), **keys)
     line.exchange()
-    assert inbox.request.done
+    assert inbox.subscribe_request.is_done
     return inbox
 
 
 def settle(line: Line, inbox: Inbox) -> None:
     """All that was handed out is processed, and said to be."""
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     line.exchange()
 
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from simplebus.client.core.acks import (
     ACKED,
     NACKED,
-    NACKED_AT_ONCE,
+    NACKED_WITHOUT_DELAY,
     WORKING,
-    AckLog,
-    Desk,
-    Receipt,
-    Verdict,
-    nacked,
-    terminated,
+    AckBuffer,
+    AckOutcome,
+    AckSink,
+    AckToken,
+    nack_outcome,
+    terminate_outcome,
 )
-from simplebus.client.core.frame_runs import Ids
+from simplebus.client.core.frame_runs import MessageIds
 from simplebus.core.errors import LocalProtocolError
 from tests.support.oracles import (
     ID_COUNT,
@@ -39,21 +39,23 @@ class Subscriber:
     decode = None
 
 
-def log_of(*, settles: bool = True, spans: bool = True) -> AckLog:
-    log = AckLog(Desk(), 7, settles=settles, spans=spans)
+def log_of(*, settles: bool = True, spans: bool = True) -> AckBuffer:
+    log = AckBuffer(AckSink(), 7, is_auto_ack=settles, can_span_gaps=spans)
     log.attach()
     return log
 
 
-def receipt(log: AckLog | None, sequences: Ids | list[int], *, row: int = 0) -> Receipt:
+def receipt(log: AckBuffer | None, sequences: MessageIds | list[int], *, row: int = 0) -> AckToken:
     if isinstance(sequences, list):
         sequences = np.array(sequences, np.int64)
-    return Receipt(Subscriber(), log, class_id=1, sequences=sequences, attempt=1, row=row)
+    return AckToken(
+        Subscriber(), log, class_id=1, sequences=sequences, attempt=1, arrival_index=row
+    )
 
 
-def told(log: AckLog) -> list[tuple[str, str]]:
+def told(log: AckBuffer) -> list[tuple[str, str]]:
     """(type, content) of what is written."""
-    found, rest = split_frames(log.desk.take())
+    found, rest = split_frames(log.ack_sink.encode_pending())
     assert rest == b""
     parsed = [parse_frame(frame) for frame in found]
     for kind, subject, attempt, detail, _ in parsed:
@@ -61,7 +63,7 @@ def told(log: AckLog) -> list[tuple[str, str]]:
     return [(chr(kind), content.decode()) for kind, *_, content in parsed]
 
 
-def acks(log: AckLog) -> list[str]:
+def acks(log: AckBuffer) -> list[str]:
     found = told(log)
     assert {kind for kind, _ in found} <= {"3"}
     return [content for _, content in found]
@@ -84,14 +86,18 @@ def test_ranges_name_exactly_what_was_acknowledged_and_never_span_the_wrap(
     log = log_of()
     for number in sequences:
         receipt(log, range(number, number + 1)).settle(ACKED, 0, 1)
-    assert log.desk.count == len(sequences)
+    assert log.ack_sink.pending_count == len(sequences)
     ranges = [tuple(map(int, content.split("-"))) for content in acks(log)]
     ids = [number % ID_COUNT for number in sequences]
     assert [i for first, last in ranges for i in range(first, last)] == ids
     assert all(0 <= first < last <= ID_COUNT for first, last in ranges)
     if max(sequences, default=0) < ID_COUNT:
         assert ranges == group_ids(ids)
-    assert (log.desk.count, log.desk.acked, log.desk.take()) == (0, len(sequences), b"")
+    assert (
+        log.ack_sink.pending_count,
+        log.ack_sink.acked_count,
+        log.ack_sink.encode_pending(),
+    ) == (0, len(sequences), b"")
 
 
 def test_a_range_is_cut_at_the_wrap_of_the_ids() -> None:
@@ -133,7 +139,7 @@ def test_gaps_are_not_spanned_where_something_came_late() -> None:
     log = log_of()
     came = receipt(log, [3, 7, 12, 20, 30], row=1)
     came.settle(ACKED, 0, 5)
-    log.late = 5
+    log.last_out_of_order = 5
     assert acks(log) == ["3-4", "7-8", "12-13", "20-21", "30-31"]
     came.settle(ACKED, 1, 5)
     assert acks(log) == ["7-31"]
@@ -152,9 +158,9 @@ def test_the_last_word_about_a_message_is_written_last() -> None:
     came.settle(WORKING, 0, 10)
     came.settle(ACKED, 0, 3)
     came.settle(NACKED, 3, 4)
-    came.settle(nacked(0.25), 4, 6)
-    came.settle(nacked(0.25), 6, 7)
-    came.settle(NACKED_AT_ONCE, 7, 8)
+    came.settle(nack_outcome(0.25), 4, 6)
+    came.settle(nack_outcome(0.25), 6, 7)
+    came.settle(NACKED_WITHOUT_DELAY, 7, 8)
     came.settle(ACKED, 8, 10)
     assert told(log) == [
         ("9", "0-10"),
@@ -164,15 +170,15 @@ def test_the_last_word_about_a_message_is_written_last() -> None:
         ("8", "7-8 0"),
         ("3", "8-10"),
     ]
-    assert (log.desk.acked, log.desk.nacked) == (5, 5)
+    assert (log.ack_sink.acked_count, log.ack_sink.nacked_count) == (5, 5)
 
 
-words = st.sampled_from([ACKED, NACKED, NACKED_AT_ONCE, WORKING, nacked(1)])
+words = st.sampled_from([ACKED, NACKED, NACKED_WITHOUT_DELAY, WORKING, nack_outcome(1)])
 
 
 @given(st.lists(st.tuples(words, st.integers(0, 5), st.integers(1, 3)), max_size=40), st.booleans())
 def test_what_is_told_is_what_was_said_in_the_order_in_which_it_was_said(
-    said: list[tuple[Verdict, int, int]], in_gaps: bool
+    said: list[tuple[AckOutcome, int, int]], in_gaps: bool
 ) -> None:
     log = log_of()
     sequences = [3, 4, 7, 8, 11, 12, 13, 20] if in_gaps else range(3, 11)
@@ -195,10 +201,10 @@ def test_what_is_said_by_hand_is_not_said_again_by_settling() -> None:
     log = log_of()
     came = receipt(log, range(6))
     calls: list[int] = []
-    log.desk.by_hand = lambda: calls.append(1)
-    came.say(nacked(2), 1, 2)
-    came.say(ACKED, 3, 4)
-    came.say(WORKING, 4, 5)
+    log.ack_sink.on_manual_ack = lambda: calls.append(1)
+    came.record_outcome(nack_outcome(2), 1, 2)
+    came.record_outcome(ACKED, 3, 4)
+    came.record_outcome(WORKING, 4, 5)
     came.settle(ACKED, 0, 6)
     assert told(log) == [
         ("8", "1-2 2000"),
@@ -234,35 +240,35 @@ class SilentError(Exception):
 def test_a_nack_says_what_went_wrong_as_far_as_it_may(error: object, sentence: str) -> None:
     log = log_of()
     came = receipt(log, range(4))
-    came.say(nacked(None, error), 0, 1)
-    came.say(nacked(1.5, error), 1, 2)
-    came.say(terminated(error), 2, 4)
+    came.record_outcome(nack_outcome(None, error), 0, 1)
+    came.record_outcome(nack_outcome(1.5, error), 1, 2)
+    came.record_outcome(terminate_outcome(error), 2, 4)
     assert told(log) == [
         ("8", f"0-1\n{sentence}"),
         ("8", f"1-2 1500\n{sentence}"),
         ("8", f"2-4 terminate\n{sentence}"),
     ]
-    came.say(terminated(), 0, 1)
+    came.record_outcome(terminate_outcome(), 0, 1)
     assert told(log) == [("8", "0-1 terminate")]
 
 
 def test_a_nack_names_its_attempt_unless_a_newer_one_was_dropped() -> None:
     log = log_of()
-    came = Receipt(Subscriber(), log, class_id=1, sequences=range(9), attempt=3)
-    log.newer.update((1, 5))
+    came = AckToken(Subscriber(), log, class_id=1, sequences=range(9), attempt=3)
+    log.dropped_redeliveries.update((1, 5))
 
     def attempts() -> list[tuple[bytes, int]]:
-        parsed = [parse_frame(frame) for frame in split_frames(log.desk.take())[0]]
+        parsed = [parse_frame(frame) for frame in split_frames(log.ack_sink.encode_pending())[0]]
         return [(content, attempt) for _, _, attempt, _, content in parsed]
 
-    came.say(NACKED, 0, 1)
-    came.say(WORKING, 1, 2)
-    came.say(NACKED, 1, 2)
-    came.say(terminated(), 4, 6)
+    came.record_outcome(NACKED, 0, 1)
+    came.record_outcome(WORKING, 1, 2)
+    came.record_outcome(NACKED, 1, 2)
+    came.record_outcome(terminate_outcome(), 4, 6)
     assert attempts() == [(b"0-1", 3), (b"1-2", 0), (b"1-2", 0), (b"4-6 terminate", 0)]
-    assert not log.newer
-    came.say(NACKED, 1, 2)
-    came.say(ACKED, 2, 3)
+    assert not log.dropped_redeliveries
+    came.record_outcome(NACKED, 1, 2)
+    came.record_outcome(ACKED, 2, 3)
     assert attempts() == [(b"1-2", 3), (b"2-3", 0)]
 
 
@@ -270,11 +276,11 @@ def test_what_is_said_before_the_bus_knows_the_subscription_waits() -> None:
     log = log_of()
     log.detach()
     receipt(log, range(6)).settle(ACKED, 0, 2)
-    assert (log.desk.count, log.desk.take()) == (0, b"")
+    assert (log.ack_sink.pending_count, log.ack_sink.encode_pending()) == (0, b"")
     log.attach()
-    assert log.desk.count == 2
+    assert log.ack_sink.pending_count == 2
     receipt(log, range(6)).settle(ACKED, 2, 4)
-    assert log.desk.count == 4
+    assert log.ack_sink.pending_count == 4
     assert acks(log) == ["0-4"]
 
 
@@ -283,17 +289,17 @@ def test_what_is_said_to_nobody_is_forgotten() -> None:
     came = receipt(log, range(6))
     assert came.is_alive
     log.close()
-    came.say(ACKED, 0, 1)
+    came.record_outcome(ACKED, 0, 1)
     assert not came.is_alive
-    assert (log.desk.count, told(log)) == (0, [])
+    assert (log.ack_sink.pending_count, told(log)) == (0, [])
 
 
 def test_a_fetched_message_is_nobodys_to_acknowledge() -> None:
     with pytest.raises(LocalProtocolError, match="fetched"):
-        receipt(None, range(1)).say(ACKED, 0, 1)
+        receipt(None, range(1)).record_outcome(ACKED, 0, 1)
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf")])
 def test_a_delay_is_neither_negative_nor_without_end(delay: float) -> None:
     with pytest.raises(ValueError, match=r"delay must be seconds from 0 to 3\.1536e\+07"):
-        nacked(delay)
+        nack_outcome(delay)

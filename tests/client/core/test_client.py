@@ -40,13 +40,13 @@ from tests.support.oracles import build_frame
 
 
 def test_the_first_thing_said_is_who_is_there() -> None:
-    core = ClientCore(name="tester", instance="one", heartbeat=7.0, client="test 1")
+    core = ClientCore(name="tester", instance="one", heartbeat_seconds=7.0, client="test 1")
     core.publish(b"", 5)
     core.subscribe(6)
     core.name_classes("orders", NamedClass(id=9, name="nine"))
     core.keep_last_values(8)
-    request = core.connected(0.0)
-    assert bytes(core.outgoing.peek()) == build_frame(
+    request = core.connection_made(0.0)
+    assert bytes(core.send_queue.peek()) == build_frame(
         CONNECT,
         message_id=request.number,
         content=ConnectRequest(
@@ -69,11 +69,11 @@ def test_an_answer_makes_it_ready() -> None:
     line = Line()
     assert (line.core.is_ready, line.core.session_id) == (False, None)
     line.server.connect()
-    request = line.core.connected(0.0)
+    request = line.core.connection_made(0.0)
     line.exchange()
     assert (line.core.is_ready, line.core.session_id) == (True, 1)
     assert isinstance(request.reply, ConnectReply)
-    assert (request.done, request.error) == (True, None)
+    assert (request.is_done, request.error) == (True, None)
     line.lose()
     assert (line.core.is_ready, line.core.session_id) == (False, None)
 
@@ -100,9 +100,9 @@ def test_a_fresh_connection_hears_of_classes_subscriptions_messages_and_then_the
     )
     subscriptions = [frame[3] for frame in line.server.frames[1:4]]
     assert subscriptions == [1, 2, 3]
-    assert first.request.done
-    assert third.request.done
-    assert synced.done
+    assert first.subscribe_request.is_done
+    assert third.subscribe_request.is_done
+    assert synced.is_done
     assert line.core.statistics().reconnections == 1
 
 
@@ -116,30 +116,30 @@ def test_requests_fail_with_the_connection_and_subscriptions_do_not() -> None:
     line.say()
     line.lose()
     for request in asked:
-        assert request.done
+        assert request.is_done
         assert isinstance(request.error, BusConnectionError)
-    assert not inbox.request.done
+    assert not inbox.subscribe_request.is_done
     line.server.answers = True
     line.connect()
     line.exchange()
-    assert inbox.request.done
-    assert core.class_id("name") == 1004, "what is to be named is named again"
+    assert inbox.subscribe_request.is_done
+    assert core.find_class_id("name") == 1004, "what is to be named is named again"
 
 
 def test_when_there_will_be_no_connection_everything_fails() -> None:
     core = ClientCore()
-    requests = [core.sync(), core.subscribe(1).request]
+    requests = [core.sync(), core.subscribe(1).subscribe_request]
     error = BusConnectionError("nobody is there")
     core.fail_requests(error)
-    assert [(request.done, request.error) for request in requests] == [(True, error)] * 2
+    assert [(request.is_done, request.error) for request in requests] == [(True, error)] * 2
 
 
 def test_the_id_that_the_bus_gave_a_name_is_told_to_the_next_one() -> None:
     line = connected()
-    assert line.core.class_id("orders") is None
+    assert line.core.find_class_id("orders") is None
     line.core.name_classes("orders")
     line.exchange()
-    assert line.core.class_id("orders") == 1006
+    assert line.core.find_class_id("orders") == 1006
     line.lose()
     line.connect()
     line.exchange()
@@ -266,7 +266,7 @@ def test_fetched_messages_belong_to_the_oldest_fetch_of_their_class() -> None:
     far = (5 << 31) + 17
     line.server.fetched(second.number, FetchReply(first=far, next=far, floor=12, head=30))
     line.exchange()
-    assert (first.done, second.done, other.done) == (True, True, False)
+    assert (first.is_done, second.is_done, other.is_done) == (True, True, False)
     first_ones = [m for batch in first.batches for m in batch]
     assert [(m.sequence, m.payload) for m in first_ones] == [
         (12, b"12"),

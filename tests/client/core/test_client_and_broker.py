@@ -28,7 +28,7 @@ SHORT = Settings(ack_timeout=2)
 
 def settle_all(pair: Pair, *inboxes: Inbox) -> None:
     for inbox in inboxes:
-        inbox.settle(current=True)
+        inbox.settle(include_last=True)
     pair.exchange()
 
 
@@ -98,7 +98,7 @@ def test_the_client_meets_the_wrap_of_the_ids() -> None:
     pair.exchange()
     ring = pair.broker.classes[1].ring
     ring.head = ring.floor = 2 * ID_COUNT - 3
-    pair.broker.classes[1].waiting = AckWindow(floor=ring.head)
+    pair.broker.classes[1].backlog_window = AckWindow(floor=ring.head)
     inbox = pair.core.subscribe(1)
     pair.core.publish_many(NUMBERED[:6], 1)
     pair.exchange()
@@ -160,7 +160,7 @@ def test_what_was_not_acknowledged_comes_again_and_is_marked() -> None:
     messages = take(inbox)
     for message in messages[:4] + messages[6:]:
         message.ack()
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     pair.exchange()
     pair.tick(2)
     pair.core.publish(b"new", 1)
@@ -197,7 +197,7 @@ def test_a_failed_message_comes_again_after_a_pause_or_when_it_is_wanted() -> No
     pair.core.publish_many(NUMBERED[:10], 1)
     pair.exchange()
     take(inbox, 4)
-    inbox.give_up()
+    inbox.nack_last()
     take(inbox, 3)[-1].nack(0)
     take(inbox)
     settle_all(pair, inbox)
@@ -215,7 +215,7 @@ def test_what_takes_longer_is_not_sent_again() -> None:
     pair.core.publish(b"long", 1)
     pair.exchange()
     (message,) = take(inbox)
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     for _ in range(5):
         message.working()
         pair.exchange()
@@ -236,9 +236,9 @@ def test_what_a_durable_was_never_handed_comes_to_the_next_one_at_once() -> None
     pair.core.publish_many(NUMBERED[:10], 1)
     pair.exchange()
     take(inbox, 3)
-    request = pair.core.unsubscribe(inbox, processed=True)
+    request = pair.core.unsubscribe(inbox, is_processed=True)
     pair.exchange()
-    assert (request.done, request.error) == (True, None)
+    assert (request.is_done, request.error) == (True, None)
     again = pair.core.subscribe(1, durable)
     pair.exchange()
     assert payloads(again) == NUMBERED[3:10]
@@ -261,13 +261,13 @@ def test_a_durable_that_was_left_is_had_again_though_the_bus_has_not_heard_of_it
         pair.lose()
     left = []
     for _ in range(times):
-        left.append(pair.core.unsubscribe(inbox, processed=True))
+        left.append(pair.core.unsubscribe(inbox, is_processed=True))
         inbox = pair.core.subscribe(1, durable)
     if is_away:
         pair.connect()
     pair.exchange()
-    assert [(each.done, each.error) for each in left] == [(True, None)] * times
-    assert inbox.request.error is None
+    assert [(each.is_done, each.error) for each in left] == [(True, None)] * times
+    assert inbox.subscribe_request.error is None
     assert payloads(inbox) == NUMBERED[3 if is_away else 0 : 10]
     settle_all(pair, inbox)
     assert pair.statistics().in_flight == 0
@@ -279,16 +279,16 @@ def test_who_waits_for_a_durable_that_was_left_learns_that_somebody_else_has_it(
     inbox = pair.core.subscribe(1, durable)
     pair.exchange()
     pair.lose()
-    pair.core.unsubscribe(inbox, processed=True)
+    pair.core.unsubscribe(inbox, is_processed=True)
     inbox = pair.core.subscribe(1, durable)
     other = Pair(broker=pair.broker, name="other")
     held = other.core.subscribe(1, durable)
     other.exchange()
-    assert held.request.error is None
+    assert held.subscribe_request.error is None
     pair.connect()
     pair.exchange()
-    assert isinstance(inbox.request.error, RefusedError)
-    assert inbox.request.error.code == "durable_in_use"
+    assert isinstance(inbox.subscribe_request.error, RefusedError)
+    assert inbox.subscribe_request.error.code == "durable_in_use"
 
 
 def test_a_durable_is_moved_once_not_with_every_connection() -> None:
@@ -329,13 +329,13 @@ def test_a_fetched_batch_tells_where_its_frames_are(lengths: list[int]) -> None:
 
 def test_a_fetch_need_not_make_the_class_that_it_is_about() -> None:
     pair = Pair()
-    request = pair.core.fetch(3, 0, 1, make=False)
+    request = pair.core.fetch(3, 0, 1, create_class=False)
     pair.exchange()
     assert isinstance(request.error, RefusedError)
     assert request.error.code == "unknown_class"
     assert 3 not in pair.broker.classes
     with pytest.raises(ValueError, match="65536"):
-        pair.core.fetch(65536, 0, 1, make=False)
+        pair.core.fetch(65536, 0, 1, create_class=False)
 
 
 def test_a_program_knows_whose_memory_it_talks_to() -> None:
@@ -374,7 +374,7 @@ def test_a_publisher_knows_what_was_confirmed_and_is_gone(identity: str, forgott
 def test_another_run_of_the_bus_may_have_given_a_sequence_again() -> None:
     """What was delivered from the memory of a process is not what the next one has there. In a
     group no cursor tells so: another member has moved it."""
-    pair = Pair(broker=Broker(identity="one", run="first"))
+    pair = Pair(broker=Broker(identity="one", run_id="first"))
     crew = SubscribeRequest(durable="d", group="g")
     inbox = pair.core.subscribe(1, crew)
     other = pair.core.subscribe(2, crew, auto_ack=False)
@@ -382,10 +382,10 @@ def test_another_run_of_the_bus_may_have_given_a_sequence_again() -> None:
     pair.core.publish(b"lost too", 2)
     pair.exchange()
     assert [message.payload for message in take(inbox, 1)] == [b"lost"]
-    judged = other.take_batch()
+    judged = other.next_batch()
     assert judged is not None
     pair.lose()
-    pair.broker = Broker(identity="one", run="second")
+    pair.broker = Broker(identity="one", run_id="second")
     member = Pair(broker=pair.broker, name="other")
     for class_id in (1, 2):
         member.core.subscribe(class_id, crew)
@@ -406,7 +406,7 @@ def test_what_the_bus_refuses_is_told() -> None:
     pair.core.subscribe(1, SubscribeRequest(durable="d"))
     inbox = pair.core.subscribe(1, SubscribeRequest(durable="d"))
     pair.exchange()
-    assert isinstance(inbox.request.error, RefusedError)
+    assert isinstance(inbox.subscribe_request.error, RefusedError)
 
 
 @pytest.mark.parametrize("was_greeted", [False, True])
@@ -415,13 +415,13 @@ def test_no_verdict_is_said_of_another_message_that_has_the_sequence_of_a_lost_o
     is_taken: bool, was_greeted: bool
 ) -> None:
     durable = SubscribeRequest(durable="d")
-    pair = Pair(broker=Broker(identity="one", run="1"))
+    pair = Pair(broker=Broker(identity="one", run_id="1"))
     inbox = pair.core.subscribe(1, durable)
     pair.core.publish(b"lost", 1)
     pair.exchange()
     assert payloads(inbox) == [b"lost"]
     pair.lose()
-    pair.broker = Broker(identity="one", run="2")
+    pair.broker = Broker(identity="one", run_id="2")
     other = Pair(broker=pair.broker, name="other")
     theirs = other.core.subscribe(1, durable)
     other.core.publish(b"new", 1)
@@ -436,7 +436,7 @@ def test_no_verdict_is_said_of_another_message_that_has_the_sequence_of_a_lost_o
             pair.hear()
         pair.lose()
         pair.connect()
-    while not inbox.is_begun:
+    while not inbox.is_subscribed:
         pair.say()
         pair.hear()
     while pair.hear():  # All that comes, before it says anything of it.
@@ -479,22 +479,22 @@ def test_nothing_is_lost_wherever_connections_are_cut(data: st.DataObject) -> No
             case "t":
                 got += payloads(inbox, data.draw(st.integers(1, 50)))
             case "a":
-                inbox.settle(current=True)
+                inbox.settle(include_last=True)
             case "k":
                 pair.tick()
             case "l":
                 pair.lose()
                 pair.connect()
             case "v" if options.durable:
-                pair.core.unsubscribe(inbox, processed=True)
+                pair.core.unsubscribe(inbox, is_processed=True)
                 inbox = pair.core.subscribe(1, options)
-        pair.core.check()
+        pair.core.check_invariants()
     pair.exchange()
     for _ in range(40):
         got += payloads(inbox)
         settle_all(pair, inbox)
         pair.tick()
-    assert pair.core.confirmed == published
+    assert pair.core.confirmed_position == published
     expected = [b"%d" % number for number in range(published)]
     assert set(got) == set(expected)
     ring = pair.broker.classes[1].ring

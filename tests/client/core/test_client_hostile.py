@@ -86,13 +86,13 @@ def test_a_bus_that_gives_no_class_id_is_refused() -> None:
     line = Line(server=ModelServer(answers=False))
     line.core.name_classes("orders")
     line.server.connect()
-    request = line.core.connected(0.0)
+    request = line.core.connection_made(0.0)
     reply = ConnectReply(session=1, classes={"orders": 65536})
     line.server.say(CONNECT, 0, request.number, 0, reply.encode())
     with pytest.raises(RemoteProtocolError, match=r"for 'orders', .* got 65536"):
         line.hear()
     line.lose()
-    assert request.done
+    assert request.is_done
     assert isinstance(request.error, BusConnectionError)
 
 
@@ -153,13 +153,13 @@ def test_any_bytes_are_taken_or_refused_as_the_bus_s_fault(data: bytes, answered
     try:
         core.receive(buffer, buffer.fill(data), 0.0)
     except RemoteProtocolError:
-        core.lost()
-    core.check()
-    while inbox.error is None and (batch := inbox.take_batch()) is not None:
+        core.connection_lost()
+    core.check_invariants()
+    while inbox.error is None and (batch := inbox.next_batch()) is not None:
         assert len(batch) > 0
-        inbox.settle(current=True)
-    core.outgoing.peek()
-    core.check()
+        inbox.settle(include_last=True)
+    core.send_queue.peek()
+    core.check_invariants()
 
 
 def test_any_type_of_frame_may_be_tried() -> None:

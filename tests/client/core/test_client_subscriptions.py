@@ -56,10 +56,10 @@ def test_acks_are_due_once_so_many_messages_are_processed() -> None:
     while line.server.out:
         line.hear()
     take(inbox, ACKS_MAX)
-    inbox.settle(current=False)
-    assert not line.core.acks_are_due
-    inbox.settle(current=True)
-    assert line.core.acks_are_due
+    inbox.settle(include_last=False)
+    assert not line.core.has_due_acks
+    inbox.settle(include_last=True)
+    assert line.core.has_due_acks
 
 
 def test_settling_says_whether_a_consumer_still_holds_something() -> None:
@@ -67,11 +67,11 @@ def test_settling_says_whether_a_consumer_still_holds_something() -> None:
     inbox = subscribed(line)
     line.server.deliver(1, *numbered(0, 1, 2))
     line.exchange()
-    assert not line.core.settle_processed()
+    assert not line.core.ack_processed()
     take(inbox, 2)
-    assert line.core.settle_processed()
-    inbox.settle(current=True)
-    assert not line.core.settle_processed()
+    assert line.core.ack_processed()
+    inbox.settle(include_last=True)
+    assert not line.core.ack_processed()
 
 
 def test_who_says_something_by_hand_is_noticed() -> None:
@@ -95,11 +95,11 @@ def test_a_subscription_is_left_after_the_last_word_about_its_messages() -> None
     line.server.deliver(1, *numbered(*range(10)))
     line.exchange()
     take(inbox, 3)
-    request = line.core.unsubscribe(inbox, processed=False, forget=True)
-    assert line.core.unsubscribe(inbox, processed=True) is request
+    request = line.core.unsubscribe(inbox, is_processed=False, forget=True)
+    assert line.core.unsubscribe(inbox, is_processed=True) is request
     line.server.deliver(1, *numbered(10, 11))
     line.exchange()
-    assert (request.done, request.error) == (True, None)
+    assert (request.is_done, request.error) == (True, None)
     assert line.server.kinds()[-4:] == bytes([ACK, NACK, NACK, UNSUBSCRIBE])
     told = [(word.first, word.last, word.argument) for word in line.server.told]
     assert told == [(0, 2, b""), (2, 3, b""), (3, 10, b"0")]
@@ -110,7 +110,7 @@ def test_a_subscription_is_left_after_the_last_word_about_its_messages() -> None
 def test_the_number_of_a_subscription_that_is_gone_is_given_again_late() -> None:
     line = connected()
     inbox = subscribed(line)
-    line.core.unsubscribe(inbox, processed=True)
+    line.core.unsubscribe(inbox, is_processed=True)
     line.exchange()
     other = subscribed(line)
     assert (inbox.subscription_number, other.subscription_number) == (1, 2)
@@ -122,12 +122,12 @@ def test_the_number_of_a_subscription_that_is_gone_is_given_again_late() -> None
 def test_a_plain_subscription_that_is_left_meanwhile_is_not_made_again() -> None:
     line = connected()
     inbox, late = subscribed(line), subscribed(line)
-    request = line.core.unsubscribe(inbox, processed=True)
-    assert not request.done
+    request = line.core.unsubscribe(inbox, is_processed=True)
+    assert not request.is_done
     line.lose()
-    assert request.done
-    assert line.core.unsubscribe(late, processed=True).done
-    assert line.core.unsubscribe(line.core.subscribe(1, DURABLE), processed=True).done
+    assert request.is_done
+    assert line.core.unsubscribe(late, is_processed=True).is_done
+    assert line.core.unsubscribe(line.core.subscribe(1, DURABLE), is_processed=True).is_done
     line.connect()
     line.exchange()
     assert line.server.kinds() == bytes([CONNECT])
@@ -140,22 +140,22 @@ def test_a_durable_that_is_left_meanwhile_is_taken_up_to_say_what_is_owed() -> N
     line.exchange()
     take(inbox, 3)
     line.lose()
-    request = line.core.unsubscribe(inbox, processed=True)
-    assert not request.done
+    request = line.core.unsubscribe(inbox, is_processed=True)
+    assert not request.is_done
     line.server.cursor = 10
     line.connect()
     line.exchange()
     assert line.server.kinds() == bytes([CONNECT, SUBSCRIBE, ACK, NACK, UNSUBSCRIBE])
     assert line.server.acked() == [(0, 3)]
-    assert request.done
+    assert request.is_done
 
 
 def test_a_subscription_may_be_left_before_it_has_begun() -> None:
     line = connected()
     inbox = line.core.subscribe(1)
-    request = line.core.unsubscribe(inbox, processed=True)
+    request = line.core.unsubscribe(inbox, is_processed=True)
     line.exchange()
-    assert request.done
+    assert request.is_done
     assert line.server.kinds() == bytes([CONNECT, CONNECT, SUBSCRIBE, UNSUBSCRIBE])
 
 
@@ -165,7 +165,7 @@ def test_what_a_durable_still_has_to_say_is_said_to_the_next_connection() -> Non
     line.server.deliver(1, *numbered(*range(10)))
     line.exchange()
     take(inbox, 4)
-    inbox.settle(current=False)
+    inbox.settle(include_last=False)
     line.lose()
     line.connect()
     line.server.cursor = 10
@@ -207,13 +207,13 @@ def test_a_refused_subscription_says_so_and_is_not_tried_again() -> None:
     line.core.publish(b"", 1)
     inbox = line.core.subscribe(1)
     line.say()
-    line.server.refuse("durable_in_use", kind=SUBSCRIBE, number=inbox.request.number)
+    line.server.refuse("durable_in_use", kind=SUBSCRIBE, number=inbox.subscribe_request.number)
     assert line.exchange() == [inbox]
-    assert isinstance(inbox.request.error, RefusedError)
-    assert inbox.request.error.code == "durable_in_use"
+    assert isinstance(inbox.subscribe_request.error, RefusedError)
+    assert inbox.subscribe_request.error.code == "durable_in_use"
     with pytest.raises(RefusedError, match="durable_in_use: no"):
         assert inbox.is_empty
-    assert line.core.unsubscribe(inbox, processed=True).done
+    assert line.core.unsubscribe(inbox, is_processed=True).is_done
     line.lose()
     line.server.answers = True
     line.connect()
@@ -225,14 +225,14 @@ def test_a_subscription_that_the_bus_ends_gives_what_it_has_and_then_says_why() 
     line = connected()
     inbox = subscribed(line)
     line.server.deliver(1, *numbered(0, 1))
-    line.server.refuse("slow_consumer", kind=SUBSCRIBE, number=inbox.request.number)
+    line.server.refuse("slow_consumer", kind=SUBSCRIBE, number=inbox.subscribe_request.number)
     del line.server.subscriptions[1]
     assert line.exchange() == [inbox]
     assert payloads(inbox, 2) == [b"0", b"1"]
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     with pytest.raises(RefusedError, match="slow_consumer"):
         assert inbox.is_empty
-    assert inbox.request.error is inbox.error
+    assert inbox.subscribe_request.error is inbox.error
     line.exchange()
     assert line.server.told == []
 
@@ -240,10 +240,10 @@ def test_a_subscription_that_the_bus_ends_gives_what_it_has_and_then_says_why() 
 def test_a_subscription_that_is_gone_when_it_is_left_is_left() -> None:
     line = connected()
     inbox = subscribed(line)
-    request = line.core.unsubscribe(inbox, processed=True)
+    request = line.core.unsubscribe(inbox, is_processed=True)
     line.server.refuse("unknown_subscription", kind=UNSUBSCRIBE, number=request.number)
     line.hear()
-    assert (request.done, request.error) == (True, None)
+    assert (request.is_done, request.error) == (True, None)
 
 
 def test_other_refusals_answer_their_request() -> None:

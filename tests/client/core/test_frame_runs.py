@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.client.core import frame_runs as runs_module
-from simplebus.client.core.frame_runs import Run, runs
+from simplebus.client.core.frame_runs import FrameRun, split_into_runs
 from simplebus.core.protocol.frames import ranges_of
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from tests.support.oracles import (
@@ -33,13 +33,13 @@ BUFFER = ReceiveBuffer()
 ENVELOPE = ord("5")
 
 
-def runs_of(chunks: Iterable[bytes]) -> list[Run]:
+def runs_of(chunks: Iterable[bytes]) -> list[FrameRun]:
     receiver = FrameReceiver(frame_bytes_max=1 << 20)
     return [
         run
         for chunk in chunks
         for batch in receiver.receive(BUFFER, BUFFER.fill(chunk))
-        for run in runs(batch)
+        for run in split_into_runs(batch)
     ]
 
 
@@ -51,7 +51,7 @@ def signed(message_id: int) -> int:
     return message_id - (message_id >> 31 << 32)
 
 
-def assert_says_what_came(found: list[Run], data: bytes) -> None:
+def assert_says_what_came(found: list[FrameRun], data: bytes) -> None:
     """Every frame is in one run, in order, and each run's header is that of its frames."""
     assert b"".join(run.raw for run in found) == b"".join(split_frames(data)[0])
     for run in found:
@@ -62,7 +62,7 @@ def assert_says_what_came(found: list[Run], data: bytes) -> None:
         assert {class_id for _, class_id, *_ in parsed} == {run.class_id}
         assert [signed(message_id) for _, _, message_id, *_ in parsed] == list(run.ids)
         assert all(before < after for before, after in pairwise(run.ids))
-        if not run.is_of_messages:
+        if not run.has_messages:
             assert (run.count, run.timer_index, run.content) == (1, parsed[0][3], parsed[0][4])
 
 

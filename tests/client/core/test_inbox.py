@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.client.core.acks import ACKED, NACKED, Verdict
+from simplebus.client.core.acks import ACKED, NACKED, AckOutcome
 from simplebus.client.core.inbox import Inbox
-from simplebus.client.core.open_requests import Request
+from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.errors import LocalProtocolError, RefusedError, RemoteProtocolError
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.envelope_batch import Envelope
@@ -28,19 +28,19 @@ from tests.support.oracles import build_frame
 def test_a_message_is_acknowledged_when_the_next_is_asked_for() -> None:
     inbox = inbox_with(3)
     take(inbox, 2)
-    inbox.settle(current=False)
+    inbox.settle(include_last=False)
     assert inbox.told() == ["+0-1"]
     take(inbox, 1)
-    inbox.settle(current=False)
+    inbox.settle(include_last=False)
     assert inbox.told() == ["+1-2"]
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+2-3"]
 
 
 def test_what_was_only_prepared_is_not_acknowledged() -> None:
     inbox = inbox_with(100)
     take(inbox, 5)
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+0-5"]
 
 
@@ -63,37 +63,37 @@ def test_a_batch_can_be_bounded() -> None:
 def test_a_failed_message_is_given_back_and_the_ones_around_it_are_acknowledged() -> None:
     inbox = inbox_with(5)
     take(inbox, 3)
-    inbox.give_up()
+    inbox.nack_last()
     take(inbox)
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+0-2", "-2-3", "+3-5"]
 
 
 def test_a_message_that_is_put_back_is_the_next_one() -> None:
     inbox = inbox_with(5)
     take(inbox, 3)
-    inbox.put_back()
+    inbox.put_back_last()
     assert inbox.told() == ["+0-2"]
     assert payloads(inbox, 2) == [b"000002", b"000003"]
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+2-4"]
 
 
 def test_a_batch_that_is_put_back_is_the_next_one() -> None:
     inbox = inbox_with(5)
     take(inbox, 2)
-    inbox.settle(current=True)
-    assert inbox.take_batch() is not None
-    inbox.put_back()
+    inbox.settle(include_last=True)
+    assert inbox.next_batch() is not None
+    inbox.put_back_last()
     assert payloads(inbox, 1) == [b"000002"]
 
 
 def ask(inbox: Inbox, loop: object | None = None) -> bytes:
     """The next message's payload, for a loop or for who asks one by one."""
-    inbox.ask(loop)
-    inbox.prepare(64)
-    inbox.check()
-    return next(inbox.ready).payload
+    inbox.settle_previous(loop)
+    inbox.prepare_messages(64)
+    inbox.check_invariants()
+    return next(inbox.prepared_messages).payload
 
 
 def test_what_a_loop_is_at_is_set_aside_until_it_comes_round() -> None:
@@ -103,7 +103,7 @@ def test_what_a_loop_is_at_is_set_aside_until_it_comes_round() -> None:
     assert inbox.told() == []
     assert ask(inbox, loop) == b"000002"
     assert inbox.told() == ["+1-2", "+0-1"]
-    inbox.finish(processed=True)
+    inbox.settle_before_leave(is_processed=True)
     assert inbox.told() == ["-2-3"]
 
 
@@ -116,7 +116,7 @@ def test_what_a_loop_is_at_is_set_aside_until_it_comes_round() -> None:
     ],
 )
 def test_a_loop_that_ends_says_what_becomes_of_what_it_was_at(
-    verdict: Verdict | None, at_once: str | None, aside: str, next_: bytes
+    verdict: AckOutcome | None, at_once: str | None, aside: str, next_: bytes
 ) -> None:
     inbox, loop = inbox_with(5), object()
     assert ask(inbox, loop) == b"000000"
@@ -127,14 +127,14 @@ def test_a_loop_that_ends_says_what_becomes_of_what_it_was_at(
     inbox = inbox_with(5)
     assert [ask(inbox, loop), ask(inbox)] == [b"000000", b"000001"]
     inbox.end_loop(loop, verdict)
-    inbox.settle(current=False)
+    inbox.settle(include_last=False)
     assert inbox.told() == [aside]
 
 
 def test_a_loop_that_begins_anew_was_left_and_nobody_knows_how() -> None:
     inbox, loop = inbox_with(5), object()
     assert ask(inbox, loop) == b"000000"
-    inbox.restart(loop)
+    inbox.start_loop(loop)
     assert inbox.told() == ["-0-1"]
     assert ask(inbox, loop) == b"000001"
 
@@ -142,10 +142,10 @@ def test_a_loop_that_begins_anew_was_left_and_nobody_knows_how() -> None:
 def test_what_a_handler_is_at_is_dropped_when_it_comes_again() -> None:
     inbox = inbox_with(3, auto_ack=False)
     first, second = take(inbox, 2)
-    inbox.at_work.add(first.sequence)
+    inbox.in_handler_sequences.add(first.sequence)
     assert inbox.come([0, 1, 2], attempt=2) == 2
     assert inbox.come([1], attempt=3) == 1
-    inbox.at_work.clear()
+    inbox.in_handler_sequences.clear()
     assert inbox.come([0], attempt=3) == 0
     second.ack()
     assert payloads(inbox, 1) == [b"000002"]
@@ -160,7 +160,7 @@ def test_what_is_acknowledged_and_not_written_is_dropped_when_it_comes_again(
     inbox = inbox_with(4, auto_ack=auto_ack)
     for message in take(inbox, 3):
         message.ack()
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.come([0, 1, 2], attempt=2) == 3
     assert inbox.told() == ["+0-3"]
     assert inbox.come([0, 1, 2], attempt=2) == 0
@@ -187,19 +187,19 @@ def test_what_waits_again_is_dropped_when_it_is_judged_by_hand_meanwhile(verdict
 
 def test_values_and_messages_are_not_mixed_up() -> None:
     inbox = inbox_with(5)
-    inbox.prepare(64, values=True)
-    assert next(inbox.payloads) == b"000000"
-    assert next(inbox.ready, None) is None
-    inbox.settle(current=True)
-    inbox.prepare(64)
-    message = next(inbox.ready)
+    inbox.prepare_messages(64, as_values=True)
+    assert next(inbox.prepared_payloads) == b"000000"
+    assert next(inbox.prepared_messages, None) is None
+    inbox.settle(include_last=True)
+    inbox.prepare_messages(64)
+    message = next(inbox.prepared_messages)
     assert (message.payload, message.sequence) == (b"000001", 1)
 
 
 def test_without_auto_ack_nothing_is_said_but_by_hand() -> None:
     inbox = inbox_with(5, auto_ack=False)
     messages = take(inbox)
-    inbox.give_up()
+    inbox.nack_last()
     assert inbox.told() == []
     messages[3].ack(inbox)
     messages[1].ack()
@@ -226,29 +226,29 @@ def test_what_a_consumer_says_by_hand_is_not_settled_over() -> None:
     messages = take(inbox, 2)
     messages[1].nack()
     take(inbox, 2)[-1].nack(3)
-    inbox.give_up()
+    inbox.nack_last()
     assert inbox.told() == ["-1-2", "-3-4 3000", "+0-1", "+2-3"]
 
 
 def test_an_iterator_that_is_kept_past_its_time_gives_nothing() -> None:
     inbox = inbox_with(5)
     take(inbox, 1)
-    kept, raw = inbox.ready, inbox.payloads
-    inbox.settle(current=True)
-    inbox.take_batch()
+    kept, raw = inbox.prepared_messages, inbox.prepared_payloads
+    inbox.settle(include_last=True)
+    inbox.next_batch()
     assert (list(kept), list(raw)) == ([], [])
 
 
 def test_payloads_may_be_taken_in_the_place_of_messages() -> None:
     inbox = inbox_with(5)
-    inbox.prepare(3)
-    assert next(inbox.payloads) == b"000000"
-    assert next(inbox.payloads) == b"000001"
-    assert inbox.current().sequence == 1
-    inbox.settle(current=False)
+    inbox.prepare_messages(3)
+    assert next(inbox.prepared_payloads) == b"000000"
+    assert next(inbox.prepared_payloads) == b"000001"
+    assert inbox.last_message().sequence == 1
+    inbox.settle(include_last=False)
     assert inbox.told() == ["+0-1"]
-    assert list(inbox.payloads) == [b"000002"]
-    inbox.settle(current=True)
+    assert list(inbox.prepared_payloads) == [b"000002"]
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+1-3"]
 
 
@@ -256,7 +256,7 @@ def test_asking_for_more_before_the_last_is_settled_is_our_bug() -> None:
     inbox = inbox_with(1, 1)
     take(inbox, 1)
     with pytest.raises(AssertionError, match="before what was handed out is settled"):
-        inbox.take_batch()
+        inbox.next_batch()
 
 
 # Leaving -----------------------------------------------------------------------------------------
@@ -277,9 +277,9 @@ def test_what_was_never_handed_out_goes_back_if_the_position_is_kept(
     inbox.come(range(3))
     inbox.come(range(3, 5))
     take(inbox, 1)
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+0-1"]
-    inbox.leave(Request(2, ord("U"), content=b""))
+    inbox.leave(OpenRequest(2, ord("U"), content=b""))
     assert inbox.told() == expected
     assert inbox.buffered_bytes == 0
     with pytest.raises(LocalProtocolError, match="was left; subscribe again"):
@@ -288,11 +288,11 @@ def test_what_was_never_handed_out_goes_back_if_the_position_is_kept(
 
 def test_a_subscription_that_the_bus_has_ended_says_why_once_all_is_taken() -> None:
     inbox = inbox_with(2)
-    inbox.end(RefusedError("slow_consumer", "too slow"))
+    inbox.mark_ended(RefusedError("slow_consumer", "too slow"))
     assert len(take(inbox)) == 2
     with pytest.raises(RefusedError, match="slow_consumer: too slow"):
         assert inbox.is_empty
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == []
 
 
@@ -309,10 +309,10 @@ def test_messages_and_batches_say_what_they_are() -> None:
     assert (first.class_id, first.attempt, first.channel, first.key) == (1, 1, "", b"")
     assert (first.headers, first.published, first.expires_ms) == ((), None, None)
     assert not first.is_request
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     inbox.told()
     inbox.come([0, 1], attempt=3, payload=b"7 bytes")
-    batch = inbox.take_batch()
+    batch = inbox.next_batch()
     assert batch is not None
     assert repr(batch) == "<Batch of class 1: 2 messages, 0 to 1, redelivered>"
     assert (batch.class_id, batch.attempt, len(batch)) == (1, 3, 2)
@@ -358,7 +358,7 @@ def test_envelopes_are_taken_apart_for_who_asks(
         for n, (about, payload) in enumerate(pairs)
     ]
     for run in runs_of(b"".join(frames)):
-        inbox.accept(run, 1)
+        inbox.accept_run(run, 1)
     if in_parts:
         found = [p for batch in take_batches(inbox, 7) for p in batch.payloads]
         assert found == [payload for _, payload in pairs]
@@ -374,6 +374,6 @@ def test_envelopes_are_taken_apart_for_who_asks(
 def test_an_envelope_that_is_none_is_told_to_who_looks() -> None:
     inbox = HeardInbox()
     (run,) = runs_of(build_frame(ENVELOPE, class_id=1, content=b"\xff"))
-    inbox.accept(run, 1)
+    inbox.accept_run(run, 1)
     with pytest.raises(RemoteProtocolError, match="bad_envelope"):
         take(inbox)

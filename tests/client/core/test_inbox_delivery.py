@@ -22,7 +22,7 @@ def test_messages_know_their_sequence_beyond_the_wrap_of_the_ids() -> None:
     assert [m.sequence - 5 * ID_COUNT for m in messages] == [-2, -1, 0, 1, -9, -8]
     assert [m.message_id for m in messages][:3] == [ID_COUNT - 2, ID_COUNT - 1, 0]
     assert [m.redelivered for m in messages] == [False] * 4 + [True] * 2
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == [
         "+2147483646-2147483648",
         "+0-2",
@@ -35,7 +35,7 @@ def test_acks_of_a_filtered_subscription_span_what_was_not_for_it() -> None:
     inbox.come([3, 7, 12])
     inbox.come([15])
     take(inbox)
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+3-16"]
 
 
@@ -43,7 +43,7 @@ def test_acks_of_a_group_do_not_span_what_others_got() -> None:
     inbox = HeardInbox(SubscribeRequest(channels=["a.#"], group="g"))
     inbox.come([3, 7, 8])
     take(inbox)
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+3-4", "+7-9"]
 
 
@@ -51,7 +51,7 @@ def test_acks_do_not_span_what_came_again() -> None:
     inbox = HeardInbox(SubscribeRequest(channels=["a.#"]), auto_ack=False)
     inbox.come([3, 7, 12])
     messages = take(inbox)
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     inbox.come([5], attempt=2)
     inbox.come([20, 30])
     inbox.come([25], attempt=1)  # Not before now, though its place was passed.
@@ -102,11 +102,11 @@ def test_no_ack_names_a_message_that_came_and_was_not_acknowledged(data: st.Data
 def test_a_copy_of_what_still_waits_or_is_being_processed_is_dropped() -> None:
     inbox = inbox_with(10)
     take(inbox, 4)  # 0 to 2 are processed, but not settled before somebody looks.
-    inbox.settle(current=False)
+    inbox.settle(include_last=False)
     assert inbox.told() == ["+0-3"]
     assert inbox.come(range(10), attempt=2) == 7
     assert payloads(inbox) == [b"%06d" % n for n in (4, 5, 6, 7, 8, 9, 0, 1, 2)]
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     inbox.told()
     assert inbox.come([9], attempt=3) == 0
 
@@ -114,7 +114,7 @@ def test_a_copy_of_what_still_waits_or_is_being_processed_is_dropped() -> None:
 def test_a_run_that_is_old_at_first_and_then_new_is_cut_there() -> None:
     inbox = inbox_with(3)
     take(inbox)
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+0-3"]
     assert inbox.come(range(1, 6), attempt=1) == 0
     assert [batch.sequences for batch in take_batches(inbox)] == [range(1, 3), range(3, 6)]
@@ -148,28 +148,28 @@ def test_what_waits_and_what_was_said_outlive_the_connection_if_the_bus_does(
     inbox = HeardInbox(options)
     inbox.come(range(10))
     take(inbox, 4)
-    inbox.settle(current=False)
-    inbox.desk.withdraw()
-    inbox.lost()
+    inbox.settle(include_last=False)
+    inbox.desk.clear()
+    inbox.connection_lost()
     take(inbox, 1)
-    inbox.settle(current=False)
+    inbox.settle(include_last=False)
     assert inbox.told() == []
     inbox.begin(10, resumed=options.durable is not None, same_run=True)
     assert inbox.told() == ["+0-4"]
     assert inbox.come(range(4, 12), attempt=0) == 6
     assert len(take(inbox)) == 7
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+4-12"]
 
 
 def test_who_is_at_a_message_of_which_a_copy_was_dropped_speaks_of_whichever_was_sent() -> None:
     inbox = inbox_with(2, auto_ack=False)
     first, second = take(inbox, 2)
-    inbox.at_work.add(0)
+    inbox.in_handler_sequences.add(0)
     assert inbox.come([0], attempt=2) == 1
     first.nack(error="no")
     second.nack()
-    parsed = [parse_frame(frame) for frame in split_frames(inbox.desk.take())[0]]
+    parsed = [parse_frame(frame) for frame in split_frames(inbox.desk.encode_pending())[0]]
     assert [(content, attempt) for _, _, attempt, _, content in parsed] == [
         (b"0-1\nno", 0),
         (b"1-2", 1),
@@ -191,14 +191,14 @@ def test_what_another_bus_or_another_durable_sends_is_never_taken_for_a_copy(
     inbox = HeardInbox(options)
     inbox.come(range(10))
     messages = take(inbox, 4)
-    inbox.settle(current=False)
-    inbox.desk.withdraw()
-    inbox.lost()
+    inbox.settle(include_last=False)
+    inbox.desk.clear()
+    inbox.connection_lost()
     inbox.begin(0, resumed=resumed, same_run=same_run)
     assert inbox.come(range(3)) == 0
     messages[3].ack()
     assert len(take(inbox)) == 9
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+0-3"], "nothing of what was before is said to the other one"
 
 
@@ -206,12 +206,12 @@ def test_what_waits_for_a_member_of_a_group_is_others_once_the_connection_is_gon
     inbox = HeardInbox(SubscribeRequest(group="g"))
     inbox.come(range(10))
     take(inbox, 4)
-    inbox.desk.withdraw()
-    inbox.lost()
+    inbox.desk.clear()
+    inbox.connection_lost()
     assert inbox.buffered_bytes == 0
     inbox.begin(10, resumed=True, same_run=True)
     assert take(inbox) == []
-    inbox.settle(current=True)
+    inbox.settle(include_last=True)
     assert inbox.told() == ["+0-4"]
     inbox.come([2], attempt=2)
     assert len(take(inbox)) == 1
@@ -232,6 +232,6 @@ def test_a_subscription_goes_on_where_it_was(
 ) -> None:
     inbox = HeardInbox(options)
     inbox.come(range(10))
-    inbox.lost()
-    content = inbox.content_again(same_bus=same_bus)
+    inbox.connection_lost()
+    content = inbox.resubscribe_content(is_same_bus=same_bus)
     assert content == SubscribeRequest(start=expected, durable=options.durable).encode()

@@ -46,37 +46,37 @@ class InboxMachine(RuleBasedStateMachine):
 
     @rule(most=st.sampled_from([None, 1, 10]))
     def take_batch(self, most: int | None) -> None:
-        self.inbox.settle(current=True)
+        self.inbox.settle(include_last=True)
         self.settle(current=True)
-        batch = self.inbox.take_batch(most)
+        batch = self.inbox.next_batch(most)
         assert (batch is None) == (not self.waiting)
         if batch is not None:
             self.hand_out([*batch.sequences])
 
     @rule(current=st.booleans())
     def settle_now(self, current: bool) -> None:
-        self.inbox.settle(current=current)
+        self.inbox.settle(include_last=current)
         self.settle(current=current)
 
     @precondition(lambda self: self.unsettled)
     @rule()
     def give_up(self) -> None:
-        self.inbox.give_up()
+        self.inbox.nack_last()
         self.settle(current=False)
         self.said += [("-", sequence) for sequence in self.unsettled.pop()]
 
     @precondition(lambda self: self.unsettled)
     @rule()
     def put_back(self) -> None:
-        self.inbox.put_back()
+        self.inbox.put_back_last()
         self.settle(current=False)
         self.waiting[:0] = self.unsettled.pop()
 
     @rule()
     def the_connection_is_lost_and_comes_again(self) -> None:
         self.listen()
-        self.inbox.desk.withdraw()
-        self.inbox.lost()
+        self.inbox.desk.clear()
+        self.inbox.connection_lost()
         self.inbox.begin(self.next, same_run=True)
 
     def hand_out(self, sequences: list[int]) -> None:
@@ -97,9 +97,9 @@ class InboxMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_settled_is_said_once_and_in_order(self) -> None:
-        self.inbox.check()
+        self.inbox.check_invariants()
         assert self.inbox.is_empty == (not self.waiting)
-        self.inbox.settle(current=False)
+        self.inbox.settle(include_last=False)
         self.listen()
         assert self.heard == self.said
 

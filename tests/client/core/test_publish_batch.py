@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.client.core.publish_batch import (
-    Chunk,
-    Segment,
-    fitting,
-    longest_of,
-    opening_of,
-    part_of,
+    PublishBatch,
+    UnnumberedFrames,
+    count_fitting,
+    encode_frame_prefix,
+    longest_frame_bytes,
+    slice_bounds,
 )
 from tests.support.oracles import ID_COUNT, build_frame
 
@@ -21,8 +21,10 @@ MESSAGE, ENVELOPE = b"15"
 NEAR_THE_WRAP = st.sampled_from([0, 9, 0x0A3E3C0D, ID_COUNT - 3, ID_COUNT - 70])
 
 
-def segment_of(contents: list[bytes], class_id: int = 0x3C0D) -> Segment:
-    return Segment.of_various([opening_of(MESSAGE, class_id)] * len(contents), contents)
+def segment_of(contents: list[bytes], class_id: int = 0x3C0D) -> UnnumberedFrames:
+    return UnnumberedFrames.from_mixed(
+        [encode_frame_prefix(MESSAGE, class_id)] * len(contents), contents
+    )
 
 
 def frame(number: int, content: bytes) -> bytes:
@@ -34,12 +36,14 @@ some_contents = st.lists(
 )
 
 
-def frames_of(segment: Segment | None) -> bytes:
+def frames_of(segment: UnnumberedFrames | None) -> bytes:
     assert segment is not None
-    chunk = segment.take(most=1 << 20, room=1 << 20, first=0, number=5)
+    chunk = segment.pop_batch(
+        max_bytes=1 << 20, room_bytes=1 << 20, first_position=0, first_number=5
+    )
     assert chunk is not None
     assert segment.is_empty
-    assert segment.size == chunk.size
+    assert segment.size_bytes == chunk.size_bytes
     return bytes(chunk.data)
 
 
@@ -48,14 +52,16 @@ def test_messages_of_one_kind_make_the_same_segment_without_their_openings(
     some: list[bytes], times: int
 ) -> None:
     contents = some * times
-    alike = Segment.of_alike(opening_of(MESSAGE, 0x3C0D), contents, b"<\r\n>")
+    alike = UnnumberedFrames.from_uniform(encode_frame_prefix(MESSAGE, 0x3C0D), contents, b"<\r\n>")
     assert frames_of(alike) == frames_of(segment_of(contents))
 
 
 @given(some_contents, st.integers(0, 9), st.sampled_from([b"<\r\n>", b"a<\r\n>b"]))
 def test_a_delimiter_in_a_content_is_seen(some: list[bytes], at: int, content: bytes) -> None:
     some.insert(at, content)
-    assert Segment.of_alike(opening_of(MESSAGE, 0x3C0D), some, b"<\r\n>") is None
+    assert (
+        UnnumberedFrames.from_uniform(encode_frame_prefix(MESSAGE, 0x3C0D), some, b"<\r\n>") is None
+    )
 
 
 @given(some_contents, st.integers(1, 40), NEAR_THE_WRAP, st.data())
@@ -69,14 +75,16 @@ def test_frames_are_numbered_on_however_they_are_taken(
     first = 0
     while not segment.is_empty:
         most = data.draw(st.integers(0, 2000))
-        chunk = segment.take(most=most, room=2000, first=first, number=number + first)
+        chunk = segment.pop_batch(
+            max_bytes=most, room_bytes=2000, first_position=first, first_number=number + first
+        )
         assert chunk is not None
-        chunk.stamp((number + first) % ID_COUNT)
-        assert (chunk.first, chunk.end) == (first, first + chunk.count)
-        assert chunk.size <= max(most, len(frame(0, contents[first])))
-        assert chunk.size_below(chunk.end) == chunk.size == len(chunk.data)
+        chunk.assign_numbers((number + first) % ID_COUNT)
+        assert (chunk.first_position, chunk.end_position) == (first, first + chunk.count)
+        assert chunk.size_bytes <= max(most, len(frame(0, contents[first])))
+        assert chunk.bytes_below(chunk.end_position) == chunk.size_bytes == len(chunk.data)
         taken += chunk.data
-        first = chunk.end
+        first = chunk.end_position
     assert taken == b"".join(frame(number + n, content) for n, content in enumerate(contents))
 
 
@@ -85,30 +93,46 @@ def test_a_chunk_can_be_cut_and_numbered_anew(
     some: list[bytes], times: int, data: st.DataObject
 ) -> None:
     contents = [*some, b"one more"] * times
-    chunk = segment_of(contents).take(most=1 << 20, room=1 << 20, first=7, number=1)
+    chunk = segment_of(contents).pop_batch(
+        max_bytes=1 << 20, room_bytes=1 << 20, first_position=7, first_number=1
+    )
     assert chunk is not None
     cut = data.draw(st.integers(1, chunk.count - 1))
     front, rest = chunk.split(cut)
-    assert (front.first, front.end, rest.first, rest.end) == (7, 7 + cut, 7 + cut, chunk.end)
+    assert (front.first_position, front.end_position, rest.first_position, rest.end_position) == (
+        7,
+        7 + cut,
+        7 + cut,
+        chunk.end_position,
+    )
     assert bytes(front.data) + bytes(rest.data) == bytes(chunk.data)
-    rest.stamp(500)
+    rest.assign_numbers(500)
     expected = [frame(500 + n, content) for n, content in enumerate(contents[cut:])]
     assert bytes(rest.data) == b"".join(expected)
-    assert longest_of(rest.bounds) == max(map(len, expected))
+    assert longest_frame_bytes(rest.bounds) == max(map(len, expected))
 
 
 @pytest.mark.parametrize("count", [3, 100])
 def test_the_end_of_the_frame_that_a_byte_belongs_to_is_found(count: int) -> None:
-    chunk = segment_of([b"abc"] * count).take(most=1 << 20, room=1 << 20, first=0, number=0)
+    chunk = segment_of([b"abc"] * count).pop_batch(
+        max_bytes=1 << 20, room_bytes=1 << 20, first_position=0, first_number=0
+    )
     assert chunk is not None
-    for at in range(1, chunk.size + 1):
-        assert chunk.frame_end(at) == -(-at // 16) * 16
+    for at in range(1, chunk.size_bytes + 1):
+        assert chunk.frame_end_offset(at) == -(-at // 16) * 16
 
 
 def test_one_message_is_a_chunk_like_others() -> None:
-    one = Chunk.of_one(opening_of(MESSAGE, 0x3C0D), b"<\r\n", first=5, number=0x0A3E3C0D)
+    one = PublishBatch.from_message(
+        encode_frame_prefix(MESSAGE, 0x3C0D), b"<\r\n", position=5, number=0x0A3E3C0D
+    )
     assert bytes(one.data) == frame(0x0A3E3C0D, b"<\r\n")
-    assert (one.first, one.end, one.size, one.size_below(6)) == (5, 6, 16, 16)
+    assert (one.first_position, one.end_position, one.size_bytes, one.bytes_below(6)) == (
+        5,
+        6,
+        16,
+        16,
+    )
 
 
 @given(st.lists(st.integers(13, 60), min_size=1, max_size=80), st.integers(0, 300), st.data())
@@ -126,11 +150,11 @@ def test_as_many_frames_fit_as_there_are_bytes_for(
     if not expected and lengths[begin] <= room:
         expected = 1
     for either in (bounds, np.array(bounds)):
-        assert fitting(either, begin, most=most, room=room) == expected
-        part = part_of(either, begin, begin + expected)
+        assert count_fitting(either, begin, max_bytes=most, room_bytes=room) == expected
+        part = slice_bounds(either, begin, begin + expected)
         assert np.diff(part).tolist() == lengths[begin : begin + expected]
         assert int(part[0]) == 0
 
 
 def test_of_no_frames_none_is_long() -> None:
-    assert longest_of([0]) == 0
+    assert longest_frame_bytes([0]) == 0

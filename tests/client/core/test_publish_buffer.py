@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simplebus.client.core import publish_buffer
 from simplebus.client.core.client import ClientCore
-from simplebus.client.core.publish_buffer import Publisher
+from simplebus.client.core.publish_buffer import PublishBuffer
 from simplebus.core.errors import LocalProtocolError, Reason, RefusedError, RemoteProtocolError
 from simplebus.core.limits import CREDIT_BYTES, PUBLISHER_STEP
 from simplebus.core.protocol import envelope_batch
@@ -53,7 +53,7 @@ def test_what_is_published_is_stored_once_and_in_order_wherever_connections_are_
     core, chunk = line.core, data.draw(st.sampled_from([30, 200, 1 << 18]))
     published: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publish_buffer, "_CHUNK_BYTES", chunk)
+        patch.setattr(publish_buffer, "_BATCH_BYTES_MAX", chunk)
         is_connected = False
         for _ in range(data.draw(st.integers(1, 30))):
             match data.draw(st.sampled_from("oommwwwrrrccl")):
@@ -78,19 +78,24 @@ def test_what_is_published_is_stored_once_and_in_order_wherever_connections_are_
                         line.lose()
                     line.connect()
                     is_connected = True
-            core.check()
-            assert core.confirmed <= len(server.stored) <= core.published == len(published)
+            core.check_invariants()
+            assert (
+                core.confirmed_position
+                <= len(server.stored)
+                <= core.published_position
+                == len(published)
+            )
         if not is_connected:
             line.connect()
         line.exchange()
-        while len(server.stored) < len(published) or core.confirmed < len(published):
-            before = (len(server.stored), core.confirmed, core.is_ready)
+        while len(server.stored) < len(published) or core.confirmed_position < len(published):
+            before = (len(server.stored), core.confirmed_position, core.is_ready)
             line.exchange()
             server.confirm()
             line.exchange()
-            assert before != (len(server.stored), core.confirmed, core.is_ready), "stuck"
+            assert before != (len(server.stored), core.confirmed_position, core.is_ready), "stuck"
     assert payloads(server) == published
-    assert core.outgoing.queued_bytes == 0
+    assert core.send_queue.queued_bytes == 0
     statistics = core.statistics()
     assert (statistics.confirmed, statistics.unconfirmed) == (len(published), 0)
     assert statistics.unconfirmed_bytes == 0
@@ -119,7 +124,7 @@ def test_a_program_that_comes_again_goes_on_where_its_numbers_ended() -> None:
     assert line.server.next == 58
     line.server.confirm()
     line.exchange()
-    assert line.core.confirmed == 60
+    assert line.core.confirmed_position == 60
 
 
 def test_what_the_bus_says_it_has_is_not_written_again() -> None:
@@ -127,7 +132,7 @@ def test_what_the_bus_says_it_has_is_not_written_again() -> None:
     line.core.publish_many(NUMBERED[:100], 1)
     line.exchange()
     line.lose()
-    assert line.core.confirmed == 0
+    assert line.core.confirmed_position == 0
     line.core.publish(b"more", 1)
     line.server.next = 70
     del line.server.stored[70:]
@@ -135,7 +140,7 @@ def test_what_the_bus_says_it_has_is_not_written_again() -> None:
     line.exchange()
     assert payloads(line.server) == [*NUMBERED[:100], b"more"]
     assert (line.server.duplicates, line.core.statistics().resent) == (0, 30)
-    assert line.core.confirmed == 70
+    assert line.core.confirmed_position == 70
 
 
 def test_a_bus_that_has_forgotten_us_gets_everything_that_was_not_confirmed() -> None:
@@ -151,7 +156,7 @@ def test_a_bus_that_has_forgotten_us_gets_everything_that_was_not_confirmed() ->
     assert payloads(other) == NUMBERED[40:100]
     other.confirm()
     line.exchange()
-    assert line.core.confirmed == 100
+    assert line.core.confirmed_position == 100
 
 
 def test_another_bus_is_not_believed_to_have_what_its_number_says() -> None:
@@ -166,21 +171,26 @@ def test_another_bus_is_not_believed_to_have_what_its_number_says() -> None:
 
 
 def test_a_number_that_it_has_not_used_confirms_nothing_however_long_it_has_published() -> None:
-    publisher = Publisher(frame_bytes_max=1000, name_class=lambda class_id: None)
-    publisher.published = publisher.confirmed = ID_COUNT  # As if so many had been there.
-    publisher._released = publisher._numbered = ID_COUNT
-    publisher.open_class(1)
+    publisher = PublishBuffer(frame_bytes_max=1000, name_class=lambda class_id: None)
+    publisher.published_position = publisher.confirmed_position = (
+        ID_COUNT  # As if so many had been there.
+    )
+    publisher._released_position = publisher._numbered_position = ID_COUNT
+    publisher.add_class(1)
     publisher.publish_many([b"a", b"b"], 1)
-    publisher.resume(number=0, credit=1 << 20, frame_bytes=1000)
-    assert publisher.release() is not None
+    publisher.resume(next_number=0, credit_bytes=1 << 20, frame_bytes_max=1000)
+    assert publisher.release_batch() is not None
     for number in (3, PUBLISHER_STEP, 2 * PUBLISHER_STEP % ID_COUNT):
-        publisher.lost()
-        publisher.resume(number=number, credit=1 << 20, frame_bytes=1000)
-        assert (publisher.confirmed, publisher.unconfirmed) == (ID_COUNT, number)
-        chunk = publisher.release()
+        publisher.connection_lost()
+        publisher.resume(next_number=number, credit_bytes=1 << 20, frame_bytes_max=1000)
+        assert (publisher.confirmed_position, publisher.first_unconfirmed_number) == (
+            ID_COUNT,
+            number,
+        )
+        chunk = publisher.release_batch()
         assert chunk is not None
         assert chunk.count == 2
-    assert publisher.forgotten == 0
+    assert publisher.forgotten_count == 0
 
 
 # Credit ------------------------------------------------------------------------------------------
@@ -194,23 +204,23 @@ def test_the_credit_holds_messages_back_and_nothing_else() -> None:
     assert not core.has_credit
     line.exchange()
     assert payloads(server) == NUMBERED[:4]
-    assert core.outgoing.queued_bytes == 6 * 22
+    assert core.send_queue.queued_bytes == 6 * 22
     core.subscribe(2)
     synced = core.sync()
     line.exchange()
-    assert (server.kinds().count(SUBSCRIBE), synced.done) == (1, False)
+    assert (server.kinds().count(SUBSCRIBE), synced.is_done) == (1, False)
     server.confirm(2)
     line.exchange()
     assert payloads(server) == NUMBERED[:6]
     while len(server.stored) < 10:
-        assert not synced.done
+        assert not synced.is_done
         server.confirm()
         line.exchange()
-    assert synced.done
+    assert synced.is_done
     server.confirm()
     line.exchange()
     assert core.has_credit
-    assert core.outgoing.queued_bytes == 0
+    assert core.send_queue.queued_bytes == 0
 
 
 def test_one_frame_may_go_however_long() -> None:
@@ -241,7 +251,7 @@ def test_older_confirms_are_ignored() -> None:
     for back, confirmed in ((4, 5), (7, 5), (4, 5), (0, 9), (9, 9)):
         line.server.say(ord("6"), 0, (line.server.next - back) % ID_COUNT)
         line.exchange()
-        assert line.core.confirmed == confirmed
+        assert line.core.confirmed_position == confirmed
 
 
 def test_a_confirm_for_what_was_not_written_is_refused() -> None:
@@ -260,12 +270,12 @@ def test_refused_messages_are_told_by_position() -> None:
     line.server.refuse("unknown_class", kind=MESSAGE, number=ID_COUNT - 1, count=3)
     line.server.confirm()
     line.exchange()
-    refusals = line.core.refusals()
+    refusals = line.core.pop_refusals()
     assert list(refusals) == [2, 3, 4]
     assert all(isinstance(error, RefusedError) for error in refusals.values())
     assert {error.code for error in refusals.values()} == {"unknown_class"}
-    assert line.core.confirmed == 9
-    assert (line.core.refusals(), line.core.statistics().refused) == ({}, 3)
+    assert line.core.confirmed_position == 9
+    assert (line.core.pop_refusals(), line.core.statistics().refused) == ({}, 3)
 
 
 def test_refusals_that_nobody_asks_for_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +286,7 @@ def test_refusals_that_nobody_asks_for_do_not_pile_up(monkeypatch: pytest.Monkey
     for first, count in ((0, 3), (3, 1 << 30)):
         line.server.refuse("drop_newest", kind=ENVELOPE, number=first, count=count)
         line.exchange()
-    assert list(line.core.refusals()) == [195, 196, 197, 198, 199]
+    assert list(line.core.pop_refusals()) == [195, 196, 197, 198, 199]
     assert line.core.statistics().refused == 200
 
 
@@ -325,7 +335,7 @@ def test_a_payload_too_long_for_a_frame_is_refused_and_the_longest_is_not() -> N
         core.publish_many([b"x" * 187, b"x" * 188], 1)
     with pytest.raises(LocalProtocolError, match=r"at index 0 has 187 bytes \(192 with its env"):
         core.publish_many([b"x" * 187], 1, Envelope(channel="ab"))
-    assert core.published == 0
+    assert core.published_position == 0
     core.publish(b"x" * 187, 1)
     core.publish_many([b"x" * 187] * 3, 1)
     line.exchange()
@@ -361,9 +371,9 @@ def test_messages_of_several_classes_are_published_all_or_none(
     else:
         with pytest.raises(LocalProtocolError, match=rf"payload at index {refused} has"):
             core.publish_runs(runs, about)
-        assert core.published == 0
+        assert core.published_position == 0
         assert core.statistics().unconfirmed_bytes == 0
-    core.check()
+    core.check_invariants()
 
 
 def test_a_bus_that_accepts_less_than_what_waits_is_no_bus_for_us() -> None:
@@ -392,7 +402,7 @@ def test_a_payload_that_is_no_bytes_is_refused(payload: object) -> None:
         core.publish(payload, 1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=expected):
         core.publish_many([b"", payload], 1)  # type: ignore[list-item]
-    assert core.published == 0
+    assert core.published_position == 0
 
 
 def test_whatever_holds_bytes_is_copied() -> None:

@@ -28,7 +28,7 @@ from tests.support.oracles import ID_COUNT, build_frame, parse_frame
 def remote() -> Broker:
     """A broker whose messages are known elsewhere by their numbers."""
     broker = Broker(identity="cluster")
-    broker.store.table.duplicate_seconds = 120.0
+    broker.store.class_registry.dedup_window_seconds = 120.0
     return broker
 
 
@@ -59,7 +59,7 @@ def test_what_is_ahead_is_stored_and_what_is_behind_was(
 ) -> None:
     """The oracle takes one number after the other. Runs that overlap take the slow path."""
     bus = door()
-    peer = Peer2(bus, bus.broker.open())
+    peer = Peer2(bus, bus.broker.open_session())
     peer.say(hello(1, name="lane", instance="one", first=first))
     assert peer.told()[0].content["next"] == first
     at, numbers, expected, following = first, list[int](), list[int](), first
@@ -76,36 +76,36 @@ def test_what_is_ahead_is_stored_and_what_is_behind_was(
         peer.say(part)
     assert stored(bus) == expected
     assert peer.told()[-1].message_id == following % ID_COUNT
-    assert bus.broker.refused[Reason.DUPLICATE] == len(numbers) - len(expected)
+    assert bus.broker.refusal_counts[Reason.DUPLICATE] == len(numbers) - len(expected)
 
 
 def test_a_number_is_where_its_program_says_whatever_was_there() -> None:
     """Another message may have had it, of a bus that came back from an old copy."""
     bus = door()
     for _ in range(2):
-        peer = Peer2(bus, bus.broker.open())
+        peer = Peer2(bus, bus.broker.open_session())
         peer.say(hello(1, name="lane", instance="one", first=5) + frame(5) + frame(9))
-        bus.broker.close(peer.session)
+        bus.broker.close_session(peer.session)
     assert stored(bus) == [5, 9, 5, 9]
 
 
 def test_what_lies_between_two_numbers_costs_nothing() -> None:
     """However many that are, and though the session ends in the middle."""
     bus, far = door(), ID_COUNT // 2
-    peer = Peer2(bus, bus.broker.open())
+    peer = Peer2(bus, bus.broker.open_session())
     peer.say(hello(1, name="lane", instance="one", first=0) + frame(0))
     said = frame(far) + frame(2 * far - 1) + build_frame(ord("~")) + frame(2 * far)
     assert peer.is_refused(said) is Reason.UNKNOWN_TYPE
-    bus.broker.close(peer.session)
+    bus.broker.close_session(peer.session)
     assert stored(bus) == [0, far, 2 * far - 1]
 
 
 @pytest.mark.parametrize("more", [{}, {"name": "a"}])
 def test_nobody_has_such_numbers_where_nobody_would_know_them(more: dict[str, str]) -> None:
     bus = Bus() if more else door()
-    peer = Peer2(bus, bus.broker.open())
+    peer = Peer2(bus, bus.broker.open_session())
     assert peer.is_refused(hello(1, first=3, **more)) is Reason.BAD_CONNECT
-    assert not len(bus.broker.answers.publishers)
+    assert not len(bus.broker.connection_requests.producer_states)
 
 
 def test_others_leave_nothing_out_there() -> None:
@@ -125,7 +125,7 @@ def hand_over(core: ClientCore, left_out: int, count: int) -> None:
     frames = [build_frame(MESSAGE, class_id=1, content=b"x" * 20) for _ in range(count)]
     raw = bytearray(DELIMITER) + b"".join(frames)
     bounds = np.array([0, *accumulate(map(len, frames))])
-    core.publisher.publish_frames(raw, bounds, 1, left_out=left_out)
+    core.publish_buffer.publish_frames(raw, bounds, 1, skipped_count=left_out)
 
 
 @given(
@@ -141,7 +141,7 @@ def test_what_is_left_out_is_a_position_of_no_message(
 ) -> None:
     """Whenever the connection is lost: what was not confirmed is sent again under its numbers."""
     pair = Pair(broker=remote(), chunk=chunk)
-    pair.core = ClientCore(name="lane", instance="one", first=first)
+    pair.core = ClientCore(name="lane", instance="one", first_number=first)
     pair.connect()
     at, expected = first, list[int]()
     for left_out, count in runs:
@@ -152,7 +152,7 @@ def test_what_is_left_out_is_a_position_of_no_message(
     for _ in range(calls):
         pair.say()
         pair.hear()
-    confirmed, said = pair.core.confirmed, numbers_in(pair.said)
+    confirmed, said = pair.core.confirmed_position, numbers_in(pair.said)
     pair.lose()
     pair.connect()
     pair.exchange()
@@ -160,6 +160,6 @@ def test_what_is_left_out_is_a_position_of_no_message(
     assert again == expected[len(expected) - len(again) :]
     assert said == expected[: len(said)]
     assert len(said) + len(again) >= len(expected)
-    assert pair.core.confirmed == pair.core.published == at - first
+    assert pair.core.confirmed_position == pair.core.published_position == at - first
     left = [n for n in expected if (n - first) % ID_COUNT >= confirmed]
     assert again == left

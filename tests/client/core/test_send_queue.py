@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.client.core.acks import ACKED, AckLog, Receipt
-from simplebus.client.core.publish_batch import Chunk
-from simplebus.client.core.send_queue import Outgoing
+from simplebus.client.core.acks import ACKED, AckBuffer, AckToken
+from simplebus.client.core.publish_batch import PublishBatch
+from simplebus.client.core.send_queue import SendQueue
 from tests.support.oracles import build_frame, parse_frame, split_frames
 
 MESSAGE, ACK, CONNECT = b"134"
@@ -20,9 +20,9 @@ class Source:
     """A publisher with chunks to give, as many as it may."""
 
     def __init__(self) -> None:
-        self.chunks: deque[Chunk] = deque()
-        self.held_bytes = 0
-        self.released = self.next = 0
+        self.chunks: deque[PublishBatch] = deque()
+        self.unreleased_bytes = 0
+        self.released_position = self.next = 0
         self.holds_back = False
 
     def put(self, *payloads: bytes) -> bytes:
@@ -32,18 +32,20 @@ class Source:
             for n, payload in enumerate(payloads)
         ]
         bounds = [sum(map(len, found[:n])) for n in range(len(found) + 1)]
-        chunk = Chunk(memoryview(bytearray(b"".join(found))), bounds, first=self.next)
+        chunk = PublishBatch(
+            memoryview(bytearray(b"".join(found))), bounds, first_position=self.next
+        )
         self.chunks.append(chunk)
-        self.held_bytes += chunk.size
-        self.next = chunk.end
+        self.unreleased_bytes += chunk.size_bytes
+        self.next = chunk.end_position
         return b"".join(found)
 
-    def release(self) -> Chunk | None:
+    def release_batch(self) -> PublishBatch | None:
         if self.holds_back or not self.chunks:
             return None
         chunk = self.chunks.popleft()
-        self.held_bytes -= chunk.size
-        self.released = chunk.end
+        self.unreleased_bytes -= chunk.size_bytes
+        self.released_position = chunk.end_position
         return chunk
 
 
@@ -51,27 +53,27 @@ class Subscriber:
     decode = None
 
 
-def an_outgoing() -> tuple[Outgoing, Source, AckLog]:
+def an_outgoing() -> tuple[SendQueue, Source, AckBuffer]:
     source = Source()
-    out = Outgoing(source)
+    out = SendQueue(source)
     out.is_open = True
-    log = AckLog(out.desk, 7, spans=False)
+    log = AckBuffer(out.ack_sink, 7, can_span_gaps=False)
     log.attach()
     return out, source, log
 
 
-def ack(log: AckLog, first: int, last: int) -> None:
-    receipt = Receipt(Subscriber(), log, class_id=1, sequences=range(first, last), attempt=1)
+def ack(log: AckBuffer, first: int, last: int) -> None:
+    receipt = AckToken(Subscriber(), log, class_id=1, sequences=range(first, last), attempt=1)
     receipt.settle(ACKED, 0, last - first)
 
 
-def take(out: Outgoing, most: int = 1 << 40) -> bytes:
+def take(out: SendQueue, most: int = 1 << 40) -> bytes:
     """Write up to so many bytes, as a socket that takes no more would."""
     taken = b""
     while len(taken) < most and (data := out.peek()):
         count = min(len(data), most - len(taken))
         taken += bytes(data[:count])
-        out.sent(count)
+        out.mark_sent(count)
     return taken
 
 
@@ -82,10 +84,10 @@ def request(number: int) -> bytes:
 def test_frames_leave_in_the_order_in_which_they_were_put() -> None:
     out, source, _ = an_outgoing()
     expected = source.put(b"one", b"two") + source.put(b"three")
-    out.put(request(1))
+    out.append_frame(request(1))
     expected += request(1) + source.put(b"four")
-    out.put(request(2))
-    out.put(request(3))
+    out.append_frame(request(2))
+    out.append_frame(request(3))
     expected += request(2) + request(3) + source.put(b"five")
     assert out.queued_bytes == len(expected)
     assert take(out) == expected
@@ -98,9 +100,9 @@ def test_until_the_bus_has_answered_nothing_but_the_connect_is_written() -> None
     out.is_open = False
     source.put(b"one")
     ack(log, 0, 1)
-    out.put(request(1))
+    out.append_frame(request(1))
     assert take(out) == request(1)
-    assert out.mark() == 0
+    assert out.encode_acks() == 0
     out.is_open = True
     assert len(split_frames(take(out))[0]) == 2
 
@@ -108,12 +110,12 @@ def test_until_the_bus_has_answered_nothing_but_the_connect_is_written() -> None
 def test_requests_overtake_only_what_the_credit_holds_back() -> None:
     out, source, _ = an_outgoing()
     free = source.put(b"free")
-    out.put_behind(1, request(1))
+    out.append_frame_after(1, request(1))
     source.holds_back = True
     held = source.put(b"held") + source.put(b"too")
-    out.put(request(2))
-    out.put_behind(3, request(3))
-    out.put_behind(3, request(4))
+    out.append_frame(request(2))
+    out.append_frame_after(3, request(3))
+    out.append_frame_after(3, request(4))
     assert take(out) == free + request(1) + request(2)
     assert out.queued_bytes == len(held)
     source.holds_back = False
@@ -146,7 +148,7 @@ def test_whatever_comes_meanwhile_no_frame_is_cut_and_nothing_overtakes_its_like
                 sizes = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=4))
                 messages += source.put(*(bytes([n]) * size for n, size in enumerate(sizes)))
             case "r":
-                out.put(request(number))
+                out.append_frame(request(number))
                 requests += request(number)
             case "a":
                 ack(log, acked, acked + 3)
@@ -169,10 +171,10 @@ def test_a_mark_is_written_when_all_acks_before_it_are(data: st.DataObject) -> N
     source.put(b"before" * data.draw(st.integers(0, 9)))
     take(out, data.draw(st.integers(0, 40)))
     ack(log, 0, 1)
-    mark = out.mark()
+    mark = out.encode_acks()
     written = b""
     for first in range(1, 400):
-        if out.has_written(mark):
+        if out.has_written_acks(mark):
             break
         ack(log, first, first + 1)
         written += take(out, data.draw(st.integers(1, 7)))
@@ -182,12 +184,12 @@ def test_a_mark_is_written_when_all_acks_before_it_are(data: st.DataObject) -> N
 def test_a_lost_connection_takes_what_was_encoded_with_it_and_leaves_no_mark_unreached() -> None:
     out, source, log = an_outgoing()
     source.put(b"message")
-    out.put(request(1))
+    out.append_frame(request(1))
     ack(log, 0, 1)
-    mark = out.mark()
+    mark = out.encode_acks()
     take(out, 3)
     out.close()
-    assert out.has_written(mark)
+    assert out.has_written_acks(mark)
     assert (out.queued_bytes, out.peek()) == (0, b"")
-    out.put(request(2))
+    out.append_frame(request(2))
     assert take(out) == request(2)

@@ -96,7 +96,7 @@ def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: Bus) ->
     for what in ({"durable": "d", "group": "g"}, {"durable": "p"}):
         ada = peer(bus, "ada", subscribe(1, 1, **what), unsubscribe(1, forget=True))
         assert [told.kind for told in ada.told()] == ["subscribe", "unsubscribe"]
-    assert not bus.broker.classes[1].named
+    assert not bus.broker.classes[1].named_positions
 
 
 @pytest.mark.parametrize(
@@ -111,13 +111,13 @@ def test_how_a_group_goes_on_is_for_its_maker_and_who_configures(
     bus: Bus, terms: dict[str, object]
 ) -> None:
     takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
-    [position] = bus.broker.classes[1].named.values()
-    before = position.terms
+    [position] = bus.broker.classes[1].named_positions.values()
+    before = position.delivery_policy
     assert takes_up(bus, "bob", durable="d", group="g", **terms) == ""
-    assert (position.terms, position.idle_seconds) == (before, 9)
+    assert (position.delivery_policy, position.idle_seconds) == (before, 9)
     for who in ("keeper", "ada"):
         assert takes_up(bus, who, durable="d", group="g", idle_seconds=8, max_deliveries=3) == ""
-        assert (position.terms.deliveries_max, position.idle_seconds) == (3, 8)
+        assert (position.delivery_policy.deliveries_max, position.idle_seconds) == (3, 8)
         takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
 
 
@@ -141,7 +141,7 @@ def test_a_class_that_gets_a_name_is_judged_by_that(bus: Bus) -> None:
     boss = peer2(bus, classes=[{"id": 7, "name": "secret7"}, 8], auth={"token": "boss"})
     boss.say(publish(7, 0, b"TOPSECRET"))
     assert listener.got() == []
-    ((cut, error),) = bus.broker.take_cut()
+    ((cut, error),) = bus.broker.drain_closing()
     assert cut is listener.session
     assert error.reason is Reason.UNAUTHORIZED
 
@@ -154,19 +154,19 @@ def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_na
         return User(who, token=quick_hash(who), permissions=Permissions(subscribe=rules))
 
     users = bus.broker.users = Users([BOSS, denied("by-id", "7"), denied("by-name", "orders")])
-    users.called = bus.broker.store.table.called
+    users.called = bus.broker.store.class_registry.find_dead_letter_sources
     early = peer2(bus, classes=["dead.7"], auth={"token": "by-name"})
-    dead_of_7 = bus.broker.store.names["dead.7"]
+    dead_of_7 = bus.broker.store.class_id_by_name["dead.7"]
     early.say(subscribe(dead_of_7, 1))
     assert [told.kind for told in early.told()] == ["subscribe"]
     peer2(bus, classes=[{"id": 7, "name": "orders"}], auth={"token": "boss"})
-    ((cut, error),) = bus.broker.take_cut()
+    ((cut, error),) = bus.broker.drain_closing()
     assert (cut, error.sentence) == (early.session, "class 7 has the name 'orders' now")
     peer2(bus, classes=["dead.orders"], auth={"token": "boss"})
     for who in ("by-id", "by-name"):
         for name in ("dead.7", "dead.orders"):
             one = peer2(bus, classes=[1], auth={"token": who})
-            one.say(subscribe(bus.broker.store.names[name], 1))
+            one.say(subscribe(bus.broker.store.class_id_by_name[name], 1))
             assert [told.content["code"] for told in one.told()] == [Reason.UNAUTHORIZED]
 
 
@@ -175,9 +175,9 @@ def test_a_name_that_is_too_long_for_its_dead_letters_is_denied_there_too(bus: B
     rules = Rules(deny=(Rule.parse(long),))
     spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=rules))
     users = bus.broker.users = Users([BOSS, spy])
-    users.called = bus.broker.store.table.called
+    users.called = bus.broker.store.class_registry.find_dead_letter_sources
     peer2(bus, classes=[long], auth={"token": "boss"})
-    dead = bus.broker.store.table.dead_class(long)
+    dead = bus.broker.store.class_registry.open_dead_letter_class(long)
     one = peer2(bus, classes=[1], auth={"token": "spy"})
     one.say(subscribe(dead.class_id, 1))
     assert [told.content["code"] for told in one.told()] == [Reason.UNAUTHORIZED]

@@ -47,7 +47,7 @@ def bus() -> Bus:
 
 
 def named(bus: Bus) -> None:
-    bus.broker.store.table.name_classes([NAMED])
+    bus.broker.store.class_registry.declare_classes([NAMED])
 
 
 def peer(bus: Bus, name: str, *said: bytes) -> Peer2:
@@ -114,4 +114,4 @@ def test_who_listened_before_the_class_had_its_name_has_to_come_again(bus: Bus) 
     named(bus)
     boss.say(enveloped(9, 0, on_channel(TO_ADA, b"x")))
     assert (spy.got(), len(fine.got())) == ([], 1)
-    assert [session for session, _ in bus.broker.take_cut()] == [spy.session]
+    assert [session for session, _ in bus.broker.drain_closing()] == [spy.session]

@@ -82,7 +82,7 @@ def test_times_stay_when_what_lies_before_them_is_gone() -> None:
     before = answer(bus, first=1, times=True)["times"]
     bus.trusting = True  # This goes round the broker.
     bus.broker.classes[1].ring.release(1)
-    bus.broker.classes[1].times.forget(1)
+    bus.broker.classes[1].time_index.trim(1)
     assert answer(bus, first=1, times=True)["times"] == before
 
 

@@ -41,7 +41,7 @@ from tests.models.test_version2_model import Version2Machine
 
 
 def of_class(bus: Bus, class_: int | str = 1) -> ClassSaid:
-    said = bus.broker.explaining.explain(ClassQuestion(class_))
+    said = bus.broker.inquiry_handler.build_report(ClassQuestion(class_))
     assert isinstance(said, ClassSaid)
     return said
 
@@ -53,13 +53,13 @@ def only(bus: Bus) -> Position:
 
 
 def of_session(bus: Bus, peer: wire_peer.Peer) -> SessionSaid:
-    said = bus.broker.explaining.explain(SessionQuestion(peer.session.session_id))
+    said = bus.broker.inquiry_handler.build_report(SessionQuestion(peer.session.session_id))
     assert isinstance(said, SessionSaid)
     return said
 
 
 def of_channel(bus: Bus, channel: str, class_: int | str | None = None) -> ChannelSaid:
-    said = bus.broker.explaining.explain(ChannelQuestion(channel, class_))
+    said = bus.broker.inquiry_handler.build_report(ChannelQuestion(channel, class_))
     assert isinstance(said, ChannelSaid)
     return said
 
@@ -69,7 +69,7 @@ def beats(bus: Bus, count: int) -> None:
     for _ in range(count):
         bus.broker.clock.now += 1
         bus.tick()
-        bus.broker.wake_due()
+        bus.broker.run_due_wakeups()
 
 
 # A position --------------------------------------------------------------------------------------
@@ -302,7 +302,9 @@ def test_of_many_the_furthest_behind_are_listed_and_the_others_counted() -> None
     assert said.positions_left_out == 11
     assert count not in [position.number for position in said.positions]
     [group] = bus.broker.classes[1].groups
-    found = bus.broker.explaining._positions.position(bus.broker.classes[1], group)
+    found = bus.broker.inquiry_handler._position_reporter.describe_position(
+        bus.broker.classes[1], group
+    )
     assert (len(found.members), found.members_left_out) == (EXPLAINED_MEMBERS, 5)
     told = of_session(bus, reader)
     assert (len(told.positions), told.positions_left_out) == (EXPLAINED_POSITIONS, 10)
@@ -312,7 +314,7 @@ def test_the_bus_in_short() -> None:
     bus = Bus()
     peer2(bus, publish(1, 0, b"x"), classes=[1, "orders"], name="till")
     bus.peer(wire_peer.connect(7))
-    said = bus.broker.explaining.explain(BusQuestion())
+    said = bus.broker.inquiry_handler.build_report(BusQuestion())
     assert isinstance(said, BusSaid)
     assert [(line.name, line.stored) for line in said.classes] == [("", 1), ("", 0), ("orders", 0)]
     assert [(line.session, line.name, line.version) for line in said.sessions] == [
@@ -432,7 +434,7 @@ def test_who_asks_without_listening_is_cut_off() -> None:
 
 def check_explained(broker: Broker) -> None:
     """Whatever is asked is answered, and figures are those of `statistics`."""
-    explain = broker.explaining.explain
+    explain = broker.inquiry_handler.build_report
     for cls in broker.classes.values():
         said, figures = explain(ClassQuestion(cls.class_id)), cls.statistics()
         assert isinstance(said, ClassSaid)

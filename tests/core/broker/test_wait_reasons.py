@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.core.broker.wait_reasons import Facts, size, span, waits
+from simplebus.core.broker.wait_reasons import (
+    WaitFacts,
+    explain_wait,
+    format_bytes,
+    format_duration,
+)
 from simplebus.core.channel.near_miss import why_not
 from simplebus.core.protocol.inquiry import Flight
 
@@ -13,81 +18,83 @@ OLDEST = Flight(sequence=7, attempt=1, first_seconds=93.2, sent_seconds=93.2)
 AGAIN = Flight(sequence=7, attempt=4, first_seconds=93.2, sent_seconds=12.0)
 
 SENTENCES = {
-    "nothing": (Facts(), "nothing", "nothing to send"),
+    "nothing": (WaitFacts(), "nothing", "nothing to send"),
     "its window is full": (
-        Facts(HOLDER, 12, 1000, 1000, oldest=OLDEST, is_full=True),
+        WaitFacts(HOLDER, 12, 1000, 1000, oldest=OLDEST, is_at_in_flight_limit=True),
         "acks",
         f"its acknowledgements: 1,000 of 1,000 in flight, the oldest since 93 s, {HOLDER}",
     ),
     "its window is full of bytes": (
-        Facts(
+        WaitFacts(
             HOLDER,
             12,
             3,
             1000,
             in_flight_bytes=17 << 20,
-            bytes_max=16 << 20,
+            in_flight_bytes_max=16 << 20,
             oldest=AGAIN,
-            is_full=True,
+            is_at_in_flight_limit=True,
         ),
         "acks",
         "its acknowledgements: 17 MiB of 16 MiB in flight, the oldest since 93 s (sent 4 times), "
         f"{HOLDER}",
     ),
     "its window is full, and it takes nothing": (
-        Facts(HOLDER, 12, 2, 2, oldest=OLDEST, is_full=True, full_seconds=30),
+        WaitFacts(
+            HOLDER, 12, 2, 2, oldest=OLDEST, is_at_in_flight_limit=True, send_blocked_seconds=30
+        ),
         "acks",
         f"its acknowledgements: 2 of 2 in flight, the oldest since 93 s, {HOLDER}, which has taken "
         "no bytes since 30 s",
     ),
     "all is sent": (
-        Facts(HOLDER, 0, 5, 0, oldest=OLDEST),
+        WaitFacts(HOLDER, 0, 5, 0, oldest=OLDEST),
         "acks",
         f"its acknowledgements: 5 in flight, the oldest since 93 s, {HOLDER}",
     ),
     "others of a key are in flight": (
-        Facts(HOLDER, 0, 1, 256, oldest=OLDEST, behind=7),
+        WaitFacts(HOLDER, 0, 1, 256, oldest=OLDEST, key_blocked_count=7),
         "acks",
         f"its acknowledgements: 1 of 256 in flight, the oldest since 93 s, {HOLDER}; 7 messages "
         "wait for others of their key",
     ),
     "its connection takes nothing": (
-        Facts(HOLDER, 12, 5, 1000, oldest=OLDEST, full_seconds=42),
+        WaitFacts(HOLDER, 12, 5, 1000, oldest=OLDEST, send_blocked_seconds=42),
         "bytes",
         f"its connection, which has taken no bytes since 42 s: {HOLDER}",
     ),
     "it is being sent": (
-        Facts(HOLDER, 1, 5, 1000, oldest=OLDEST),
+        WaitFacts(HOLDER, 1, 5, 1000, oldest=OLDEST),
         "turn",
         "its turn: 1 message to be sent now",
     ),
     "nobody is there": (
-        Facts(ready=1200, is_served=False, alone_seconds=7500),
+        WaitFacts(ready_count=1200, has_consumer=False, unattended_seconds=7500),
         "nobody",
         "nobody is connected to it since 2 h; 1,200 messages wait for it",
     ),
     "nobody is there, and there is nothing": (
-        Facts(is_served=False, alone_seconds=8.25),
+        WaitFacts(has_consumer=False, unattended_seconds=8.25),
         "nobody",
         "nobody is connected to it since 8.2 s; nothing waits",
     ),
     "all is put off": (
-        Facts(put_off=2, put_off_seconds=300),
+        WaitFacts(delayed_count=2, next_delay_seconds=300),
         "time",
         "time: 2 messages are put off, the first for another 5 min",
     ),
     "one is put off": (
-        Facts(put_off=1, put_off_seconds=3),
+        WaitFacts(delayed_count=1, next_delay_seconds=3),
         "time",
         "time: 1 message is put off, the first for another 3.0 s",
     ),
     "others have all": (
-        Facts(HOLDER, elsewhere=3),
+        WaitFacts(HOLDER, other_members_count=3),
         "others",
         "nothing to send: other members have 3 messages",
     ),
     "nothing is for it": (
-        Facts(HOLDER, has_matched=False),
+        WaitFacts(HOLDER, has_matched=False),
         "match",
         "a message that its patterns match: none was for it so far",
     ),
@@ -97,11 +104,14 @@ SENTENCES = {
 @pytest.mark.parametrize("what", SENTENCES)
 def test_what_is_waited_for(what: str) -> None:
     facts, word, sentence = SENTENCES[what]
-    assert waits(facts) == (word, sentence)
+    assert explain_wait(facts) == (word, sentence)
 
 
 def test_spans_and_sizes_for_people() -> None:
-    said = [span(s) for s in (-1, 0.04, 9.94, 10, 119, 120, 7199, 7200, 172_799, 172_800, 1e7)]
+    said = [
+        format_duration(s)
+        for s in (-1, 0.04, 9.94, 10, 119, 120, 7199, 7200, 172_799, 172_800, 1e7)
+    ]
     assert said == [
         "0.0 s",
         "0.0 s",
@@ -115,7 +125,7 @@ def test_spans_and_sizes_for_people() -> None:
         "2 days",
         "116 days",
     ]
-    assert [size(n) for n in (0, 1023, 1024, 5 << 20, 3 << 30)] == [
+    assert [format_bytes(n) for n in (0, 1023, 1024, 5 << 20, 3 << 30)] == [
         "0 bytes",
         "1023 bytes",
         "1 KiB",

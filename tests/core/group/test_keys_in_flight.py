@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from simplebus.core.group.keys_in_flight import Sent
+from simplebus.core.group.keys_in_flight import KeyOrderedInFlight
 
 MOST = 2_000
 """So many messages: some ranges are looked for one by one, and some are not."""
@@ -18,12 +18,12 @@ class Model:
     def __init__(self) -> None:
         self.attempts_of: dict[int, int] = {}
         self.due: dict[int, int] = {}
-        self.sent = Sent(self.attempts_of)
+        self.sent = KeyOrderedInFlight(self.attempts_of)
 
     def put(self, sequences: list[int], attempts: int, due: int) -> None:
         self.attempts_of.update(dict.fromkeys(sequences, attempts))
         self.due.update(dict.fromkeys(sequences, due))
-        self.sent.put(sequences, [s % 7 for s in sequences], attempts=attempts, due=due)
+        self.sent.add_sent(sequences, [s % 7 for s in sequences], attempts=attempts, due_tick=due)
 
     def of(self, first: int, last: int, attempt: int) -> list[int]:
         return [
@@ -36,8 +36,8 @@ class Model:
         return gone, sum(s % 7 for s in gone)
 
     def check(self) -> None:
-        self.sent.check()
-        assert {s: due for s, (due, _) in self.sent.held.items()} == self.due
+        self.sent.check_invariants()
+        assert {s: due for s, (due, _) in self.sent.held_messages.items()} == self.due
 
 
 @pytest.mark.parametrize("grows", [5, 0])
@@ -71,24 +71,26 @@ def test_random_lives(seed: int, grows: int) -> None:
             case "lose":
                 asked = chance.sample(range(MOST), 50)
                 gone, size = model.lost([s for s in asked if s in model.due])
-                assert sent.lose(asked) == (gone, size)
+                assert sent.remove_sequences(asked) == (gone, size)
                 waiting += gone
             case "range":
                 gone, size = model.lost(model.of(first, last, attempt))
-                assert sent.lose_range(first, last, attempt) == (gone, size)
+                assert sent.remove_range(first, last, attempt) == (gone, size)
                 waiting += gone
             case "working":
-                sent.postpone(first, last, due, attempt)
+                sent.extend_timeouts(first, last, due, attempt)
                 model.due.update(
                     {s: due(model.attempts_of[s]) for s in model.of(first, last, attempt)}
                 )
             case "holds":
-                assert sent.holds(first, last, attempt) == bool(model.of(first, last, attempt))
+                assert sent.has_in_flight(first, last, attempt) == bool(
+                    model.of(first, last, attempt)
+                )
             case "tick":
                 tick += 1
                 late = [s for s, at in model.due.items() if at == tick]
-                assert sorted(sent.overdue(tick)) == sorted(late)
-                assert sorted(sent.lose(late)[0]) == sorted(late)
+                assert sorted(sent.find_overdue(tick)) == sorted(late)
+                assert sorted(sent.remove_sequences(late)[0]) == sorted(late)
                 waiting += model.lost(late)[0]
         if step % 5 == 0:
             model.check()
@@ -98,14 +100,14 @@ def test_what_was_sent_again_within_its_pause_counts_once() -> None:
     model = Model()
     sent = model.sent
     model.put(list(range(400)), 1, 17)
-    sent.lose([5, 7, 9])
+    sent.remove_sequences([5, 7, 9])
     model.put([5, 7, 9], 2, 17)
-    assert sent.holds(0, 400, 2)
-    late, _ = sent.lose_range(0, 400, 1)
+    assert sent.has_in_flight(0, 400, 2)
+    late, _ = sent.remove_range(0, 400, 1)
     assert late == [s for s in range(400) if s not in (5, 7, 9)]
-    sent.check()
-    assert not sent.holds(0, 400, 1)
-    assert sent.lose_range(0, 400)[0] == [5, 7, 9]
+    sent.check_invariants()
+    assert not sent.has_in_flight(0, 400, 1)
+    assert sent.remove_range(0, 400)[0] == [5, 7, 9]
 
 
 class Counted(dict[int, tuple[int, int]]):
@@ -121,33 +123,37 @@ class Counted(dict[int, tuple[int, int]]):
 def test_what_is_said_of_a_range_again_costs_no_look_at_its_messages() -> None:
     model = Model()
     sent = model.sent
-    sent.held = held = Counted()
+    sent.held_messages = held = Counted()
     model.put(list(range(20_000)), 1, 30)
     model.put(list(range(30_000, 30_010)), 2, 60)
     for _ in range(100):
-        sent.postpone(0, 20_000, lambda attempts: 30 * attempts + 1)
+        sent.extend_timeouts(0, 20_000, lambda attempts: 30 * attempts + 1)
     assert held.asked == 20_000
     for attempt in range(3, 500):  # Of an attempt that nothing has.
-        assert not sent.holds(0, 20_000, attempt)
-    assert sent.lose_range(0, 20_000)[0] == list(range(20_000))
+        assert not sent.has_in_flight(0, 20_000, attempt)
+    assert sent.remove_range(0, 20_000)[0] == list(range(20_000))
     for _ in range(100):  # Of what is held no longer, though something else is.
-        assert not sent.holds(0, 20_000)
-        assert not sent.lose_range(0, 20_000)[0]
+        assert not sent.has_in_flight(0, 20_000)
+        assert not sent.remove_range(0, 20_000)[0]
     assert held.asked == 40_000
 
 
 def test_what_is_gone_is_looked_at_once() -> None:
     model = Model()
-    model.sent.held = held = Counted()
+    model.sent.held_messages = held = Counted()
     model.put(list(range(20_000)), 1, 30)
-    model.sent.lose(range(10_000))
+    model.sent.remove_sequences(range(10_000))
     for _ in range(100):
-        assert not model.sent.holds(0, 9_984)
+        assert not model.sent.has_in_flight(0, 9_984)
     assert held.asked == 9_984
 
 
-def in_buckets(sent: Sent) -> int:
-    return sum(len(list(bucket)) for by in sent._buckets.values() for bucket in by.values())
+def in_buckets(sent: KeyOrderedInFlight) -> int:
+    return sum(
+        len(list(bucket))
+        for by in sent._bucket_by_due_and_attempts.values()
+        for bucket in by.values()
+    )
 
 
 def test_who_is_given_more_time_one_by_one_lies_in_one_place() -> None:
@@ -155,7 +161,7 @@ def test_who_is_given_more_time_one_by_one_lies_in_one_place() -> None:
     model.put(list(range(100)), 1, 30)
     for tick in range(50):
         for sequence in range(100):
-            model.sent.postpone(
+            model.sent.extend_timeouts(
                 sequence, sequence + 1, lambda attempts, tick=tick: 30 * attempts + tick
             )
     assert in_buckets(model.sent) == 100
@@ -166,6 +172,6 @@ def test_what_was_taken_out_is_forgotten_long_before_it_is_due() -> None:
     for first in range(0, 100_000, 100):
         model.put(list(range(first, first + 100)), 1, 3_600)
         model.lost(list(range(first, first + 100)))
-        model.sent.lose(range(first, first + 100))
+        model.sent.remove_sequences(range(first, first + 100))
     assert in_buckets(model.sent) < 2_000
     model.check()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from simplebus.core.group.group import Group, Member
-from simplebus.core.group.least_loaded import Takers
+from simplebus.core.group.group import Group, GroupMember
+from simplebus.core.group.least_loaded import LeastLoadedMembers
 from tests.behaviour.wire_peer import Bus, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
@@ -22,31 +22,31 @@ from tests.behaviour.wire_peer_v2 import (
 class One:
     """What `Takers` knows of a member."""
 
-    held = turn = 0
+    assigned_count = last_assigned_turn = 0
 
 
 class TakersMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.takers, self.there, self.turns = Takers(), list[Any](), 0
+        self.takers, self.there, self.turns = LeastLoadedMembers(), list[Any](), 0
 
     @rule(held=st.integers(0, 3))
     def comes(self, held: int) -> None:
         one = One()
         self.turns += 1
-        one.held, one.turn = held, self.turns
+        one.assigned_count, one.last_assigned_turn = held, self.turns
         self.there.append(one)
-        self.takers.put(one)  # type: ignore[arg-type]
+        self.takers.update(one)  # type: ignore[arg-type]
 
     @precondition(lambda self: self.there)
     @rule(which=st.integers(0, 1000), held=st.integers(0, 5), is_handed=st.booleans())
     def changes(self, which: int, held: int, is_handed: bool) -> None:
         one = self.there[which % len(self.there)]
-        one.held = held
+        one.assigned_count = held
         if is_handed:
             self.turns += 1
-            one.turn = self.turns
-        self.takers.put(one)
+            one.last_assigned_turn = self.turns
+        self.takers.update(one)
 
     @precondition(lambda self: self.there)
     @rule(which=st.integers(0, 1000))
@@ -55,37 +55,39 @@ class TakersMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_find_the_same(self) -> None:
-        self.takers.check()
+        self.takers.check_invariants()
         assert len(self.takers) == len(self.there)
         if self.there:
-            assert self.takers.first() is min(self.there, key=lambda one: (one.held, one.turn))
+            assert self.takers.least_loaded() is min(
+                self.there, key=lambda one: (one.assigned_count, one.last_assigned_turn)
+            )
 
 
 TestTakers = TakersMachine.TestCase
 
 
 def test_places_that_somebody_had_before_are_not_kept() -> None:
-    takers, one = Takers(), One()
+    takers, one = LeastLoadedMembers(), One()
     for n in range(1000):
-        one.held = n
-        takers.put(one)  # type: ignore[arg-type]
+        one.assigned_count = n
+        takers.update(one)  # type: ignore[arg-type]
         assert len(takers._heap) <= 65
 
 
 def test_handing_out_a_message_costs_the_same_however_many_members_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bus, many, room = Bus(), 300, Member.room
+    bus, many, room = Bus(), 300, GroupMember.free_count
     bus.trusting = True
     peer = peer2(bus, *[subscribe(1, n, group="g") for n in range(1, many + 1)])
     looks = 0
 
-    def look(self: Member) -> int:
+    def look(self: GroupMember) -> int:
         nonlocal looks
         looks += 1
         return room.fget(self)  # type: ignore[attr-defined, no-any-return]
 
-    monkeypatch.setattr(Member, "room", property(look))
+    monkeypatch.setattr(GroupMember, "free_count", property(look))
     writer = peer2(bus, publish(1, 0, *numbered(many)))
     assert looks <= 5 * many
     got = peer.got()
@@ -105,14 +107,14 @@ def test_what_members_of_one_session_had_is_handed_out_once_when_it_goes(
     peer2(bus, publish(1, 0, *numbered(82)))
     mine = stays.ids()
     goes.got()
-    shares, share = 0, Group.share
+    shares, share = 0, Group.distribute_messages
 
-    def counting(self: Group) -> list[Member]:
+    def counting(self: Group) -> list[GroupMember]:
         nonlocal shares
         shares += 1
         return share(self)
 
-    monkeypatch.setattr(Group, "share", counting)
+    monkeypatch.setattr(Group, "distribute_messages", counting)
     goes.leave()
     assert shares == 1
     assert sorted(mine + stays.ids()) == list(range(82))

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.group import key_hash
-from simplebus.core.group.key_assignment import SHARES, Owners
-from simplebus.core.group.key_hash import hash_of, lane_of, lanes_of
-from simplebus.core.group.partition_queues import NO_LANE, Lanes
+from simplebus.core.group.key_assignment import HASH_BUCKET_COUNT, KeyAssignment
+from simplebus.core.group.key_hash import batch_partitions, hash_bytes, partition_of_key
+from simplebus.core.group.partition_queues import NO_PARTITION, PartitionQueues
 from simplebus.core.protocol.envelope import key_of
 from simplebus.core.protocol.envelope_batch import Envelope, decode, encode, stuff
 from simplebus.core.protocol.frames import ENVELOPE, MESSAGE
@@ -39,47 +39,49 @@ ENVELOPES = st.builds(
 def test_of_each_lane_the_one_that_came_first_is_out_and_the_others_follow_in_order(
     steps: list[tuple[bool, int, int]],
 ) -> None:
-    lanes = Lanes()
+    lanes = PartitionQueues()
     rows: dict[int, list[int]] = {lane: [] for lane in range(4)}
     for comes, sequence, lane in steps:
         where = [number for number, row in rows.items() if sequence in row]
         if comes and not where:
             row = rows[lane]
-            assert lanes.enter([sequence], [lane]) == [sequence] * (not row or lane == NO_LANE)
+            assert lanes.enqueue([sequence], [lane]) == [sequence] * (
+                not row or lane == NO_PARTITION
+            )
             row.append(sequence)
             row[1:] = sorted(row[1:])
         elif where:
             row = rows[where[0]]
             was_first = row[0] == sequence
-            assert lanes.is_first(sequence) == (was_first or where[0] == NO_LANE)
+            assert lanes.is_at_front(sequence) == (was_first or where[0] == NO_PARTITION)
             row.remove(sequence)
-            follows = where[0] != NO_LANE and was_first and row
-            assert lanes.leave([sequence]) == row[:1] * bool(follows)
-        lanes.check()
+            follows = where[0] != NO_PARTITION and was_first and row
+            assert lanes.dequeue([sequence]) == row[:1] * bool(follows)
+        lanes.check_invariants()
         assert sorted(lanes) == sorted(s for row in rows.values() for s in row)
 
 
 def test_many_come_in_at_once() -> None:
-    lanes = Lanes()
-    assert lanes.enter(range(6), [7, 0, 7, 9, 9, 0]) == [0, 1, 3, 5]
-    assert lanes.leave([0]) == [2]
-    assert list(lanes.lanes([4, 5])) == [9, 0]
-    assert lanes.leave([3, 4, 1]) == []
-    assert lanes.longest() == (1, 1)
+    lanes = PartitionQueues()
+    assert lanes.enqueue(range(6), [7, 0, 7, 9, 9, 0]) == [0, 1, 3, 5]
+    assert lanes.dequeue([0]) == [2]
+    assert list(lanes.partitions_of([4, 5])) == [9, 0]
+    assert lanes.dequeue([3, 4, 1]) == []
+    assert lanes.count_and_longest() == (1, 1)
 
 
 @given(st.binary(max_size=200))
 def test_a_lane_follows_from_the_key(key: bytes) -> None:
-    assert (lane_of(key) == NO_LANE) == (not key)
-    assert 0 <= lane_of(key) < 1 << 32
+    assert (partition_of_key(key) == NO_PARTITION) == (not key)
+    assert 0 <= partition_of_key(key) < 1 << 32
 
 
 def test_the_lane_of_a_key_never_changes() -> None:
     """What is kept past a process, or told by others, may depend on it."""
-    found = [hash_of(key) for key in (b"a", b"order 4711", b"x" * 100)]
+    found = [hash_bytes(key) for key in (b"a", b"order 4711", b"x" * 100)]
     assert found == [0x8EDC7F633D12C505, 0x7EAFEE70A5081854, 0x9281D684EF4F59C4]
-    assert len({lane_of(b"%d" % number) for number in range(10_000)}) == 10_000
-    assert len({lane_of(bytes(number)) for number in range(1, 200)}) == 199
+    assert len({partition_of_key(b"%d" % number) for number in range(10_000)}) == 10_000
+    assert len({partition_of_key(bytes(number)) for number in range(1, 200)}) == 199
 
 
 @given(ENVELOPES, st.lists(ENVELOPES, max_size=4), st.sampled_from([3, 40]), st.booleans())
@@ -93,24 +95,26 @@ def test_the_lanes_of_many_are_those_of_each(
         contents.insert(1, (MESSAGE, b"\x10\x00\x01k"))
     batch = batch_of(*(build_frame(kind, content=content) for kind, content in contents))
     expected = [
-        lane_of(decode(content)[0].key) if kind == ENVELOPE else NO_LANE
+        partition_of_key(decode(content)[0].key) if kind == ENVELOPE else NO_PARTITION
         for kind, content in contents
     ]
-    assert lanes_of(batch) == expected
+    assert batch_partitions(batch) == expected
 
 
 @given(st.lists(KEYS, min_size=20, max_size=60))
 def test_the_lanes_of_many_keys_are_those_of_each(keys: list[bytes]) -> None:
     batch = batch_of(*(build_frame(ENVELOPE, content=keyed(key or b"k")) for key in keys))
-    assert lanes_of(batch) == [lane_of(key or b"k") for key in keys]
+    assert batch_partitions(batch) == [partition_of_key(key or b"k") for key in keys]
 
 
 def test_many_alike_are_read_in_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [b"key %d" % number for number in range(40)]
     batch = batch_of(*(build_frame(ENVELOPE, content=keyed(key)) for key in keys))
-    expected = [lane_of(key) for key in keys]
-    monkeypatch.setattr(key_hash, "_lane", lambda frame: pytest.fail("one after the other"))
-    assert lanes_of(batch) == expected
+    expected = [partition_of_key(key) for key in keys]
+    monkeypatch.setattr(
+        key_hash, "_frame_partition", lambda frame: pytest.fail("one after the other")
+    )
+    assert batch_partitions(batch) == expected
 
 
 @given(ENVELOPES, st.binary(max_size=20))
@@ -125,18 +129,18 @@ def test_a_key_that_ends_with_the_content_is_read_whole() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=14))
 def test_who_has_a_share_follows_from_who_is_there(steps: list[tuple[bool, int]]) -> None:
-    owners: Owners[int] = Owners()
+    owners: KeyAssignment[int] = KeyAssignment()
     for comes, who in steps:
         if comes and who not in owners:
-            owners.add(who, f"member {who}")
+            owners.add_member(who, f"member {who}")
         elif not comes and who in owners:
-            owners.remove(who)
-    fresh: Owners[int] = Owners()
+            owners.remove_member(who)
+    fresh: KeyAssignment[int] = KeyAssignment()
     for who in range(9, -1, -1):
         if who in owners:
-            fresh.add(who, f"member {who}")
-    table = [owners.of(lane) for lane in range(SHARES)]
-    assert table == [fresh.of(lane) for lane in range(SHARES)]
+            fresh.add_member(who, f"member {who}")
+    table = [owners.owner_of(lane) for lane in range(HASH_BUCKET_COUNT)]
+    assert table == [fresh.owner_of(lane) for lane in range(HASH_BUCKET_COUNT)]
     assert bool(owners) == (table[0] is not None)
 
 
@@ -155,37 +159,45 @@ def test_who_has_a_share_follows_from_who_is_there(steps: list[tuple[bool, int]]
     ],
 )
 def test_keys_that_differ_little_are_dealt_out_to_all(keys: list[bytes]) -> None:
-    owners: Owners[int] = Owners()
+    owners: KeyAssignment[int] = KeyAssignment()
     for who in range(4):
-        owners.add(who, f"worker-{who}/1")
-    counts = np.bincount(np.array([owners.of(lane_of(key)) for key in keys]), minlength=4)
+        owners.add_member(who, f"worker-{who}/1")
+    counts = np.bincount(
+        np.array([owners.owner_of(partition_of_key(key)) for key in keys]), minlength=4
+    )
     assert counts.min() > len(keys) / 4 * 0.5, counts
-    assert len({lane_of(key) % SHARES for key in keys}) > 0.6 * min(len(keys), SHARES)
+    assert len({partition_of_key(key) % HASH_BUCKET_COUNT for key in keys}) > 0.6 * min(
+        len(keys), HASH_BUCKET_COUNT
+    )
 
 
 def test_shares_are_about_equal_and_few_of_them_move() -> None:
-    owners: Owners[int] = Owners()
+    owners: KeyAssignment[int] = KeyAssignment()
     for who in range(8):
-        owners.add(who, str(who))
-    owners.check()
-    before = [owners.of(lane) for lane in range(SHARES)]
+        owners.add_member(who, str(who))
+    owners.check_invariants()
+    before = [owners.owner_of(lane) for lane in range(HASH_BUCKET_COUNT)]
     counts = np.bincount(np.array(before), minlength=8)
-    assert counts.min() > SHARES // 8 * 0.8
-    assert counts.max() < SHARES // 8 * 1.2
-    owners.remove(3)
-    owners.check()
-    after = [owners.of(lane) for lane in range(SHARES)]
+    assert counts.min() > HASH_BUCKET_COUNT // 8 * 0.8
+    assert counts.max() < HASH_BUCKET_COUNT // 8 * 1.2
+    owners.remove_member(3)
+    owners.check_invariants()
+    after = [owners.owner_of(lane) for lane in range(HASH_BUCKET_COUNT)]
     assert all(b in (a, 3) for a, b in zip(after, before, strict=True))
 
 
 def test_who_comes_takes_from_few_and_who_goes_leaves_to_few() -> None:
-    owners: Owners[int] = Owners()
+    owners: KeyAssignment[int] = KeyAssignment()
     for who in range(2000):
-        owners.add(who, str(who))
-    former = owners.add(2000, "another")
+        owners.add_member(who, str(who))
+    former = owners.add_member(2000, "another")
     assert 0 < len(former) < 20
-    before = list(owners.table)
+    before = list(owners.owner_by_bucket)
     for who in range(1, 2000, 3):
-        owners.remove(who)
-    assert all(a == b for a, b in zip(before, owners.table, strict=True) if a is None or a % 3 != 1)
-    owners.check()
+        owners.remove_member(who)
+    assert all(
+        a == b
+        for a, b in zip(before, owners.owner_by_bucket, strict=True)
+        if a is None or a % 3 != 1
+    )
+    owners.check_invariants()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import HEAVY_READ_BYTES, Limits
-from simplebus.core.message_class.class_registry import ClassTable
+from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
@@ -20,23 +20,23 @@ LIMITS = Limits(
 )
 
 
-def table(**own: ClassSettings) -> ClassTable:
-    return ClassTable(Settings(limits=LIMITS, keep=Keep(messages=5), classes=own))
+def table(**own: ClassSettings) -> ClassRegistry:
+    return ClassRegistry(Settings(limits=LIMITS, keep=Keep(messages=5), classes=own))
 
 
 def test_a_class_obeys_what_is_said_of_its_name_from_when_it_has_it() -> None:
     classes = table(logs=ClassSettings(Keep(seconds=9.0), FullPolicy.DROP_OLDEST, 7, 1 << 19))
-    classes.open_classes([(3, "")])
+    classes.create_classes([(3, "")])
     cls = classes.classes[3]
-    assert (cls.keep, cls.policy) == (Keep(messages=5), FullPolicy.BLOCK)
+    assert (cls.retention, cls.full_policy) == (Keep(messages=5), FullPolicy.BLOCK)
     assert (cls.ring.messages_max, cls.ring.bytes_max) == (100, 1 << 20)
-    classes.open_classes([(3, "logs")])
-    assert (cls.keep, cls.policy) == (Keep(seconds=9.0), FullPolicy.DROP_OLDEST)
+    classes.create_classes([(3, "logs")])
+    assert (cls.retention, cls.full_policy) == (Keep(seconds=9.0), FullPolicy.DROP_OLDEST)
     assert (cls.ring.messages_max, cls.ring.bytes_max) == (7, 1 << 19)
 
 
 def test_what_is_said_of_a_name_wins_over_what_is_said_of_an_id() -> None:
-    classes = ClassTable(
+    classes = ClassRegistry(
         Settings(
             classes={
                 3: ClassSettings(full_policy=FullPolicy.DROP_NEWEST),
@@ -44,23 +44,23 @@ def test_what_is_said_of_a_name_wins_over_what_is_said_of_an_id() -> None:
             }
         )
     )
-    classes.open_classes([(3, ""), (4, "logs")])
-    assert [classes.classes[n].policy for n in (3, 4)] == [
+    classes.create_classes([(3, ""), (4, "logs")])
+    assert [classes.classes[n].full_policy for n in (3, 4)] == [
         FullPolicy.DROP_NEWEST,
         FullPolicy.DROP_OLDEST,
     ]
     other = table(logs=ClassSettings(keep=Keep()))
-    other.open_classes([(1, "logs"), (2, "news")])
-    assert [bool(other.classes[n].keep) for n in (1, 2)] == [False, True]
+    other.create_classes([(1, "logs"), (2, "news")])
+    assert [bool(other.classes[n].retention) for n in (1, 2)] == [False, True]
 
 
 def test_no_class_holds_more_than_any_may_and_dead_letters_less() -> None:
     much = ClassSettings(full_policy=FullPolicy.BLOCK, messages_max=1000, bytes_max=1 << 30)
     classes = table(orders=much, **{"dead.orders": much})
-    classes.open_classes([(1, "orders"), (2, "dead.orders")])
+    classes.create_classes([(1, "orders"), (2, "dead.orders")])
     orders, dead = classes.classes[1], classes.classes[2]
     assert (orders.ring.messages_max, orders.ring.bytes_max) == (100, 1 << 20)
-    assert (dead.policy, dead.ring.bytes_max) == (FullPolicy.BLOCK, 1 << 19)
+    assert (dead.full_policy, dead.ring.bytes_max) == (FullPolicy.BLOCK, 1 << 19)
 
 
 @given(
@@ -73,25 +73,28 @@ def test_classes_that_are_all_known_are_found_as_others_are(
     """The quick way, against the one for everything."""
     classes = table()
     for class_id, name in there:
-        if classes.names.get(name, class_id) == class_id and class_id not in classes.classes:
-            classes.open_classes([(class_id, name)])
-    found = classes._known(asked)
+        if (
+            classes.class_id_by_name.get(name, class_id) == class_id
+            and class_id not in classes.classes
+        ):
+            classes.create_classes([(class_id, name)])
+    found = classes._resolve_known(asked)
     if found is not None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(classes, "_known", lambda asked: None)
-            assert classes.find_ids(asked) == found
-            once = classes.find_ids(classes.distinct(asked))
+            patch.setattr(classes, "_resolve_known", lambda asked: None)
+            assert classes.resolve_ids(asked) == found
+            once = classes.resolve_ids(classes.deduplicate(asked))
         assert once == list(dict.fromkeys(found))
 
 
 def test_more_than_there_can_be_are_not_looked_at() -> None:
-    classes = ClassTable(Settings(Limits(classes=3)))
-    assert classes.distinct([1, "a", 1, "a", 2]) == [1, "a", 2]
+    classes = ClassRegistry(Settings(Limits(classes=3)))
+    assert classes.deduplicate([1, "a", 1, "a", 2]) == [1, "a", 2]
     with pytest.raises(RemoteProtocolError) as caught:
-        classes.distinct([*range(4), *"abc"])
+        classes.deduplicate([*range(4), *"abc"])
     assert caught.value.reason is Reason.TOO_MANY_CLASSES
-    classes.open_classes([(1, "a")])
-    assert len(classes.distinct([*range(4), *"abc"])) == 7
+    classes.create_classes([(1, "a")])
+    assert len(classes.deduplicate([*range(4), *"abc"])) == 7
 
 
 def test_one_class_that_is_named_very_often_is_named_once_and_read_slowly() -> None:
@@ -102,4 +105,4 @@ def test_one_class_that_is_named_very_often_is_named_once_and_read_slowly() -> N
     (answer,) = peer.told()
     assert (answer.kind, answer.message_id) == ("connect", 7)
     assert list(bus.broker.classes) == [1]
-    assert peer.session.read_bytes == max(HEAVY_READ_BYTES, len(often) * 16 // 1024)
+    assert peer.session.next_read_bytes == max(HEAVY_READ_BYTES, len(often) * 16 // 1024)

@@ -7,9 +7,9 @@ from typing import Any, cast
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from simplebus.core.message_class.floor_index import Floors
+from simplebus.core.message_class.floor_index import FloorIndex
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 
 
 class Position:
@@ -26,15 +26,15 @@ class Position:
         return self._window
 
 
-def position(floor: int) -> Subscription:
+def position(floor: int) -> BrokerSubscription:
     return cast(Any, Position(floor))
 
 
 class FloorsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.floors = Floors()
-        self.positions: list[Subscription] = []
+        self.floors = FloorIndex()
+        self.positions: list[BrokerSubscription] = []
 
     @rule(floor=st.integers(0, 50))
     def add(self, floor: int) -> None:
@@ -55,28 +55,28 @@ class FloorsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.positions)
     @invariant()
     def both_find_the_same(self) -> None:
-        assert self.floors.lowest() == min(p.window.floor for p in self.positions)
+        assert self.floors.lowest_floor() == min(p.window.floor for p in self.positions)
 
 
 TestFloors = FloorsMachine.TestCase
 
 
 def test_a_move_costs_a_look_or_two_however_many_positions_there_are() -> None:
-    floors, positions = Floors(), [position(0) for _ in range(1000)]
+    floors, positions = FloorIndex(), [position(0) for _ in range(1000)]
     for each in positions:
         floors.add(each)
     Position.looks = 0
     for n in range(10):
         for each in positions:
             each.window.floor = n + 1
-            floors.lowest()
-    assert floors.lowest() == 10
+            floors.lowest_floor()
+    assert floors.lowest_floor() == 10
     moves = 10 * len(positions)
     assert Position.looks <= moves + 2 * moves + 1  # To move it; to note it; to find it right.
 
 
 def test_positions_that_are_gone_are_not_kept() -> None:
-    floors = Floors()
+    floors = FloorIndex()
     stays = position(0)
     floors.add(stays)
     for n in range(1000):
@@ -84,4 +84,4 @@ def test_positions_that_are_gone_are_not_kept() -> None:
         floors.add(gone)
         floors.remove(gone)
         assert len(floors) <= 66
-    assert floors.lowest() == 0
+    assert floors.lowest_floor() == 0

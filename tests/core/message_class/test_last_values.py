@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.message_class.last_values import LastValues, are_empty, is_empty
+from simplebus.core.message_class.last_values import (
+    LastValues,
+    empty_payload_flags,
+    has_empty_payload,
+)
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frames import FrameBatch
@@ -148,7 +152,7 @@ def test_an_empty_payload_takes_the_value_away_and_is_delivered() -> None:
     assert len(payloads(reader)) == 9
     reader.say(ack(4, 0, 9))
     assert payloads(late(bus)) == [b"y"] * 3
-    assert bus.broker.classes[1].values.count(0.0) == 3
+    assert bus.broker.classes[1].last_values.count_values(0.0) == 3
 
 
 def test_what_has_expired_is_no_value_and_is_let_go_of_without_traffic() -> None:
@@ -173,7 +177,7 @@ def test_a_value_whose_time_has_not_come_is_sent_when_it_has() -> None:
     reader = late(bus)
     assert reader.got() == []
     bus.broker.clock.now = 10.0
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
     assert payloads(reader) == [b"later"]
 
 
@@ -188,8 +192,8 @@ def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
     for keeps in (False, True):
         bus = Bus()
         writer = Writer(bus)
-        bus.broker.classes[1].holds_values = keeps
-        bus.broker.classes[1].is_asked_for_values = keeps
+        bus.broker.classes[1].has_last_values = keeps
+        bus.broker.classes[1].is_last_values_requested = keeps
         for number in range(6):
             writer.put("abc"[number % 3], b"%d" % number)
         holder = peer2(bus, subscribe(1, 4))
@@ -218,11 +222,11 @@ def test_settings_say_which_classes_keep_them_and_win() -> None:
         {"id": 5, "name": "dead.x", "last_values": True},
     ]
     peer = peer2(bus, classes=classes)
-    keeps = [bus.broker.classes[number].holds_values for number in range(1, 6)]
+    keeps = [bus.broker.classes[number].has_last_values for number in range(1, 6)]
     assert keeps == [True, False, True, False, False]
     peer.say(asked(ord("4"), classes=[{"id": 4, "last_values": True}, {"id": 3}]))
-    assert bus.broker.classes[4].holds_values
-    assert bus.broker.classes[3].holds_values, "who does not ask takes nothing away"
+    assert bus.broker.classes[4].has_last_values
+    assert bus.broker.classes[3].has_last_values, "who does not ask takes nothing away"
 
 
 def test_retention_holds_beside_them() -> None:
@@ -288,9 +292,11 @@ def test_which_payloads_are_empty_is_found_in_arrays_and_one_by_one(
     if not whole:
         return
     bounds = np.cumsum([0, *map(len, whole)], dtype=np.int64)
-    found = are_empty(FrameBatch(np.frombuffer(b"".join(whole), np.uint8), bounds, 0)).tolist()
+    found = empty_payload_flags(
+        FrameBatch(np.frombuffer(b"".join(whole), np.uint8), bounds, 0)
+    ).tolist()
     assert found == [not text for _, text in messages]
-    assert found == [is_empty(memoryview(frame)) for frame in whole]
+    assert found == [has_empty_payload(memoryview(frame)) for frame in whole]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -313,14 +319,16 @@ def test_many_values_are_found_in_arrays_as_they_are_one_by_one(seed: int) -> No
     ring = bus.broker.classes[1].ring
     values = LastValues(ring)
     expected = sorted(model.values())
-    assert values.sequences(0, 2000, 0.0).tolist() == expected
-    assert values.sequences(1000, 1500, 0.0).tolist() == [n for n in expected if 1000 <= n < 1500]
-    assert values.floor(2000, 0.0) == min(expected)
-    assert values.floor(1, 0.0) == min(1, *expected)
+    assert values.find_sequences(0, 2000, 0.0).tolist() == expected
+    assert values.find_sequences(1000, 1500, 0.0).tolist() == [
+        n for n in expected if 1000 <= n < 1500
+    ]
+    assert values.lowest_value(2000, 0.0) == min(expected)
+    assert values.lowest_value(1, 0.0) == min(1, *expected)
     ring.release(1500)
-    assert values.sequences(0, 2000, 0.0).tolist() == [n for n in expected if n >= 1500]
+    assert values.find_sequences(0, 2000, 0.0).tolist() == [n for n in expected if n >= 1500]
     later = LastValues(ring)
-    assert later.sequences(0, 2000, 0.0).tolist() == [n for n in expected if n >= 1500]
+    assert later.find_sequences(0, 2000, 0.0).tolist() == [n for n in expected if n >= 1500]
 
 
 @pytest.mark.parametrize("channels", [1, 40])
@@ -329,13 +337,13 @@ def test_expired_ones_are_none_however_they_are_looked_for(channels: int) -> Non
     writer = Writer(bus)
     for number in range(channels):
         writer.put(f"c{number}", b"x", expires_ms=1000 * (number % 2 + 1))
-    values = bus.broker.classes[1].values
+    values = bus.broker.classes[1].last_values
     for first, last in ((0, channels), (0, 20), (channels - 1, channels)):
         for now in (0.0, 1.0, 2.0):
             expected = [n for n in range(first, min(last, channels)) if n % 2 + 1 > now]
-            assert values.sequences(first, min(last, channels), now).tolist() == expected
-            assert values.count(now) == sum(n % 2 + 1 > now for n in range(channels))
+            assert values.find_sequences(first, min(last, channels), now).tolist() == expected
+            assert values.count_values(now) == sum(n % 2 + 1 > now for n in range(channels))
     for _ in range(64):
         writer.put("", b"")  # More messages than channels: they are looked for by channel.
     head = bus.broker.classes[1].ring.head
-    assert values.sequences(0, head, 1.0).tolist() == list(range(1, channels, 2))
+    assert values.find_sequences(0, head, 1.0).tolist() == list(range(1, channels, 2))

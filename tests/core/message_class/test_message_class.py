@@ -27,12 +27,12 @@ def test_nothing_that_was_accepted_then_or_later_is_missed(
         patch.setattr(message_class, "TIMES_MAX", most)
         for gap in gaps:
             now += gap
-            index.note(now, len(times))
+            index.record(now, len(times))
             times.append(now)
     assert len(index) <= most
-    index.forget(min(floor, len(times)))
+    index.trim(min(floor, len(times)))
     for time in (asked, *times):
-        found = index.find(time, len(times))
+        found = index.find_sequence(time, len(times))
         first = next((n for n, t in enumerate(times) if t >= time), len(times))
         assert found <= first
         if most == TIMES_MAX and found < len(times) and found > floor:
@@ -53,13 +53,13 @@ def test_each_stored_message_is_in_a_step_that_began_before_it(
         patch.setattr(message_class, "TIMES_MAX", most)
         for gap in gaps:
             now += gap
-            index.note(now, len(times))
+            index.record(now, len(times))
             times.append(now)
     floor = data.draw(st.integers(0, len(times)))
-    index.forget(floor)
+    index.trim(floor)
     first = data.draw(st.integers(floor, len(times)))
     last = data.draw(st.integers(first, len(times)))
-    steps = index.steps(first, last, most=100)
+    steps = index.list_steps(first, last, max_count=100)
     assert bool(steps) == (first < last)
     assert steps == sorted(set(steps))
     for n in range(first, last):
@@ -68,28 +68,28 @@ def test_each_stored_message_is_in_a_step_that_began_before_it(
         assert time <= times[n]
         if most == TIMES_MAX:
             assert times[n] < time + TIMES_STEP_SECONDS
-        assert index.find(time, len(times)) == begun
-    assert index.steps(first, last, most=2) == steps[:2]
+        assert index.find_sequence(time, len(times)) == begun
+    assert index.list_steps(first, last, max_count=2) == steps[:2]
 
 
 def test_a_long_pause_is_not_skipped_however_coarse_the_index_has_become() -> None:
     index = TimeIndex()
     for n in range(TIMES_MAX + 2):
-        index.note(n * 100.0, n)
+        index.record(n * 100.0, n)
     assert len(index) < TIMES_MAX
-    assert index.find(50.0, TIMES_MAX + 2) <= 1
+    assert index.find_sequence(50.0, TIMES_MAX + 2) <= 1
 
 
 def test_an_index_that_is_short_again_is_fine_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_class, "TIMES_MAX", 16)
     index = TimeIndex()
     for n in range(200):
-        index.note(n / 50, n)
-    assert index.find(3.9, 200) < 190
-    index.forget(200)
+        index.record(n / 50, n)
+    assert index.find_sequence(3.9, 200) < 190
+    index.trim(200)
     for n in range(200, 208):
-        index.note(10 + n / 50, n)
-    assert index.find(10 + 207 / 50, 208) == 207
+        index.record(10 + n / 50, n)
+    assert index.find_sequence(10 + 207 / 50, 208) == 207
 
 
 pieces = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=6)

@@ -8,32 +8,32 @@ from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.channel.pattern import matches
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import SUBJECTS_BOUND_MAX
-from simplebus.core.message_class.subject_bindings import Bound
+from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.server.run import ServeOptions, serve
 from tests.behaviour.wire_peer import Bus
 from tests.behaviour.wire_peer_v2 import CONNECT, asked, peer2
 
 
-def refusal(bound: Bound, *pairs: tuple[int, str]) -> Reason:
+def refusal(bound: ClassSubjectBindings, *pairs: tuple[int, str]) -> Reason:
     before = len(bound)
     with pytest.raises(RemoteProtocolError) as caught:
-        bound.check(pairs)
+        bound.check_bindings(pairs)
     assert len(bound) == before
     return caught.value.reason
 
 
 def test_what_is_bound_is_told_to_who_watches_whenever_it_begins_to() -> None:
-    bound = Bound()
+    bound = ClassSubjectBindings()
     early: list[tuple[int, str, bool]] = []
     late: list[tuple[int, str, bool]] = []
-    bound.watch(lambda *what: early.append(what))
+    bound.add_observer(lambda *what: early.append(what))
     bound.bind(7, "orders.>")
     bound.bind(7, "orders.>")
     bound.bind(8, "orders.>")
     bound.bind(7, "*.paid")
     bound.unbind(8, "orders.>")
-    bound.watch(lambda *what: late.append(what))
+    bound.add_observer(lambda *what: late.append(what))
     assert late == [(7, "orders.>", True), (7, "*.paid", True)]
     assert early == [
         (7, "orders.>", True),
@@ -41,8 +41,8 @@ def test_what_is_bound_is_told_to_who_watches_whenever_it_begins_to() -> None:
         (7, "*.paid", True),
         (8, "orders.>", False),
     ]
-    assert bound.subjects(7) == ("orders.>", "*.paid")
-    assert bound.subjects(8) == ()
+    assert bound.subjects_of(7) == ("orders.>", "*.paid")
+    assert bound.subjects_of(8) == ()
     with pytest.raises(KeyError, match=r"'orders\.>' is not bound to class 8"):
         bound.unbind(8, "orders.>")
 
@@ -52,7 +52,7 @@ def test_what_is_bound_is_told_to_who_watches_whenever_it_begins_to() -> None:
     ["", "a..b", "a b", "a.>.b", "orders.#", "#", "x" * 5000, "$JS.ACK.>", "_INBOX.a"],
 )
 def test_what_is_no_subject_cannot_be_bound(subject: str) -> None:
-    bound = Bound()
+    bound = ClassSubjectBindings()
     assert refusal(bound, (1, "fine"), (1, subject)) is Reason.BAD_CHANNEL
     with pytest.raises(RemoteProtocolError, match="to be bound"):
         bound.bind(1, subject)
@@ -60,29 +60,29 @@ def test_what_is_no_subject_cannot_be_bound(subject: str) -> None:
 
 def test_the_wildcard_of_channels_is_named_in_the_refusal() -> None:
     with pytest.raises(RemoteProtocolError, match=r"'orders.#' ends with #.*expected >"):
-        Bound().bind(1, "orders.#")
-    Bound().bind(1, "orders.a#b.>")
+        ClassSubjectBindings().bind(1, "orders.#")
+    ClassSubjectBindings().bind(1, "orders.a#b.>")
     assert matches("orders.a#b.>", "orders.a#b.c")
 
 
 def test_so_many_may_be_bound_and_no_more() -> None:
-    bound = Bound()
+    bound = ClassSubjectBindings()
     for number in range(SUBJECTS_BOUND_MAX):
         bound.bind(number % 3, f"s.{number}")
-    bound.check([(0, "s.0")])
+    bound.check_bindings([(0, "s.0")])
     assert refusal(bound, (0, "s.1")) is Reason.BAD_REQUEST
 
 
 def test_a_class_that_subjects_are_bound_to_is_made() -> None:
     broker = Broker()
-    assert broker.store.table.bind("orders.>", 7) == 7
-    named = broker.store.table.bind("orders.eu.>", "orders")
-    assert named == broker.store.names["orders"]
-    assert broker.store.table.bind("more", "orders") == named
-    assert broker.store.bound.subjects(named) == ("orders.eu.>", "more")
+    assert broker.store.class_registry.bind_subject("orders.>", 7) == 7
+    named = broker.store.class_registry.bind_subject("orders.eu.>", "orders")
+    assert named == broker.store.class_id_by_name["orders"]
+    assert broker.store.class_registry.bind_subject("more", "orders") == named
+    assert broker.store.subject_bindings.subjects_of(named) == ("orders.eu.>", "more")
     with pytest.raises(RemoteProtocolError):
-        broker.store.table.bind("#", "never")
-    assert "never" not in broker.store.names
+        broker.store.class_registry.bind_subject("#", "never")
+    assert "never" not in broker.store.class_id_by_name
 
 
 def test_classes_that_contradict_each_other_are_not_made() -> None:
@@ -93,9 +93,9 @@ def test_classes_that_contradict_each_other_are_not_made() -> None:
         [NamedClass(id=1, subjects=["x"]), NamedClass()],
     ):
         with pytest.raises(RemoteProtocolError):
-            broker.store.table.name_classes(two)
+            broker.store.class_registry.declare_classes(two)
     assert not broker.classes
-    assert len(broker.store.bound) == 0
+    assert len(broker.store.subject_bindings) == 0
 
 
 async def test_a_server_does_not_start_with_them() -> None:
@@ -107,9 +107,9 @@ async def test_a_server_does_not_start_with_them() -> None:
 def test_a_connect_binds_subjects_to_the_classes_that_it_names() -> None:
     bus = Bus()
     peer2(bus, classes=[{"name": "orders", "subjects": ["orders.>", "paid"]}, {"id": 9}, 10])
-    orders = bus.broker.store.names["orders"]
-    assert bus.broker.store.bound.subjects(orders) == ("orders.>", "paid")
-    assert len(bus.broker.store.bound) == 2
+    orders = bus.broker.store.class_id_by_name["orders"]
+    assert bus.broker.store.subject_bindings.subjects_of(orders) == ("orders.>", "paid")
+    assert len(bus.broker.store.subject_bindings) == 2
 
 
 def test_a_connect_with_a_subject_that_is_none_changes_nothing() -> None:
@@ -119,6 +119,6 @@ def test_a_connect_with_a_subject_that_is_none_changes_nothing() -> None:
     peer.say(asked(CONNECT, request=3, version=2, classes=two))
     assert peer.errors() == ["bad_channel"]
     assert set(bus.broker.classes) == {1}
-    assert len(bus.broker.store.bound) == 0
+    assert len(bus.broker.store.subject_bindings) == 0
     peer.say(asked(CONNECT, request=4, version=2, classes=[{"id": 5, "subjects": "a"}]))
     assert peer.errors() == ["bad_connect"]

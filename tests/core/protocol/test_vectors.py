@@ -143,7 +143,7 @@ def test_a_frame_from_a_client_is_taken_and_one_from_a_server_can_be_sent(vector
         bus.peer(connect(class_id))
         cls = bus.broker.classes[class_id]
         cls.ring.floor = cls.ring.head = message_id
-        cls.waiting = AckWindow(floor=message_id)
+        cls.backlog_window = AckWindow(floor=message_id)
         bus.tick(timer_index)
         peer = bus.peer(subscribe(class_id), publish(class_id, content))
         assert peer.hear_frames() == [bytes_of(vector)]
@@ -202,12 +202,12 @@ def test_what_a_server_refuses_is_refused_for_its_reason(vector: Vector, bytewis
     assert processed(bus, peer, data) == effects_of(split_frames(data)[0], vector["frames_before"])
     if not vector["disconnects"]:
         assert (caught, overdue) == (None, [])
-        assert bus.broker.refused == {reason: 1}
+        assert bus.broker.refusal_counts == {reason: 1}
         peer.hear_frames()
         peer.say(connect(1))
         assert len(peer.hear_frames()) == 1
         return
-    assert bus.broker.refused == {}
+    assert bus.broker.refusal_counts == {}
     if caught is None:
         session, caught = overdue[0]
         assert session is peer.session
@@ -277,7 +277,7 @@ def test_acks_leave_a_window_as_they_should(vector: Vector, times: int) -> None:
     bus.peer(connect(1))
     cls = bus.broker.classes[1]
     cls.ring.floor = cls.ring.head = floor
-    cls.waiting = AckWindow(floor=floor)
+    cls.backlog_window = AckWindow(floor=floor)
     peer = bus.peer(subscribe(1), publish(1, *numbered(cursor - floor)))
     assert len(peer.hear()) == cursor - floor
     acks = pairs(vector["acks"])
@@ -288,7 +288,7 @@ def test_acks_leave_a_window_as_they_should(vector: Vector, times: int) -> None:
     assert window.floor == oracle.floor == vector["expected_floor"]
     unacked = pairs(vector["expected_unacked"])
     assert window.unacked(floor, cursor) == oracle.unacked(floor, cursor) == unacked
-    assert bus.broker.refused[Reason.ACK_UNSENT] == times * vector["expected_unsent"]
+    assert bus.broker.refusal_counts[Reason.ACK_UNSENT] == times * vector["expected_unsent"]
     assert bus.statistics(1).ring.floor == vector["expected_floor"]
 
 

@@ -186,7 +186,7 @@ class Listener:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.peer = Peer(server.bus, server.bus.broker.open())
+        self.peer = Peer(server.bus, server.bus.broker.open_session())
         self.is_closed = False
         self.confirmed: int | None = None
         """What the last Confirm said."""
@@ -276,16 +276,16 @@ class Server:
     def cut(self, listener: Listener, error: RemoteProtocolError) -> None:
         """Do as a driver does: say why, then close."""
         broker, session = self.bus.broker, listener.peer.session
-        broker.fail(session, error)
+        broker.send_fatal_error(session, error)
         listener.hear()
-        broker.close(session)
+        broker.close_session(session)
         listener.is_closed = True
 
     def go_on(self) -> None:
         broker = self.bus.broker
-        while broker.take_ready():
+        while broker.drain_writable():
             pass
-        for session, _ in broker.take_cut():
+        for session, _ in broker.drain_closing():
             self.of(session).hear()
             self.of(session).is_closed = True
 
@@ -299,7 +299,7 @@ class Server:
             broker.clock.now += broker.settings.tick_seconds
             for session, error in self.bus.tick():
                 self.cut(self.of(session), error)
-            broker.wake_due()
+            broker.run_due_wakeups()
             self.go_on()
             for listener in self.peers.values():
                 if not listener.is_closed:

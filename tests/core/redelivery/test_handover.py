@@ -34,7 +34,7 @@ KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True
 def beat(bus: Bus) -> None:
     bus.broker.clock.now += 1
     bus.tick()
-    bus.broker.wake_due()
+    bus.broker.run_due_wakeups()
 
 
 def falls(bus: Bus, come: Callable[[], list[int]], ticks: int) -> list[tuple[int, int]]:
@@ -113,9 +113,9 @@ def test_who_waits_in_version_1_is_not_named_for_what_comes_behind_it() -> None:
     come1(bus)
     come1(bus)
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    heir.hear(), writer.take(1 << 20), bus.broker.take_ready()
+    heir.hear(), writer.take(1 << 20), bus.broker.drain_writable()
     writer.say(publish(1, 1, b"b"))
-    assert bus.broker.take_ready() == [writer.session.session_id]
+    assert bus.broker.drain_writable() == [writer.session.session_id]
 
 
 def test_who_comes_and_goes_while_it_pauses_changes_nothing() -> None:
@@ -162,9 +162,9 @@ def test_a_large_backlog_costs_what_its_pieces_cost() -> None:
         peer.listen()
     peer.say(*[ack(5, at, at + 1) for at in range(1, 1000, 2)])
     peer.leave()
-    left = bus.broker.classes[1].left
+    left = bus.broker.classes[1].backlog_handover
     assert len(left.sent) < 10
-    assert left.spans(bus.broker.classes[1].waiting)
+    assert left.spans(bus.broker.classes[1].backlog_window)
 
 
 @pytest.mark.parametrize("delay", [None, 3_600_000])
@@ -176,14 +176,14 @@ def test_what_is_left_again_and_again_is_kept_once(delay: int | None) -> None:
         assert len(peer.ids()) == 9
         peer.say(*[nack(5, at, at + 1, delay) for at in range(0, 9, 2)])
         peer.leave()
-    left = bus.broker.classes[1].left
+    left = bus.broker.classes[1].backlog_handover
     assert len(left.ticks) + len(left.times) == 5
     assert [(first, last) for first, last, _ in left.ticks + left.times] == [
         (at, at + 1) for at in range(0, 9, 2)
     ]
     peer = peer2(bus, subscribe(1, 5), ack(5, 0, 9))
     peer.leave()
-    assert bus.broker.classes[1].left == Left()
+    assert bus.broker.classes[1].backlog_handover == Left()
 
 
 # Version 1, after others whose pauses are longer -----------------------------------------------

@@ -81,7 +81,7 @@ def hear(session: Session, *chunks: bytes) -> tuple[list[Fact], Reason | None]:
     try:
         for chunk in filter(None, chunks):
             count = BUFFER.fill(chunk)
-            single = session.receive_one(BUFFER, count)
+            single = session.receive_single(BUFFER, count)
             for event in session.receive(BUFFER, count) if single is None else [single]:
                 heard += facts(event)
     except RemoteProtocolError as error:
@@ -123,7 +123,7 @@ def test_a_single_message_or_ack_is_understood_without_arrays() -> None:
     ):
         session = session_of(*known)
         assert hear(session, connect()) == ([("connected", ())], None)
-        event = session.receive_one(BUFFER, BUFFER.fill(said))
+        event = session.receive_single(BUFFER, BUFFER.fill(said))
         assert event is not None
         assert facts(event) == expected
         assert session.receiver.frames == 2
@@ -150,7 +150,7 @@ def test_a_single_message_or_ack_is_understood_without_arrays() -> None:
 def test_anything_but_a_single_message_or_ack_is_left_alone(said: bytes) -> None:
     session = session_of(7)
     hear(session, connect())
-    assert session.receive_one(BUFFER, BUFFER.fill(said)) is None
+    assert session.receive_single(BUFFER, BUFFER.fill(said)) is None
     assert session.receiver.frames == 1
 
 
@@ -324,7 +324,7 @@ def ticks_until_overdue(
     for ticks in range(1, most + 1):
         if said:
             hear(session, said)
-        error = session.tick(LIMITS, 1.0, holds_back=holds_back)
+        error = session.tick(LIMITS, 1.0, is_blocking_publishers=holds_back)
         if error is not None:
             return ticks, error.reason
     return None
@@ -369,7 +369,9 @@ def test_silence_after_a_whole_frame_is_no_offence() -> None:
 def test_shorter_ticks_are_counted_by_their_length() -> None:
     session = session_of()
     ticks = next(
-        n for n in range(1, 999) if session.tick(LIMITS, 0.1, holds_back=False) is not None
+        n
+        for n in range(1, 999)
+        if session.tick(LIMITS, 0.1, is_blocking_publishers=False) is not None
     )
     assert 300 <= ticks <= 302
 
@@ -379,7 +381,7 @@ def test_a_peer_that_takes_no_bytes_is_cut_off_only_while_it_holds_back_a_class(
     hear(session, heartbeat())
     session.outbox.reply(b"waits to be taken")
     assert ticks_until_overdue(session) is None
-    session.tick(LIMITS, 1.0, holds_back=False)
+    session.tick(LIMITS, 1.0, is_blocking_publishers=False)
     assert ticks_until_overdue(session, holds_back=True) == (11, Reason.STALLED)
 
 
@@ -389,10 +391,10 @@ def test_a_peer_that_takes_a_byte_now_and_then_is_not_stalled() -> None:
     session.outbox.reply(b"x" * 100)
     for _ in range(20):
         for _ in range(9):
-            assert session.tick(LIMITS, 1.0, holds_back=True) is None
+            assert session.tick(LIMITS, 1.0, is_blocking_publishers=True) is None
         session.outbox.peek(0)
         session.outbox.sent(1, 0)
-        assert session.tick(LIMITS, 1.0, holds_back=True) is None
+        assert session.tick(LIMITS, 1.0, is_blocking_publishers=True) is None
 
 
 def test_a_peer_with_nothing_to_take_is_not_stalled() -> None:

@@ -175,14 +175,14 @@ def test_values_stay_while_somebody_else_can_make_room() -> None:
     reader = peer2(bus, subscribe(1, 4))
     for number in range(20):
         writer.put(f"n{number}", b"%d" % number)
-    assert writer.peer.session.parked
+    assert writer.peer.session.parked_messages
     assert len(reader.got()) == 12
     assert not bus.statistics(1).dropped
-    while got := reader.got() or writer.peer.session.parked:
+    while got := reader.got() or writer.peer.session.parked_messages:
         last = bus.broker.classes[1].ring.head
         reader.say(ack(4, last - 16, last))
         assert got is not None
-    assert not writer.peer.session.parked
+    assert not writer.peer.session.parked_messages
     assert set(bus.statistics(1).dropped) == {Reason.LAST_VALUE_DROPPED}
 
 
@@ -223,7 +223,7 @@ def test_who_holds_back_a_class_that_holds_values_too_is_found() -> None:
     reader = peer2(bus, subscribe(1, 4))
     for number in range(20):
         writer.put("hot", b"%d" % number)
-    assert writer.peer.session.parked
+    assert writer.peer.session.parked_messages
     overdue = bus.tick(5)
     assert {(session, error.reason) for session, error in overdue} == {
         (reader.session, Reason.STALLED)

@@ -33,10 +33,10 @@ def test_block_keeps_what_does_not_fit_until_it_does() -> None:
     assert peer.hear_ids(1) == list(range(10))
     peer.say(ack(1, 0, 3))
     assert peer.hear_ids(1) == [10, 11, 12]
-    assert bus.broker.take_unblocked() == []
+    assert bus.broker.drain_resumed() == []
     peer.say(ack(1, 3, 4))
-    assert bus.broker.take_unblocked() == [publisher.session]
-    assert bus.broker.take_unblocked() == []
+    assert bus.broker.drain_resumed() == [publisher.session]
+    assert bus.broker.drain_resumed() == []
     assert peer.hear_ids(1) == [13]
     assert bus.broker.statistics().parked_bytes == 0
 
@@ -65,8 +65,8 @@ def test_what_a_blocked_publisher_says_to_other_classes_waits_its_turn() -> None
     assert [m.payload for m in heard if m.class_id == 2] == [b"not behind"]
     peer.say(ack(1, 0, 1))
     assert {(m.class_id, m.payload) for m in peer.hear()} == {(1, b"10."), (2, b"behind")}
-    assert bus.broker.take_unblocked() == [blocked.session]
-    assert not other.session.parked
+    assert bus.broker.drain_resumed() == [blocked.session]
+    assert not other.session.parked_messages
 
 
 def test_two_full_classes_let_go_one_after_the_other() -> None:
@@ -82,7 +82,7 @@ def test_two_full_classes_let_go_one_after_the_other() -> None:
     assert [c.blocked_sessions for c in bus.broker.statistics().classes] == [1, 0]
     peer.say(ack(1, 1, 2))
     assert [m.payload for m in peer.hear()] == [b"three"]
-    assert bus.broker.take_unblocked() == [both.session]
+    assert bus.broker.drain_resumed() == [both.session]
 
 
 def test_acks_behind_a_blocked_publishers_messages_are_applied_at_once() -> None:
@@ -92,7 +92,7 @@ def test_acks_behind_a_blocked_publishers_messages_are_applied_at_once() -> None
     assert len(peer.hear()) == 10
     peer.say(publish(1, *numbered(5, start=10)) + ack(1, 0, 10))
     assert peer.hear_ids(1) == [10, 11, 12, 13, 14]
-    assert not peer.session.parked
+    assert not peer.session.parked_messages
 
 
 def test_who_is_blocked_again_in_the_same_read_is_not_unblocked() -> None:
@@ -101,10 +101,10 @@ def test_who_is_blocked_again_in_the_same_read_is_not_unblocked() -> None:
     assert len(peer.hear()) == 10
     again = publish(1, b"a") + ack(1, 0, 1) + publish(1, b"b") + ack(1, 1, 2) + publish(1, b"c")
     peer.say(again)
-    assert peer.session.parked
-    assert bus.broker.take_unblocked() == []
+    assert peer.session.parked_messages
+    assert bus.broker.drain_resumed() == []
     peer.say(ack(1, 2, 3))
-    assert bus.broker.take_unblocked() == [peer.session]
+    assert bus.broker.drain_resumed() == [peer.session]
 
 
 def test_more_parked_bytes_than_allowed_end_the_session_but_not_its_messages() -> None:
@@ -130,7 +130,7 @@ def test_messages_parked_by_a_peer_that_left_are_stored_when_there_is_room() -> 
     assert peer.hear_ids(1) == list(range(10))
     peer.say(ack(1, 0, 10))
     assert peer.hear_ids(1) == [10, 11, 12]
-    assert bus.broker.take_unblocked() == []
+    assert bus.broker.drain_resumed() == []
     assert bus.broker.budget.used < used
 
 
@@ -203,10 +203,10 @@ def test_a_peer_that_left_is_neither_ready_nor_unblocked() -> None:
     leaving = bus.peer(subscribe(1), subscribe(2), publish(1, *numbered(11)) + publish(2, b"two"))
     assert len(other.hear()) == 10
     other.say(ack(1, 0, 10))
-    bus.broker.take_ready()
+    bus.broker.drain_writable()
     leaving.leave()
-    assert bus.broker.take_ready() == [other.session.session_id]
-    assert bus.broker.take_unblocked() == []
+    assert bus.broker.drain_writable() == [other.session.session_id]
+    assert bus.broker.drain_resumed() == []
     assert other.hear_ids(1) == [10]
     assert bus.peer(subscribe(2)).payloads() == [b"two"]
 
@@ -301,11 +301,11 @@ def test_a_class_blocked_by_the_memory_of_others_goes_on_when_they_give_it_back(
     )
     peer = bus.peer(connect(1, 2), subscribe(1), publish(1, *numbered(3, size=60_000)))
     publisher = bus.peer(publish(2, b"a"))
-    assert publisher.session.parked
+    assert publisher.session.parked_messages
     peer.hear()
     peer.say(ack(1, 0, 3))
     bus.tick(2 * RING_IDLE_TICKS)
-    assert not publisher.session.parked
+    assert not publisher.session.parked_messages
     assert bus.peer(subscribe(2)).payloads() == [b"a"]
 
 

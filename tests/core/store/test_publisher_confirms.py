@@ -14,7 +14,7 @@ class FarBus(Bus):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger(Level.OS, elsewhere=True)
-        self.broker = Broker(Settings(), ledger=self.ledger)
+        self.broker = Broker(Settings(), commit_log=self.ledger)
 
     def hand_over(self) -> int:
         self.ledger.forget_changes()
@@ -24,7 +24,7 @@ class FarBus(Bus):
 
     def reach_in(self, class_id: int, lot: int) -> None:
         self.ledger.reach_in(class_id, lot)
-        self.broker.reach(self.ledger.reached)
+        self.broker.mark_durable(self.ledger.reached)
 
 
 def confirmed(peer: Peer2) -> list[int]:
@@ -41,7 +41,7 @@ def test_who_publishes_to_one_class_waits_for_no_other() -> None:
     quick.say(publish(1, 1, b"b"), publish(2, 2, b"c"))
     bus.reach_in(2, bus.hand_over())
     assert confirmed(quick) == []  # Some of its own are on that way.
-    bus.broker.reach(bus.ledger.taken)
+    bus.broker.mark_durable(bus.ledger.taken)
     assert (confirmed(slow), confirmed(quick)) == ([1], [3])
 
 

@@ -77,7 +77,7 @@ def test_who_names_too_many_at_once_has_none() -> None:
     assert not bus.broker.classes
     peer(bus, "boss", classes=("a", "b", "c"))
     peer(bus, "ada", classes=("a", "b", "c", "d", "e"))
-    assert [cls.maker for cls in bus.broker.classes.values()] == [*["boss"] * 3, *["ada"] * 2]
+    assert [cls.creator for cls in bus.broker.classes.values()] == [*["boss"] * 3, *["ada"] * 2]
 
 
 def test_all_who_may_not_do_everything_leave_some_classes() -> None:
@@ -114,8 +114,8 @@ def test_a_user_has_so_many_durables_and_groups(who: str, most: int, how: str) -
     assert told(one, subscribe(elsewhere, 51, **{how: "more"})) == ["subscribe"]
     for number in [*range(2, most + 1), 51]:
         one.say(unsubscribe(number, forget=True))
-    assert not bus.broker.answers.shares.made
-    assert not bus.broker.answers.shares.durables
+    assert not bus.broker.connection_requests.quotas.position_count_by_user
+    assert not bus.broker.connection_requests.quotas.durable_count
 
 
 def test_a_durable_that_is_moved_or_taken_up_counts_once() -> None:
@@ -123,12 +123,12 @@ def test_a_durable_that_is_moved_or_taken_up_counts_once() -> None:
     boss = peer(bus, "boss", subscribe(1, 1, durable="d"), unsubscribe(1))
     for seek in (True, False):
         boss.say(subscribe(1, 1, durable="d", seek=seek, start="new"), unsubscribe(1))
-    assert bus.broker.answers.shares.made == {"boss": 1}
+    assert bus.broker.connection_requests.quotas.position_count_by_user == {"boss": 1}
     bus.broker.users = None
     peer2(bus, subscribe(1, 1, durable="nobodys")).leave()
     bus.broker.users = Users(USERS)
     peer(bus, "ada", subscribe(1, 1, durable="nobodys"))
-    assert bus.broker.answers.shares.made == {"boss": 1, "ada": 1}
+    assert bus.broker.connection_requests.quotas.position_count_by_user == {"boss": 1, "ada": 1}
 
 
 def test_subscriptions_without_a_name_are_no_share() -> None:
@@ -136,20 +136,20 @@ def test_subscriptions_without_a_name_are_no_share() -> None:
     one = peer(bus, "bob")  # Of a class that it has made.
     for number in range(4):
         assert told(one, subscribe(1, number + 1)) == ["subscribe"]
-    assert not bus.broker.answers.shares.made
+    assert not bus.broker.connection_requests.quotas.position_count_by_user
 
 
 def test_what_turns_out_to_be_another_ones_is_no_share_of_who_asked_for_it() -> None:
     bus = served()
     ada = peer(bus, "ada")
     assert told(ada, subscribe(1, 1, durable="d"), subscribe(1, 2)) == ["subscribe", "subscribe"]
-    shares = bus.broker.answers.shares
+    shares = bus.broker.connection_requests.quotas
     named, plain = bus.broker.classes[1].subscriptions
     for owner, made in (("bob", {"bob": 1}), ("", {}), ("bob", {"bob": 1}), ("bob", {"bob": 1})):
         for position in (named, plain):
-            shares.hand_over(position, owner)
+            shares.change_owner(position, owner)
             assert position.owner == owner
-        assert shares.made == made
-    shares.end(named)
-    shares.end(plain)
-    assert not shares.made
+        assert shares.position_count_by_user == made
+    shares.remove_position(named)
+    shares.remove_position(plain)
+    assert not shares.position_count_by_user

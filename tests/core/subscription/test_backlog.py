@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from simplebus.core.limits import REDELIVERY_MESSAGES
 from simplebus.core.subscription import selection
-from simplebus.core.subscription.backlog import Ahead
-from simplebus.core.subscription.channel_filter import Wanted
+from simplebus.core.subscription.backlog import BacklogCounter
+from simplebus.core.subscription.channel_filter import ChannelFilter
 from tests.behaviour.wire_peer import Bus
 from tests.behaviour.wire_peer_v2 import (
     enveloped,
@@ -40,8 +40,8 @@ def test_what_is_counted_is_what_is_there(
     bus.trusting = True  # The cursor is moved behind its back.
     writer = peer2(bus, subscribe(1, 5, **({"channels": ["a"]} if filtered else {})))
     [position] = bus.broker.classes[1].subscriptions
-    ring, window, wanted = position.ring, position.window, position.wanted
-    ahead, published = Ahead(ring, window, wanted), 0
+    ring, window, wanted = position.ring, position.window, position.channel_filter
+    ahead, published = BacklogCounter(ring, window, wanted), 0
     for what, count, channels in steps:
         match what:
             case "publish":
@@ -51,16 +51,16 @@ def test_what_is_counted_is_what_is_there(
                 published += count
             case "reach":
                 cursor = min(window.cursor + count, ring.head)
-                ahead.reach(cursor)
+                ahead.advance_cursor(cursor)
                 window.cursor = cursor
                 window.ack_range(0, cursor)
             case _:
-                ahead.look(part)
-        counted = selection.wanted_ranges(ring, window.cursor, ahead.until, wanted)
-        assert ahead.count == selection.total(counted)
+                ahead.count_more(part)
+        counted = selection.matching_ranges(ring, window.cursor, ahead.counted_end, wanted)
+        assert ahead.count == selection.count_sequences(counted)
     for _ in range(published + 1):
-        ahead.look(part)
-    assert ahead.until == ring.head
+        ahead.count_more(part)
+    assert ahead.counted_end == ring.head
 
 
 def test_however_often_something_is_published_each_message_is_counted_once(
@@ -71,14 +71,14 @@ def test_however_often_something_is_published_each_message_is_counted_once(
     for n in range(20):
         peer2(bus, subscribe(1, 5, durable=f"d{n}", **terms)).leave()
     writer = peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * 3000))
-    looked, count = 0, selection.count
+    looked, count = 0, selection.count_matching
 
     def counting(ring: object, first: int, last: int, *rest: object) -> int:
         nonlocal looked
         looked += last - first
         return count(ring, first, last, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(selection, "count", counting)
+    monkeypatch.setattr(selection, "count_matching", counting)
     for n in range(50):
         writer.say(publish(1, 3000 + n, b""))
     assert looked <= 20 * 50
@@ -97,7 +97,7 @@ def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
     [durable] = bus.broker.classes[1].subscriptions
     assert 0 < durable.dropped < 100
     bus.tick(20)
-    assert durable.pending() == 7
+    assert durable.count_pending() == 7
     assert durable.dropped == 493
 
 
@@ -113,16 +113,16 @@ def test_what_has_piled_up_for_many_is_counted_for_some_of_them_at_a_time(
         terms = {"max_pending": 7, "slow": slow, "channels": ["a"], "start": "earliest"}
         for n in range(10):
             peer2(bus, subscribe(1, 5, durable=f"{slow} {n}", **terms)).leave()
-    looked, of = 0, Wanted.of
+    looked, of = 0, ChannelFilter.match_numbers
 
-    def counting(self: Wanted, numbers: Any) -> Any:
+    def counting(self: ChannelFilter, numbers: Any) -> Any:
         nonlocal looked
         looked += np.size(numbers)
         return of(self, numbers)
 
-    monkeypatch.setattr(Wanted, "of", counting)
+    monkeypatch.setattr(ChannelFilter, "match_numbers", counting)
     writer.say(publish(1, 1000, b""))
-    positions = list(bus.broker.classes[1].policed)
+    positions = list(bus.broker.classes[1].limited_positions)
     assert looked <= 3 * 300 + 10 * len(positions)
     bus.tick(300)
-    assert {position.pending() for position in positions} == {7}
+    assert {position.count_pending() for position in positions} == {7}

@@ -13,7 +13,7 @@ from simplebus.core.ring.columns import Rows
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.subscription import channel_filter
-from simplebus.core.subscription.channel_filter import ChannelTable, Wanted
+from simplebus.core.subscription.channel_filter import ChannelFilter, ChannelTable
 from simplebus.core.users.permissions import Rule, Rules, Scope
 from tests.behaviour.wire_peer import batch_of
 from tests.behaviour.wire_peer_v2 import enveloped
@@ -33,21 +33,21 @@ def ring(memory: int = 1 << 24) -> Ring:
     return Ring(class_id=1, messages_max=1 << 16, bytes_max=1 << 22, budget=MemoryBudget(memory))
 
 
-def wants(table: ChannelTable, *patterns: str, scope: Scope | None = None) -> Wanted:
-    wanted = table.add(patterns, scope)
+def wants(table: ChannelTable, *patterns: str, scope: Scope | None = None) -> ChannelFilter:
+    wanted = table.add_filter(patterns, scope)
     assert wanted is not None
     return wanted
 
 
 def store(table: ChannelTable, there: Ring, names: list[str]) -> None:
     """One message on each of these channels, as the store does it."""
-    found = table.numbers(names)
+    found = table.intern_names(names)
     assert found is not None
     numbers = np.array(found, np.uint32)
     frames = [enveloped(1, 0, b"\0")] * len(names)
     assert there.append(batch_of(*frames), 0, Rows(len(names), numbers)) == len(names)
     there.check()
-    table.check()
+    table.check_invariants()
 
 
 steps = st.one_of(
@@ -71,7 +71,7 @@ def test_who_wants_what_is_what_the_patterns_say(
         patch.setattr(channel_filter, "CHANNEL_NAMES_MAX", most)
         patch.setattr(channel_filter, "CHANNELS_FORGOTTEN", 1)
         table = ChannelTable(there)
-        wanted: list[Wanted] = []
+        wanted: list[ChannelFilter] = []
         for what, value in script:
             if isinstance(value, list):
                 if what == "store":
@@ -83,22 +83,22 @@ def test_who_wants_what_is_what_the_patterns_say(
                 scope = Rules(*SCOPES[value % len(SCOPES)]).scope(1, "")
                 wanted.append(wants(table, *["#"] * (value % 2), scope=scope))
             elif what == "drop" and wanted:
-                table.remove(wanted.pop(value % len(wanted)))
+                table.remove_filter(wanted.pop(value % len(wanted)))
             elif what == "rest":
                 there.free()
-                assert table.rest(value) <= value
-                table.check()
+                assert table.shrink_idle(value) <= value
+                table.check_invariants()
             elif what == "release":
                 there.release(min(there.head, there.floor + value))
             elif wanted and len(there):
                 look(wanted[value % len(wanted)], there, stored)
-            table.check()
+            table.check_invariants()
         for each in wanted:
             if len(there):
                 look(each, there, stored)
 
 
-def look(wanted: Wanted, there: Ring, stored: list[str]) -> None:
+def look(wanted: ChannelFilter, there: Ring, stored: list[str]) -> None:
     channels = there.rows(there.floor, there.head).channels
     carried = stored[there.floor : there.head]
     expected = [
@@ -106,9 +106,9 @@ def look(wanted: Wanted, there: Ring, stored: list[str]) -> None:
         and (wanted.scope is None or wanted.scope.allows(name))
         for name in carried
     ]
-    if wanted.is_all:
+    if wanted.is_match_all:
         assert all(expected)
-    found = np.broadcast_to(wanted.of(channels), len(there))
+    found = np.broadcast_to(wanted.match_numbers(channels), len(there))
     assert found.tolist() == expected
 
 
@@ -125,13 +125,13 @@ def test_names_that_nothing_stored_carries_are_forgotten(monkeypatch: pytest.Mon
 
 def test_who_wants_many_new_channels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    add = Wanted.add
+    add = ChannelFilter.add_channels
 
-    def counted(self: Wanted, numbers: list[int]) -> None:
+    def counted(self: ChannelFilter, numbers: list[int]) -> None:
         told.append(self)
         add(self, numbers)
 
-    monkeypatch.setattr(Wanted, "add", counted)
+    monkeypatch.setattr(ChannelFilter, "add_channels", counted)
     there = ring()
     table = ChannelTable(there)
     beginnings = [".".join(steps) for steps in product("a*", repeat=8)]
@@ -155,7 +155,7 @@ def test_a_number_that_is_used_again_is_wanted_by_whom_its_new_channel_concerns(
     later = wants(table, "a", "b")
     there.release(1)
     store(table, there, ["b", "c"])
-    assert table.numbers(["a", "b", "c"]) is not None
+    assert table.intern_names(["a", "b", "c"]) is not None
     for wanted in (before, later):
         look(wanted, there, ["a", "b", "c"])
 
@@ -165,16 +165,16 @@ def test_without_memory_a_channel_has_no_number_until_others_are_let_go_of() -> 
     table = ChannelTable(there)
     wanted = wants(table, "n.*.#")
     held = 0
-    while table.numbers([f"n.{held}"]) is not None:
+    while table.intern_names([f"n.{held}"]) is not None:
         store(table, there, [f"n.{held}"])
         held += 1
     assert 100 < held < 1500
-    assert table.numbers([f"n.{held - 1}", "", "n.0"]) is not None
-    assert table.numbers(["n.x"]) is None
+    assert table.intern_names([f"n.{held - 1}", "", "n.0"]) is not None
+    assert table.intern_names(["n.x"]) is None
     used = there.budget.used
     there.release(held - 3)
-    assert table.numbers(["n.x", "n.y"]) is not None
-    table.check()
+    assert table.intern_names(["n.x", "n.y"]) is not None
+    table.check_invariants()
     assert there.budget.used < used
     assert len(table) == 5
     names = [f"n.{number}" for number in range(held)]
@@ -185,8 +185,8 @@ def test_a_channel_that_no_message_carried_in_the_end_is_forgotten_too() -> None
     there = ring(1 << 20)
     table = ChannelTable(there)
     for number in range(10_000):
-        assert table.numbers([f"{number}"]) is not None
-    table.check()
+        assert table.intern_names([f"{number}"]) is not None
+    table.check_invariants()
     assert there.budget.used == table.memory_bytes <= 1 << 20
 
 
@@ -198,15 +198,15 @@ def test_no_more_channels_are_forgotten_at_a_time_than_new_ones_warrant() -> Non
     store(table, there, names[20_000:])
     there.release(there.head)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "_names_max", 0)
+        patch.setattr(table, "_name_count_max", 0)
         before = len(table)
-        assert table.numbers(["new"]) is not None
+        assert table.intern_names(["new"]) is not None
         assert before - len(table) == channel_filter.CHANNELS_FORGOTTEN - 1
-        patch.setattr(table, "_names_max", 0)
+        patch.setattr(table, "_name_count_max", 0)
         before = len(table)
-        assert table.numbers([f"new{number}" for number in range(5000)]) is not None
+        assert table.intern_names([f"new{number}" for number in range(5000)]) is not None
         assert before - len(table) == 5000
-    table.check()
+    table.check_invariants()
 
 
 def test_a_class_at_rest_gives_back_what_it_keeps_for_channels() -> None:
@@ -220,10 +220,10 @@ def test_a_class_at_rest_gives_back_what_it_keeps_for_channels() -> None:
     there.release(there.head)
     while not there.tick():
         pass
-    assert [table.rest(600) for _ in range(3)] == [600, 400, 0]
-    assert table.rest(1) == 0
+    assert [table.shrink_idle(600) for _ in range(3)] == [600, 400, 0]
+    assert table.shrink_idle(1) == 0
     assert there.budget.used == before
-    assert (len(table._names), there.columns.uses.size) == (1, 1)
+    assert (len(table._name_by_number), there.columns.uses.size) == (1, 1)
     store(table, there, ["n.1", "x", ""])
     look(wanted, there, [*[""] * 1000, "n.1", "x", ""])
 
@@ -234,16 +234,16 @@ def test_patterns_and_verdicts_are_paid_for_and_given_back() -> None:
     everything = [wants(table, "#", f"a.{number}.*") for number in range(100)]
     patterns_bytes = there.budget.used
     assert patterns_bytes > 100 * 2 * 2500
-    assert table.numbers([f"{number}" for number in range(1000)]) is not None
-    table.check()
-    assert sum(wanted._verdicts.size for wanted in everything) <= table._capacity * 100
+    assert table.intern_names([f"{number}" for number in range(1000)]) is not None
+    table.check_invariants()
+    assert sum(wanted._match_states.size for wanted in everything) <= table._capacity * 100
     assert there.budget.used > patterns_bytes + 1000 * (256 + 100)
     for wanted in everything:
-        table.remove(wanted)
-        table.check()
+        table.remove_filter(wanted)
+        table.check_invariants()
     there.budget.limit = there.budget.used + 1000
-    assert table.add(["a"]) is None
-    table.check()
+    assert table.add_filter(["a"]) is None
+    table.check_invariants()
 
 
 def test_who_wants_every_channel_there_is_is_known_without_a_look_at_messages(
@@ -257,14 +257,14 @@ def test_who_wants_every_channel_there_is_is_known_without_a_look_at_messages(
     some = wants(table, scope=Rules(deny=(Rule("1", "secret.#"),)).scope(1, ""))
     named = wants(table, ">")  # Not those without a channel.
     store(table, there, ["a", "", "b.c"])
-    assert [each.is_all for each in (everything, some, named)] == [True, True, False]
+    assert [each.is_match_all for each in (everything, some, named)] == [True, True, False]
     store(table, there, ["secret.x"])
-    assert [each.is_all for each in (everything, some)] == [True, False]
+    assert [each.is_match_all for each in (everything, some)] == [True, False]
     late = wants(table, "#")
-    assert not late.is_all  # It has not seen those channels yet.
+    assert not late.is_match_all  # It has not seen those channels yet.
     look(late, there, ["a", "", "b.c", "secret.x"])
-    assert late.is_all
+    assert late.is_match_all
     there.release(there.head)
     store(table, there, ["d", "e", "f"])  # The others are forgotten.
-    assert table.stored("secret.x") == 0
-    assert [each.is_all for each in (everything, some, late)] == [True, True, True]
+    assert table.count_stored("secret.x") == 0
+    assert [each.is_match_all for each in (everything, some, late)] == [True, True, True]

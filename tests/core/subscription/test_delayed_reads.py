@@ -18,12 +18,12 @@ from tests.behaviour.wire_peer import (
 def test_a_peer_that_acknowledged_a_little_may_rest_once() -> None:
     bus = Bus()
     publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
-    assert not bus.broker.may_rest(subscriber.session)
+    assert not bus.broker.can_delay_read(subscriber.session)
     publisher.say(publish(1, b"a", b"b"))
     subscriber.hear()
     subscriber.say(ack(1, 0, 2))
-    assert bus.broker.may_rest(subscriber.session)
-    assert not bus.broker.may_rest(subscriber.session)
+    assert bus.broker.can_delay_read(subscriber.session)
+    assert not bus.broker.can_delay_read(subscriber.session)
 
 
 def test_a_peer_that_acknowledged_much_may_not_rest() -> None:
@@ -33,7 +33,7 @@ def test_a_peer_that_acknowledged_much_may_not_rest() -> None:
     publisher.say(publish(1, *[b"x"] * count))
     subscriber.hear()
     subscriber.say(ack(1, 0, count))
-    assert not bus.broker.may_rest(subscriber.session)
+    assert not bus.broker.can_delay_read(subscriber.session)
 
 
 def test_many_acks_in_one_read_count_by_their_messages() -> None:
@@ -43,8 +43,8 @@ def test_many_acks_in_one_read_count_by_their_messages() -> None:
     subscriber = bus.peer(subscribe(1))
     subscriber.hear()
     subscriber.say(b"".join(ack(1, first, last) for first, last in ranges))
-    assert subscriber.session.acknowledged == 10 * len(ranges)
-    assert not bus.broker.may_rest(subscriber.session)
+    assert subscriber.session.recent_ack_count == 10 * len(ranges)
+    assert not bus.broker.can_delay_read(subscriber.session)
 
 
 def test_a_peer_that_published_lately_may_not_rest() -> None:
@@ -52,10 +52,10 @@ def test_a_peer_that_published_lately_may_not_rest() -> None:
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"to myself", b"again"))
     peer.hear()
     peer.say(ack(1, 0, 1))
-    assert not bus.broker.may_rest(peer.session)
+    assert not bus.broker.can_delay_read(peer.session)
     bus.tick(PUBLISHER_TICKS)
     peer.say(ack(1, 1, 2))
-    assert bus.broker.may_rest(peer.session)
+    assert bus.broker.can_delay_read(peer.session)
 
 
 def test_who_holds_back_a_class_is_known_without_a_walk_over_all_classes() -> None:
@@ -68,8 +68,8 @@ def test_who_holds_back_a_class_is_known_without_a_walk_over_all_classes() -> No
             raise AssertionError("all classes are walked over")
 
     bus.broker.classes = Classes(bus.broker.classes)
-    assert bus.broker.holds_back(subscriber.session)
-    assert not bus.broker.holds_back(publisher.session)
+    assert bus.broker.is_blocking_publishers(subscriber.session)
+    assert not bus.broker.is_blocking_publishers(publisher.session)
 
 
 def test_a_peer_that_holds_back_a_full_class_may_not_rest() -> None:
@@ -78,4 +78,4 @@ def test_a_peer_that_holds_back_a_full_class_may_not_rest() -> None:
     publisher.say(publish(1, b"a", b"b", b"waits", b"waits too"))
     subscriber.hear()
     subscriber.say(ack(1, 0, 1))
-    assert not bus.broker.may_rest(subscriber.session)
+    assert not bus.broker.can_delay_read(subscriber.session)

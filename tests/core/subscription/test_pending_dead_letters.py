@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DEAD_LETTERS_MAX
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.core.subscription.pending_dead_letters import Unburied
+from simplebus.core.subscription.pending_dead_letters import PendingDeadLetters
 from simplebus.core.subscription.selection import Ranges
 from tests.behaviour.wire_peer import Bus, numbered
 from tests.behaviour.wire_peer_v2 import (
@@ -55,7 +55,7 @@ def beat(bus: Bus, *peers: Peer2, times: int = 1) -> list[int]:
     for _ in range(times):
         bus.broker.clock.now += 1
         bus.tick()
-        bus.broker.wake_due()
+        bus.broker.run_due_wakeups()
         for peer in peers:
             heard += peer.ids()
     return heard
@@ -90,7 +90,7 @@ def test_it_waits_for_room_and_is_not_sent_again(kind: dict[str, Any], how: str)
     assert bus.statistics(1).acknowledged == 2
     assert bus.statistics(1).ring.messages == 0
     assert only(bus).waits == "nothing"
-    assert not bus.broker.store.unburied
+    assert not bus.broker.store.positions_with_pending_dead_letters
 
 
 def test_what_waits_for_room_may_still_be_acknowledged() -> None:
@@ -140,7 +140,7 @@ def test_what_is_purged_or_dropped_waits_no_longer(kind: dict[str, Any]) -> None
     assert only(bus).unburied == 2
     [position] = bus.broker.classes[1].subscriptions
     position.skip_to(3)
-    bus.broker.store.release(bus.broker.classes[1])
+    bus.broker.store.trim_class(bus.broker.classes[1])
     bus.check()
     assert only(bus).unburied == 1
     make_room(bus)
@@ -156,7 +156,7 @@ def test_who_goes_for_good_leaves_it_to_the_next_one() -> None:
     peer.leave()
     assert bus.statistics(1).ring.messages == 2
     make_room(bus)
-    assert not bus.broker.store.unburied
+    assert not bus.broker.store.positions_with_pending_dead_letters
     peer = peer2(bus, subscribe(1, 5, max_deliveries=1))
     peer.listen()
     assert beat(bus, peer, times=10) == [], "the next one is not sent it: its deliveries are spent"
@@ -172,7 +172,7 @@ def test_where_all_memory_is_spent_nothing_is_lost() -> None:
         peer.say(nack(5, 0, 200, "terminate"))
         found += make_room(bus)
         peer.ids()
-        bus.broker.take_unblocked()
+        bus.broker.drain_resumed()
         if len(found) == 200:
             break
     assert [int(sequence) for sequence in found] == list(range(200))
@@ -189,16 +189,16 @@ def test_dead_letters_of_others_are_not_dropped_for_want_of_memory() -> None:
         peer.say(nack(5, 0, 100, "terminate"))
         while not peer.session.outbox.idle:
             peer.got()
-        bus.broker.take_ready()
+        bus.broker.drain_writable()
     store = bus.broker.store
-    assert store.table.dead_budget.used <= 1 << 20
+    assert store.class_registry.dead_letter_budget.used <= 1 << 20
     for class_id in range(1, 5):
-        dead = bus.statistics(store.names[f"dead.{class_id}"])
+        dead = bus.statistics(store.class_id_by_name[f"dead.{class_id}"])
         alive = bus.statistics(class_id)
         assert dead.ring.messages + alive.ring.messages >= 100
         assert (dead.dropped, alive.dropped) == ({}, {Reason.TERMINATED: 100})
-    assert [cls.class_id for cls in store.unburied][:1] != [1]
-    assert store.unburied
+    assert [cls.class_id for cls in store.positions_with_pending_dead_letters][:1] != [1]
+    assert store.positions_with_pending_dead_letters
 
 
 # The set -----------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ changes = st.one_of(
 def test_it_is_what_single_messages_would_be(
     steps: list[tuple[str, tuple[int, int], Reason, int]], asked: tuple[int, int]
 ) -> None:
-    held, oracle = Unburied(), dict[int, tuple[Reason, int]]()
+    held, oracle = PendingDeadLetters(), dict[int, tuple[Reason, int]]()
     for what, (first, last), reason, attempts in steps:
         if what == "add":
             held.add([(first, last)], reason, attempts)
@@ -226,17 +226,17 @@ def test_it_is_what_single_messages_would_be(
             held.remove(first, last)
             for sequence in range(first, last):
                 oracle.pop(sequence, None)
-        held.check()
+        held.check_invariants()
     assert len(held) == len(oracle)
     found = {s: (span.given_up, span.attempts) for span in held for s in range(*_ends(span))}
     assert found == oracle
-    again = Unburied()
-    for first, last, attempts, reason_ in held.rows():
+    again = PendingDeadLetters()
+    for first, last, attempts, reason_ in held.to_rows():
         again.add([(first, last)], Reason(reason_), attempts)
-    assert again.rows() == held.rows()
-    assert list(_each(held.left_out([asked]))) == [s for s in range(*asked) if s not in oracle]
+    assert again.to_rows() == held.to_rows()
+    assert list(_each(held.subtract_from([asked]))) == [s for s in range(*asked) if s not in oracle]
     inside = [s for s in range(*asked) if s in oracle]
-    front = held.front(*asked)
+    front = held.next_batch(*asked)
     assert (front is None) == (not inside)
     if front is not None:
         ranges, reason, attempts = front
@@ -244,7 +244,7 @@ def test_it_is_what_single_messages_would_be(
         expected = [s for s in inside if oracle[s] == (reason, attempts)]
         assert list(_each(ranges)) == expected
     if oracle:
-        assert held.first == min(oracle)
+        assert held.first_sequence == min(oracle)
 
 
 def _ends(span: Any) -> tuple[int, int]:
@@ -256,10 +256,10 @@ def _each(ranges: Ranges) -> list[int]:
 
 
 def test_of_very_much_that_is_given_up_no_more_is_looked_at_than_is_tried() -> None:
-    unburied = Unburied()
+    unburied = PendingDeadLetters()
     unburied.add([(at, at + 1) for at in range(0, 4_000, 2)], Reason.TERMINATED, 1)
     unburied.add([(at, at + 1) for at in range(1, 4_000, 2)], Reason.MAX_DELIVERIES, 2)
-    found = unburied.front(1_001, 4_000)
+    found = unburied.next_batch(1_001, 4_000)
     expected = [(at, at + 1) for at in range(1_001, 1_001 + 2 * DEAD_LETTERS_MAX, 2)]
     assert found == (expected, Reason.MAX_DELIVERIES, 2)
-    assert unburied.front(3_998, 3_999) == ([(3_998, 3_999)], Reason.TERMINATED, 1)
+    assert unburied.next_batch(3_998, 3_999) == ([(3_998, 3_999)], Reason.TERMINATED, 1)

@@ -23,8 +23,8 @@ from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.subscription import selection
-from simplebus.core.subscription.selection import Picked
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.selection import MessageSelection
+from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.behaviour.wire_peer import Bus, batch_of, numbered
 from tests.behaviour.wire_peer_v2 import (
     Got,
@@ -57,13 +57,13 @@ class Line:
         self.subscription = self.subscribe(window or AckWindow(floor=0), spans)
         self.tick_number = 0
 
-    def subscribe(self, window: AckWindow, spans: Iterable[Span] = ()) -> Subscription:
-        return Subscription(
+    def subscribe(self, window: AckWindow, spans: Iterable[Span] = ()) -> BrokerSubscription:
+        return BrokerSubscription(
             ring=self.ring,
             window=window,
             outbox=self.outbox,
-            terms=Terms(ack_ticks=ACK_TIMEOUT),
-            spans=spans,
+            delivery_policy=Terms(ack_ticks=ACK_TIMEOUT),
+            redeliveries=spans,
         )
 
     def publish(self, *payloads: bytes) -> None:
@@ -108,7 +108,7 @@ class Line:
 
     def check(self) -> None:
         self.ring.check()
-        self.subscription.check()
+        self.subscription.check_invariants()
 
 
 def test_an_outbox_with_nothing_in_it_is_idle() -> None:
@@ -226,7 +226,7 @@ def test_a_message_comes_again_after_growing_pauses_until_it_is_acknowledged() -
 
 def test_a_pause_is_never_shorter_than_the_ack_timeout() -> None:
     line = Line()
-    line.subscription.terms = Terms(ack_ticks=REDELIVERY_PAUSE_TICKS_MAX + 5)
+    line.subscription.delivery_policy = Terms(ack_ticks=REDELIVERY_PAUSE_TICKS_MAX + 5)
     line.publish(b"a")
     assert line.ids() == [0]
     pause = REDELIVERY_PAUSE_TICKS_MAX + 5
@@ -409,7 +409,7 @@ def test_work_that_nobody_was_told_about_is_noticed() -> None:
     line = Line()
     line.ring.append(batch_of(build_frame(MESSAGE)), 0)
     with pytest.raises(AssertionError, match="nobody was told"):
-        line.subscription.check()
+        line.subscription.check_invariants()
 
 
 def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
@@ -422,14 +422,14 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
     peer2(bus, enveloped(1, 0, *contents), enveloped(1, count, on_channel("x", b"!")))
     options = {"channels": ["x"], "start": "earliest"}
     peer = peer2(bus, *[subscribe(1, n, **options) for n in range(1, 4)])
-    looked, pick = 0, selection.pick
+    looked, pick = 0, selection.select_messages
 
-    def counting(ring: Ring, first: int, last: int, *rest: Any) -> Picked:
+    def counting(ring: Ring, first: int, last: int, *rest: Any) -> MessageSelection:
         nonlocal looked
         looked += last - first
         return pick(ring, first, last, *rest)
 
-    monkeypatch.setattr(selection, "pick", counting)
+    monkeypatch.setattr(selection, "select_messages", counting)
     outbox, turns, got = peer.session.outbox, 0, list[Got]()
     while not outbox.idle:
         looked = 0

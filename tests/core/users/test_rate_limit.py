@@ -88,9 +88,9 @@ def limited(rate: Rate, *names: str) -> Bus:
 def at(bus: Bus, now: float) -> None:
     """It is so late."""
     bus.broker.clock.now = now
-    bus.broker.wake_due()
-    bus.broker.take_ready()
-    bus.broker.take_unblocked()
+    bus.broker.run_due_wakeups()
+    bus.broker.drain_writable()
+    bus.broker.drain_resumed()
     bus.check()
 
 
@@ -107,8 +107,8 @@ def test_what_comes_too_fast_is_stored_later_and_confirmed_then() -> None:
     assert stored(bus) == 10
     assert [s.message_id for s in first.told() if s.kind == "confirm"] == [8]
     assert [s.message_id for s in second.told() if s.kind == "confirm"] == [2]
-    assert not second.session.must_wait  # Its acknowledgements are read all the same.
-    due = bus.broker.due
+    assert not second.session.is_reading_paused  # Its acknowledgements are read all the same.
+    due = bus.broker.next_wakeup
     assert 0 < due <= 0.2
     at(bus, due - 0.001)
     assert stored(bus) == 10
@@ -132,28 +132,31 @@ def test_others_are_not_held_up() -> None:
 
 def test_one_of_version_1_is_not_read_from_meanwhile_and_nothing_is_lost() -> None:
     bus = Bus()
-    bus.broker.metering.limit_addresses(Rate(bytes=1000))
-    old, other = Peer(bus, bus.broker.open(address=HERE)), bus.peer(connect(1), subscribe(1))
+    bus.broker.rate_limits.set_address_rate(Rate(bytes=1000))
+    old, other = (
+        Peer(bus, bus.broker.open_session(address=HERE)),
+        bus.peer(connect(1), subscribe(1)),
+    )
     old.say(connect(1), publish(1, *numbered(100, size=87)))  # Frames of 100 bytes.
     assert stored(bus) == 10
-    assert old.session.must_wait
+    assert old.session.is_reading_paused
     at(bus, 2.0)
     assert stored(bus) == 20
     old.leave()  # What it has left behind is stored as its address may.
     at(bus, 3.0)
     assert stored(bus) == 30
-    bus.broker.metering.end_rates()
+    bus.broker.rate_limits.remove_limits()
     at(bus, 3.0)
-    bus.broker.store.room.pacing.wake_due()
+    bus.broker.store.publish_queue.rate_queue.handle_wakeup()
     assert stored(bus) == 100
     assert other.hear_ids(1) == list(range(100))
 
 
 def test_a_class_that_is_full_and_a_rate_are_both_waited_for() -> None:
     bus = Bus(class_messages=4)
-    bus.broker.metering.limit_addresses(Rate(3))
+    bus.broker.rate_limits.set_address_rate(Rate(3))
     reader = bus.peer(connect(1), subscribe(1))
-    old = Peer(bus, bus.broker.open(address=HERE))
+    old = Peer(bus, bus.broker.open_session(address=HERE))
     old.say(connect(1), publish(1, *numbered(9)))
     assert stored(bus) == 3
     at(bus, 1.0)
@@ -168,26 +171,26 @@ def test_a_class_that_is_full_and_a_rate_are_both_waited_for() -> None:
     reader.say(ack(1, 0, 8))
     at(bus, 3.0)
     assert stored(bus) == 9
-    assert not old.session.must_wait
+    assert not old.session.is_reading_paused
 
 
 def test_what_a_peer_of_version_2_has_not_been_told_is_forgotten_with_it() -> None:
     bus = Bus()
-    bus.broker.metering.limit_addresses(Rate(2))
-    ada = Peer2(bus, bus.broker.open(address=HERE))
+    bus.broker.rate_limits.set_address_rate(Rate(2))
+    ada = Peer2(bus, bus.broker.open_session(address=HERE))
     ada.say(wire_peer_v2.hello(1), wire_peer_v2.publish(1, 0, *numbered(5)))
     assert stored(bus) == 2
     ada.leave()
     at(bus, 100.0)
     assert stored(bus) == 2
-    assert not bus.broker.store.room.pacing.waiting
+    assert not bus.broker.store.publish_queue.rate_queue.waiting_sessions
 
 
 def test_an_address_of_version_6_counts_as_its_network() -> None:
     bus = Bus()
-    bus.broker.metering.limit_addresses(Rate(2))
+    bus.broker.rate_limits.set_address_rate(Rate(2))
     for n, address in enumerate(("2001:db8::1", "2001:db8::2", "2001:db8:1::1", "::ffff:9.9.9.9")):
-        peer = Peer(bus, bus.broker.open(address=address))
+        peer = Peer(bus, bus.broker.open_session(address=address))
         peer.say(connect(1), publish(1, b"x", b"y"))
         assert stored(bus) == (2, 2, 4, 6)[n]
 
@@ -197,8 +200,8 @@ def test_whatever_waits_is_stored_in_the_order_of_its_publisher(
     said: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     bus = Bus()
-    bus.broker.metering.limit_addresses(Rate(20))
-    peers = [Peer2(bus, bus.broker.open(address=HERE)) for _ in range(3)]
+    bus.broker.rate_limits.set_address_rate(Rate(20))
+    peers = [Peer2(bus, bus.broker.open_session(address=HERE)) for _ in range(3)]
     sent = [0, 0, 0]
     for peer in peers:
         peer.say(wire_peer_v2.hello(1, 2))
@@ -210,12 +213,12 @@ def test_whatever_waits_is_stored_in_the_order_of_its_publisher(
         sent[who] += count
         at(bus, bus.broker.clock.now + data.draw(st.floats(0, 2)))
     at(bus, bus.broker.clock.now + 1.0)
-    while bus.broker.due < float("inf"):
-        at(bus, bus.broker.due)
+    while bus.broker.next_wakeup < float("inf"):
+        at(bus, bus.broker.next_wakeup)
     heard = [(each.class_id, *map(int, each.payload.split())) for each in reader.hear()]
     for who, count in enumerate(sent):
         assert sorted(n for _, w, n in heard if w == who) == list(range(count))
         for class_id in (1, 2):
             of_class = [n for c, w, n in heard if (c, w) == (class_id, who)]
             assert of_class == sorted(of_class)
-    assert not any(peer.session.parked for peer in peers)
+    assert not any(peer.session.parked_messages for peer in peers)

@@ -23,7 +23,7 @@ NAMES = [{"durable": "d"}, {"group": "g"}, {"durable": "d", "group": "g"}]
 def terms_at(up: Serving) -> tuple[int, int, tuple[int, ...]]:
     """Of the only position there: ticks are seconds."""
     [position] = cluster_of(up).feeds
-    terms = position.terms
+    terms = position.delivery_policy
     return terms.ack_ticks, terms.deliveries_max, terms.backoff_ticks
 
 

@@ -15,7 +15,7 @@ from simplebus.core.commit_log import Ledger, Level
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
-from simplebus.core.subscription.subscription import Subscription
+from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.consume.ack_all import Sole
 from simplebus.jetstream.consume.feed import FETCH_MESSAGES_MAX, Feed, Found
 from simplebus.jetstream.dead_letters import Burials, Burying
@@ -30,16 +30,16 @@ class Door:
     """A broker with one class, one version 1 session that has subscribed to it, and its feed."""
 
     def __init__(self) -> None:
-        self.broker = Broker(Settings(), ledger=Ledger(Level.OS))
+        self.broker = Broker(Settings(), commit_log=Ledger(Level.OS))
         self.feeds: list[Feed] = []
         self.ended: list[bool] = []
         self.written: list[bytes] = []
         """What was said of messages whose subscription had ended."""
-        assert self.broker.ledger is not None
-        self.ledger = self.broker.ledger
+        assert self.broker.commit_log is not None
+        self.ledger = self.broker.commit_log
         self.burials = Burials(self.ledger, self.written.append)
-        table = self.broker.store.table
-        table.make = partial(
+        table = self.broker.store.class_registry
+        table.make_class = partial(
             RemoteClass,
             begin=self._begin,
             end=self._end,
@@ -52,18 +52,18 @@ class Door:
             refused=lambda class_id: "",
             frame_bytes=1 << 20,
         )
-        table.open_classes([(7, "")])
-        self.session = self.broker.open()
+        table.create_classes([(7, "")])
+        self.session = self.broker.open_session()
         self._buffer = ReceiveBuffer()
         self.say(frames.encode(frames.CONNECT, content=b"[7]"))
         self.say(frames.encode(frames.SUBSCRIBE, class_id=7))
         self.taken()
         (self.feed,) = self.feeds
 
-    def _begin(self, cls: RemoteClass, position: Subscription, *start: object) -> None:
+    def _begin(self, cls: RemoteClass, position: BrokerSubscription, *start: object) -> None:
         self.feeds.append(Feed(cls, position, self.broker.store))
 
-    def _end(self, cls: RemoteClass, position: Subscription, forget: bool) -> None:
+    def _end(self, cls: RemoteClass, position: BrokerSubscription, forget: bool) -> None:
         self.ended.append(forget)
 
     def say(self, data: bytes) -> None:
@@ -73,7 +73,7 @@ class Door:
     def take(self, *messages: bytes) -> bytes:
         """These come from the consumer. Returns what is said of them at once."""
         said = self.feed.take(arrived(*messages))
-        self.broker.answers.wake(self.feed.position)
+        self.broker.connection_requests.notify_position(self.feed.position)
         return said
 
     def taken(self) -> list[tuple[int, bytes]]:
@@ -206,7 +206,7 @@ def test_one_that_comes_twice_at_once_is_fed_once(attempt: int) -> None:
     again = (message(n, attempt=attempt, tail="9") for n in (5, 6))
     door.take(*(message(n) for n in (5, 6, 7)), *again)
     assert [payload for _, payload in door.taken()][:2] == [b"5", b"6"]
-    door.broker.answers.wake(door.feed.position)
+    door.broker.connection_requests.notify_position(door.feed.position)
     assert door.feed.position.ring.head == 3
     assert door.feed.statistics().repeated == 2
     door.ack(0, 3)
@@ -220,7 +220,7 @@ def test_one_that_this_door_never_had_is_marked_when_it_comes_behind_younger_one
     door.taken()
     door.take(message(5))
     assert door.taken() == [(1, b"5")]
-    assert door.feed.position.attempts() == [(1, 2, 2)]
+    assert door.feed.position.list_attempts() == [(1, 2, 2)]
 
 
 def test_a_consumer_that_is_made_anew_begins_with_what_it_may_owe_that_is_not_here() -> None:
@@ -264,7 +264,7 @@ def test_one_that_another_door_had_goes_first_through_all_that_a_redelivery_does
     position = door.feed.position
     assert door.taken() == [(0, b"5"), (1, b"6"), (2, b"8")]
     assert position.redelivered == 2
-    assert position.attempts() == [(0, 2, 3)]
+    assert position.list_attempts() == [(0, 2, 3)]
     door.ack(0, 3)
     assert door.acked() == [5, 6, 8]
 
@@ -273,7 +273,7 @@ def test_what_was_sent_too_often_becomes_a_dead_letter_and_is_done() -> None:
     door = Door()
     door.take(message(5, attempt=17))
     assert door.taken() == []
-    assert door.broker.classes[door.broker.store.names["dead.7"]].ring.head == 1
+    assert door.broker.classes[door.broker.store.class_id_by_name["dead.7"]].ring.head == 1
     assert door.acked() == []  # It is not stored yet.
     door.store()
     assert door.burials.go_on() == {door.feed}
@@ -285,7 +285,7 @@ def test_what_died_waits_for_its_letter_and_nothing_else_does() -> None:
     door = Door()
     door.take(message(5), message(6, attempt=17), message(7))
     assert [payload for _, payload in door.taken()] == [b"5"]
-    door.broker.answers.wake(door.feed.position)
+    door.broker.connection_requests.notify_position(door.feed.position)
     assert [payload for _, payload in door.taken()] == [b"7"]
     door.ack(0, 3)
     assert door.acked() == [5, 7]
@@ -304,7 +304,7 @@ def test_a_consumer_that_is_told_of_all_up_to_a_message_is_told_of_what_is_befor
     door.feed.sole = Sole()
     door.take(message(1), message(2), message(3, attempt=17), message(4))
     assert [payload for _, payload in door.taken()] == [b"1", b"2"]
-    door.broker.answers.wake(door.feed.position)
+    door.broker.connection_requests.notify_position(door.feed.position)
     assert [payload for _, payload in door.taken()] == [b"4"]
     door.ack(0, 4)
     assert door.acked() == [2]
@@ -320,7 +320,7 @@ def test_who_goes_owes_what_is_being_buried_until_its_letter_is_stored(is_stored
     door.feed.sole = Sole()
     door.take(message(1), message(2, attempt=17), message(3), message(4))
     door.taken()
-    door.broker.answers.wake(door.feed.position)
+    door.broker.connection_requests.notify_position(door.feed.position)
     door.taken()
     door.ack(0, 1)
     door.ack(2, 3)
@@ -419,7 +419,7 @@ def test_what_is_left_is_given_back_with_its_pauses() -> None:
     given = door.feed.given_back([(2, 3, 1.5)])
     found = {sequence_of(m, row): pause for m, pause in given for row in range(m.count)}
     assert found == {1: 0.0, 3: 1.5, 4: 0.0}
-    door.broker.close(door.session)
+    door.broker.close_session(door.session)
     assert door.ended == [False]
 
 
@@ -470,7 +470,7 @@ def test_each_message_is_delivered_and_said_to_be_acknowledged_once_it_is(seed: 
         assert not said & set(fresh)
         said |= set(fresh)
         assert said == done
-        assert not door.feed.position.check()
+        assert not door.feed.position.check_invariants()
     assert len(set(sent.values())) == len(sent)
     left = {sequence_of(m, row) for m in door.feed.left() for row in range(m.count)}
     assert left == set(range(1, following)) - done
@@ -486,5 +486,5 @@ def test_a_ring_that_is_full_takes_the_rest_later(count: int) -> None:
     door.ack(0, 16)
     assert door.acked() == list(range(1, min(count, 16) + 1))
     assert door.feed.fill() == b""
-    door.broker.answers.wake(door.feed.position)
+    door.broker.connection_requests.notify_position(door.feed.position)
     assert len(door.taken()) == max(0, min(count - 16, 16))

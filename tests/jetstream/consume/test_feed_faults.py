@@ -127,7 +127,7 @@ class Fed(Door):
         if count := feed.wanted():
             feed.asked += count
             self.going.append(b"PUB want %d\r\n%b\r\n" % (len(b"%d" % count), b"%d" % count))
-        self.broker.answers.wake(feed.position)
+        self.broker.connection_requests.notify_position(feed.position)
 
     def hear(self, most: int) -> None:
         """The consumer hears so much."""
@@ -246,7 +246,7 @@ def test_whatever_is_lost_or_forgotten_each_is_sent_once_and_told_when_it_is_ack
             door.consumer = None
         if (door.feed.is_broken or door.consumer is None or not is_wild) and chance.random() < 0.3:
             door.renew()
-        door.feed.position.check()
+        door.feed.position.check_invariants()
         if not is_wild and door.done == set(door.stream):
             break
     assert door.done == set(door.stream), "it hangs"

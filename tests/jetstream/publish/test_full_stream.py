@@ -85,7 +85,7 @@ async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_sto
                 for batch in payloads[:120], payloads[120:]:
                     nursery.start_soon(partial(one.publish_many, batch, class_id=FULL))
                     await until(lambda: cluster_of(up).uplink.full == {FULL})
-                await until(lambda: bool(ring_of[FULL].blocked))
+                await until(lambda: bool(ring_of[FULL].blocked_sessions))
                 assert len(ring_of[FULL].ring) == 0
                 await two.publish(b"free", class_id=FREE)
                 async with two.subscribe(FULL) as messages:
@@ -95,7 +95,7 @@ async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_sto
                         found.append(message.payload)
                         message.ack()
                 assert sorted(found) == sorted(payloads)
-        assert not ring_of[FULL].blocked
+        assert not ring_of[FULL].blocked_sessions
 
 
 async def test_what_lies_in_a_full_class_is_seen_and_purged_and_the_rest_is_stored(
@@ -138,7 +138,7 @@ async def test_where_dead_letters_find_no_room_other_classes_are_acknowledged(
                         await bus.publish_many([bytes(1000)] * 20, class_id=FULL)
                         for _ in range(20):
                             (await bad.get()).terminate()
-                    dead = here._broker.store.names[f"dead.{FULL}"]
+                    dead = here._broker.store.class_id_by_name[f"dead.{FULL}"]
                     await until(lambda: here.uplink.refusal(dead) is not None)
                     await bus.publish_many([b"free"] * 5, class_id=FREE)
                     for _ in range(5):

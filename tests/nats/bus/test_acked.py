@@ -75,7 +75,7 @@ def test_messages_come_with_what_clients_read_of_them() -> None:
     doors.broker.clock.now = 1763700000.25
     client = doors.client(b"SUB $SB.SUB.shop.till 4\r\n")
     peer = peer2(doors, classes=["shop"])
-    shop = doors.broker.store.names["shop"]
+    shop = doors.broker.store.class_id_by_name["shop"]
     peer.say(enveloped(shop, 0, on_channel("orders.eu", b"a"), b"\0b", on_channel("x", b"c")))
     messages = client.messages()
     assert [(m.subject, m.payload) for m in messages] == [
@@ -107,7 +107,7 @@ def test_names_that_are_no_tokens_are_escaped_both_ways() -> None:
     name = token("a.b *>%")
     assert name == "a%2Eb%20%2A%3E%25"
     client = doors.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
-    class_id = doors.broker.store.names["a.b *>%"]
+    class_id = doors.broker.store.class_id_by_name["a.b *>%"]
     doors.peer(connect1(class_id), publish1(class_id, b"x"))
     (message,) = client.messages()
     assert fields(message)[:2] == [name, name]
@@ -118,7 +118,7 @@ def test_names_that_are_no_tokens_are_escaped_both_ways() -> None:
 def test_who_has_names_that_are_very_long_is_sent_lines_that_it_can_answer() -> None:
     doors, name = holding(), "\U0001f40c" * 200
     client = doors.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
-    class_id = doors.broker.store.names[name]
+    class_id = doors.broker.store.class_id_by_name[name]
     doors.peer(connect1(class_id), publish1(class_id, b"x"))
     (message,) = client.messages()
     assert fields(message)[:2] == [str(class_id), "_1"]
@@ -128,7 +128,7 @@ def test_who_has_names_that_are_very_long_is_sent_lines_that_it_can_answer() -> 
 
 def test_a_client_without_headers_gets_the_payload_alone() -> None:
     doors = Doors()
-    doors.broker.store.table.bind("a", 1)
+    doors.broker.store.class_registry.bind_subject("a", 1)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n", headers=False)
     doors.client().pub("a", b"pay", headers=b"NATS/1.0\r\nA: b\r\n\r\n")
     (message,) = client.messages()
@@ -203,7 +203,7 @@ def test_a_group_shares_and_only_who_holds_a_message_acknowledges_it() -> None:
     assert sorted(m.payload for m in (*first, *both[0], *both[1])) == numbered(8)
     assert both[1]
     other.pub(first[0].reply, b"+ACK")
-    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+    assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
     assert doors.statistics(1).acknowledged == 0
     one.pub(first[0].reply, b"+ACK")
     assert doors.statistics(1).acknowledged == 1
@@ -311,7 +311,7 @@ def test_what_comes_again_tells_what_lies_behind_and_what_is_done_may_be_said_tw
         client.pub(first.reply, b"+ACK", reply="in")
     assert [m.subject for m in client.messages() if m.sid == "2"] == ["in"] * 2
     assert doors.statistics(1).acknowledged == 1
-    assert doors.broker.refused == {}
+    assert doors.broker.refusal_counts == {}
 
 
 def test_a_nack_brings_it_again_at_once_or_when_it_says() -> None:
@@ -460,7 +460,7 @@ def test_what_is_done_may_be_said_to_be_done_once_more(queue: str) -> None:
     for reply in ("_INBOX.me.1", "_INBOX.me.2"):
         client.pub(message.reply, b"+ACK", reply=reply)
         assert client.messages() == [(reply, "2", "", b"", b"")]
-    assert doors.broker.refused == {}
+    assert doors.broker.refusal_counts == {}
     assert doors.statistics(1).acknowledged == 1
 
 
@@ -483,7 +483,7 @@ def test_what_nobody_here_was_sent_cannot_be_acknowledged() -> None:
         answers = [m for m in (*client.messages(), *stranger.messages()) if m.sid == "2"]
         assert all(m.headers.startswith(b"NATS/1.0 503") for m in answers)
         assert len(answers) == (who in (client, stranger))
-    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 5}
+    assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 5}
     assert doors.statistics(1).acknowledged == 0
 
 
@@ -503,7 +503,7 @@ def test_what_is_no_acknowledgement_is_counted(subject: str, payload: bytes) -> 
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     client.messages()
     client.pub(subject, payload)
-    assert doors.broker.refused == {Reason.BAD_ACK: 1}
+    assert doors.broker.refusal_counts == {Reason.BAD_ACK: 1}
     assert doors.statistics(1).acknowledged == 0
     assert client.lines() == []
 
@@ -520,7 +520,7 @@ def test_many_acknowledgements_at_once() -> None:
         b"".join(b"PUB %b 4\r\n+ACK\r\nPUB other 0\r\n\r\n" % m.reply.encode() for m in even)
     )
     assert doors.statistics(1).ring.messages == 0
-    assert doors.broker.refused == {}
+    assert doors.broker.refusal_counts == {}
 
 
 def test_what_is_said_between_acknowledgements_is_none() -> None:
@@ -530,7 +530,7 @@ def test_what_is_said_between_acknowledgements_is_none() -> None:
     acks = [b"PUB %b 4\r\n+ACK\r\n" % message.reply.encode() for message in client.messages()]
     client.say(b"PUB noise 4\r\n+ACK\r\n".join(acks))
     assert doors.statistics(1).acknowledged == 30
-    assert doors.broker.refused == {}
+    assert doors.broker.refusal_counts == {}
 
 
 # All doors ---------------------------------------------------------------------------------------
@@ -538,7 +538,7 @@ def test_what_is_said_between_acknowledgements_is_none() -> None:
 
 def test_every_kind_of_subscriber_gets_what_every_kind_of_publisher_says() -> None:
     doors = Doors()
-    doors.broker.store.table.bind("orders.>", 1)
+    doors.broker.store.class_registry.bind_subject("orders.>", 1)
     acked, plain = doors.client(b"SUB $SB.SUB.1 1\r\n"), doors.client(b"SUB > 1\r\n")
     one, two = doors.peer(connect1(1), subscribe1(1)), peer2(doors, subscribe(1, 5))
     doors.client().pub("orders.a", b"nats")

@@ -131,7 +131,7 @@ def test_who_drains_acknowledges_after_it_has_left(queue: str) -> None:
     other.sub("$SB.SUB.1.d", queue=queue)
     client.pub(second.reply)  # It is the other one's now.
     assert deliveries(other.messages()) == [(b"b", 2)]
-    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+    assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
@@ -155,7 +155,7 @@ def test_who_drains_says_what_is_never_to_come_again(queue: str) -> None:
     other = doors.client()
     other.sub("$SB.SUB.1.d", queue=queue)
     assert deliveries(other.messages()) == [(b"b", 2), (b"c", 2)]
-    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 1}
+    assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
 
 
 def test_what_was_left_and_is_gone_is_not_acknowledged() -> None:
@@ -165,9 +165,9 @@ def test_what_was_left_and_is_gone_is_not_acknowledged() -> None:
     client.say(b"UNSUB 1\r\n")
     client.pub(message.reply.replace(".1.0.1.", ".1.1.1."))  # It was not sent that one.
     (position,) = doors.broker.classes[1].subscriptions
-    doors.broker.answers.end(position)
+    doors.broker.connection_requests.end_position(position)
     client.pub(message.reply)
-    assert doors.broker.refused == {Reason.ACK_UNSUBSCRIBED: 2}
+    assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2}
     assert doors.statistics(1).ring.messages == 2
 
 

@@ -22,7 +22,7 @@ def one_with(permissions: Permissions) -> tuple[Doors, Client]:
     `all` may do everything."""
     users = User("one", "p", permissions=permissions), User("all", "p")
     doors = Doors(nats=NatsSettings(auth=NatsAuth(users)))
-    doors.broker.store.table.bind("orders.>", 1)
+    doors.broker.store.class_registry.bind_subject("orders.>", 1)
     return doors, doors.client(user="one", **{"pass": "p"})
 
 
@@ -72,10 +72,10 @@ def test_what_one_is_denied_does_not_come_through_a_class(asked: str, queue: str
         f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{asked}" ('.encode()
     )
     assert why.encode() in line
-    assert doors.broker.refused == {Reason.UNAUTHORIZED: 1}
+    assert doors.broker.refusal_counts == {Reason.UNAUTHORIZED: 1}
     published(doors, "orders.secret", "orders.plans")
     assert client.messages() == []
-    assert "new" not in doors.broker.store.names
+    assert "new" not in doors.broker.store.class_id_by_name
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_what_cannot_be_asked_for_is_told_and_the_client_stays(subject: str, why
     assert line.startswith(start.encode())
     with pytest.raises(RemoteProtocolError, match=why):
         wish(b"$SB.SUB." + subject.encode(), b"")
-    assert doors.broker.refused == {Reason.BAD_REQUEST: 1}
+    assert doors.broker.refusal_counts == {Reason.BAD_REQUEST: 1}
     assert client.session.subscriptions == {}
     assert not client.session.is_cut
 

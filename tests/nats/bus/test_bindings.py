@@ -18,7 +18,7 @@ from tests.nats.bus.two_listeners import Doors, stored
 def bound(*pairs: tuple[str, int], settings: Settings | None = None, **limits: float) -> Doors:
     doors = Doors(settings, **limits)
     for subject, class_id in pairs or [("orders.>", 7)]:
-        doors.broker.store.table.bind(subject, class_id)
+        doors.broker.store.class_registry.bind_subject(subject, class_id)
     return doors
 
 
@@ -60,12 +60,12 @@ def test_one_that_several_of_a_class_s_subjects_match_is_kept_once_and_each_clas
     client.say(pubs(*[("orders.eu", b"b")] * 20))
     client.say(pubs(*[("orders.eu", b"c"), ("orders.us", b"dd"), ("x", b"e")] * 5))
     assert [len(stored(doors, class_id)) for class_id in (7, 8, 9)] == [31, 31, 5]
-    doors.broker.store.bound.unbind(7, "orders.>")
+    doors.broker.store.subject_bindings.unbind(7, "orders.>")
     client.pub("orders.us", b"a")
     client.pub("orders.eu", b"a")
     assert [len(stored(doors, class_id)) for class_id in (7, 8, 9)] == [32, 33, 5]
     for subject in ("*.eu", "orders.eu"):
-        doors.broker.store.bound.unbind(7, subject)
+        doors.broker.store.subject_bindings.unbind(7, subject)
     client.pub("orders.eu", b"a")
     assert [len(stored(doors, class_id)) for class_id in (7, 8, 9)] == [32, 34, 5]
 
@@ -125,13 +125,13 @@ def test_a_subject_that_is_no_channel_is_refused_counted_and_told() -> None:
     client = doors.client()
     client.say(b"PUB caf\xe9 1\r\nx\r\n")
     client.say(pubs(("a.*", b"x")))
-    assert doors.broker.refused == {Reason.BAD_CHANNEL: 2}
+    assert doors.broker.refusal_counts == {Reason.BAD_CHANNEL: 2}
     first, second = client.lines()
     assert first.startswith(b'-ERR \'Permissions Violation for Publish to "caf\\xe9" (')
     assert b"wildcard" in second
     assert second.count(b"'") == 2
     client.say(b"PUB caf\xe9 1\r\nx\r\n" * 30 + b"PUB fine 1\r\nx\r\n" * 30)
-    assert doors.broker.refused == {Reason.BAD_CHANNEL: 32}
+    assert doors.broker.refusal_counts == {Reason.BAD_CHANNEL: 32}
     assert [e.channel for e, _ in stored(doors, 7)] == ["fine"] * 30
 
 
@@ -140,7 +140,7 @@ def test_one_that_is_too_long_for_a_frame_is_refused_and_others_are_not() -> Non
     client = doors.client()
     client.say(pubs(("orders.a", b"x" * 1000), ("orders.a", b"y"), ("orders.a", b"z" * 990)))
     client.say(pubs(*[("orders.a", b"x" * 1000)] * 20))
-    assert doors.broker.refused == {Reason.FRAME_TOO_LONG: 22}
+    assert doors.broker.refusal_counts == {Reason.FRAME_TOO_LONG: 22}
     assert [payload for _, payload in stored(doors, 7)] == [b"y"]
     assert len(client.lines()) >= 2
 
@@ -212,7 +212,7 @@ def test_headers_that_an_envelope_cannot_hold_are_refused() -> None:
     doors = bound()
     client = doors.client()
     client.pub("orders.a", b"x", headers=b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"v" * 70_000))
-    assert doors.broker.refused == {Reason.BAD_ENVELOPE: 1}
+    assert doors.broker.refusal_counts == {Reason.BAD_ENVELOPE: 1}
     (line,) = client.lines()
     assert b"headers have at most 65535 bytes" in line
 
@@ -236,9 +236,9 @@ def test_where_a_class_is_full_its_publisher_waits_and_what_else_it_says_is_hear
     doors = bound(class_messages=2)
     client = doors.client(b"SUB $SB.SUB.7 1\r\n", b"SUB orders.> 2\r\n")
     publisher = doors.client()
-    assert not publisher.session.must_wait
+    assert not publisher.session.is_reading_paused
     publisher.say(pubs(*[("orders.a", b"%d" % n) for n in range(5)]) + b"PING\r\n")
-    assert publisher.session.must_wait
+    assert publisher.session.is_reading_paused
     assert publisher.lines() == [b"PONG"]
     messages = client.messages()
     assert [m.payload for m in messages if m.sid == "2"] == [b"0", b"1", b"2", b"3", b"4"]
@@ -250,15 +250,15 @@ def test_where_a_class_is_full_its_publisher_waits_and_what_else_it_says_is_hear
             client.pub(message.reply, b"+ACK")
         acked = client.messages()
     assert heard == [b"0", b"1", b"2", b"3", b"4"]
-    assert doors.broker.take_unblocked() == [publisher.session.deliveries.guest]  # type: ignore[union-attr]
-    assert not publisher.session.must_wait
+    assert doors.broker.drain_resumed() == [publisher.session.deliveries.guest]  # type: ignore[union-attr]
+    assert not publisher.session.is_reading_paused
 
 
 def test_a_publisher_that_waits_is_not_taken_for_gone_and_heard_now_and_then() -> None:
     doors = bound(class_messages=2, frame_bytes=4096, pending_bytes=3 << 20)
     front = doors.front
     publisher = doors.client(pubs(*[("orders.a", b"x")] * 5))
-    assert publisher.session.must_wait
+    assert publisher.session.is_reading_paused
     for _ in range(10):
         assert not front.reads_on(publisher.session)
         front.now += HELD_SECONDS
@@ -283,7 +283,7 @@ def test_one_connection_that_publishes_and_acknowledges_is_never_stuck() -> None
         heard += [m.payload for m in messages]
         client.say(b"".join(b"PUB %b 0\r\n\r\n" % m.reply.encode() for m in messages))
     assert heard == [b"%d" % n for n in range(20)]
-    assert not client.session.must_wait
+    assert not client.session.is_reading_paused
 
 
 def test_what_a_client_left_that_waits_for_room_is_kept() -> None:
@@ -303,7 +303,7 @@ def test_a_class_that_drops_counts_it_and_nobody_waits(policy: FullPolicy) -> No
     doors = bound(settings=Settings(limits=Limits(class_messages=2), full_policy=policy))
     client = doors.client()
     client.say(pubs(*[("orders.a", b"%d" % n) for n in range(5)]))
-    assert not client.session.must_wait
+    assert not client.session.is_reading_paused
     kept = [b"0", b"1"] if policy is FullPolicy.DROP_NEWEST else [b"3", b"4"]
     assert [payload for _, payload in stored(doors, 7)] == kept
     assert doors.statistics(7).dropped == {Reason(policy.value): 3}

@@ -41,7 +41,7 @@ def test_a_class_with_a_name_is_seen_under_that_and_messages_on_their_channels()
     doors = Doors()
     client = doors.client(b"SUB class.> 1\r\n", b"SUB orders.eu 2\r\n", b"SUB orders.* 3\r\n")
     peer = peer2(doors, classes=["shop"])
-    shop = doors.broker.store.names["shop"]
+    shop = doors.broker.store.class_id_by_name["shop"]
     peer.say(publish(shop, 0, b"plain"))
     said = [on_channel(f"orders.{where}", b"x") for where in ("eu", "us", "eu")]
     peer.say(enveloped(shop, 1, *said, on_channel("else", b"y"), b"\0none"))
@@ -84,7 +84,7 @@ def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
 
 def test_a_binary_subscriber_answers_a_nats_request() -> None:
     doors = Doors()
-    doors.broker.store.table.bind("ask.>", 1)
+    doors.broker.store.class_registry.bind_subject("ask.>", 1)
     client = doors.client(b"SUB _INBOX.me.* 1\r\n")
     worker = peer2(doors, subscribe(1, 5), classes=[1, 2])
     client.pub("ask.time", b"?", reply="_INBOX.me.7")
@@ -96,7 +96,7 @@ def test_a_binary_subscriber_answers_a_nats_request() -> None:
 
 def test_what_nats_clients_publish_is_seen_once() -> None:
     doors = Doors(class_messages=1)
-    doors.broker.store.table.bind("orders.>", 1)
+    doors.broker.store.class_registry.bind_subject("orders.>", 1)
     client = doors.client(b"SUB > 1\r\n")
     for payload in (b"a", b"b", b"c"):
         client.pub("orders.eu", payload)
@@ -111,7 +111,7 @@ def test_what_nats_clients_publish_is_seen_once() -> None:
 
 def test_what_binary_clients_publish_goes_into_no_other_class() -> None:
     doors = Doors()
-    doors.broker.store.table.bind("orders.>", 2)
+    doors.broker.store.class_registry.bind_subject("orders.>", 2)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     peer2(doors, enveloped(1, 0, on_channel("orders.eu", b"x")))
     peer2(doors, enveloped(1, 0, on_channel("$JS.ACK.1._1.1.0.1.1.1", b"+ACK")))
@@ -191,14 +191,14 @@ def test_one_that_opens_later_is_seen_then_and_one_that_expired_never() -> None:
     client = doors.client(b"SUB class.1 1\r\n")
     times(doors)
     assert client.payloads() == [b"now"]
-    assert doors.broker.due == 2.0
+    assert doors.broker.next_wakeup == 2.0
     doors.wait(1.5)
     assert client.payloads() == []
     doors.wait(0.5)
     assert client.payloads() == [b"later"]
     doors.wait(2)
     assert client.payloads() == [b"last"]
-    assert doors.broker.due == float("inf")
+    assert doors.broker.next_wakeup == float("inf")
 
 
 def test_one_that_is_gone_when_it_opens_is_not_seen() -> None:
@@ -282,16 +282,16 @@ def test_where_nobody_wants_it_nothing_is_copied(
 
 def test_where_nobody_has_subscribed_nothing_is_looked_at() -> None:
     doors = Doors()
-    doors.broker.store.table.bind("orders.>", 1)
+    doors.broker.store.class_registry.bind_subject("orders.>", 1)
     client = doors.client(b"SUB $SB.SUB.1 2\r\n")
-    assert doors.broker.store.tap is None
+    assert doors.broker.store.on_stored is None
     client.say(b"SUB > 1\r\n", b"SUB a q 3\r\n")
     other = doors.client(b"SUB > 1\r\n")
-    assert doors.broker.store.tap is not None
+    assert doors.broker.store.on_stored is not None
     client.say(b"UNSUB 1\r\n", b"UNSUB 3\r\n")
-    assert doors.broker.store.tap is not None
+    assert doors.broker.store.on_stored is not None
     other.leave()
-    assert doors.broker.store.tap is None
+    assert doors.broker.store.on_stored is None
     doors.peer(connect1(1), publish1(1, b"x"))
     assert [message.sid for message in client.messages()] == ["2"]
 
@@ -308,7 +308,7 @@ def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
     assert late.payloads() == [b"%d" % n for n in range(4096)]
     doors.wait(0)
     assert late.payloads() == [*[b"%d" % n for n in range(4096, 5000)], b"last"]
-    assert doors.broker.due == float("inf")
+    assert doors.broker.next_wakeup == float("inf")
 
 
 def test_no_more_is_remembered_of_channels_than_there_are() -> None:
@@ -336,7 +336,7 @@ def test_what_is_remembered_of_channels_is_forgotten_with_them() -> None:
         seen = [message.subject for message in client.messages()]
         assert seen == [f"wanted.{round_}.{n}" for n in (1, 2, 2, 1)]
         peer.say(ack(5, 8 * round_, 8 * round_ + len(peer.ids())))
-        doors.broker.classes[1].channels.forget(100)
+        doors.broker.classes[1].channels.forget_unused(100)
     client.say(b"SUB no.> 2\r\n", b"UNSUB 1\r\n")
     peer.say(enveloped(1, 24, on_channel("no.2.1", b"x"), on_channel("wanted.2.1", b"x")))
     assert [message.subject for message in client.messages()] == ["no.2.1"]

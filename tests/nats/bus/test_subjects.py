@@ -25,8 +25,8 @@ def doors_of(*users: User, classes: int = 100) -> Doors:
     everybody = (User("boss", "p"), *users)
     limits = Limits(classes=classes)
     doors = Doors(Settings(limits), nats=NatsSettings(auth=NatsAuth(everybody)))
-    doors.broker.store.table.name_classes([NamedClass(id=12, name="secret")])
-    doors.broker.store.table.name_classes([NamedClass(id=13, name="open")])
+    doors.broker.store.class_registry.declare_classes([NamedClass(id=12, name="secret")])
+    doors.broker.store.class_registry.declare_classes([NamedClass(id=13, name="open")])
     return doors
 
 
@@ -66,7 +66,7 @@ def test_who_is_denied_a_class_does_not_get_it_by_another_word_for_it(denied: st
         (line,) = client.lines()
         assert b"(it may not ask for class" in line, way
     assert not doors.broker.classes[12].subscriptions
-    assert doors.broker.refused == {Reason.UNAUTHORIZED: len(WAYS + LETTERS)}
+    assert doors.broker.refusal_counts == {Reason.UNAUTHORIZED: len(WAYS + LETTERS)}
     client.sub("$SB.SUB.open.d")
     assert client.lines() == []
 
@@ -84,7 +84,7 @@ def test_who_is_allowed_a_class_gets_it_by_any_word_for_it(allowed: str) -> None
 def test_a_class_that_is_not_there_goes_by_the_word_that_it_is_asked_for_by() -> None:
     doors = doors_of(one(allow=("$SB.SUB.new.>", "$SB.SUB.77.>")))
     client = client_of(doors, "one")
-    [(class_id, _)] = doors.broker.store.table.find_ids(["new"])
+    [(class_id, _)] = doors.broker.store.class_registry.resolve_ids(["new"])
     client.sub(f"$SB.SUB.{class_id}.d")
     assert len(client.lines()) == 1
     client.sub("$SB.SUB.new.d")
@@ -94,13 +94,13 @@ def test_a_class_that_is_not_there_goes_by_the_word_that_it_is_asked_for_by() ->
 
 def test_who_took_an_id_that_gets_a_denied_name_is_sent_no_more_of_it() -> None:
     doors = doors_of(one(allow=("$SB.SUB.>",), deny=("$SB.SUB.payroll.>",)))
-    doors.broker.store.table.bind("paid", 77)
+    doors.broker.store.class_registry.bind_subject("paid", 77)
     client, boss = client_of(doors, "one"), client_of(doors, "boss")
     client.sub("$SB.SUB.77.d")
     boss.pub("paid", b"x")
     assert len(client.messages()) == 1
-    doors.broker.store.table.name_classes([NamedClass(id=77, name="payroll")])
-    assert [error.reason for _, error in doors.broker.take_cut()] == [Reason.UNAUTHORIZED]
+    doors.broker.store.class_registry.declare_classes([NamedClass(id=77, name="payroll")])
+    assert [error.reason for _, error in doors.broker.drain_closing()] == [Reason.UNAUTHORIZED]
     boss.pub("paid", b"x")
     assert client.messages() == []
 
@@ -205,7 +205,7 @@ def test_where_it_may_not_publish_it_alone_hears_that_what_it_said_counts() -> N
     boss.sub("told.boss", "3")
     client.sub("$SB.SUB.open.d")
     client.sub("_INBOX.one", "2")
-    doors.broker.store.table.bind("orders", 13)
+    doors.broker.store.class_registry.bind_subject("orders", 13)
     boss.pub("orders", b"x")
     (message,) = client.messages()
     for reply in ("not.its.business", "_INBOX.one", "told.boss"):

@@ -61,7 +61,7 @@ class Doors(Bus):
     def wait(self, seconds: float) -> None:
         """Time goes by."""
         self.broker.clock.now += seconds
-        self.broker.wake_due()
+        self.broker.run_due_wakeups()
         self.check()
 
 
@@ -79,7 +79,7 @@ class Client:
             buffer = self.doors.nats_buffer
             self.doors.front.receive(self.session, buffer, buffer.fill(data))
             self.doors.check()
-            self.doors.broker.take_ready()
+            self.doors.broker.drain_writable()
             self.doors.check()
 
     def pub(

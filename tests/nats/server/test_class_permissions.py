@@ -28,7 +28,7 @@ def at_doors(own: NatsPermissions, classes: Permissions | None = CLASSES) -> tup
     doors = Doors(nats=NatsSettings(auth=auth))
     doors.broker.users = known
     named = [NamedClass(name=name, subjects=[f"{name}.>"]) for name in ("orders", "hidden")]
-    doors.broker.store.table.name_classes(named)
+    doors.broker.store.class_registry.declare_classes(named)
     return doors.client(auth_token="1"), doors.client(auth_token="2")
 
 

@@ -13,7 +13,7 @@ from tests.nats.bus.two_listeners import Doors
 
 
 def heard(doors: Doors, channel: str) -> ChannelSaid:
-    said = doors.broker.explaining.explain(ChannelQuestion(channel))
+    said = doors.broker.inquiry_handler.build_report(ChannelQuestion(channel))
     assert isinstance(said, ChannelSaid)
     return said
 
@@ -40,7 +40,7 @@ def test_what_is_too_many_is_counted() -> None:
 
 def test_a_class_that_is_bound_and_one_that_is_asked_for_are_told_as_classes() -> None:
     doors = Doors()
-    doors.broker.store.table.bind("orders.>", 7)
+    doors.broker.store.class_registry.bind_subject("orders.>", 7)
     client = doors.client(b"SUB $SB.SUB.7 1\r\n")
     assert heard(doors, "orders.eu").listeners == []
     [said] = heard(doors, "orders.eu").classes
@@ -53,6 +53,6 @@ def test_a_client_that_acknowledges_is_a_session_of_another_door() -> None:
     doors = Doors()
     doors.client(b"SUB $SB.SUB.7 1\r\n")
     [number] = doors.broker.sessions
-    said = doors.broker.explaining.explain(SessionQuestion(number))
+    said = doors.broker.inquiry_handler.build_report(SessionQuestion(number))
     assert isinstance(said, SessionSaid)
     assert (said.version, [position.class_id for position in said.positions]) == (-1, [7])

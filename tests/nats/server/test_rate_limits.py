@@ -29,7 +29,7 @@ def test_who_publishes_too_fast_is_read_from_later() -> None:
     ada = User("ada", token=quick_hash("t"), rate=Rate(10))
     bus = doors(ada, User("bob", token=quick_hash("u")))
     client, other = bus.client(auth_token="t"), bus.client(auth_token="u")
-    assert client.session.read_bytes == 256
+    assert client.session.next_read_bytes == 256
     client.say(b"PUB a 1\r\nx\r\n" * 9)
     assert not is_paused(bus, client)
     client.say(b"PUB a 1\r\nx\r\n" * 6)  # What has come is dealt with, and counts.
@@ -64,12 +64,12 @@ def test_acknowledgements_do_not_count() -> None:
 
 def test_an_address_is_held_back_whoever_it_is() -> None:
     bus = Doors()
-    bus.broker.metering.limit_addresses(Rate(bytes=100))
+    bus.broker.rate_limits.set_address_rate(Rate(bytes=100))
     session = bus.front.open("a client", ip="10.0.0.1")
     client = Client(bus, session)
     client.say(b"PUB a 200\r\n" + b"x" * 200 + b"\r\n")
     assert is_paused(bus, client)
-    bus.broker.metering.end_rates()
+    bus.broker.rate_limits.remove_limits()
     assert bus.front.limited.pause_seconds(session) == 0
 
 
@@ -126,4 +126,4 @@ def test_who_says_to_be_somebody_else_has_the_rights_of_that() -> None:
     client.sub("$SB.SUB.1.hers")
     client.sub("$SB.SUB.2", "2")
     assert client.lines() == []
-    assert [bus.broker.classes[2].maker] == ["ada"]
+    assert [bus.broker.classes[2].creator] == ["ada"]

@@ -30,13 +30,13 @@ def sizes(front: Front, buffer: ReceiveBuffer, words: bytes, reads: int) -> list
     asked: list[int] = []
     at = 0  # In the words, where the next read begins.
     for _ in range(reads):
-        size = session.read_bytes
+        size = session.next_read_bytes
         count = buffer.fill((words * (size // len(words) + 2))[at : at + size])
         at = (at + count) % len(words)
         front.receive(session, buffer, count)
         for other in front.take_ready():
             other.forget_all()
-        asked.append(session.read_bytes)
+        asked.append(session.next_read_bytes)
     return asked
 
 

@@ -264,11 +264,11 @@ def test_who_makes_much_work_is_read_in_small_pieces(line: bytes) -> None:
     number = 0
     for _ in range(20):
         said = b""
-        while len(said) + 40 < client.session.read_bytes:
+        while len(said) + 40 < client.session.next_read_bytes:
             number += 1
             said += line % (number, number)
         client.say(said)
-    assert client.session.read_bytes <= 256 * 1024
+    assert client.session.next_read_bytes <= 256 * 1024
 
 
 @pytest.mark.parametrize(("subscriptions", "most"), [(1, RECEIVE_BYTES), (4000, 512 * 1024)])
@@ -279,7 +279,7 @@ def test_a_batch_that_many_take_is_short(subscriptions: int, most: int) -> None:
     said = b"".join(b"PUB a.%d 1\r\nx\r\n" % n for n in range(4000)) * 100
     said = said[: 3 * most // 2]
     while said:
-        at_once = client.session.read_bytes
+        at_once = client.session.next_read_bytes
         client.say(said[:at_once])
         said = said[at_once:]
     assert not client.closed

@@ -99,11 +99,11 @@ def test_a_slow_client_never_slows_another_that_is_sent_the_same() -> None:
         say(house, publisher, publish(50))
         take(fast, fast.outbox.pending_bytes)
         assert publisher.hold is None
-    size = publisher.read_bytes
+    size = publisher.next_read_bytes
     say(house, publisher, publish(60))
     assert publisher.hold is not None  # A last chance, that costs a moment.
     wait_in_vain(house, publisher, took=KIB)
-    assert publisher.read_bytes >= size
+    assert publisher.next_read_bytes >= size
     say(house, publisher, publish(60))
     assert [session for session, _ in house.take_cut()] == [slow]
 
@@ -163,7 +163,7 @@ def test_one_that_takes_a_little_now_and_then_is_never_given_up_by_a_publisher_t
     house = front()
     slow, publisher = client(house, b"SUB a 1\r\n"), client(house)
     for _ in range(500):
-        say(house, publisher, publish(max(1, publisher.read_bytes // KIB)))
+        say(house, publisher, publish(max(1, publisher.next_read_bytes // KIB)))
         if publisher.hold is not None:
             wait_in_vain(house, publisher)
             house.now += publisher.hold.seconds
@@ -190,12 +190,12 @@ def test_whoever_waits_in_vain_is_read_in_smaller_pieces() -> None:
     client(house, b"SUB a 1\r\n")
     publisher = client(house)
     say(house, publisher, publish(100))
-    size = publisher.read_bytes
+    size = publisher.next_read_bytes
     wait_in_vain(house, publisher, took=KIB)
-    assert publisher.read_bytes < size
+    assert publisher.next_read_bytes < size
     for _ in range(10):
         wait_in_vain(house, publisher)
-    assert publisher.read_bytes == READ_BYTES_MIN
+    assert publisher.next_read_bytes == READ_BYTES_MIN
 
 
 def test_one_that_is_stuck_slows_nobody_down_and_is_waited_for_a_moment_at_the_end() -> None:
@@ -205,10 +205,10 @@ def test_one_that_is_stuck_slows_nobody_down_and_is_waited_for_a_moment_at_the_e
     wait_in_vain(house, publisher)
     house.now = 1.0 + STUCK_SECONDS
     say(house, publisher, publish(110))
-    size = publisher.read_bytes
+    size = publisher.next_read_bytes
     wait_in_vain(house, publisher)
     assert held(publisher) == [stuck]
-    assert publisher.read_bytes == size
+    assert publisher.next_read_bytes == size
 
 
 def test_with_more_waiting_than_may_it_is_given_up_and_the_memory_returns() -> None:

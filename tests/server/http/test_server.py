@@ -41,7 +41,7 @@ async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
 async def test_a_server_that_can_keep_nothing_is_not_ready(tmp_path: object) -> None:
     async with serving(http_port=0, data_dir=tmp_path) as up:
         peer = await http(up)
-        up.engine.broker.fail_to_keep(Reason.DISK_FULL, "no space is left")
+        up.engine.broker.journal_failed(Reason.DISK_FULL, "no space is left")
         said = await peer.ask("/healthz")
         assert said.status == 503
         assert said.json["why"] == "disk_full: no space is left"

@@ -42,14 +42,14 @@ async def test_a_server_that_was_stopped_has_its_messages_again(
         peer = await connect(server, [1])
         await peer.send(message(b"a") + message(b"b"))
         await until(lambda: class_statistics(server).published == 2)
-        identity = server.engine.broker.answers.identity
+        identity = server.engine.broker.connection_requests.identity
         url = f"simplebus://{server.addresses[0]}"
         async with simplebus.connect(url) as bus:
             assert bus.durability == level.name.lower()
         assert await trio.to_thread.run_sync(blocking_durability, url) == level.name.lower()
     async with serving(data_dir=tmp_path) as server:
         assert class_statistics(server).ring.messages == 2
-        assert server.engine.broker.answers.identity == identity
+        assert server.engine.broker.connection_requests.identity == identity
 
 
 async def test_a_full_disk_refuses_publishers_until_there_is_space(
@@ -66,7 +66,7 @@ async def test_a_full_disk_refuses_publishers_until_there_is_space(
     monkeypatch.setattr(AppendFile, "append", full)
     monkeypatch.setattr(writer, "_RETRY_SECONDS", 0.01)
     async with serving(data_dir=tmp_path) as server:
-        ledger = server.engine.broker.ledger
+        ledger = server.engine.broker.commit_log
         assert ledger is not None
         async with simplebus.connect(f"simplebus://{server.addresses[0]}") as bus:
             await bus.publish(b"before", class_id=1)

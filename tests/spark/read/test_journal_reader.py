@@ -349,7 +349,7 @@ def acknowledge(till: Till, count: int) -> None:
     till.bus.sync()
     reader.ids()
     reader.say(ack(5, 0, count))
-    till.bus.keeper.wants_snapshot = True
+    till.bus.keeper.is_snapshot_due = True
     till.bus.sync()
     assert not till.bus.remove()
 
