@@ -1,15 +1,11 @@
-"""Subscriptions that share one position: each message goes to one of them.
+"""Queue groups: subscriptions that share one position, so that each message goes to one member.
 
-Rule 1: a group hands messages out to its members before they are sent, a few at a time, to whoever
-has the fewest: how fast a member takes them decides how many it gets.
-Rule 2: only the member that was sent a message holds it: it alone can acknowledge it, refuse it or
-ask for time.
-Rule 3: nothing here walks over all members or all that is in flight for a message, but for a beat.
-Rule 4: what a member had when it goes, did not take or did not acknowledge in time, goes to another
-one.
+A group assigns messages to the member with the fewest in flight, a few at a time. Only the member
+that was sent a message can acknowledge it, reject it or extend its ack timeout. Messages that a
+member leaves behind, does not read or does not acknowledge in time are assigned to another member.
 
-    group     floor ─ handed out ─ cursor ─ head
-    members   a: 4 5 ┆ 9     b: 6 7 ┆ 8      sent ┆ not sent yet; each of them has a feed
+    group     floor ─ assigned ─ cursor ─ head
+    members   a: 4 5 ┆ 9     b: 6 7 ┆ 8      sent ┆ assigned but not sent
 """
 
 from __future__ import annotations
@@ -38,16 +34,16 @@ from simplebus.core.subscription import selection
 from simplebus.core.subscription.selection import MessageSelection, Ranges
 from simplebus.core.subscription.subscription import BrokerSubscription
 
-# Handed out to one member at once, if it has room for as many.
+# Messages assigned to one member at once, at most.
 MESSAGES_PER_TURN_MAX = 64
 
-# Looked at before a group puts off looking further: it has no outbox whose turn it were, and others
-# wait for it. When it is its turn it looks at REDELIVERY_MESSAGES.
+# Messages scanned before the group continues in a later turn, so that a long scan does not delay
+# other sessions. A continued scan covers REDELIVERY_MESSAGES.
 _FIRST_SCAN_MAX = 512
 
 
 class GroupMember:
-    """One session's part in a group. A feed: see `Outbox`."""
+    """One session's membership in a group. Implements `Feed` for the session's outbox."""
 
     def __init__(
         self, group: Group, outbox: Outbox, subscription_number: int, in_flight_max: int
@@ -58,24 +54,24 @@ class GroupMember:
         self.class_id = group.class_id
         self.in_flight_max = in_flight_max
         self.request_number = group.request_number
-        """The number of the Subscribe that asked for it."""
+        """Number of the Subscribe request that created it."""
         self.is_queued = False
         self.attempt = 1
         self.scanned_count = 0
         self.assigned_count = 0
-        """Messages handed out to it and not acknowledged."""
+        """Messages assigned and not acknowledged."""
         self.assigned_bytes = 0
-        """And how long they are."""
+        """Bytes of those messages."""
         self.last_assigned_turn = 0
-        """When it was handed something last; the order counts."""
+        """Turn of the group in which it was last assigned messages."""
         self.ack_timer = Wheel()
-        """What it was sent and has not acknowledged, no more and no less, by when it is overdue."""
+        """Messages in flight, by the tick at which they are overdue."""
         self.unsent_spans: deque[Span] = deque()
-        """What it was handed out and is not sent yet."""
+        """Messages assigned and not sent yet."""
         self.assigned_tick = 0
-        """When the first of it was handed out."""
+        """Tick at which the oldest unsent message was assigned."""
         self.is_unresponsive = False
-        """Whether it did not take in time what it was handed out last."""
+        """True if it did not read its last assignment within the ack timeout."""
 
     @property
     def has_frames_to_copy(self) -> bool:
@@ -87,32 +83,32 @@ class GroupMember:
 
     @property
     def window(self) -> AckWindow:
-        """Its group's."""
+        """Ack window of the group."""
         return self.group.window
 
     @property
     def free_count(self) -> int:
-        """How many messages more it may have."""
+        """Messages that may still be assigned to it."""
         if self.is_unresponsive or self.assigned_bytes >= IN_FLIGHT_BYTES:
             return 0
         return max(0, self.in_flight_max - self.assigned_count)
 
     def iter_spans(self) -> Iterator[Span]:
-        """All that it has."""
+        """Yield the spans of all assigned messages, sent or not."""
         yield from self.unsent_spans
         yield from self.ack_timer
 
     @property
     def unsent_count(self) -> int:
-        """How many messages it was handed out that are not sent yet."""
+        """Messages assigned and not sent yet."""
         return sum(span.last - span.first for span in self.unsent_spans)
 
     def in_flight_sets(self) -> Sets:
-        """What it was sent and has not acknowledged; a part of it, if it is much."""
+        """Return the messages in flight; only some of them if there are many."""
         return self.ack_timer.sets()
 
     def assign(self, spans: list[Span], tick: int) -> None:
-        """These are to be sent to it."""
+        """Queue `spans` for sending to this member."""
         if not self.unsent_spans:
             self.assigned_tick = tick
         self.unsent_spans += spans
@@ -120,25 +116,24 @@ class GroupMember:
         self.outbox.wake(self)
 
     def pop_unsent(self) -> list[Span]:
-        """What it was handed out and not sent."""
+        """Remove and return the spans that were assigned and not sent."""
         spans = list(self.unsent_spans)
         self.unsent_spans.clear()
         self._adjust_load(spans, -1)
         return spans
 
     def pop_in_flight(self) -> list[tuple[int, Span]]:
-        """It is gone. Returns what it was sent and has not acknowledged, and by which tick it was
-        to do that."""
+        """Remove and return the spans in flight, each with the tick at which it is overdue."""
         spans = self.ack_timer.clear()
         self._adjust_load([span for _, span in spans], -1)
         return spans
 
     def unassign_range(self, first: int, last: int) -> None:
-        """It is not to be sent first..last-1, of what it was handed out."""
+        """Remove messages first..last-1 from the counts. They were assigned and are not sent."""
         self._adjust_load([Span(first, last, 0)], -1)
 
     def _adjust_load(self, spans: Iterable[Span], sign: int) -> None:
-        """It has these messages, or no longer. They must still be stored."""
+        """Add `spans` to the counts, or subtract them if `sign` is -1. They must still be stored."""
         for span in spans:
             self.assigned_count += sign * (span.last - span.first)
             self.assigned_bytes += sign * self.group.ring.size(span.first, span.last)
@@ -147,26 +142,30 @@ class GroupMember:
     def has_in_flight(
         self, first: int, last: int, attempt: int, *, include_waiting: bool = False
     ) -> bool:
-        """Whether any of first..last-1 is in flight to it; with this attempt, if it is not 0. What
-        waits is nobody's."""
+        """Return True if any of first..last-1 is in flight to this member.
+
+        With `attempt` other than 0 only messages of that delivery attempt count.
+        """
         return self.ack_timer.holds(first, last, attempt)
 
     def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
-        """What it was sent and has not acknowledged, and by which tick it is to be."""
+        """Yield the spans in flight, each with the tick at which it is overdue."""
         for due, attempts, held in self.ack_timer.sets():
             for first, last in held:
                 yield due, Span(first, last, attempts)
 
     def remove_in_flight(self, first: int, last: int, attempt: int = 0) -> list[Span]:
-        """It has none of first..last-1 any longer, or none with this attempt. Returns what of them
-        it was sent."""
+        """Remove first..last-1 from the messages in flight and return the removed spans.
+
+        With `attempt` other than 0 only messages of that delivery attempt are removed.
+        """
         spans = self.ack_timer.cut(first, last, attempt)
         if spans:
             self._adjust_load(spans, -1)
         return spans
 
     def purge(self, first: int, last: int) -> None:
-        """It has none of first..last-1 any longer, sent or not."""
+        """Remove first..last-1, sent or not."""
         self.remove_in_flight(first, last)
         kept: list[Span] = []
         for span in self.unsent_spans:
@@ -181,27 +180,27 @@ class GroupMember:
         self.unsent_spans = deque(kept)
 
     def pop_overdue(self, tick: int) -> list[Span]:
-        """What it should have acknowledged by this tick; it has it no longer."""
+        """Remove and return the spans that are overdue at `tick`."""
         spans = self.ack_timer.pop(tick)
         if spans:
             self._adjust_load(spans, -1)
         return spans
 
     def skip_to(self, floor: int) -> None:
-        """It has nothing below floor any longer."""
+        """Remove all messages below `floor`."""
         self.remove_in_flight(0, floor)
         for span in [span for span in self.unsent_spans if span.first < floor]:
             self.unassign_range(span.first, min(floor, span.last))
             span.first = min(floor, span.last)
 
     def _mark_responsive(self) -> None:
-        """It takes something: it is no longer late."""
+        """Record that the member reads again."""
         if self.is_unresponsive:
             self.is_unresponsive = False
             self.group.update_availability(self)
 
     def copy_frames(self, tick: int) -> bytes:
-        """See `Feed`."""
+        """Return the next assigned messages as frames. See `Feed`."""
         self._mark_responsive()
         pieces = Pieces(REDELIVERY_BYTES)
         self.scanned_count = 0
@@ -222,39 +221,39 @@ class GroupMember:
 
 
 class Group(BrokerSubscription):
-    """The shared position. It sends nothing itself: its outbox is nowhere."""
+    """Shared position of a queue group. It has no outbox; its members send the messages."""
 
     scan_limit = _FIRST_SCAN_MAX
 
     def __init__(self, **options: Any) -> None:
-        """Takes what Subscription does, but for the outbox and the number."""
+        """Create a group with the options of `BrokerSubscription`, without outbox and number."""
         super().__init__(**options)
         self.members: dict[GroupMember, None] = {}
         self._available_members = LeastLoadedMembers()
         self._turn_count = 0
         self._has_unsorted_redeliveries = False
-        """Whether what is to be sent again is to be put in order first."""
+        """True if the redelivery queue must be sorted before use."""
         self._is_scan_unfinished = False
-        """Whether it goes on looking for what is for it in another turn."""
+        """True if the search for messages continues in a later turn."""
 
     @property
     def has_consumer(self) -> bool:
         return bool(self.members)
 
     def build_delivery_state(self) -> Standing:
-        """What is in flight its members have."""
-        stands = super().build_delivery_state()
+        """Return the delivery state. Messages in flight are counted over all members."""
+        state = super().build_delivery_state()
         in_flight = sum(member.assigned_count for member in self.members)
-        return stands._replace(in_flight=in_flight, sent=[], waiting=[])
+        return state._replace(in_flight=in_flight, sent=[], waiting=[])
 
     # Members -------------------------------------------------------------------------------------
 
     def add_member(
         self, outbox: Outbox, subscription_number: int, in_flight_max: int | None, name: str = ""
     ) -> GroupMember:
-        """One more member. Its session is called `name`; empty for one without a name."""
-        most = GROUP_IN_FLIGHT_MESSAGES if in_flight_max is None else in_flight_max
-        member = self._create_member(outbox, subscription_number, most, name)
+        """Add a member and return it. `name` is the client's name, or empty."""
+        limit = GROUP_IN_FLIGHT_MESSAGES if in_flight_max is None else in_flight_max
+        member = self._create_member(outbox, subscription_number, limit, name)
         self.members[member] = None
         self._record_turn(member)
         self.update_availability(member)
@@ -266,7 +265,7 @@ class Group(BrokerSubscription):
         return GroupMember(self, outbox, subscription_number, in_flight_max)
 
     def update_availability(self, member: GroupMember) -> None:
-        """What a member has, or may have, has changed."""
+        """Update whether `member` can be assigned messages, after its counts have changed."""
         if member in self.members and member.free_count:
             self._available_members.update(member)
         else:
@@ -277,7 +276,7 @@ class Group(BrokerSubscription):
         member.last_assigned_turn = self._turn_count
 
     def remove_member(self, member: GroupMember) -> None:
-        """A member is gone. What it had is to be handed out again."""
+        """Remove a member and queue its messages for the others."""
         del self.members[member]
         member.outbox.forget(member)
         self._redelivery_queue += member.pop_unsent()
@@ -288,74 +287,82 @@ class Group(BrokerSubscription):
     # Handing out ---------------------------------------------------------------------------------
 
     def distribute_messages(self) -> list[GroupMember]:
-        """Hand out what can be. Returns who got something."""
-        woken: dict[GroupMember, None] = {}
+        """Assign messages to members that have room. Returns the members that got some."""
+        assigned_members: dict[GroupMember, None] = {}
         if self._is_scan_unfinished:
             return []
         if self._has_unsorted_redeliveries:
             self._redelivery_queue = deque(sorted(self._redelivery_queue, key=_span_start))
             self._has_unsorted_redeliveries = False
         self.scanned_count = 0
-        takers = self._available_members
-        while takers:
-            member = takers.least_loaded()
-            fair = -(-self._estimate_undistributed() // len(takers))
-            space = IN_FLIGHT_BYTES - member.assigned_bytes
+        available_members = self._available_members
+        while available_members:
+            member = available_members.least_loaded()
+            fair_share = -(-self._estimate_undistributed() // len(available_members))
+            space_bytes = IN_FLIGHT_BYTES - member.assigned_bytes
             spans = self._next_spans(
-                min(member.free_count, MESSAGES_PER_TURN_MAX, max(1, fair)), space
+                min(member.free_count, MESSAGES_PER_TURN_MAX, max(1, fair_share)), space_bytes
             )
             if not spans:
                 break
             self.scanned_count -= _count_messages(spans)
             self._record_turn(member)
             member.assign(spans, self._clock.tick)
-            woken[member] = None
-        is_tired, self.scan_limit = self.scanned_count >= self.scan_limit, _FIRST_SCAN_MAX
-        if takers and is_tired and self.has_work:
+            assigned_members[member] = None
+        is_limit_reached, self.scan_limit = self.scanned_count >= self.scan_limit, _FIRST_SCAN_MAX
+        if available_members and is_limit_reached and self.has_work:
             self._is_scan_unfinished = True
             self._schedule_wakeup(self._clock.now)
-        return list(woken)
+        return list(assigned_members)
 
     @property
     def next_wakeup(self) -> float:
         return self._clock.now if self._is_scan_unfinished else super().next_wakeup
 
     def handle_wakeup(self) -> bool:
-        looks_on, self._is_scan_unfinished = self._is_scan_unfinished, False
-        if looks_on:
+        continues_scan, self._is_scan_unfinished = self._is_scan_unfinished, False
+        if continues_scan:
             self.scan_limit = REDELIVERY_MESSAGES
-        return super().handle_wakeup() or looks_on
+        return super().handle_wakeup() or continues_scan
 
     def _estimate_undistributed(self) -> int:
-        """About how many messages are to be handed out, if they are few."""
+        """Return about how many messages wait for a member. Only small results are exact."""
         count = self.ring.head - self.window.cursor
         return count + _count_messages(islice(self._redelivery_queue, MESSAGES_PER_TURN_MAX))
 
     def _next_spans(self, max_count: int, space_bytes: int) -> list[Span]:
-        """Up to `most` messages that nobody has, one or as many as have space: again first, then
-        new ones."""
-        found = self._select_redeliveries(max_count)
-        if found is not None:
-            span, last, picked = found
-            picked, last = self._fit_selection(picked, last, space_bytes)
-            self._consume_redeliveries(span, last, picked)
-            return [Span(a, b, span.attempts) for a, b in picked.sendable]
-        window, many = self.window, max(max_count, self.scan_limit // 8)
+        """Return up to `max_count` unassigned messages: redeliveries first, then new ones.
+
+        The result has at most `space_bytes` bytes, but at least one message if there is any.
+        """
+        redeliveries = self._select_redeliveries(max_count)
+        if redeliveries is not None:
+            span, last, selection = redeliveries
+            selection, last = self._fit_selection(selection, last, space_bytes)
+            self._consume_redeliveries(span, last, selection)
+            return [Span(begin, end, span.attempts) for begin, end in selection.sendable]
+        window, scan_count = self.window, max(max_count, self.scan_limit // 8)
         while window.cursor < self.ring.head and not self._redelivery_queue:
             if self.scanned_count >= self.scan_limit:
                 break
-            picked, last = self._fit_selection(*self._select_new(many, max_count), space_bytes)
-            many = min(4 * many, REDELIVERY_MESSAGES)  # None of these is for it: look further.
+            selection, last = self._fit_selection(
+                *self._select_new(scan_count, max_count), space_bytes
+            )
+            scan_count = min(
+                4 * scan_count, REDELIVERY_MESSAGES
+            )  # No match yet: scan further each time.
             self._advance_cursor(last)
-            self._skip_unsendable(picked, last, attempts=0)
-            if picked.sendable:
-                return [Span(a, b, 0) for a, b in picked.sendable]
+            self._skip_unsendable(selection, last, attempts=0)
+            if selection.sendable:
+                return [Span(begin, end, 0) for begin, end in selection.sendable]
         return []
 
     def _fit_selection(
         self, selection: MessageSelection, end_sequence: int, space_bytes: int
     ) -> tuple[MessageSelection, int]:
-        """As much of what is to be sent as has space, one message at least; and where it ends."""
+        """Return the part of a selection that fits into `space_bytes`, at least one message, and
+        its end.
+        """
         kept: Ranges = []
         for first, end in selection.sendable:
             size = self.ring.size(first, end)
@@ -368,8 +375,9 @@ class Group(BrokerSubscription):
         return selection, end_sequence
 
     def copy_member_span(self, member: GroupMember, span: Span, pieces: Pieces, tick: int) -> None:
-        """Copy the front of a span that a member was handed out. What has come to be too late
-        meanwhile is left out."""
+        """Copy the front of an assigned span into `pieces`, without messages that have expired
+        since.
+        """
         before, window = pieces.count, self.window
         ranges = window.unacked(span.first, span.last)
         picked = selection.select_from_ranges(
@@ -387,16 +395,18 @@ class Group(BrokerSubscription):
         if first < last:
             member.unassign_range(first, last)
         span.first = last
-        sent = pieces.count - before
+        sent_count = pieces.count - before
         if span.attempts > 0:
-            self.redelivered += sent
+            self.redelivered += sent_count
         else:
-            self.delivered += sent
+            self.delivered += sent_count
 
-    # What comes back -----------------------------------------------------------------------------
+    # Acknowledgements and redelivery -------------------------------------------------------------
 
     def ack_member_range(self, member: GroupMember, first: int, last: int) -> bool:
-        """A member has processed what it holds of first..last-1. Returns whether that is any."""
+        """Acknowledge the messages of first..last-1 that `member` holds. Returns True if there are
+        any.
+        """
         spans = member.remove_in_flight(first, last)
         for span in spans:
             self.window.ack_range(span.first, span.last)
@@ -405,7 +415,7 @@ class Group(BrokerSubscription):
     def ack_member_ranges(
         self, member: GroupMember, firsts: Integers, lasts: Integers
     ) -> list[tuple[int, int]]:
-        """The same for many ranges. Returns those of which it holds nothing."""
+        """Acknowledge many ranges. Returns the ranges of which `member` holds nothing."""
         ranges = zip(firsts.tolist(), lasts.tolist(), strict=True)
         return [(a, b) for a, b in ranges if not self.ack_member_range(member, a, b)]
 
@@ -420,21 +430,23 @@ class Group(BrokerSubscription):
         attempt: int = 0,
         error: str = "",
     ) -> None:
-        """A member could not process what it holds of first..last-1: see `nack`."""
+        """Reject the messages of first..last-1 that `member` holds; they are redelivered. See
+        `nack`.
+        """
         for span in member.remove_in_flight(first, last, attempt):
             self._schedule_redelivery(span, delay_seconds, tick, error)
 
     def terminate_member_range(
         self, member: GroupMember, first: int, last: int, *, attempt: int = 0, error: str = ""
     ) -> None:
-        """A member can never process what it holds of first..last-1: see `terminate`."""
+        """Give up the messages of first..last-1 that `member` holds. See `terminate`."""
         self._terminate_spans(member.remove_in_flight(first, last, attempt), error)
         self._has_unsorted_redeliveries |= bool(self._redelivery_queue)
 
     def extend_member_ack_timeout(
         self, member: GroupMember, first: int, last: int, tick: int, attempt: int = 0
     ) -> None:
-        """A member is at what it holds of first..last-1: see `working`."""
+        """Restart the ack timeout of the messages of first..last-1 that `member` holds."""
         self._postpone_timeouts(member.ack_timer, first, last, tick, attempt)
 
     def tick(self, tick: int) -> None:
@@ -447,7 +459,7 @@ class Group(BrokerSubscription):
                 self._reclaim_unsent(member)
 
     def _reclaim_unsent(self, member: GroupMember) -> None:
-        """A member does not take what it was handed out: that is for others."""
+        """Take back what a member does not read, for the other members."""
         member.is_unresponsive = True
         self._redelivery_queue += member.pop_unsent()
 
@@ -468,7 +480,7 @@ class Group(BrokerSubscription):
         super().requeue_spilled()
 
     def _mark_waiting(self, span: Span) -> None:
-        pass  # Only what somebody holds can be acknowledged.
+        pass  # Only messages that a member holds can be acknowledged.
 
     def _iter_redelivered(self) -> Iterator[tuple[int, Span]]:
         for member in self.members:
@@ -483,13 +495,13 @@ class Group(BrokerSubscription):
         super().check_invariants()
         for member in self.members:
             spans = list(member.iter_spans())
-            held = _count_messages(spans)
-            assert member.assigned_count == held, (member.assigned_count, held)
+            message_count = _count_messages(spans)
+            assert member.assigned_count == message_count, (member.assigned_count, message_count)
             assert member.assigned_bytes == sum(self.ring.size(s.first, s.last) for s in spans)
             assert member.assigned_count <= member.in_flight_max
             for span in spans:
-                there = self.window.unacked(span.first, span.last)
-                assert there == [(span.first, span.last)], "held and acknowledged"
+                unacked = self.window.unacked(span.first, span.last)
+                assert unacked == [(span.first, span.last)], "assigned and acknowledged"
         self._available_members.check_invariants()
         assert len(self._available_members) == sum(member.free_count > 0 for member in self.members)
 
@@ -499,7 +511,7 @@ class Group(BrokerSubscription):
 
 
 def _count_messages(spans: Iterable[Span]) -> int:
-    """How many messages lie in spans."""
+    """Return the number of messages in `spans`."""
     return sum(span.last - span.first for span in spans)
 
 

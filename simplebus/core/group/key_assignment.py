@@ -1,10 +1,8 @@
-"""Which member of a group has which lanes, by rendezvous hashing.
+"""Assignment of partitions to the members of a key-ordered group, by rendezvous hashing.
 
-Rule 1: who has a lane follows from who is there, not from who came or went before: a lane moves
-when its member goes, and to a member that comes.
-Rule 2: lanes are dealt out in shares of equal size, so that finding a lane's member costs the same
-however many there are; coming costs a look at each share, going one at each member for the shares
-that it had. Members that come or go one after the other cost as much each.
+The assignment depends only on which members are present, not on the order in which they joined.
+Partitions are grouped into buckets, so that a lookup costs the same for any number of partitions.
+Adding a member looks at every bucket once; removing one looks at all members for its buckets.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from simplebus.core.group.key_hash import hash_bytes
 from simplebus.core.protocol.frames import Words
 
 HASH_BUCKET_COUNT = 4096
-"""As many as low bits of a lane are looked at."""
+"""Buckets of partitions. The low bits of a partition select its bucket."""
 HASH_BUCKET_MASK = HASH_BUCKET_COUNT - 1
-"""These bits."""
+"""Mask of those low bits."""
 
 MemberT = TypeVar("MemberT")
 
@@ -29,20 +27,20 @@ _BUCKET_HASHES: Words = np.arange(1, HASH_BUCKET_COUNT + 1, dtype=np.uint64) * _
 
 
 class KeyAssignment(Generic[MemberT]):
-    """Of one group."""
+    """Owner of every partition bucket of one group."""
 
     def __init__(self) -> None:
         self._members: list[MemberT] = []
         self._index_by_member: dict[MemberT, int] = {}
-        """By member, where in that list it is."""
+        """Index of each member in the list."""
         self._seeds: Words = np.zeros(16, np.uint64)
-        """Of those in the list, and room for more."""
+        """Hash seed of each member in the list, with spare room."""
         self._buckets_by_member: dict[MemberT, set[int]] = {}
-        """By member, what it has."""
+        """Buckets that each member owns."""
         self._best_weights: Words = np.zeros(HASH_BUCKET_COUNT, np.uint64)
-        """By share, the weight of who has it."""
+        """Weight of each bucket's owner."""
         self.owner_by_bucket: list[MemberT | None] = [None] * HASH_BUCKET_COUNT
-        """By share, who has it."""
+        """Owner of each bucket."""
 
     def __bool__(self) -> bool:
         return bool(self._members)
@@ -51,78 +49,83 @@ class KeyAssignment(Generic[MemberT]):
         return member in self._index_by_member
 
     def owner_of(self, partition: int) -> MemberT | None:
-        """Whose a lane is; None while nobody is there."""
+        """Return the member that serves a partition, or None if there are no members."""
         return self.owner_by_bucket[partition & HASH_BUCKET_MASK]
 
     def add_member(self, member: MemberT, identity: str) -> set[MemberT]:
-        """One more, who is not there. `identity` tells it from the others: the same one has the
-        same lanes when it comes again. Returns who had before what it has now."""
+        """Add a new member and return the members that lost buckets to it.
+
+        The same `identity` gets the same partitions when the member joins again.
+        """
         seed = np.uint64(hash_bytes(identity.encode()))
-        place = self._index_by_member[member] = len(self._members)
+        index = self._index_by_member[member] = len(self._members)
         self._members.append(member)
-        if place == len(self._seeds):
+        if index == len(self._seeds):
             self._seeds = np.concatenate([self._seeds, self._seeds])
-        self._seeds[place] = seed
+        self._seeds[index] = seed
         weights = _rendezvous_weights(_BUCKET_HASHES, seed)
-        mine = np.flatnonzero(weights > self._best_weights)
-        self._best_weights[mine] = weights[mine]
-        shares, table, former = mine.tolist(), self.owner_by_bucket, set[MemberT]()
-        for share in shares:
-            owner = table[share]
+        won_buckets = np.flatnonzero(weights > self._best_weights)
+        self._best_weights[won_buckets] = weights[won_buckets]
+        buckets, owners, former_owners = won_buckets.tolist(), self.owner_by_bucket, set[MemberT]()
+        for bucket in buckets:
+            owner = owners[bucket]
             if owner is not None:
-                self._buckets_by_member[owner].discard(share)
-                former.add(owner)
-            table[share] = member
-        self._buckets_by_member[member] = set(shares)
-        return former
+                self._buckets_by_member[owner].discard(bucket)
+                former_owners.add(owner)
+            owners[bucket] = member
+        self._buckets_by_member[member] = set(buckets)
+        return former_owners
 
     def remove_member(self, member: MemberT) -> None:
-        """One less, who is there."""
-        place, last = self._index_by_member.pop(member), self._members.pop()
+        """Remove a member and assign its buckets to the others."""
+        index, last = self._index_by_member.pop(member), self._members.pop()
         if last is not member:
-            self._members[place], self._index_by_member[last] = last, place
-            self._seeds[place] = self._seeds[len(self._members)]
-        shares = sorted(self._buckets_by_member.pop(member))
+            self._members[index], self._index_by_member[last] = last, index
+            self._seeds[index] = self._seeds[len(self._members)]
+        buckets = sorted(self._buckets_by_member.pop(member))
         if not self._members:
             self._best_weights[:] = 0
             self.owner_by_bucket = [None] * HASH_BUCKET_COUNT
-        elif shares:
-            self._reassign_buckets(shares)
+        elif buckets:
+            self._reassign_buckets(buckets)
 
     def _reassign_buckets(self, buckets: list[int]) -> None:
-        """These are to be had by somebody else."""
-        others = self._members
-        seeds = self._seeds[: len(others)]
+        """Assign `buckets` to the remaining members."""
+        members = self._members
+        seeds = self._seeds[: len(members)]
         weights = _rendezvous_weights(_BUCKET_HASHES[buckets][:, None], seeds[None, :])
         chosen = weights.argmax(axis=1)
         self._best_weights[buckets] = weights[np.arange(len(buckets)), chosen]
-        for share, index in zip(buckets, chosen.tolist(), strict=True):
-            owner = others[index]
-            self.owner_by_bucket[share] = owner
-            self._buckets_by_member[owner].add(share)
+        for bucket, index in zip(buckets, chosen.tolist(), strict=True):
+            owner = members[index]
+            self.owner_by_bucket[bucket] = owner
+            self._buckets_by_member[owner].add(bucket)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless everybody has the shares for which his weight is greatest."""
-        assert self._index_by_member == {member: at for at, member in enumerate(self._members)}
-        found: dict[MemberT, set[int]] = {member: set() for member in self._members}
-        places: list[int] = []
-        for share, owner in enumerate(self.owner_by_bucket):
+        """Raise AssertionError unless each bucket belongs to the member with the greatest weight."""
+        assert self._index_by_member == {
+            member: index for index, member in enumerate(self._members)
+        }
+        buckets_by_member: dict[MemberT, set[int]] = {member: set() for member in self._members}
+        owner_indexes: list[int] = []
+        for bucket, owner in enumerate(self.owner_by_bucket):
             if owner is not None:
-                found[owner].add(share)
-                places.append(self._index_by_member[owner])
-        assert self._buckets_by_member == found
-        assert len(places) == (HASH_BUCKET_COUNT if self._members else 0)
-        if places:
+                buckets_by_member[owner].add(bucket)
+                owner_indexes.append(self._index_by_member[owner])
+        assert self._buckets_by_member == buckets_by_member
+        assert len(owner_indexes) == (HASH_BUCKET_COUNT if self._members else 0)
+        if owner_indexes:
             weights = _rendezvous_weights(
                 _BUCKET_HASHES[:, None], self._seeds[None, : len(self._members)]
             )
             assert (weights.max(axis=1) == self._best_weights).all()
-            assert (weights[np.arange(HASH_BUCKET_COUNT), places] == self._best_weights).all()
+            assert (
+                weights[np.arange(HASH_BUCKET_COUNT), owner_indexes] == self._best_weights
+            ).all()
 
 
 def _rendezvous_weights(bucket_hashes: Words, seeds: Words | np.uint64) -> Words:
-    """How much each member wants each share: numbers that look like chance. Above 0 but for one of
-    2^64."""
+    """Return the weight of each member for each bucket: pseudo-random 64-bit numbers."""
     words: Words = bucket_hashes ^ seeds
     words = (words ^ (words >> np.uint64(30))) * _MIX_FACTOR_1
     words = (words ^ (words >> np.uint64(27))) * _MIX_FACTOR_2

@@ -1,9 +1,8 @@
-"""In which lane a message is: a number that follows from its key.
+"""Partition numbers of messages, computed from their keys.
 
-Rule 1: messages with one key are in one lane, whoever asks and when. Two keys in one lane are
-harmless: their messages wait for each other.
-Rule 2: many messages are read in arrays, few one after the other; both find the same lanes, and a
-property test says so.
+Messages with the same key always have the same partition, in every process. Two keys may share a
+partition; their messages then wait for each other. Large batches are hashed with arrays, small
+ones in a loop; a property test checks that both agree.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from simplebus.core.protocol.envelope_reader import EnvelopeReader
 from simplebus.core.protocol.frames import FrameBatch, Integers, Words, unaligned
 from simplebus.core.ring.ring import Ring
 
-# So few are read one after the other: arrays have a price of their own.
+# Up to this many frames a loop is faster than arrays.
 _SCALAR_FRAMES_MAX = 16
-# A longer key is read by a checksum, not word by word.
+# Longer keys are hashed by their CRC-32, not word by word.
 _WORD_HASH_BYTES_MAX = 64
 
 _MASK = (1 << 64) - 1
@@ -34,13 +33,13 @@ _WORD_DTYPE: np.dtype[np.uint64] = np.dtype("<u8")
 
 
 def hash_bytes(data: bytes) -> int:
-    """64 bits that follow from some bytes, the same ones in every process."""
+    """Return a 64-bit hash of `data` that is the same in every process."""
     state = (len(data) * _SEED) & _MASK
     if len(data) > _WORD_HASH_BYTES_MAX:
         return _mix(_mix(state, zlib.crc32(data)), 0)
     for at in range(0, len(data), _WORD_DTYPE.itemsize):
         state = _mix(state, int.from_bytes(data[at : at + _WORD_DTYPE.itemsize], "little"))
-    return _mix(state, 0)  # Else a word's last bytes would not reach the lowest bits.
+    return _mix(state, 0)  # Spreads the last bytes of a word to the lowest bits.
 
 
 def _mix(state: int, word: int) -> int:
@@ -49,30 +48,30 @@ def _mix(state: int, word: int) -> int:
 
 
 def partition_of_key(key: bytes) -> int:
-    """The lane of a key, from 1 to 2^32 - 1; NO_LANE for none."""
+    """Return the partition of a key, from 1 to 2^32 - 1, or NO_PARTITION for an empty key."""
     return (hash_bytes(key) & 0xFFFFFFFF) or 1 if key else NO_PARTITION
 
 
 def stored_partitions(ring: Ring, first: int, last: int) -> list[int]:
-    """The lanes of messages first..last-1, which are stored."""
-    found: list[int] = []
+    """Return the partitions of the stored messages first..last-1."""
+    partitions: list[int] = []
     while first < last:
         if first >= ring.envelopes_until:
-            return found + [NO_PARTITION] * (last - first)
+            return partitions + [NO_PARTITION] * (last - first)
         if last - first <= _SCALAR_FRAMES_MAX:
-            return found + [
+            return partitions + [
                 _frame_partition(ring.frame(sequence)) for sequence in range(first, last)
             ]
         batch, first = ring.batch(first, last, SEND_BYTES)
-        found += batch_partitions(batch)
-    return found
+        partitions += batch_partitions(batch)
+    return partitions
 
 
 def batch_partitions(batch: FrameBatch) -> list[int]:
-    """The lanes of these messages, with or without an envelope."""
-    found = _uniform_batch_partitions(batch) if batch.count > _SCALAR_FRAMES_MAX else None
-    if found is not None:
-        return found
+    """Return the partitions of the messages of a batch, with or without envelopes."""
+    partitions = _uniform_batch_partitions(batch) if batch.count > _SCALAR_FRAMES_MAX else None
+    if partitions is not None:
+        return partitions
     raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
     return [_frame_partition(raw[a:b]) for a, b in pairwise(bounds)]
 
@@ -84,38 +83,40 @@ def _frame_partition(frame: bytes) -> int:
 
 
 def _uniform_batch_partitions(batch: FrameBatch) -> list[int] | None:
-    """The same where all have envelopes, nearly all with the same fields; else None."""
+    """Return the partitions of a batch of envelopes with nearly uniform fields, or None."""
     if (batch.data[batch.starts] != frames.ENVELOPE).any():
         return None
     reader = EnvelopeReader.of(batch)
     if reader is None:
         return None
     begins, ends = reader.keys()
-    odd = reader.odd_ones()
-    if odd is None:
+    odd_indexes = reader.odd_ones()
+    if odd_indexes is None:
         return None
-    found: list[int] = _hash_keys(batch, begins, ends).tolist()
-    for index in odd:
-        found[index] = _frame_partition(batch.slice(index, index + 1).data.tobytes())
-    return found
+    partitions: list[int] = _hash_keys(batch, begins, ends).tolist()
+    for index in odd_indexes:
+        partitions[index] = _frame_partition(batch.slice(index, index + 1).data.tobytes())
+    return partitions
 
 
 def _hash_keys(batch: FrameBatch, begins: Integers, ends: Integers) -> Words:
-    """The lanes of the keys in data[begins:ends]. Shape (n,)."""
+    """Return the partitions of the keys in data[begins:ends], as an array of shape (n,)."""
     data = batch.data
     lengths = ends - begins
     words, last = unaligned(data, _WORD_DTYPE), data.size - _WORD_DTYPE.itemsize
     factor, shift = np.uint64(_FACTOR), np.uint64(_SHIFT)
     states = lengths.astype(np.uint64) * np.uint64(_SEED)
     short = np.flatnonzero((lengths > 0) & (lengths <= _WORD_HASH_BYTES_MAX))
-    for at in range(0, int(lengths[short].max(initial=0)), _WORD_DTYPE.itemsize):
-        if at:
-            short = short[lengths[short] > at]
-        places = begins[short] + at
-        inside = np.minimum(places, last)  # The last words may begin too close to the end.
-        word = words[inside] >> ((places - inside) * 8).astype(np.uint64)
-        unused = np.maximum(_WORD_DTYPE.itemsize - (lengths[short] - at), 0) * 8
-        unused_bits = unused.astype(np.uint64)
+    for offset in range(0, int(lengths[short].max(initial=0)), _WORD_DTYPE.itemsize):
+        if offset:
+            short = short[lengths[short] > offset]
+        positions = begins[short] + offset
+        clipped = np.minimum(
+            positions, last
+        )  # The last words may reach beyond the end of the data.
+        word = words[clipped] >> ((positions - clipped) * 8).astype(np.uint64)
+        unused_bit_counts = np.maximum(_WORD_DTYPE.itemsize - (lengths[short] - offset), 0) * 8
+        unused_bits = unused_bit_counts.astype(np.uint64)
         word = (word << unused_bits) >> unused_bits
         state = (states[short] ^ word) * factor
         states[short] = state ^ (state >> shift)
@@ -123,7 +124,7 @@ def _hash_keys(batch: FrameBatch, begins: Integers, ends: Integers) -> Words:
     states ^= states >> shift
     for index in np.flatnonzero(lengths > _WORD_HASH_BYTES_MAX).tolist():
         states[index] = hash_bytes(data[begins[index] : ends[index]].tobytes())
-    found: Words = states & np.uint64(0xFFFFFFFF)
-    found[found == 0] = 1
-    found[lengths == 0] = NO_PARTITION
-    return found
+    partitions: Words = states & np.uint64(0xFFFFFFFF)
+    partitions[partitions == 0] = 1
+    partitions[lengths == 0] = NO_PARTITION
+    return partitions

@@ -1,7 +1,7 @@
-"""One session's part in a group by key (see `key_group`).
+"""Member of a key-ordered group.
 
-Rule 1: it holds single messages, in no order: taking one out costs the same wherever it lies.
-Rule 2: what it has is told in spans, as of any member.
+It holds single messages in any order, so that removing one is O(1). To the group it reports them
+as spans, like any other member.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 
 class AssignedBatch(NamedTuple):
-    """Messages that are handed out together, ascending."""
+    """Messages that were assigned together, in ascending order."""
 
     sequences: list[int]
     sizes: list[int]
-    """How long each of them is."""
+    """Bytes of each message."""
     attempts: int
-    """How often all of them were sent before."""
+    """Delivery attempts so far, the same for all messages."""
 
     def split_at(self, space_bytes: int) -> tuple[AssignedBatch, AssignedBatch]:
-        """As many as have space, one at least, and the rest."""
+        """Split off as many messages as fit into `space_bytes`, at least one."""
         count = 1 + sum(1 for end in accumulate(self.sizes) if end < space_bytes)
         front = AssignedBatch(self.sequences[:count], self.sizes[:count], self.attempts)
         return front, AssignedBatch(self.sequences[count:], self.sizes[count:], self.attempts)
 
 
 class KeyOrderedMember(GroupMember):
-    """One session's part in a group by key. It holds single messages, in no order."""
+    """One session's membership in a key-ordered group."""
 
     group: KeyOrderedGroup
 
@@ -54,11 +54,11 @@ class KeyOrderedMember(GroupMember):
     ) -> None:
         super().__init__(group, outbox, subscription_number, in_flight_max)
         self.identity = identity
-        """What its lanes follow from."""
+        """Name from which its partitions are derived."""
         self.ready_sequences: deque[int] = deque()
-        """What may be handed out to it, when it has room."""
+        """Messages that may be assigned to it when it has room."""
         self._assigned_batches: deque[AssignedBatch] = deque()
-        """What it was handed out and is not sent yet."""
+        """Messages assigned and not sent yet."""
         self._in_flight = KeyOrderedInFlight(group.attempts_by_sequence)
 
     @property
@@ -71,7 +71,7 @@ class KeyOrderedMember(GroupMember):
 
     def iter_spans(self) -> Iterator[Span]:
         yield from self.group.build_spans(
-            s for handed in self._assigned_batches for s in handed.sequences
+            sequence for batch in self._assigned_batches for sequence in batch.sequences
         )
         yield from self.group.build_spans(self._in_flight.held_messages)
 
@@ -81,7 +81,7 @@ class KeyOrderedMember(GroupMember):
         return self._in_flight.has_in_flight(first, last, attempt)
 
     def assign_batch(self, batch: AssignedBatch, tick: int) -> None:
-        """These are to be sent to it."""
+        """Queue a batch for sending to this member."""
         if not self._assigned_batches:
             self.assigned_tick = tick
         self._assigned_batches.append(batch)
@@ -89,41 +89,41 @@ class KeyOrderedMember(GroupMember):
         self.outbox.wake(self)
 
     def _adjust_counts(self, count: int, size_bytes: int) -> None:
-        """It has so many messages more, with so many bytes."""
+        """Add `count` messages with `size_bytes` bytes; both may be negative."""
         self.assigned_count += count
         self.assigned_bytes += size_bytes
         self.group.update_availability(self)
 
     def pop_unsent(self) -> list[Span]:
-        back = self._pop_assigned(lambda sequence: True)
-        return self.group.build_spans(back)
+        unsent = self._pop_assigned(lambda sequence: True)
+        return self.group.build_spans(unsent)
 
     def _pop_assigned(self, predicate: Callable[[int], bool]) -> list[int]:
-        """Of what it was handed out and is not sent it has these no longer. Returns them."""
-        gone: list[int] = []
-        size, left = 0, deque[AssignedBatch]()
-        for handed in self._assigned_batches:
-            kept = AssignedBatch([], [], handed.attempts)
-            for sequence, length in zip(handed.sequences, handed.sizes, strict=True):
+        """Remove and return the unsent messages for which `predicate` is true."""
+        removed: list[int] = []
+        removed_bytes, remaining = 0, deque[AssignedBatch]()
+        for batch in self._assigned_batches:
+            kept = AssignedBatch([], [], batch.attempts)
+            for sequence, message_bytes in zip(batch.sequences, batch.sizes, strict=True):
                 if predicate(sequence):
-                    gone.append(sequence)
-                    size += length
+                    removed.append(sequence)
+                    removed_bytes += message_bytes
                 else:
                     kept.sequences.append(sequence)
-                    kept.sizes.append(length)
+                    kept.sizes.append(message_bytes)
             if kept.sequences:
-                left.append(kept)
-        self._assigned_batches = left
-        if gone:
-            self._adjust_counts(-len(gone), -size)
-        return gone
+                remaining.append(kept)
+        self._assigned_batches = remaining
+        if removed:
+            self._adjust_counts(-len(removed), -removed_bytes)
+        return removed
 
     def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
         by_due: dict[int, list[int]] = {}
         for sequence, (due, _) in self._in_flight.held_messages.items():
             by_due.setdefault(due, []).append(sequence)
-        for due, held in by_due.items():
-            yield from ((due, span) for span in self.group.build_spans(held))
+        for due, sequences in by_due.items():
+            yield from ((due, span) for span in self.group.build_spans(sequences))
 
     def pop_in_flight(self) -> list[tuple[int, Span]]:
         spans = list(self.iter_in_flight())
@@ -134,25 +134,27 @@ class KeyOrderedMember(GroupMember):
         return self.group.build_spans(self.remove_in_flight_range(first, last, attempt))
 
     def remove_in_flight_range(self, first: int, last: int, attempt: int = 0) -> list[int]:
-        """It has none of first..last-1 any longer, or none with this attempt. Returns what of them
-        it was sent."""
+        """Remove first..last-1 from the messages in flight and return the removed sequences.
+
+        With `attempt` other than 0 only messages of that delivery attempt are removed.
+        """
         return self._record_removed(*self._in_flight.remove_range(first, last, attempt))
 
     def remove_in_flight_sequences(self, sequences: Iterable[int]) -> list[int]:
-        """The same for these."""
+        """Remove `sequences` from the messages in flight and return those that were."""
         return self._record_removed(*self._in_flight.remove_sequences(sequences))
 
     def remove_in_flight_ranges(self, firsts: Integers, lasts: Integers) -> list[int]:
-        """The same for many ranges."""
+        """Remove many ranges from the messages in flight and return the removed sequences."""
         if ((lasts - firsts) == 1).all():
             return self.remove_in_flight_sequences(firsts.tolist())
-        gone: list[int] = []
-        size = 0
+        removed: list[int] = []
+        removed_bytes = 0
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-            some, some_size = self._in_flight.remove_range(first, last)
-            gone += some
-            size += some_size
-        return self._record_removed(gone, size)
+            removed_part, part_bytes = self._in_flight.remove_range(first, last)
+            removed += removed_part
+            removed_bytes += part_bytes
+        return self._record_removed(removed, removed_bytes)
 
     def _record_removed(self, sequences: list[int], size_bytes: int) -> list[int]:
         if sequences:
@@ -165,7 +167,7 @@ class KeyOrderedMember(GroupMember):
         )
 
     def extend_ack_timeouts(self, first: int, last: int, tick: int, attempt: int) -> None:
-        """The ack timeout of what it was sent of first..last-1, or so often, begins again."""
+        """Restart the ack timeout of the messages in flight of first..last-1."""
         pause = self.group.delivery_policy.pause
         self._in_flight.extend_timeouts(
             first, last, lambda attempts: tick + pause(attempts), attempt
@@ -180,14 +182,14 @@ class KeyOrderedMember(GroupMember):
 
     @property
     def unsent_count(self) -> int:
-        return sum(len(handed.sequences) for handed in self._assigned_batches)
+        return sum(len(batch.sequences) for batch in self._assigned_batches)
 
     def in_flight_sets(self) -> Sets:
-        found: dict[tuple[int, int], SequenceSet] = {}
+        sets: dict[tuple[int, int], SequenceSet] = {}
         for sequence, (due, _) in islice(self._in_flight.held_messages.items(), EXPLAINED_SPANS):
             key = (due, self.group.attempts_by_sequence.get(sequence, 0))
-            found.setdefault(key, SequenceSet()).add(sequence, sequence + 1)
-        return [(*key, held) for key, held in found.items()]
+            sets.setdefault(key, SequenceSet()).add(sequence, sequence + 1)
+        return [(*key, sequences) for key, sequences in sets.items()]
 
     def copy_frames(self, tick: int) -> bytes:
         self._mark_responsive()
@@ -199,26 +201,26 @@ class KeyOrderedMember(GroupMember):
         return data
 
     def _copy_next_batch(self, tick: int) -> bytes:
-        """Send what it was handed first, as much of it as goes at once."""
-        group, handed = self.group, self._assigned_batches.popleft()
-        if sum(handed.sizes) > REDELIVERY_BYTES:
-            handed, rest = handed.split_at(REDELIVERY_BYTES)
+        """Return the frames of the oldest assigned batch, or of its front if the batch is large."""
+        group, batch = self.group, self._assigned_batches.popleft()
+        if sum(batch.sizes) > REDELIVERY_BYTES:
+            batch, rest = batch.split_at(REDELIVERY_BYTES)
             if rest.sequences:
                 self._assigned_batches.appendleft(rest)
-        sequences, sizes = handed.sequences, handed.sizes
+        sequences, sizes = batch.sequences, batch.sizes
         self.scanned_count += len(sequences)
-        late = group.find_expired(sequences)
-        if late:
+        expired = group.find_expired(sequences)
+        if expired:
             size_of = dict(zip(sequences, sizes, strict=True))
-            self._adjust_counts(-len(late), -sum(map(size_of.pop, late)))
-            group.skip_expired(late)
+            self._adjust_counts(-len(expired), -sum(map(size_of.pop, expired)))
+            group.skip_expired(expired)
             sequences, sizes = list(size_of), list(size_of.values())
         if not sequences:
             return b""
-        self.attempt = handed.attempts + 1
-        data, due = group.copy_messages(sequences, handed.attempts, tick)
+        self.attempt = batch.attempts + 1
+        data, due = group.copy_messages(sequences, batch.attempts, tick)
         self._in_flight.add_sent(
-            sequences, sizes, attempts=max(handed.attempts + 1, 1), due_tick=due
+            sequences, sizes, attempts=max(batch.attempts + 1, 1), due_tick=due
         )
         return data
 
@@ -228,5 +230,5 @@ class KeyOrderedMember(GroupMember):
             self.group.restore_member(self)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless what it was sent is where it is looked for."""
+        """Raise AssertionError unless the messages in flight are indexed correctly."""
         self._in_flight.check_invariants()

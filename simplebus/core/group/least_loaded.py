@@ -1,70 +1,80 @@
-"""Who of a group may be handed more: the member with the fewest messages first, and of those with
-as many the one that was handed something longest ago.
-
-Rule 1: whoever changes what a member has says so. Asking who is first then costs the same however
-many members there are.
-"""
+"""Least-loaded selection of queue group members."""
 
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from simplebus.core.group.group import GroupMember
-
-# Places that are no longer right are thrown away when they are the most, and not so few.
+# Stale heap entries are dropped when they outnumber the current ones, and these are this many.
 _STALE_ENTRIES_MIN = 64
 
 
-class LeastLoadedMembers:
-    """Of one group."""
+class LoadedMember(Protocol):
+    """Member whose load decides when it is served next."""
+
+    @property
+    def assigned_count(self) -> int: ...
+
+    @property
+    def last_assigned_turn(self) -> int: ...
+
+
+MemberT = TypeVar("MemberT", bound=LoadedMember)
+
+
+class LeastLoadedMembers(Generic[MemberT]):
+    """Priority queue of the members of a queue group that can accept messages.
+
+    Ordered by assigned messages, then by least recently served. Entries are replaced lazily:
+    `update`
+    pushes a new entry and `least_loaded` skips stale ones, so both are O(log n).
+    """
 
     def __init__(self) -> None:
-        self._load_by_member: dict[GroupMember, tuple[int, int]] = {}
-        """By how much each one has, and when it was handed something last."""
-        self._heap: list[tuple[int, int, GroupMember]] = []
-        """The same, and places that somebody had before."""
+        self._load_by_member: dict[MemberT, tuple[int, int]] = {}
+        """Assigned messages and last turn of each member."""
+        self._heap: list[tuple[int, int, MemberT]] = []
+        """The same as heap entries, with stale entries of earlier loads."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of members that can accept messages."""
         return len(self._load_by_member)
 
-    def update(self, member: GroupMember) -> None:
-        """This one has room, and so much."""
-        place = (member.assigned_count, member.last_assigned_turn)
-        if self._load_by_member.get(member) != place:
-            self._load_by_member[member] = place
-            heapq.heappush(self._heap, (*place, member))
+    def update(self, member: MemberT) -> None:
+        """Add `member`, or move it after its load has changed."""
+        load = (member.assigned_count, member.last_assigned_turn)
+        if self._load_by_member.get(member) != load:
+            self._load_by_member[member] = load
+            heapq.heappush(self._heap, (*load, member))
             self._drop_stale_entries()
 
-    def remove(self, member: GroupMember) -> None:
-        """This one has none, or is gone."""
+    def remove(self, member: MemberT) -> None:
+        """Remove `member`, which cannot accept messages or has left."""
         if self._load_by_member.pop(member, None) is not None:
             self._drop_stale_entries()
 
-    def least_loaded(self) -> GroupMember:
-        """The one that is to be handed something; there must be one."""
+    def least_loaded(self) -> MemberT:
+        """Return the next member to serve. Raises IndexError if there is none."""
         heap = self._heap
         while True:
-            held, turn, member = heap[0]
-            if self._load_by_member.get(member) == (held, turn):
+            count, turn, member = heap[0]
+            if self._load_by_member.get(member) == (count, turn):
                 return member
             heapq.heappop(heap)
 
     def _drop_stale_entries(self) -> None:
         if len(self._heap) > max(2 * len(self._load_by_member), _STALE_ENTRIES_MIN):
-            self._heap = [(*place, member) for member, place in self._load_by_member.items()]
+            self._heap = [(*load, member) for member, load in self._load_by_member.items()]
             heapq.heapify(self._heap)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless everybody's place is the right one."""
-        for member, place in self._load_by_member.items():
-            assert place == (member.assigned_count, member.last_assigned_turn), (
-                place,
+        """Raise AssertionError unless the entries match the loads of the members."""
+        for member, load in self._load_by_member.items():
+            assert load == (member.assigned_count, member.last_assigned_turn), (
+                load,
                 member.assigned_count,
                 member.last_assigned_turn,
             )
-            assert (*place, member) in self._heap
+            assert (*load, member) in self._heap
         if self._load_by_member:
             assert self._load_by_member[self.least_loaded()] == min(self._load_by_member.values())

@@ -1,13 +1,12 @@
-"""Messages of one position by their key's lane: of each lane one at most may be out.
+"""Order of messages within the partitions of a key-ordered group.
 
-Rule 1: who comes first in a lane may be handed out; those behind it wait until it has left, in the
-order of their sequences. Whoever is first stays first, whoever enters later.
-Rule 2: a lane exists while something is in it. What is in lane 0 waits for nobody.
-Rule 3: entering and leaving cost the same however many lanes there are.
+At most one message of each partition may be assigned at a time. The first message of a partition
+stays first until it is removed; later ones wait in the order of their sequences. Messages in
+partition 0 have no key and wait for nothing. All operations are O(1) in the number of partitions.
 
-    lane 7    12 │ 15 19        12 may be out, 15 and 19 wait
-    lane 9    13 │
-    lane 0    14 16 17          without a key
+    partition 7    12 │ 15 19        12 may be assigned, 15 and 19 wait
+    partition 9    13 │
+    partition 0    14 16 17          no key
 """
 
 from __future__ import annotations
@@ -16,85 +15,89 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 
 NO_PARTITION = 0
-"""Of what has no key."""
+"""Partition of messages without a key."""
 
 
 class PartitionQueues:
-    """Of one position."""
+    """Queues of one position's messages, by partition."""
 
     def __init__(self) -> None:
         self._partition_by_sequence: dict[int, int] = {}
-        """By sequence, the lane that it is in."""
+        """Partition of each message."""
         self._queue_by_partition: dict[int, list[int]] = {}
-        """By lane, who is in it: the first one, and ascending those that wait."""
+        """Messages of each partition: the first one, then the waiting ones in ascending order."""
 
     def __len__(self) -> int:
-        """How many messages there are."""
+        """Return the number of messages in all queues."""
         return len(self._partition_by_sequence)
 
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._partition_by_sequence
 
     def __iter__(self) -> Iterator[int]:
-        """All that are in here, in the order in which they came."""
+        """Yield all sequences in the order in which they were added."""
         return iter(self._partition_by_sequence)
 
     def partitions_of(self, sequences: Iterable[int]) -> Iterator[int]:
-        """Where these are; they must be in here."""
+        """Return the partitions of `sequences`, which must be queued."""
         return map(self._partition_by_sequence.__getitem__, sequences)
 
     def enqueue(self, sequences: Iterable[int], partitions: Iterable[int]) -> list[int]:
-        """These come in, each into its lane. Returns those that may be handed out."""
-        of, rows = self._partition_by_sequence, self._queue_by_partition
-        free: list[int] = []
-        for sequence, lane in zip(sequences, partitions, strict=True):
-            of[sequence] = lane
-            if not lane:
-                free.append(sequence)
+        """Add messages to their partitions. Returns the sequences that may be assigned now."""
+        partition_by_sequence, queues = self._partition_by_sequence, self._queue_by_partition
+        assignable: list[int] = []
+        for sequence, partition in zip(sequences, partitions, strict=True):
+            partition_by_sequence[sequence] = partition
+            if not partition:
+                assignable.append(sequence)
                 continue
-            row = rows.get(lane)
-            if row is None:
-                rows[lane] = [sequence]
-                free.append(sequence)
-            elif len(row) == 1 or sequence > row[-1]:
-                row.append(sequence)
+            queue = queues.get(partition)
+            if queue is None:
+                queues[partition] = [sequence]
+                assignable.append(sequence)
+            elif len(queue) == 1 or sequence > queue[-1]:
+                queue.append(sequence)
             else:
-                insort(row, sequence, lo=1)
-        return free
+                insort(queue, sequence, lo=1)
+        return assignable
 
     def dequeue(self, sequences: Iterable[int]) -> list[int]:
-        """These, which are in here, are dealt with. Returns who may be handed out instead."""
-        of, rows = self._partition_by_sequence, self._queue_by_partition
+        """Remove finished messages. Returns the sequences that may be assigned in their place."""
+        partition_by_sequence, queues = self._partition_by_sequence, self._queue_by_partition
         following: list[int] = []
         for sequence in sequences:
-            lane = of.pop(sequence)
-            if not lane:
+            partition = partition_by_sequence.pop(sequence)
+            if not partition:
                 continue
-            row = rows[lane]
-            if len(row) == 1:
-                del rows[lane]
-            elif row[0] == sequence:
-                del row[0]
-                following.append(row[0])
+            queue = queues[partition]
+            if len(queue) == 1:
+                del queues[partition]
+            elif queue[0] == sequence:
+                del queue[0]
+                following.append(queue[0])
             else:
-                row.remove(sequence)
-        return [sequence for sequence in following if sequence in of]
+                queue.remove(sequence)
+        return [sequence for sequence in following if sequence in partition_by_sequence]
 
     def is_at_front(self, sequence: int) -> bool:
-        """Whether it may be handed out; it must be in here."""
-        lane = self._partition_by_sequence[sequence]
-        return not lane or self._queue_by_partition[lane][0] == sequence
+        """Return True if a queued message may be assigned."""
+        partition = self._partition_by_sequence[sequence]
+        return not partition or self._queue_by_partition[partition][0] == sequence
 
     def count_and_longest(self) -> tuple[int, int]:
-        """How many lanes there are, and how many messages are in the longest one."""
+        """Return the number of partitions and the length of the longest queue."""
         return len(self._queue_by_partition), max(
             map(len, self._queue_by_partition.values()), default=0
         )
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless everybody is in one lane, and in order."""
-        inside = {s: lane for lane, row in self._queue_by_partition.items() for s in row}
-        assert inside == {s: lane for s, lane in self._partition_by_sequence.items() if lane}
-        for row in self._queue_by_partition.values():
-            assert row, "an empty lane"
-            assert row[1:] == sorted(set(row[1:])), row
+        """Raise AssertionError unless every message is in one queue, in order."""
+        queued = {
+            s: partition for partition, queue in self._queue_by_partition.items() for s in queue
+        }
+        assert queued == {
+            s: partition for s, partition in self._partition_by_sequence.items() if partition
+        }
+        for queue in self._queue_by_partition.values():
+            assert queue, "an empty queue"
+            assert queue[1:] == sorted(set(queue[1:])), queue
