@@ -133,7 +133,7 @@ class GroupMember:
         self._adjust_load([Span(first, last, 0)], -1)
 
     def _adjust_load(self, spans: Iterable[Span], sign: int) -> None:
-        """Add `spans` to the counts, or subtract them if `sign` is -1. They must still be stored."""
+        """Add stored `spans` to the counts, or subtract them if `sign` is -1."""
         for span in spans:
             self.assigned_count += sign * (span.last - span.first)
             self.assigned_bytes += sign * self.group.ring.size(span.first, span.last)
@@ -229,7 +229,7 @@ class Group(BrokerSubscription):
         """Create a group with the options of `BrokerSubscription`, without outbox and number."""
         super().__init__(**options)
         self.members: dict[GroupMember, None] = {}
-        self._available_members = LeastLoadedMembers()
+        self._available_members: LeastLoadedMembers[GroupMember] = LeastLoadedMembers()
         self._turn_count = 0
         self._has_unsorted_redeliveries = False
         """True if the redelivery queue must be sorted before use."""

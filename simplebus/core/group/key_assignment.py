@@ -102,7 +102,7 @@ class KeyAssignment(Generic[MemberT]):
             self._buckets_by_member[owner].add(bucket)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless each bucket belongs to the member with the greatest weight."""
+        """Raise AssertionError unless each bucket's owner has the greatest weight."""
         assert self._index_by_member == {
             member: index for index, member in enumerate(self._members)
         }

@@ -1,16 +1,16 @@
-"""A group in which messages of one key go to one member, one after the other.
+"""Key-ordered queue groups: messages with the same key go to one member, one after the other.
 
-Rule 1: of each lane (see `lanes`) one message at most is handed out. What was sent and comes back
-is still first in its lane: it is sent again before those behind it are sent, whoever gets it.
-Rule 2: who gets a lane follows from which members there are (see `key_owners`). A member that has
-no room lets its lanes wait, and only those; one that takes nothing in time counts as gone until it
-does.
-Rule 3: a message is looked at once, when the cursor passes it. So many may wait behind the cursor
-and no more: with them the group looks no further.
+- At most one message of each partition (see `partition_queues`) is assigned at a time. A message
+  that must be redelivered stays first in its partition, whichever member gets it.
+- The present members decide which member serves a partition (see `key_assignment`). A member
+  without room delays only its own partitions. A member that does not read in time loses its
+  partitions until it reads again.
+- The cursor passes each message once. The number of messages that wait behind the cursor is
+  limited; at the limit the group stops scanning.
 
-    ring      floor ─ in flight, or waiting in a lane ─ cursor ─ not looked at yet ─ head
-    lanes     12 │ 15 19     13 │     first one │ those that wait for it
-    members   ready to be handed out ┆ handed out ┆ sent
+    ring         floor ─ in flight, or waiting in a partition ─ cursor ─ not scanned yet ─ head
+    partitions   12 │ 15 19     13 │     first message │ messages waiting behind it
+    members      ready to be assigned ┆ assigned ┆ sent
 """
 
 from __future__ import annotations
@@ -43,41 +43,41 @@ from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.backlog import BacklogCounter
 
-# So few are handled one after the other: arrays have a price of their own.
+# Up to this many messages a loop is faster than arrays.
 _SCALAR_MESSAGES_MAX = 4
 
-# Looked at at once, at least, when somebody has room.
+# Messages scanned at once, at least, when a member has room.
 _SCAN_MIN = 16
 
-# What is ready and dealt with is thrown away when it is the most, and not so little.
+# Stale entries of the ready queues are dropped when they outnumber the current ones by this much.
 _STALE_READY_MAX = 64
 _MISSING: Final = False
 
 
 class KeyOrderedGroup(Group):
-    """See the module's law."""
+    """Queue group that keeps the order of messages with the same key."""
 
     is_key_ordered = True
 
     def __init__(self, **options: Any) -> None:
         self._partitions = PartitionQueues()
-        """What the cursor has passed and is not dealt with, but for what opens later."""
+        """Unfinished messages behind the cursor, except delayed ones."""
         self.attempts_by_sequence: dict[int, int] = {}
-        """How often each of these was sent, if it ever was."""
+        """Delivery attempts of each message that was sent at least once."""
         self._unassigned_sequences: dict[int, None] = {}
-        """Those of them that were never handed out."""
+        """Messages in the partitions that are not assigned."""
         self._assignment: KeyAssignment[KeyOrderedMember] = KeyAssignment()
         self._members_to_serve: dict[KeyOrderedMember, None] = {}
-        """Members for whom something is ready, and who may have room."""
+        """Members that have ready messages and perhaps room."""
         self._keyless_ready: deque[int] = deque()
-        """What has no key, and may be handed out."""
+        """Messages without a key that may be assigned."""
         self._unrouted_ready: list[int] = []
-        """What may be handed out, to whom is to be found out."""
+        """Messages that may be assigned, whose member is not determined yet."""
         self._joined_count = 0
         self._is_distribution_requested = False
-        """Whether it is to be woken to hand out what may be ready."""
+        """True if a wakeup is scheduled to assign ready messages."""
         self._stale_ready_count = 0
-        """About how many of those that are ready are dealt with since."""
+        """Approximate number of finished messages in the ready queues."""
         super().__init__(**options)
         self._has_unsorted_redeliveries = bool(self._redelivery_queue)
 
@@ -85,10 +85,10 @@ class KeyOrderedGroup(Group):
     def can_suspend_reading(self) -> bool:
         return not len(self._partitions)
 
-    # What members ask ----------------------------------------------------------------------------
+    # Called by members ---------------------------------------------------------------------------
 
     def build_spans(self, sequences: Iterable[int]) -> list[Span]:
-        """These, ascending, and how often they were sent."""
+        """Return `sequences` as ascending spans with their attempt counts."""
         spans: list[Span] = []
         attempts_of = self.attempts_by_sequence.get
         for sequence in sorted(sequences):
@@ -100,17 +100,17 @@ class KeyOrderedGroup(Group):
         return spans
 
     def find_expired(self, sequences: list[int]) -> list[int]:
-        """Those that have expired."""
+        """Return those of `sequences` that have expired."""
         ring = self.ring
         expires = ring.columns.expires
         if expires is None or min(sequences) >= ring.timed_until:
             return []
         numbers = np.array(sequences)
-        late: list[int] = numbers[expires[ring.slots(numbers)] <= self._clock.now].tolist()
-        return late
+        expired: list[int] = numbers[expires[ring.slots(numbers)] <= self._clock.now].tolist()
+        return expired
 
     def skip_expired(self, expired: list[int]) -> None:
-        """These, ascending, have expired, and nobody holds them. Others may follow them."""
+        """Skip ascending, expired messages that no member holds. Others may follow them."""
         ranges = _to_ranges(expired)
         self._skip_unsendable(
             selection.MessageSelection([], [], ranges, ranges), expired[-1] + 1, attempts=0
@@ -118,20 +118,22 @@ class KeyOrderedGroup(Group):
         self._request_distribution()
 
     def copy_messages(self, sequences: list[int], attempts: int, tick: int) -> tuple[bytes, int]:
-        """Copies of these, which were sent so often before, and when they are overdue."""
+        """Return the frames of messages that had `attempts` attempts, and the tick when they are
+        overdue.
+        """
         ring, timer_index = self.ring, tick % self._timer_index_modulus
         if len(sequences) == 1:
             ring.stamp(sequences[0], sequences[0] + 1, timer_index)
             data = ring.frame(sequences[0])
         else:
             data = ring.joined(np.array(sequences), timer_index)
-        often = max(attempts + 1, 1)
-        self.attempts_by_sequence.update(dict.fromkeys(sequences, often))
+        attempt = max(attempts + 1, 1)
+        self.attempts_by_sequence.update(dict.fromkeys(sequences, attempt))
         if attempts > 0:
             self.redelivered += len(sequences)
         else:
             self.delivered += len(sequences)
-        return data, tick + self.delivery_policy.pause(often)
+        return data, tick + self.delivery_policy.pause(attempt)
 
     # Members -------------------------------------------------------------------------------------
 
@@ -157,13 +159,13 @@ class KeyOrderedGroup(Group):
         self._unassign_partitions(member)
 
     def _unassign_partitions(self, member: KeyOrderedMember) -> None:
-        """It has no lanes any longer: what was ready for it is for others."""
+        """Remove a member from the assignment. Its ready messages go to the others."""
         if member in self._assignment:
             self._assignment.remove_member(member)
         self._reclaim_ready(member)
 
     def restore_member(self, member: KeyOrderedMember) -> None:
-        """One that was late takes something."""
+        """Assign partitions again to a member that reads again."""
         if member in self.members and member not in self._assignment:
             self._assign_partitions(member)
             self._request_distribution()
@@ -174,9 +176,9 @@ class KeyOrderedGroup(Group):
             yield member
 
     def _assign_partitions(self, member: KeyOrderedMember) -> None:
-        """It has lanes from now on: what was ready for who had them may be for it."""
-        for former in self._assignment.add_member(member, member.identity):
-            self._reclaim_ready(former)
+        """Add a member to the assignment. Ready messages of former owners are routed again."""
+        for former_owner in self._assignment.add_member(member, member.identity):
+            self._reclaim_ready(former_owner)
 
     def _reclaim_ready(self, member: KeyOrderedMember) -> None:
         self._unrouted_ready += member.ready_sequences
@@ -191,14 +193,14 @@ class KeyOrderedGroup(Group):
         else:
             self._members_to_serve.pop(member, None)
 
-    # Handing out ---------------------------------------------------------------------------------
+    # Assigning messages --------------------------------------------------------------------------
 
     def distribute_messages(self) -> list[GroupMember]:
-        woken: dict[GroupMember, None] = {}
+        assigned_members: dict[GroupMember, None] = {}
         if self._is_scan_unfinished or not self.members:
             return []
         self.scanned_count = 0
-        self._distribute_ready(woken)
+        self._distribute_ready(assigned_members)
         while self.scanned_count < self.scan_limit:
             if self._can_requeue:
                 self._enqueue_redeliveries()
@@ -206,15 +208,15 @@ class KeyOrderedGroup(Group):
                 self._enqueue_new()
             else:
                 break
-            self._distribute_ready(woken)
+            self._distribute_ready(assigned_members)
         self.scan_limit = type(self).scan_limit
         if self._can_requeue or self._can_enqueue_new:
             self._is_scan_unfinished = True
             self._schedule_wakeup(self._clock.now)
-        return list(woken)
+        return list(assigned_members)
 
     def _request_distribution(self) -> None:
-        """Something may be ready to be handed out, and nobody is about to do that."""
+        """Schedule a wakeup that assigns ready messages."""
         if self.members:
             self._is_distribution_requested = True
             self._schedule_wakeup(self._clock.now)
@@ -225,7 +227,7 @@ class KeyOrderedGroup(Group):
 
     @property
     def _queue_room(self) -> int:
-        """How many messages more may wait behind the cursor; none while nobody takes any."""
+        """Messages that may still be added behind the cursor; 0 while no member has room."""
         return (
             LANES_MESSAGES_MAX - len(self._unassigned_sequences) if self._available_members else 0
         )
@@ -250,48 +252,50 @@ class KeyOrderedGroup(Group):
         return self._is_enqueued(self._redelivery_queue[0]) or self._queue_room > 0
 
     def _is_enqueued(self, span: Span) -> bool:
-        """Whether these messages are in their lanes already: all that are not done, or none."""
-        at = max(span.first, self.window.floor)
-        while at < span.last and at not in self._partitions:
-            end = min(span.last, at + REDELIVERY_MESSAGES)
-            unacked = self._unsettled_ranges(at, end)
+        """Return True if the unfinished messages of a span are in their partitions."""
+        sequence = max(span.first, self.window.floor)
+        while sequence < span.last and sequence not in self._partitions:
+            end = min(span.last, sequence + REDELIVERY_MESSAGES)
+            unacked = self._unsettled_ranges(sequence, end)
             if unacked:
                 return unacked[0][0] in self._partitions
-            at = end
-        return at < span.last
+            sequence = end
+        return sequence < span.last
 
     def _redelivery_order(self, span: Span) -> tuple[bool, bool, int]:
-        """Who is in a lane goes first; then who was sent, and so was first in his lane before."""
+        """Sort key: messages in a partition first, then messages that were sent before."""
         return not self._is_enqueued(span), not span.attempts, span.first
 
     def _enqueue_redeliveries(self) -> None:
-        """What comes back may be handed out; what is new behind the cursor goes into its lane."""
-        found = self._select_redeliveries(min(max(self._queue_room, 1), REDELIVERY_MESSAGES))
-        if found is None:
+        """Make redelivered messages ready, and add new ones behind the cursor to their
+        partitions.
+        """
+        redeliveries = self._select_redeliveries(min(max(self._queue_room, 1), REDELIVERY_MESSAGES))
+        if redeliveries is None:
             return
-        span, last, picked = found
-        is_inside = picked.sendable[0][0] in self._partitions
+        span, last, selected = redeliveries
+        is_in_partition = selected.sendable[0][0] in self._partitions
         attempts = span.attempts
-        self._consume_redeliveries(span, last, picked)
-        for begin, end in picked.sendable:
-            if is_inside:
+        self._consume_redeliveries(span, last, selected)
+        for begin, end in selected.sendable:
+            if is_in_partition:
                 self._unassigned_sequences.update(dict.fromkeys(range(begin, end)))
                 self._mark_ready(range(end - 1, begin - 1, -1), at_front=True)
             else:
                 self._enqueue_range(begin, end, attempts)
 
     def _enqueue_new(self) -> None:
-        """The cursor moves on, over as many as may be handed out soon."""
+        """Advance the cursor over as many messages as can be assigned soon."""
         room = self._available_members.least_loaded().free_count
-        many = min(max(len(self.members) * room, _SCAN_MIN), REDELIVERY_MESSAGES)
-        picked, last = self._select_new(many, self._queue_room)
+        scan_count = min(max(len(self.members) * room, _SCAN_MIN), REDELIVERY_MESSAGES)
+        selected, last = self._select_new(scan_count, self._queue_room)
         self._advance_cursor(last)
-        self._skip_unsendable(picked, last, attempts=0)
-        for begin, end in picked.sendable:
+        self._skip_unsendable(selected, last, attempts=0)
+        for begin, end in selected.sendable:
             self._enqueue_range(begin, end, 0)
 
     def _enqueue_range(self, first: int, last: int, attempts: int) -> None:
-        """Messages first..last-1, which were sent so often, go into their lanes."""
+        """Add messages first..last-1 with this attempt count to their partitions."""
         sequences = range(first, last)
         if attempts:
             self.attempts_by_sequence.update(dict.fromkeys(sequences, attempts))
@@ -301,15 +305,15 @@ class KeyOrderedGroup(Group):
         )
 
     def _mark_ready(self, sequences: Iterable[int], *, at_front: bool = False) -> None:
-        """These, which wait, may be handed out."""
-        table, mask = self._assignment.owner_by_bucket, HASH_BUCKET_MASK
+        """Add waiting messages to the ready queues."""
+        owner_by_bucket, mask = self._assignment.owner_by_bucket, HASH_BUCKET_MASK
         owners: dict[KeyOrderedMember, None] = {}
         ready: deque[int] | list[int]
-        for sequence, lane in zip(
+        for sequence, partition in zip(
             sequences, self._partitions.partitions_of(sequences), strict=True
         ):
-            owner = table[lane & mask]
-            if not lane:
+            owner = owner_by_bucket[partition & mask]
+            if not partition:
                 ready = self._keyless_ready
             elif owner is None:
                 self._unrouted_ready.append(sequence)
@@ -325,23 +329,27 @@ class KeyOrderedGroup(Group):
             self.update_availability(owner)
 
     def _distribute_ready(self, served_members: dict[GroupMember, None]) -> None:
-        """Hand out what is ready, to whom has room."""
+        """Assign ready messages to members that have room."""
         if self._unrouted_ready and self._assignment:
-            nobodys, self._unrouted_ready = self._unrouted_ready, []
-            self._mark_ready(sorted(s for s in nobodys if s in self._unassigned_sequences))
-        callers = self._members_to_serve
-        while callers:
-            caller = next(iter(callers))
-            self._assign_ready(caller, caller.ready_sequences, caller.free_count, served_members)
-        takers, anybodys = self._available_members, self._keyless_ready
-        while anybodys and takers:
-            member = takers.least_loaded()
-            fair = -(-len(anybodys) // len(takers))
+            unrouted, self._unrouted_ready = self._unrouted_ready, []
+            self._mark_ready(
+                sorted(sequence for sequence in unrouted if sequence in self._unassigned_sequences)
+            )
+        members_to_serve = self._members_to_serve
+        while members_to_serve:
+            keyed_member = next(iter(members_to_serve))
+            self._assign_ready(
+                keyed_member, keyed_member.ready_sequences, keyed_member.free_count, served_members
+            )
+        available_members, keyless_ready = self._available_members, self._keyless_ready
+        while keyless_ready and available_members:
+            member = available_members.least_loaded()
+            fair_share = -(-len(keyless_ready) // len(available_members))
             assert isinstance(member, KeyOrderedMember)
             self._assign_ready(
                 member,
-                anybodys,
-                min(member.free_count, MESSAGES_PER_TURN_MAX, fair),
+                keyless_ready,
+                min(member.free_count, MESSAGES_PER_TURN_MAX, fair_share),
                 served_members,
             )
 
@@ -352,30 +360,32 @@ class KeyOrderedGroup(Group):
         max_count: int,
         served_members: dict[GroupMember, None],
     ) -> None:
-        """Hand a member up to so many of these, one at least if there is any left."""
+        """Assign up to `max_count` ready messages to a member, at least one if any is left."""
         sequences: list[int] = []
-        take, is_gone = self._unassigned_sequences.pop, _MISSING
+        pop_unassigned, missing = self._unassigned_sequences.pop, _MISSING
         while ready and len(sequences) < max_count:
             sequence = ready.popleft()
-            if take(sequence, is_gone) is not is_gone:  # Else it was dropped, or has expired.
+            if (
+                pop_unassigned(sequence, missing) is not missing
+            ):  # Otherwise it was dropped or has expired.
                 sequences.append(sequence)
-        handed = AssignedBatch(sequences, self._message_sizes(sequences), 0)
-        space = IN_FLIGHT_BYTES - member.assigned_bytes
-        if sum(handed.sizes) > space:
-            handed, rest = handed.split_at(space)
+        batch = AssignedBatch(sequences, self._message_sizes(sequences), 0)
+        space_bytes = IN_FLIGHT_BYTES - member.assigned_bytes
+        if sum(batch.sizes) > space_bytes:
+            batch, rest = batch.split_at(space_bytes)
             ready.extendleft(reversed(rest.sequences))
             self._unassigned_sequences.update(dict.fromkeys(rest.sequences))
         if not sequences:
             self.update_availability(member)
             return
-        self.scanned_count -= len(handed.sequences)
+        self.scanned_count -= len(batch.sequences)
         self._record_turn(member)
-        for part in self._split_by_attempts(handed):
+        for part in self._split_by_attempts(batch):
             member.assign_batch(part, self._clock.tick)
         served_members[member] = None
 
     def _split_by_attempts(self, batch: AssignedBatch) -> list[AssignedBatch]:
-        """The same in parts that were sent as often, each ascending."""
+        """Split a batch into ascending parts with equal attempt counts."""
         attempts_of = self.attempts_by_sequence
         entries = sorted(zip(batch.sequences, batch.sizes, strict=True))
         if attempts_of.keys().isdisjoint(batch.sequences):
@@ -397,26 +407,28 @@ class KeyOrderedGroup(Group):
         sizes: list[int] = (ends - begins).tolist()
         return sizes
 
-    # What comes back -----------------------------------------------------------------------------
+    # Acknowledgements and redelivery -------------------------------------------------------------
 
     def ack_member_range(self, member: GroupMember, first: int, last: int) -> bool:
         assert isinstance(member, KeyOrderedMember)
-        lost = member.remove_in_flight_range(first, last)
-        self._mark_acked(lost)
-        return bool(lost)
+        acked = member.remove_in_flight_range(first, last)
+        self._mark_acked(acked)
+        return bool(acked)
 
     def ack_member_ranges(
         self, member: GroupMember, firsts: Integers, lasts: Integers
     ) -> list[tuple[int, int]]:
         assert isinstance(member, KeyOrderedMember)
-        lost = member.remove_in_flight_ranges(firsts, lasts)
-        self._mark_acked(lost)
-        held = np.sort(np.array(lost, np.int64))
-        missed = np.flatnonzero(held.searchsorted(lasts) <= held.searchsorted(firsts))
+        acked = member.remove_in_flight_ranges(firsts, lasts)
+        self._mark_acked(acked)
+        sorted_acked = np.sort(np.array(acked, np.int64))
+        missed = np.flatnonzero(
+            sorted_acked.searchsorted(lasts) <= sorted_acked.searchsorted(firsts)
+        )
         return list(zip(firsts[missed].tolist(), lasts[missed].tolist(), strict=True))
 
     def _mark_acked(self, sequences: list[int]) -> None:
-        """These are processed."""
+        """Acknowledge messages and make those behind them ready."""
         if len(sequences) > PLAIN_FRAMES_MAX:
             numbers = np.array(sequences)
             self.window.ack(numbers, numbers + 1)
@@ -452,9 +464,9 @@ class KeyOrderedGroup(Group):
         self._has_unsorted_redeliveries = True
 
     def handle_wakeup(self) -> bool:
-        is_nudged, self._is_distribution_requested = self._is_distribution_requested, False
+        was_requested, self._is_distribution_requested = self._is_distribution_requested, False
         self._has_unsorted_redeliveries = True
-        return super().handle_wakeup() or is_nudged
+        return super().handle_wakeup() or was_requested
 
     def ack(self, first: int, last: int) -> None:
         for span in self._find_sent_spans(first, last):
@@ -465,22 +477,30 @@ class KeyOrderedGroup(Group):
         self._has_unsorted_redeliveries = True
 
     def _find_sent_spans(self, first: int, last: int) -> list[Span]:
-        """What of first..last-1 was sent to somebody and is not acknowledged."""
+        """Return the messages of first..last-1 that were sent and are not acknowledged."""
         return [
-            Span(a, b, span.attempts)
+            Span(begin, end, span.attempts)
             for span in list(self._iter_spans())
             if span.attempts > 0
-            for a, b in self.window.unacked(max(first, span.first), min(last, span.last))
+            for begin, end in self.window.unacked(max(first, span.first), min(last, span.last))
         ]
 
     def delay_redeliveries(self, delays: Iterable[tuple[int, int, float]]) -> None:
-        """The same; each goes into its lane at once, so that those behind it wait for it. What is
-        not in memory is not put off: its lane is not known, and it comes before them as well."""
+        """Delay redeliveries. Each message enters its partition at once, so that later ones wait
+        for it.
+
+        Messages that are not in memory are not delayed: their partition is unknown, and they are
+        redelivered before the messages behind them in any case.
+        """
         ring = self.ring
-        there = [(max(a, ring.floor), min(b, ring.head), due) for a, b, due in delays]
-        super().delay_redeliveries((a, b, due) for a, b, due in there if a < b)
-        later, self._delayed_spans = sorted(self._delayed_spans), []
-        for due, _, span in later:
+        in_memory = [
+            (max(start, ring.floor), min(stop, ring.head), due) for start, stop, due in delays
+        ]
+        super().delay_redeliveries(
+            (start, stop, due) for start, stop, due in in_memory if start < stop
+        )
+        delayed_spans, self._delayed_spans = sorted(self._delayed_spans), []
+        for due, _, span in delayed_spans:
             for begin, end in self.window.unacked(span.first, span.last):
                 sequences = range(begin, end)
                 self.attempts_by_sequence.update(dict.fromkeys(sequences, span.attempts))
@@ -502,64 +522,67 @@ class KeyOrderedGroup(Group):
 
     def _remove_from_waiting(self, ranges: selection.Ranges) -> None:
         super()._remove_from_waiting(ranges)
-        for first, last in ranges:  # Those behind them in their lanes need not wait for a place.
+        for first, last in ranges:  # Messages behind them in their partitions may follow.
             self._dequeue(self._enqueued_in_range(first, last))
 
     def _enqueued_in_range(self, first: int, last: int) -> list[int]:
-        """What of first..last-1 is in a lane."""
-        lanes = self._partitions
-        if last - first <= len(lanes):
-            return [sequence for sequence in range(first, last) if sequence in lanes]
-        return [sequence for sequence in lanes if first <= sequence < last]
+        """Return the messages of first..last-1 that are in a partition."""
+        partitions = self._partitions
+        if last - first <= len(partitions):
+            return [sequence for sequence in range(first, last) if sequence in partitions]
+        return [sequence for sequence in partitions if first <= sequence < last]
 
     def _dequeue(self, sequences: list[int]) -> None:
-        """These are dealt with: those behind them may be handed out."""
-        waiting, forget = self._unassigned_sequences, self.attempts_by_sequence.pop
-        if not waiting.keys().isdisjoint(sequences):
-            before = len(waiting)
+        """Remove finished messages. Those behind them in their partitions become ready."""
+        unassigned, pop_attempts = self._unassigned_sequences, self.attempts_by_sequence.pop
+        if not unassigned.keys().isdisjoint(sequences):
+            count_before = len(unassigned)
             for sequence in sequences:
-                waiting.pop(sequence, None)
-            self._stale_ready_count += before - len(waiting)
+                unassigned.pop(sequence, None)
+            self._stale_ready_count += count_before - len(unassigned)
         for sequence in sequences:
-            forget(sequence, None)
+            pop_attempts(sequence, None)
         self._mark_ready(self._partitions.dequeue(sequences))
-        if self._stale_ready_count > len(waiting) + _STALE_READY_MAX:
+        if self._stale_ready_count > len(unassigned) + _STALE_READY_MAX:
             self._discard_stale_ready()
 
     def _discard_stale_ready(self) -> None:
-        """Of what was ready, much is dealt with: let go of it."""
+        """Remove finished messages from the ready queues."""
         self._stale_ready_count = 0
-        waiting = self._unassigned_sequences
-        for ready in (self._keyless_ready, *(m.ready_sequences for m in self._iter_members())):
-            left = [sequence for sequence in ready if sequence in waiting]
+        unassigned = self._unassigned_sequences
+        for ready in (
+            self._keyless_ready,
+            *(member.ready_sequences for member in self._iter_members()),
+        ):
+            current = [sequence for sequence in ready if sequence in unassigned]
             ready.clear()
-            ready.extend(left)
+            ready.extend(current)
         self._unrouted_ready = [
-            sequence for sequence in self._unrouted_ready if sequence in waiting
+            sequence for sequence in self._unrouted_ready if sequence in unassigned
         ]
 
-    # Giving up -----------------------------------------------------------------------------------
+    # Purging, expiry and dropping ----------------------------------------------------------------
 
     def purge(self, first: int, last: int) -> None:
         super().purge(first, last)
         self._request_distribution()
 
     def _skip_below(self, floor: int) -> int:
-        gone = self._enqueued_in_range(self.window.floor, floor)
-        lost = super()._skip_below(floor)
-        self._dequeue(gone)
-        return lost
+        skipped = self._enqueued_in_range(self.window.floor, floor)
+        lost_count = super()._skip_below(floor)
+        self._dequeue(skipped)
+        return lost_count
 
     def drop_expired(self, scan_max: int) -> bool:
-        before = self.window.floor
+        floor_before = self.window.floor
         super().drop_expired(scan_max)
-        waiting = self._unassigned_sequences
-        if waiting and self.window.floor < self.ring.timed_until:
-            self.scanned_count += len(waiting)
-            late = self.find_expired(list(waiting))
-            if late:
-                self.skip_expired(sorted(late))
-        return self.window.floor > before
+        unassigned = self._unassigned_sequences
+        if unassigned and self.window.floor < self.ring.timed_until:
+            self.scanned_count += len(unassigned)
+            expired = self.find_expired(list(unassigned))
+            if expired:
+                self.skip_expired(sorted(expired))
+        return self.window.floor > floor_before
 
     def _drop_oldest(self, count: int, backlog_counter: BacklogCounter) -> int:
         never_sent = (s for s in self._unassigned_sequences if s not in self.attempts_by_sequence)
@@ -580,7 +603,7 @@ class KeyOrderedGroup(Group):
         return dropped
 
     def _drop_unsent(self, sequences: list[int]) -> int:
-        """Leave out these, which were never sent. Returns how many they are."""
+        """Drop messages that were never sent. Returns their number."""
         for sequence in sequences:
             self.window.ack_range(sequence, sequence + 1)
         self._skipped_count += len(sequences)
@@ -588,14 +611,16 @@ class KeyOrderedGroup(Group):
         self._on_floor_moved()
         return len(sequences)
 
-    # Looks ---------------------------------------------------------------------------------------
+    # Statistics and checks -----------------------------------------------------------------------
 
     def build_delivery_state(self) -> Standing:
         return super().build_delivery_state()._replace(behind=len(self._unassigned_sequences))
 
     def statistics(self) -> SubscriptionStatistics:
-        found, waiting = super().statistics(), len(self._unassigned_sequences)
-        return replace(found, in_flight=found.in_flight - waiting, waiting=found.waiting + waiting)
+        result, waiting = super().statistics(), len(self._unassigned_sequences)
+        return replace(
+            result, in_flight=result.in_flight - waiting, waiting=result.waiting + waiting
+        )
 
     def _iter_spans(self) -> Iterator[Span]:
         yield from super()._iter_spans()
@@ -604,29 +629,36 @@ class KeyOrderedGroup(Group):
     def check_invariants(self) -> None:
         super().check_invariants()
         self._partitions.check_invariants()
-        out: list[int] = []
+        assigned: list[int] = []
         for member in self._iter_members():
             member.check_invariants()
-            out += [s for span in member.iter_spans() for s in range(span.first, span.last)]
+            assigned += [s for span in member.iter_spans() for s in range(span.first, span.last)]
             ready = [
                 sequence
                 for sequence in member.ready_sequences
                 if sequence in self._unassigned_sequences
             ]
-            lanes = self._partitions.partitions_of(ready)
-            assert all(self._assignment.owner_of(lane) is member for lane in lanes), "not its lane"
+            partitions = self._partitions.partitions_of(ready)
+            assert all(
+                self._assignment.owner_of(partition) is member for partition in partitions
+            ), "not its partition"
             assert (member in self._members_to_serve) == bool(
                 member.ready_sequences and member.free_count
             )
             assert (member in self._assignment) == (not member.is_unresponsive)
-        coming = [span for span in super()._iter_spans() if self._is_enqueued(span)]
-        out += [s for span in coming for s in range(span.first, span.last) if s in self._partitions]
-        assert sorted({*out, *self._unassigned_sequences}) == sorted(self._partitions), (
-            "in a lane and nowhere else"
+        redelivery_spans = [span for span in super()._iter_spans() if self._is_enqueued(span)]
+        assigned += [
+            s
+            for span in redelivery_spans
+            for s in range(span.first, span.last)
+            if s in self._partitions
+        ]
+        assert sorted({*assigned, *self._unassigned_sequences}) == sorted(self._partitions), (
+            "in a partition and nowhere else"
         )
-        assert not set(out) & set(self._unassigned_sequences)
-        assert all(self._partitions.is_at_front(sequence) for sequence in out), (
-            "two of a lane are out"
+        assert not set(assigned) & set(self._unassigned_sequences)
+        assert all(self._partitions.is_at_front(sequence) for sequence in assigned), (
+            "two of a partition are assigned"
         )
         queues = (
             self._keyless_ready,
@@ -641,7 +673,7 @@ class KeyOrderedGroup(Group):
 
 
 def _to_ranges(sequences: list[int]) -> selection.Ranges:
-    """Ascending sequences as ranges."""
+    """Return ascending sequences as half-open ranges."""
     ranges: selection.Ranges = []
     for sequence in sequences:
         if ranges and ranges[-1][1] == sequence:

@@ -1,14 +1,12 @@
-"""What one member of a group by key was sent and has not acknowledged, and when that is overdue.
+"""Messages in flight to one member of a key-ordered group, and when each is overdue.
 
-Rule 1: single messages, in no order: taking one out costs the same wherever it lies.
-Rule 2: what is said of a range costs what it changes, and a look at the rows that it covers; not
-what it names.
-Rule 3: what is taken out stays in its bucket until somebody looks there: whether it is meant is
-known by when it is due and how often it was sent. (It may be sent again within the same tick, and
-be due when it was before.) When most of what lies in buckets is such, they are made anew.
+Messages are held singly, so removing one costs the same wherever it is. A range operation costs
+what it changes, not the length of the range. Removed messages stay in their bucket until the
+bucket is read; an entry is current if its due tick and attempt count match. When most entries are
+stale, the buckets are rebuilt.
 
     held      41: due at 17    42: due at 19    90: due at 17
-    buckets   due at 17, sent once: fresh 90, rows 0-255: 41 …    due at 19, sent twice: …
+    buckets   due at 17, attempt 1: unsorted 90, row 0: 41 …    due at 19, attempt 2: …
 """
 
 from __future__ import annotations
@@ -16,30 +14,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-# So few messages are looked for one by one.
+# Ranges up to this length are checked message by message.
 _SCALAR_MESSAGES_MAX = 256
 
 _ROW_BITS = 8
 _ROW_SIZE = 1 << _ROW_BITS
 
-# Buckets are made anew when so many more are gone than are there.
+# Buckets are rebuilt when stale entries exceed the current ones by this much.
 _STALE_MIN = 1024
 
 _HeldMessages = dict[int, tuple[int, int]]
-"""By sequence, when it is overdue, and how many bytes it has."""
+"""Due tick and bytes of each message, by sequence."""
 _NOT_HELD = -1, 0
 
 
 class _DueBucket:
-    """Messages that are due at one tick, and were sent as often. Some of them may be gone."""
+    """Messages with the same due tick and attempt count. Some entries may be stale."""
 
     __slots__ = ("_row_by_high_bits", "_unsorted")
 
     def __init__(self) -> None:
         self._unsorted: list[int] = []
-        """Those that nobody has looked at since they came."""
+        """Sequences added since the bucket was last read."""
         self._row_by_high_bits: dict[int, set[int]] = {}
-        """The others, by their sequences' high bits. None of them is empty."""
+        """The other sequences, in sets by their high bits. No set is empty."""
 
     def __bool__(self) -> bool:
         return bool(self._unsorted or self._row_by_high_bits)
@@ -61,25 +59,25 @@ class _DueBucket:
                 del rows[sequence >> _ROW_BITS]
 
     def pop_range(self, first: int, last: int) -> list[int]:
-        """Have none of first..last-1. Returns those that were here."""
+        """Remove and return the entries of first..last-1."""
         rows = self._sort_into_rows()
-        taken: list[int] = []
+        removed: list[int] = []
         for key in self._row_keys(first, last):
             row, begin = rows[key], key << _ROW_BITS
             if first <= begin and begin + _ROW_SIZE <= last:
-                taken += rows.pop(key)
+                removed += rows.pop(key)
                 continue
-            some = [sequence for sequence in row if first <= sequence < last]
-            row.difference_update(some)
+            matching = [sequence for sequence in row if first <= sequence < last]
+            row.difference_update(matching)
             if not row:
                 del rows[key]
-            taken += some
-        return taken
+            removed += matching
+        return removed
 
     def has_current(
         self, first: int, last: int, select_current: Callable[[Iterable[int]], list[int]]
     ) -> bool:
-        """Whether any of first..last-1 is here, and meant. Lets go of rows without any."""
+        """Return True if any entry of first..last-1 is current. Drops rows that have none."""
         rows = self._sort_into_rows()
         for key in self._row_keys(first, last):
             row, begin = rows[key], key << _ROW_BITS
@@ -90,7 +88,7 @@ class _DueBucket:
         return False
 
     def _row_keys(self, first: int, last: int) -> list[int]:
-        """Of the rows in which some of first..last-1 may be."""
+        """Return the keys of the rows that may contain some of first..last-1."""
         rows, keys = (
             self._row_by_high_bits,
             range(first >> _ROW_BITS, ((last - 1) >> _ROW_BITS) + 1),
@@ -112,30 +110,33 @@ class _DueBucket:
 
 
 class KeyOrderedInFlight:
-    """Of one member."""
+    """Messages in flight to one member."""
 
     def __init__(self, attempts_by_sequence: Mapping[int, int]) -> None:
-        """`attempts_of` says how often each message that is held was sent."""
+        """Create an empty set. `attempts_by_sequence` has the attempt count of every
+        message held.
+        """
         self._attempts_by_sequence = attempts_by_sequence
         self.held_messages: _HeldMessages = {}
-        """Only to be read."""
+        """Due tick and bytes by sequence. Read-only for others."""
         self._bucket_by_due_and_attempts: dict[int, dict[int, _DueBucket]] = {}
-        """By tick, then by attempts: what is due then, and perhaps what is gone."""
+        """Entries by due tick, then by attempt count; some are stale."""
         self._stale_count = 0
-        """About how much of that is gone."""
+        """Approximate number of stale entries."""
 
     def add_sent(
         self, sequences: list[int], sizes: Iterable[int], *, attempts: int, due_tick: int
     ) -> None:
-        """These were sent, with this one so often; who does not acknowledge them until this tick
-        is late."""
+        """Add messages that were sent with this attempt count and are overdue at `due_tick`."""
         self.held_messages.update(
             (s, (due_tick, size)) for s, size in zip(sequences, sizes, strict=True)
         )
         self._get_bucket(due_tick, attempts).add(sequences)
 
     def has_in_flight(self, first: int, last: int, attempt: int = 0) -> bool:
-        """Whether any of first..last-1 is held; or of those that were sent so often."""
+        """Return True if any of first..last-1 is held; with `attempt` other than 0, with that
+        attempt.
+        """
         if last - first <= _SCALAR_MESSAGES_MAX:
             return any(True for _ in self._iter_held(first, last, attempt))
         return any(
@@ -146,32 +147,34 @@ class KeyOrderedInFlight:
         )
 
     def remove_sequences(self, sequences: Iterable[int]) -> tuple[list[int], int]:
-        """These are not held any longer. Returns those that were, and how many bytes they have."""
-        lost: list[int] = []
+        """Remove messages. Returns those that were held, and their bytes in total."""
+        removed: list[int] = []
         size, pop = 0, self.held_messages.pop
         for sequence in sequences:
-            sent = pop(sequence, None)
-            if sent is not None:
-                lost.append(sequence)
-                size += sent[1]
-        self._stale_count += len(lost)
+            held = pop(sequence, None)
+            if held is not None:
+                removed.append(sequence)
+                size += held[1]
+        self._stale_count += len(removed)
         if self._stale_count > 2 * len(self.held_messages) + _STALE_MIN:
             self._rebuild_buckets()
-        return lost, size
+        return removed, size
 
     def remove_range(self, first: int, last: int, attempt: int = 0) -> tuple[list[int], int]:
-        """The same for first..last-1, or for what of them was sent so often, ascending."""
+        """Remove first..last-1, or those with this attempt. Returns them in ascending order, and
+        their bytes.
+        """
         if last - first <= _SCALAR_MESSAGES_MAX:
             return self.remove_sequences(list(self._iter_held(first, last, attempt)))
-        lost: list[int] = []
+        removed: list[int] = []
         for due, attempts, bucket in self._matching_buckets(attempt):
-            lost += self._select_current(bucket.pop_range(first, last), due, attempts)
+            removed += self._select_current(bucket.pop_range(first, last), due, attempts)
             self._drop_empty(due, attempts)
         pop = self.held_messages.pop
-        return sorted(lost), sum([pop(sequence)[1] for sequence in lost])
+        return sorted(removed), sum([pop(sequence)[1] for sequence in removed])
 
     def find_overdue(self, tick: int) -> list[int]:
-        """What is due at this tick. It is still held."""
+        """Return the messages that are overdue at `tick`. They stay held."""
         buckets = self._bucket_by_due_and_attempts.pop(tick, {}).items()
         return list(
             {s: None for n, bucket in buckets for s in self._select_current(bucket, tick, n)}
@@ -180,39 +183,42 @@ class KeyOrderedInFlight:
     def extend_timeouts(
         self, first: int, last: int, due_tick_for: Callable[[int], int], attempt: int = 0
     ) -> None:
-        """What is held of first..last-1 is due at another tick, which follows from how often it was
-        sent; or what of them was sent so often. However often this is asked for at a time, each
-        message is moved once."""
+        """Move the due tick of the held messages of first..last-1.
+
+        `due_tick_for` returns the new due tick for an attempt count. Each message moves at most
+        once per
+        tick, however often this is called. With `attempt` other than 0 only that attempt is moved.
+        """
         held = self.held_messages
         if last - first <= _SCALAR_MESSAGES_MAX:
             for sequence in self._iter_held(first, last, attempt):
                 attempts = self._attempts_by_sequence[sequence]
-                (before, size), then = held[sequence], due_tick_for(attempts)
-                if then != before:
-                    self._get_bucket(before, attempts).discard(sequence)
-                    self._drop_empty(before, attempts)
-                    held[sequence] = then, size
-                    self._get_bucket(then, attempts).add((sequence,))
+                (old_due, size), new_due = held[sequence], due_tick_for(attempts)
+                if new_due != old_due:
+                    self._get_bucket(old_due, attempts).discard(sequence)
+                    self._drop_empty(old_due, attempts)
+                    held[sequence] = new_due, size
+                    self._get_bucket(new_due, attempts).add((sequence,))
             return
-        for before, attempts, bucket in self._matching_buckets(attempt):
-            then = due_tick_for(attempts)
-            if then != before and (
-                moved := self._select_current(bucket.pop_range(first, last), before, attempts)
+        for old_due, attempts, bucket in self._matching_buckets(attempt):
+            new_due = due_tick_for(attempts)
+            if new_due != old_due and (
+                moved := self._select_current(bucket.pop_range(first, last), old_due, attempts)
             ):
-                self._get_bucket(then, attempts).add(moved)
+                self._get_bucket(new_due, attempts).add(moved)
                 for sequence in moved:
-                    held[sequence] = then, held[sequence][1]
-            self._drop_empty(before, attempts)
+                    held[sequence] = new_due, held[sequence][1]
+            self._drop_empty(old_due, attempts)
 
     def _iter_held(self, first: int, last: int, attempt: int) -> Iterator[int]:
-        """What is held of first..last-1, or was sent so often."""
+        """Yield the held messages of first..last-1, or those with this attempt."""
         held, attempts_of = self.held_messages, self._attempts_by_sequence
         for sequence in range(first, last):
             if sequence in held and attempt in (0, attempts_of[sequence]):
                 yield sequence
 
     def _select_current(self, sequences: Iterable[int], due_tick: int, attempts: int) -> list[int]:
-        """Those that are held, due at this tick, and were sent so often."""
+        """Return the sequences that are held with this due tick and attempt count."""
         held, attempts_of = self.held_messages.get, self._attempts_by_sequence
         return [
             s for s in sequences if held(s, _NOT_HELD)[0] == due_tick and attempts_of[s] == attempts
@@ -226,7 +232,7 @@ class KeyOrderedInFlight:
         return bucket
 
     def _matching_buckets(self, attempt: int) -> list[tuple[int, int, _DueBucket]]:
-        """Buckets of all attempts for 0."""
+        """Return the buckets with this attempt count, or all for 0."""
         return [
             (due, attempts, bucket)
             for due, by_attempts in self._bucket_by_due_and_attempts.items()
@@ -248,11 +254,11 @@ class KeyOrderedInFlight:
             self._get_bucket(due, self._attempts_by_sequence[sequence]).add((sequence,))
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless all that is held is where it is looked for."""
-        found = [
+        """Raise AssertionError unless every held message is in its bucket."""
+        entries = [
             (sequence, due)
             for due, attempts, bucket in self._matching_buckets(0)
             for sequence in self._select_current(set(bucket), due, attempts)
         ]
-        assert sorted(found) == sorted((s, due) for s, (due, _) in self.held_messages.items())
+        assert sorted(entries) == sorted((s, due) for s, (due, _) in self.held_messages.items())
         assert all(self._bucket_by_due_and_attempts.values()), "an empty tick"
