@@ -1,19 +1,15 @@
-"""The channels of one class's messages, as numbers, and who wants which of them.
+"""Channels of one class as numbers, and which subscriptions want which of them.
 
-Rule 1: a channel is matched against a subscription's patterns once: against all there are when its
-first message comes, against those of a later one when that looks at such a message. From then on a
-run of messages is a look into a table by channel number.
-Rule 2: who wants every channel that there is, and messages without one, is known without a look at
-any message.
-Rule 3: names that no stored message carries are forgotten when there are too many, or no memory for
-others: about as many at a time as new ones come, so that nobody waits for it. Of a class in which
-nothing has been stored for long all are, and what was kept for each number is given back.
-Rule 4: names, verdicts and patterns are paid for from the memory of all classes, before they are
-there.
+- A channel is matched against a subscription's patterns once. From then on, filtering a run of
+  messages is a table lookup by channel number.
+- A filter that matches all known channels, and messages without one, needs no look at messages.
+- Channels that no stored message carries are forgotten when there are too many or memory is short,
+  about as many at a time as new ones arrive. An idle class forgets all and releases the tables.
+- Names, match states and patterns are charged to the memory budget before they are created.
 
-    names    0: ""   1: "orders.eu"   2: "orders.us" …        numbers in the ring's column
-    uses     3           1                0     …             stored messages that carry them
-    wanted   [ no        yes              ?     … ]           one row of verdicts a subscription
+    names     0: ""   1: "orders.eu"   2: "orders.us" …        numbers in the ring's column
+    uses      3           1                0     …             stored messages that carry them
+    states    [ no        yes              ?     … ]           one row per subscription
 """
 
 from __future__ import annotations
@@ -41,11 +37,11 @@ _TABLE_SIZE_MIN = 16
 _NOT_MATCHED, _MATCHED, _UNKNOWN = range(3)
 
 MatchStates = npt.NDArray[np.uint8]
-"""Shape (n,): by channel number, whether a channel is wanted."""
+"""Match state by channel number, shape (n,)."""
 
 
 class ChannelFilter:
-    """What one subscription wants."""
+    """Channels that one subscription wants."""
 
     __slots__ = (
         "_match_states",
@@ -65,19 +61,24 @@ class ChannelFilter:
         number_by_name: Mapping[str, int],
         scope: Scope | None = None,
     ) -> None:
-        """`names` are the channels by number, and `numbers` those of the channels, of which it
-        knows nothing yet; of those, it wants only what `scope` allows, and all of that where there
-        are no patterns."""
+        """Create a filter.
+
+        Args:
+            patterns: Channel patterns; empty for all channels that `scope` allows.
+            name_by_number: Channel names by number, shared with the table.
+            number_by_name: The reverse, shared with the table.
+            scope: Permissions that restrict the filter; None for no restriction.
+        """
         self.patterns = tuple(patterns)
         self.scope = scope
         self.watched_patterns = self.patterns or (REST,)
-        """What new channels are looked up by."""
+        """Patterns by which new channels are looked up."""
         self._pattern_matcher: Sublist[None] = Sublist(cache_names=0, cache_values=0)
         for pattern in self.watched_patterns:
             self._pattern_matcher.insert(pattern, None)
         self._name_by_number, self._number_by_name = name_by_number, number_by_name
         self._matched_count = 0
-        """How many it is known to want, with 1 for messages without a channel."""
+        """Number of known matching channels, plus 1 if messages without a channel match."""
         self._match_states: MatchStates = np.full(
             max(_TABLE_SIZE_MIN, len(name_by_number)), _UNKNOWN, np.uint8
         )
@@ -86,11 +87,11 @@ class ChannelFilter:
 
     @property
     def is_match_all(self) -> bool:
-        """Whether every message is wanted that has one of the channels there are, or none."""
+        """True if all known channels match, and messages without one."""
         return self._matched_count == len(self._number_by_name)
 
     def add_channels(self, numbers: npt.NDArray[np.intp]) -> None:
-        """It wants these channels, which are new and whose greatest number is the last one."""
+        """Add new channels that match the patterns; the last number is the greatest."""
         self._grow_to(int(numbers[-1]))
         if self.scope is None:
             self._match_states[numbers] = _MATCHED
@@ -102,35 +103,35 @@ class ChannelFilter:
             self._matched_count += is_wanted
 
     def remove_channels(self, numbers: npt.NDArray[np.intp]) -> None:
-        """These numbers, which ascend, stand for no channel any more."""
+        """Remove ascending numbers that are no longer in use."""
         numbers = numbers[: numbers.searchsorted(self._match_states.size)]
         self._matched_count -= int(np.count_nonzero(self._match_states[numbers] == _MATCHED))
         self._match_states[numbers] = _NOT_MATCHED
 
     def reset(self) -> None:
-        """No number stands for a channel any more."""
+        """Remove all channels."""
         self._match_states = np.full(_TABLE_SIZE_MIN, _NOT_MATCHED, np.uint8)
         self._matched_count = 0
         self._evaluate_channel(0)
 
     def match_numbers(self, numbers: npt.NDArray[np.uint32] | int) -> Flags:
-        """Which of these channels are wanted."""
+        """Return which of these channels match."""
         if isinstance(numbers, int):
             return np.full(1, self.is_match(numbers))
         self._grow_to(len(self._name_by_number) - 1)
-        found = self._match_states.take(numbers)
-        wanted: Flags = found == _MATCHED
-        if np.count_nonzero(wanted) == wanted.size:
-            return wanted
-        unknown = np.unique(numbers[found == _UNKNOWN])
+        states = self._match_states.take(numbers)
+        matched: Flags = states == _MATCHED
+        if np.count_nonzero(matched) == matched.size:
+            return matched
+        unknown = np.unique(numbers[states == _UNKNOWN])
         if unknown.size:
             for number in unknown.tolist():
                 self._evaluate_channel(number)
-            wanted = self._match_states.take(numbers) == _MATCHED
-        return wanted
+            matched = self._match_states.take(numbers) == _MATCHED
+        return matched
 
     def is_match(self, number: int) -> bool:
-        """Whether this channel is wanted."""
+        """Return True if this channel matches."""
         self._grow_to(number)
         if self._match_states[number] == _UNKNOWN:
             self._evaluate_channel(number)
@@ -145,9 +146,9 @@ class ChannelFilter:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""
-        wanted = set(np.flatnonzero(self._match_states == _MATCHED).tolist())
-        assert wanted <= set(self._number_by_name.values())
-        assert len(wanted) == self._matched_count
+        matched = set(np.flatnonzero(self._match_states == _MATCHED).tolist())
+        assert matched <= set(self._number_by_name.values())
+        assert len(matched) == self._matched_count
 
     def _grow_to(self, number: int) -> None:
         size = self._match_states.size
@@ -157,123 +158,135 @@ class ChannelFilter:
 
 
 class ChannelTable:
-    """Of one class."""
+    """Channels of one class and the filters of its subscriptions."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._columns = ring.columns
         self.borrowing_columns: dict[Columns, None] = {}
-        """Those of other rings whose messages carry its channels."""
+        """Columns of other rings whose messages carry these channels."""
         self._name_by_number = [""]
-        """By number; "" for one that is free."""
+        """Channel name by number; "" for a free number."""
         self._number_by_name: dict[str, int] = {"": 0}
         self._free_numbers: list[int] = []
         self._is_number_used = np.zeros(0, np.bool_)
-        """By number, up to the capacity: whether it stands for a channel."""
+        """By number, True if it stands for a channel. Shape (capacity,)."""
         self._capacity = 0
-        """Numbers up to this one are paid for, whoever keeps something for each of them."""
+        """Numbers that are charged to the memory budget, in every table that has a row for each."""
         self._filter_index: Sublist[ChannelFilter] = Sublist()
         self._filters: dict[ChannelFilter, None] = {}
         self._name_count_max = CHANNEL_NAMES_MAX
         self._fully_used_floor = -1
-        """With this floor, and the same channels, there is none to be forgotten."""
+        """Floor of the ring at which all channels were found to be in use."""
         self.memory_bytes = 0
-        """Taken from the budget."""
+        """Bytes taken from the budget."""
         self.generation = 0
-        """Grows whenever numbers stand for channels no longer."""
+        """Incremented whenever numbers are released."""
 
     def __len__(self) -> int:
-        """How many channels have numbers."""
+        """Return the number of known channels."""
         return len(self._number_by_name) - 1
 
     def are_all_allowed(self, scope: Scope, names: Sequence[str]) -> bool:
-        """Whether a scope allows messages of all of these channels, which have numbers."""
+        """Return True if `scope` allows messages of all of these known channels."""
         numbers = list(map(self._number_by_name.__getitem__, names))
         return scope.allows_all(self._name_by_number, self.generation, numbers)
 
     def allowed_flags(self, scope: Scope, numbers: npt.NDArray[np.uint32] | int) -> Flags:
-        """Of which of these channels a scope allows messages; shape (1,) for a single number."""
+        """Return for which of these channels `scope` allows messages; shape (1,) for a single
+        number.
+        """
         return scope.of(self._name_by_number, self.generation, numbers)
 
     def name_of(self, number: int) -> str:
-        """The channel with this number; "" for none."""
+        """Return the channel with this number; "" for none."""
         return self._name_by_number[number]
 
     def count_stored(self, name: str) -> int:
-        """How many stored messages carry this channel."""
+        """Return how many stored messages carry this channel."""
         number = self._number_by_name.get(name, 0)
         return int(self._columns.uses[number]) if 0 < number < self._columns.uses.size else 0
 
     def find_filters(self, name: str) -> tuple[ChannelFilter, ...]:
-        """Who has a pattern that matches this channel."""
+        """Return the filters with a pattern that matches this channel."""
         return self._filter_index.match(name)
 
     def intern_names(self, names: Sequence[str]) -> list[int] | None:
-        """The numbers of these channels, "" being none. They hold until the next call, and as long
-        as stored messages carry them. None when there is no memory for those that are new."""
+        """Return the numbers of these channels, "" being none.
+
+        They are valid until the next call, and as long as stored messages carry them.
+
+        Returns:
+            None if there is no memory for new channels.
+        """
         known = self._number_by_name
-        new = [name for name in dict.fromkeys(names) if name not in known]
-        if new:
-            if len(known) + len(new) > self._name_count_max or not self._reserve_memory(new):
-                self.forget_unused(max(CHANNELS_FORGOTTEN, 2 * len(new)))
+        new_names = [name for name in dict.fromkeys(names) if name not in known]
+        if new_names:
+            if len(known) + len(new_names) > self._name_count_max or not self._reserve_memory(
+                new_names
+            ):
+                self.forget_unused(max(CHANNELS_FORGOTTEN, 2 * len(new_names)))
                 self._name_count_max = max(CHANNEL_NAMES_MAX, len(known) + CHANNELS_FORGOTTEN)
-                new = [name for name in dict.fromkeys(names) if name not in known]
-                if not self._reserve_memory(new):
+                new_names = [name for name in dict.fromkeys(names) if name not in known]
+                if not self._reserve_memory(new_names):
                     return None
-            self._add_names(new)
+            self._add_names(new_names)
         return [known[name] for name in names]
 
     def add_filter(
         self, patterns: Sequence[str], scope: Scope | None = None
     ) -> ChannelFilter | None:
-        """Somebody wants what one of these patterns matches, and the scope allows. None when there
-        is no memory."""
-        wanted = ChannelFilter(
+        """Add a filter for these patterns and this scope. Returns None if there is no memory."""
+        channel_filter = ChannelFilter(
             tuple(dict.fromkeys(patterns)), self._name_by_number, self._number_by_name, scope
         )
-        if not self._take_budget(_patterns_bytes(wanted.watched_patterns) + self._capacity):
+        if not self._take_budget(_patterns_bytes(channel_filter.watched_patterns) + self._capacity):
             return None
-        self._filters[wanted] = None
-        for pattern in wanted.watched_patterns:
-            self._filter_index.insert(pattern, wanted)
-        return wanted
+        self._filters[channel_filter] = None
+        for pattern in channel_filter.watched_patterns:
+            self._filter_index.insert(pattern, channel_filter)
+        return channel_filter
 
     def remove_filter(self, channel_filter: ChannelFilter) -> None:
-        """Somebody is gone."""
+        """Remove a filter and return its memory."""
         del self._filters[channel_filter]
         for pattern in channel_filter.watched_patterns:
             self._filter_index.remove(pattern, channel_filter)
         self._return_budget(_patterns_bytes(channel_filter.watched_patterns) + self._capacity)
 
     def forget_unused(self, max_count: int) -> int:
-        """Forget up to so many channels that no stored message carries. Returns how many."""
+        """Forget up to `max_count` channels that no stored message carries. Returns how many."""
         if self._ring.floor == self._fully_used_floor:
             return 0
         is_idle = self._is_number_used.copy()
         for columns in (self._columns, *self.borrowing_columns):
             is_idle[np.flatnonzero(columns.uses[: is_idle.size])] = False
-        idle = np.flatnonzero(is_idle)
-        if idle.size <= max_count:
+        idle_numbers = np.flatnonzero(is_idle)
+        if idle_numbers.size <= max_count:
             self._fully_used_floor = self._ring.floor
-        idle, names = idle[:max_count], self._name_by_number
-        self.generation += idle.size > 0
-        self._is_number_used[idle] = False
-        self._return_budget(sum(_name_bytes(names[number]) for number in idle.tolist()))
-        for number in idle.tolist():
+        idle_numbers, names = idle_numbers[:max_count], self._name_by_number
+        self.generation += idle_numbers.size > 0
+        self._is_number_used[idle_numbers] = False
+        self._return_budget(sum(_name_bytes(names[number]) for number in idle_numbers.tolist()))
+        for number in idle_numbers.tolist():
             del self._number_by_name[names[number]]
             names[number] = ""
-        for wanted in self._filters:
-            wanted.remove_channels(idle)
-        self._free_numbers += idle[::-1].tolist()
-        return idle.size
+        for channel_filter in self._filters:
+            channel_filter.remove_channels(idle_numbers)
+        self._free_numbers += idle_numbers[::-1].tolist()
+        return idle_numbers.size
 
     def shrink_idle(self, max_count: int) -> int:
-        """Nothing has been stored for long: forget up to so many channels, and behind the last one
-        give back what is kept for each. Returns how many."""
+        """Forget up to `max_count` channels of an idle class, and release the tables after the last
+        one.
+
+        Returns:
+            How many channels were forgotten.
+        """
         forgotten = self.forget_unused(max_count) if len(self) and max_count else 0
         if len(self) or not self._capacity:
             return forgotten
-        del self._name_by_number[1:]  # Others look into this list.
+        del self._name_by_number[1:]  # The filters share this list.
         self._free_numbers.clear()
         self._is_number_used = self._is_number_used[:0]
         self._return_budget(self._capacity * self._bytes_per_number)
@@ -281,19 +294,19 @@ class ChannelTable:
         self._name_count_max = CHANNEL_NAMES_MAX
         self._columns.rest()
         self._filter_index.forget_matches()
-        for wanted in self._filters:
-            wanted.reset()
+        for channel_filter in self._filters:
+            channel_filter.reset()
         self.generation += 1
         return forgotten
 
     def _reserve_memory(self, names: list[str]) -> bool:
-        """Take the memory that these new channels need, if there is so much."""
+        """Charge new channels to the budget. Returns False if there is not enough memory."""
         capacity = self._capacity
-        top = len(self._name_by_number) + max(0, len(names) - len(self._free_numbers))
-        while capacity < top:
+        needed = len(self._name_by_number) + max(0, len(names) - len(self._free_numbers))
+        while capacity < needed:
             capacity = max(_TABLE_SIZE_MIN, 2 * capacity)
-        more = (capacity - self._capacity) * self._bytes_per_number
-        if not self._take_budget(more + sum(map(_name_bytes, names))):
+        added_bytes = (capacity - self._capacity) * self._bytes_per_number
+        if not self._take_budget(added_bytes + sum(map(_name_bytes, names))):
             return False
         unnamed = np.zeros(capacity - self._capacity, np.bool_)
         self._is_number_used = np.concatenate([self._is_number_used, unnamed])
@@ -302,7 +315,7 @@ class ChannelTable:
 
     @property
     def _bytes_per_number(self) -> int:
-        """What is kept for each number, beside its name."""
+        """Bytes per channel number, without its name."""
         return 2 * self._columns.uses.itemsize + self._is_number_used.itemsize + len(self._filters)
 
     def _take_budget(self, size: int) -> bool:
@@ -316,8 +329,10 @@ class ChannelTable:
         self._ring.budget.give(size)
 
     def _add_names(self, names: list[str]) -> None:
-        """Give channels numbers, and have who wants them know; once for all that the same want."""
-        found: dict[int, tuple[tuple[ChannelFilter, ...], list[int]]] = {}
+        """Assign numbers to channels and add them to the matching filters, grouped by equal
+        filters.
+        """
+        numbers_by_filters: dict[int, tuple[tuple[ChannelFilter, ...], list[int]]] = {}
         self._fully_used_floor = -1
         for name in names:
             if self._free_numbers:
@@ -328,13 +343,13 @@ class ChannelTable:
                 self._name_by_number.append(name)
             self._number_by_name[name] = number
             self._is_number_used[number] = True
-            who = self._filter_index.match(name)
-            if who:
-                found.setdefault(id(who), (who, []))[1].append(number)
-        for who, numbers in found.values():
-            new = np.array(sorted(numbers), np.intp)  # Once: writing them is quick then.
-            for wanted in dict.fromkeys(who):
-                wanted.add_channels(new)
+            filters = self._filter_index.match(name)
+            if filters:
+                numbers_by_filters.setdefault(id(filters), (filters, []))[1].append(number)
+        for filters, numbers in numbers_by_filters.values():
+            added = np.array(sorted(numbers), np.intp)  # Sorted once for all filters.
+            for channel_filter in dict.fromkeys(filters):
+                channel_filter.add_channels(added)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""
@@ -346,22 +361,24 @@ class ChannelTable:
         assert all(
             self._name_by_number[number] for number in np.flatnonzero(self._columns.uses[1:]) + 1
         )
-        for wanted in self._filters:
-            wanted.check_invariants()
+        for channel_filter in self._filters:
+            channel_filter.check_invariants()
         assert self.memory_bytes == (
             sum(map(_name_bytes, named))
-            + sum(_patterns_bytes(wanted.watched_patterns) for wanted in self._filters)
+            + sum(
+                _patterns_bytes(channel_filter.watched_patterns) for channel_filter in self._filters
+            )
             + self._capacity * self._bytes_per_number
         )
 
 
 def _name_bytes(name: str) -> int:
-    """About what a channel takes."""
+    """Return the approximate memory of one channel."""
     return CHANNEL_BYTES + _text_bytes(name)
 
 
 def _patterns_bytes(patterns: Sequence[str]) -> int:
-    """About what somebody's patterns take, here and in a table of its own."""
+    """Return the approximate memory of a filter's patterns, here and in its own matcher."""
     return sum(map(_pattern_bytes, patterns))
 
 

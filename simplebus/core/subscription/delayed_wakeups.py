@@ -1,7 +1,7 @@
-"""Who is to be woken when, because something was put off until then.
+"""Wakeups of positions and queues that delayed part of their work.
 
-Rule 1: whoever waits says himself when he is due next; here stands only who has to be asked.
-Rule 2: one turn wakes only as many as take so long. Who is still not done comes behind all others.
+Each target knows when it is due; this module only keeps the set of targets. One turn wakes a
+bounded number of targets; a target that is not finished is woken again after all others.
 """
 
 from __future__ import annotations
@@ -15,38 +15,42 @@ from simplebus.core.subscription.position import NEVER
 
 
 class WakeupTarget(Protocol):
-    """Something that has put off a part of what it has to do."""
+    """Object that delayed part of its work until a time."""
 
     scanned_count: int
-    """How many messages the last `wake_due` looked at, if it did not leave that to another turn."""
+    """Messages that the last `handle_wakeup` scanned, unless it left that to a later turn."""
 
     @property
     def next_wakeup(self) -> float:
-        """When `wake_due` is to be called next; infinite for not at all."""
+        """Time at which `handle_wakeup` is to be called next; infinite for never."""
 
     def handle_wakeup(self) -> bool:
-        """Do, or have ready, what was put off until now. Returns whether there is something to
-        send."""
+        """Do the work that is due. Returns True if there is something to send."""
 
 
 class DelayedWakeups:
-    """Of one broker."""
+    """Wakeup targets of one broker."""
 
     def __init__(self, clock: Clock, on_wakeup: Callable[[WakeupTarget], int]) -> None:
-        """`woken` is called with each that has something to send, and says how many messages were
-        looked at for that."""
+        """Create an empty set.
+
+        Args:
+            clock: Current time, set by the driver.
+            on_wakeup: Called with each target that has something to send. Returns the scanned
+                messages.
+        """
         self.next_wakeup = NEVER
-        """When `wake_due` is to be called."""
+        """Time at which `run_due_wakeups` is to be called."""
         self._clock = clock
         self._on_wakeup = on_wakeup
         self._targets: dict[WakeupTarget, None] = {}
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of targets."""
         return len(self._targets)
 
     def schedule_wakeup(self, due_time: float, target: WakeupTarget) -> None:
-        """Something is to be done then; or, when that is never, nothing is put off any more."""
+        """Wake `target` at `due_time`; NEVER removes it."""
         if due_time == NEVER:
             self._targets.pop(target, None)
         else:
@@ -54,18 +58,18 @@ class DelayedWakeups:
             self.next_wakeup = min(self.next_wakeup, due_time)
 
     def run_due_wakeups(self) -> None:
-        """Wake who is due."""
+        """Wake the targets that are due."""
         if self.next_wakeup > self._clock.now:
             return
-        looked = 0
-        for waiter in list(self._targets):
-            if waiter.next_wakeup > self._clock.now:
+        scanned_count = 0
+        for target in list(self._targets):
+            if target.next_wakeup > self._clock.now:
                 continue
-            del self._targets[waiter]
-            if waiter.handle_wakeup():
-                looked += self._on_wakeup(waiter)
-            if waiter.next_wakeup < NEVER:
-                self._targets[waiter] = None
-            if looked >= LOOKED_MESSAGES_MAX:
+            del self._targets[target]
+            if target.handle_wakeup():
+                scanned_count += self._on_wakeup(target)
+            if target.next_wakeup < NEVER:
+                self._targets[target] = None
+            if scanned_count >= LOOKED_MESSAGES_MAX:
                 break
-        self.next_wakeup = min([waiter.next_wakeup for waiter in self._targets], default=NEVER)
+        self.next_wakeup = min([target.next_wakeup for target in self._targets], default=NEVER)

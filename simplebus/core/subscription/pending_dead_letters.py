@@ -1,11 +1,10 @@
-"""What a position has given up, and what finds no room among the dead letters yet.
+"""Messages that a position gave up and that wait for room in the dead letters.
 
-Rule 1: it is sent to nobody any more, and is not done: it stays stored until it is a dead letter,
-or somebody acknowledges it after all.
-Rule 2: ranges, never messages: however much waits, it costs what its pieces cost.
+They are not sent any more but stay stored until they are dead-lettered or acknowledged after all.
+They are kept as ranges, so memory depends on the number of ranges, not of messages.
 
-    terminated  sent once    (4, 9) (12, 14)
-    exhausted   sent twice   (9, 10)
+    terminated       attempt 1    (4, 9) (12, 14)
+    max_deliveries   attempt 2    (9, 10)
 """
 
 from __future__ import annotations
@@ -19,75 +18,77 @@ from simplebus.core.subscription.selection import Ranges
 
 
 class PendingDeadLetters:
-    """Of one position. Invariant: no message is in two of the sets, and all are in `_all`."""
+    """Pending dead letters of one position.
+
+    Invariant: each message is in exactly one set of `_sequences_by_reason`, and in
+    `_all_sequences`.
+    """
 
     def __init__(self) -> None:
         self._sequences_by_reason: dict[tuple[Reason, int], SequenceSet] = {}
-        """By why they were given up, and how often they were sent. None of them is empty."""
+        """Sequences by reason and attempt count. No set is empty."""
         self._all_sequences = SequenceSet()
 
     def __len__(self) -> int:
-        """How many messages there are."""
+        """Return the number of messages."""
         return len(self._all_sequences)
 
     def __iter__(self) -> Iterator[Span]:
-        """All of them, in no order; each says why it was given up."""
-        for (reason, attempts), held in self._sequences_by_reason.items():
-            for first, last in held:
+        """Yield all spans with their reasons, in no order."""
+        for (reason, attempts), sequences in self._sequences_by_reason.items():
+            for first, last in sequences:
                 yield Span(first, last, attempts, reason)
 
     def to_rows(self) -> list[tuple[int, int, int, str]]:
-        """All of them, to be kept: messages first..last-1, how often they were sent, and why they
-        were given up."""
+        """Return all messages as rows (first, last, attempts, reason), sorted, for the snapshot."""
         return sorted(
             (first, last, attempts, reason.value)
-            for (reason, attempts), held in self._sequences_by_reason.items()
-            for first, last in held
+            for (reason, attempts), sequences in self._sequences_by_reason.items()
+            for first, last in sequences
         )
 
     @property
     def first_sequence(self) -> int:
-        """The lowest one. There is one."""
+        """Lowest sequence. There must be one."""
         return next(iter(self._all_sequences))[0]
 
     def add(self, ranges: Ranges, reason: Reason, attempts: int) -> None:
-        """These are given up. What is in here already stays as it is."""
-        new = self.subtract_from(ranges)
-        if new:
-            self._sequences_by_reason.setdefault((reason, attempts), SequenceSet()).update(new)
-            self._all_sequences.update(new)
+        """Add ranges. Messages that are pending already keep their reason."""
+        added = self.subtract_from(ranges)
+        if added:
+            self._sequences_by_reason.setdefault((reason, attempts), SequenceSet()).update(added)
+            self._all_sequences.update(added)
 
     def remove(self, first: int, last: int) -> None:
-        """Have none of first..last-1."""
+        """Remove first..last-1."""
         if not self._all_sequences.overlaps(first, last):
             return
         self._all_sequences.remove(first, last)
-        for key, held in list(self._sequences_by_reason.items()):
-            held.remove(first, last)
-            if not held:
+        for key, sequences in list(self._sequences_by_reason.items()):
+            sequences.remove(first, last)
+            if not sequences:
                 del self._sequences_by_reason[key]
 
     def subtract_from(self, ranges: Ranges) -> Ranges:
-        """What of these is not in here."""
+        """Return the parts of `ranges` that are not pending."""
         return [part for first, last in ranges for part in self._all_sequences.without(first, last)]
 
     def next_batch(self, first: int, last: int) -> tuple[Ranges, Reason, int] | None:
-        """Some of first..last-1, the lowest ones, as many as are tried at once: which, why they
-        were given up, and how often they were sent. None for none."""
-        most = DEAD_LETTERS_MAX
-        found = [
-            (held.within(first, last, most), *key)
-            for key, held in self._sequences_by_reason.items()
+        """Return the lowest ranges of first..last-1 with one reason and attempt count, or None."""
+        limit = DEAD_LETTERS_MAX
+        candidates = [
+            (sequences.within(first, last, limit), *key)
+            for key, sequences in self._sequences_by_reason.items()
         ]
-        some = [each for each in found if each[0]]
-        return min(some, key=lambda each: each[0][0]) if some else None
+        batches = [batch for batch in candidates if batch[0]]
+        return min(batches, key=lambda batch: batch[0][0]) if batches else None
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariant holds."""
         self._all_sequences.check()
         assert all(self._sequences_by_reason.values())
         assert sum(map(len, self._sequences_by_reason.values())) == len(self._all_sequences)
-        both = SequenceSet()
-        for held in self._sequences_by_reason.values():
-            both.update(list(held))
-        assert list(both) == list(self._all_sequences)
+        union = SequenceSet()
+        for sequences in self._sequences_by_reason.values():
+            union.update(list(sequences))
+        assert list(union) == list(self._all_sequences)

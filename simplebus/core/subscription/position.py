@@ -1,16 +1,16 @@
-"""Where one subscription stands in its class: what it was sent, what came back, what waits.
+"""Position of one consumer in a class: what it was sent, what was acknowledged, what is
+redelivered.
 
-Rule 1: a position never holds a message; it holds sequences of its class's ring.
-Rule 2: a tick touches only what is due; what is due is queued once, with a longer pause each time.
-Rule 3: what waits to be sent, be it again, is not in flight; and what was never sent cannot be
-acknowledged, though the cursor has passed it.
+A position holds sequences of its class's ring, never messages. A tick touches only spans that are
+due and queues each of them once, with a longer pause each time. Messages that wait to be sent
+(again) are not in flight, and a message that was never sent cannot be acknowledged.
 
-    ring    floor ─ in flight ─ cursor ─ not sent yet ─ head
-    wheel   tick 17: (4, 9)  tick 18: (9, 30) …      in flight: what to look at again, by tick
-    refused tick 19: (2, 3)                          what pauses, by tick
-    later   12.5 s: (30, 31)                         put off to a time
-    again   (4, 6) (8, 9)                            what is to be sent again now
-    unburied (3, 4)                                  given up, and not a dead letter yet
+    ring                   floor ─ in flight ─ cursor ─ not sent yet ─ head
+    _ack_timer             tick 17: (4, 9)  tick 18: (9, 30) …     in flight, by tick when overdue
+    _nack_timer            tick 19: (2, 3)                         rejected, by tick of redelivery
+    _delayed_spans         12.5 s: (30, 31)                        delayed until a time
+    _redelivery_queue      (4, 6) (8, 9)                           to be sent again now
+    pending_dead_letters   (3, 4)                                  given up, not dead-lettered yet
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ NEVER = float("inf")
 
 
 class Position(ABC):
-    """See the module's law. A feed, but what it is sent is a subscription's business."""
+    """Cursor, ack window and redelivery state of one consumer. Implements `Feed` for its outbox."""
 
     is_key_ordered = False
-    """Whether it is a group whose members each get the messages of some keys."""
+    """True for a group whose members each get the messages of some keys."""
 
     def __init__(
         self,
@@ -67,92 +67,96 @@ class Position(ABC):
         failure_reasons: LastErrors | None = None,
         redeliveries: Iterable[Span] = (),
     ) -> None:
-        """What the window has in flight is to be sent again: it lies in `spans`."""
+        """Create a position. `redeliveries` are the spans that its window has in flight."""
         self.class_id = ring.class_id
         self.class_ring = ring
-        """What the class has in memory."""
+        """Messages of the class that are in memory."""
         self.ring = ring
-        """What the position is sent is in there: the same, or a ring of its own while it is
-        behind."""
+        """Ring that the position sends from: the class's, or its own while it reads spilled
+        messages.
+        """
         self.window = window
         self.outbox = outbox or Nowhere()
         self.delivery_policy = delivery_policy
         self.subscription_number = subscription_number
         self.channel_filter = channel_filter
-        """Which channels; None for everything."""
+        """Channels it receives; None for all."""
         self.durable = ""
-        """The name under which it outlives its session; empty for none."""
+        """Name of the durable; empty if the position ends with its session."""
         self.owner = ""
-        """The user that made it; empty where that is nobody, or not known."""
+        """User that created it; empty if unknown."""
         self.log_position = 0
-        """The mark in the ledger with which it is known that it has come, or is gone; 0 for what is
-        not kept past the process."""
+        """Log position of the entry that created or removed it; 0 if it is not journaled."""
         self.idle_seconds: float | None = None
-        """How long it is kept while nobody is connected to it; None for ever."""
+        """Seconds it is kept while no session is attached; None for unlimited."""
         self.group = ""
         self.request_number = 0
-        """The number of the Subscribe that asked for it last."""
+        """Number of the last Subscribe request for it."""
         self.unattended_since = 0.0
-        """Since when nobody is connected to it, while that is so."""
+        """Time since when no session is attached."""
         self.delivered = 0
         self.redelivered = 0
         self.nack_count = 0
-        """How often it was said that some messages are to come again later."""
+        """Number of rejections."""
         self.dropped = 0
         self.is_queued = False
         self.attempt = 1
         self.scanned_count = 0
         self.is_too_slow = False
-        """Whether it is to be cut off for what waits for it."""
+        """True if it is to be cut off because its backlog is too long."""
         self._slow_check_tick = -1
-        """When it was looked last whether it is, but for what came too late."""
+        """Tick of the last check for that."""
         self.undelivered: Counter[Reason] = Counter()
-        """Messages for it that it was never sent, or not again, by reason."""
+        """Messages that it was never sent, or not again, by reason."""
         self._timer_index_modulus = timer_index_modulus or delivery_policy.ack_ticks
-        """What timer indexes count up to, in the whole class."""
+        """Modulus of timer indexes, the same for the whole class."""
         self._clock = clock or Clock()
         self._on_floor_moved = on_floor_moved
-        """Called when the floor may have moved by itself."""
+        """Called when the floor may have moved without an ack."""
         self._dead_letter = dead_letter
-        """Called with messages that it is giving up, why, and how often it was sent them. Returns
-        from which one on there is no room for them; None when all are dealt with."""
+        """Called with messages to give up, the reason and their attempts. Returns the sequence from
+        which on
+        there is no room for them, or None if all were dead-lettered.
+        """
         self._schedule_wakeup = schedule_wakeup
-        """Called with the time at which `wake_due` is to be called."""
+        """Called with the time at which `handle_wakeup` is to be called."""
         self._failure_reasons = LastErrors() if failure_reasons is None else failure_reasons
         self._in_flight_bytes = Weight(ring)
-        """Of what is in flight."""
+        """Bytes of the messages in flight."""
         self._peeked_end = window.cursor
         self._zero_copy_end = 0
-        """Messages from the cursor to here are for it, and nothing is special about them."""
+        """Messages from the cursor up to here can be sent without inspection."""
         self._backlog_counter: BacklogCounter | None = None
-        """What waits ahead of the cursor; counted from when it matters first."""
+        """Counter of matching messages ahead of the cursor; created when first needed."""
         self._passed_count = window.in_flight
         """Messages that the cursor has passed, or that waited behind it from the start."""
         self._skipped_count = 0
-        """Those of them that are done with, and that nobody has acknowledged."""
+        """Those of them that are finished without an ack."""
         self._ack_timer = Wheel()
         self._nack_timer = Wheel()
         self._delayed_spans: list[tuple[float, int, Span]] = []
         self._redelivery_queue: deque[Span] = deque()
         self._spilled_redeliveries: list[Span] = []
-        """What is to be sent again and is not read back from disk yet."""
+        """Redeliveries that are not read back from disk yet."""
         self._unsent_sequences = SequenceSet()
-        """What waits and was never sent, though the cursor has passed it."""
+        """Messages behind the cursor that were never sent."""
         self._resend_sequences = SequenceSet()
-        """What waits to be sent again; kept where it matters how much is in flight."""
+        """Messages that wait to be redelivered; kept only if messages in flight are limited."""
         self.pending_dead_letters = PendingDeadLetters()
-        """What is given up and waits for room among the dead letters."""
+        """Messages given up that wait for room in the dead letters."""
         self.inherited_delays: list[tuple[int, int, int]] = []
-        """Until when some of it pauses, while everything waits for that: see `Left.ticks`."""
+        """Delays of single messages while the whole position is delayed: see
+        `PositionHandover.ticks`.
+        """
         self.outbox_after_delay: Outbox | None = None
-        """Where it is sent afterwards."""
+        """Outbox to attach when that delay ends."""
         for span in redeliveries:
             self._redelivery_queue.append(span)
             self._mark_waiting(span)
 
     @property
     def acknowledged(self) -> int:
-        """Messages acknowledged."""
+        """Number of acknowledged messages."""
         return self._passed_count - self._skipped_count - self.window.in_flight
 
     @property
@@ -169,12 +173,12 @@ class Position(ABC):
 
     @property
     def is_filtered(self) -> bool:
-        """Whether some messages may not be for it."""
+        """True if some messages of the class may not match its filter."""
         return self.channel_filter is not None and not self.channel_filter.is_match_all
 
     @property
     def has_to_inspect(self) -> bool:
-        """Whether new messages must be looked at one by one."""
+        """True if new messages must be inspected one by one."""
         ring, cursor = self.ring, self.window.cursor
         return (
             self.is_filtered
@@ -184,7 +188,7 @@ class Position(ABC):
 
     @property
     def has_consumer(self) -> bool:
-        """Whether somebody is there to be sent messages."""
+        """True if a session is attached that messages can be sent to."""
         return self.is_connected
 
     @property
@@ -194,16 +198,16 @@ class Position(ABC):
         return self.delivery_policy.in_flight_max is None or self._in_flight_room() > 0
 
     def build_delivery_state(self) -> Standing:
-        """Where that is which the cursor has passed, for who asks what it waits for."""
+        """Return where the messages behind the cursor are, for inquiries."""
         waiting = (
             [self._unsent_sequences, self._resend_sequences]
             if self.delivery_policy.in_flight_max is not None
             else []
         )
-        sent, pauses = self._ack_timer.sets(), self._nack_timer.sets()
+        in_flight, pauses = self._ack_timer.sets(), self._nack_timer.sets()
         return Standing(
             self._in_flight_count(),
-            sent,
+            in_flight,
             pauses,
             self._delayed_spans,
             self._redelivery_queue,
@@ -230,17 +234,19 @@ class Position(ABC):
         )
 
     def _in_flight_room(self) -> int:
-        """How many messages more may be in flight."""
-        window, most = self.window, self.delivery_policy.in_flight_max
-        if most is None:
+        """Return how many more messages may be in flight."""
+        window, limit = self.window, self.delivery_policy.in_flight_max
+        if limit is None:
             return MESSAGES_MAX
-        held = self._in_flight_count()
-        if 0 < held < most and self._in_flight_bytes.of(held, window) >= IN_FLIGHT_BYTES:
+        count = self._in_flight_count()
+        if 0 < count < limit and self._in_flight_bytes.of(count, window) >= IN_FLIGHT_BYTES:
             return 0
-        return max(0, most - held)
+        return max(0, limit - count)
 
     def _in_flight_count(self) -> int:
-        """Messages that are sent and not acknowledged, and do not wait to be sent again."""
+        """Return the number of messages that are sent, not acknowledged and not waiting for
+        redelivery.
+        """
         waiting = (
             len(self._unsent_sequences)
             + len(self._resend_sequences)
@@ -249,7 +255,7 @@ class Position(ABC):
         return self.window.in_flight - waiting
 
     def _unsettled_ranges(self, first: int, last: int) -> Ranges:
-        """What of first..last-1 was passed by the cursor and is neither done nor given up."""
+        """Return the ranges of first..last-1 that are neither acknowledged nor given up."""
         ranges = self.window.unacked(first, last)
         return (
             self.pending_dead_letters.subtract_from(ranges) if self.pending_dead_letters else ranges
@@ -257,22 +263,23 @@ class Position(ABC):
 
     @property
     def delayed_count(self) -> int:
-        """About how many messages are not to be sent before their pause is over."""
-        put_off = sum(span.last - span.first for _, _, span in self._delayed_spans)
-        return put_off + sum(span.last - span.first for span in self._nack_timer)
+        """Approximate number of messages that wait for the end of a delay."""
+        delayed = sum(span.last - span.first for _, _, span in self._delayed_spans)
+        return delayed + sum(span.last - span.first for span in self._nack_timer)
 
     def limit_in_flight(self, count: int) -> None:
-        """Send no more than so many from now on. It is to be said again when some are acknowledged,
-        and only for fewer."""
-        most = self.delivery_policy.in_flight_max
-        if most is not None and self._in_flight_count() + count < most:
+        """Allow at most `count` more messages in flight from now on. Only lowers the limit."""
+        limit = self.delivery_policy.in_flight_max
+        if limit is not None and self._in_flight_count() + count < limit:
             self.delivery_policy = replace(
                 self.delivery_policy, in_flight_max=self._in_flight_count() + count
             )
 
     @abstractmethod
     def copy_frames(self, tick: int) -> bytes:
-        """See `Feed`. Copies, because they are often many small pieces: one write sends them."""
+        """Return frames as a copy. See `Feed`. Many small pieces are joined so that one write sends
+        them.
+        """
 
     @abstractmethod
     def peek_frames(self, tick: int) -> memoryview:
@@ -280,13 +287,15 @@ class Position(ABC):
 
     @abstractmethod
     def mark_sent(self, piece: memoryview, sent_bytes: int, tick: int) -> bytes:
-        """See `Feed`. The rest of a cut frame is a copy: its ring may let go of it."""
+        """Record that part of a piece was sent. See `Feed`. Returns a copy of the rest of a cut
+        frame.
+        """
 
-    # What comes back -----------------------------------------------------------------------------
+    # Acknowledgements and redelivery -------------------------------------------------------------
 
     @property
     def has_waiting_redeliveries(self) -> bool:
-        """Whether some of what the cursor has passed may wait to be sent."""
+        """True if messages behind the cursor may wait to be sent."""
         return bool(
             self._redelivery_queue
             or self._delayed_spans
@@ -296,7 +305,7 @@ class Position(ABC):
         )
 
     def ack(self, first: int, last: int) -> None:
-        """The consumer has processed what it was sent of first..last-1."""
+        """Acknowledge the messages of first..last-1 that were sent."""
         if not self.has_waiting_redeliveries:
             self.window.ack_range(first, last)
             return
@@ -308,29 +317,36 @@ class Position(ABC):
     def has_in_flight(
         self, first: int, last: int, attempt: int, *, include_waiting: bool = False
     ) -> bool:
-        """Whether any of first..last-1 is in flight, with this attempt if it is not 0; or, if that
-        is to count, waits to be sent again."""
-        is_there = self._ack_timer.holds(first, last, attempt)
-        return is_there or (
+        """Return True if any of first..last-1 is in flight; with `attempt` other than 0, with that
+        attempt.
+
+        With `include_waiting` messages that wait for redelivery count, too.
+        """
+        is_in_flight = self._ack_timer.holds(first, last, attempt)
+        return is_in_flight or (
             include_waiting and bool(self._find_waiting_redeliveries(first, last, attempt))
         )
 
     def _find_waiting_redeliveries(self, first: int, last: int, attempt: int) -> Ranges:
-        """What of first..last-1 waits to be sent again; for an attempt that is not 0, as far as it
-        was sent so often and that is soon found."""
+        """Return the ranges of first..last-1 that wait for redelivery.
+
+        For an attempt other than 0 the search is limited, so the result may be incomplete.
+        """
         waiting = self._resend_sequences
         if not attempt:
             return waiting.within(first, last)
-        found = [
-            r for _, _, held in self._nack_timer.sets(attempt) for r in held.within(first, last)
+        ranges = [
+            r
+            for _, _, sequences in self._nack_timer.sets(attempt)
+            for r in sequences.within(first, last)
         ]
-        put_off = (span for _, _, span in self._delayed_spans)
+        delayed = (span for _, _, span in self._delayed_spans)
         for span in islice(
-            chain(self._redelivery_queue, self._spilled_redeliveries, put_off), LOOKED_FOR_SPANS
+            chain(self._redelivery_queue, self._spilled_redeliveries, delayed), LOOKED_FOR_SPANS
         ):
             if span.attempts == attempt:
-                found += waiting.within(max(first, span.first), min(last, span.last))
-        return [r for a, b in found for r in waiting.within(a, b)]
+                ranges += waiting.within(max(first, span.first), min(last, span.last))
+        return [r for begin, end in ranges for r in waiting.within(begin, end)]
 
     def nack(
         self,
@@ -342,9 +358,13 @@ class Position(ABC):
         attempt: int = 0,
         error: str = "",
     ) -> None:
-        """The consumer could not process first..last-1, and says why. What of them is in flight,
-        with this attempt if it is not 0, comes again after the pause that its attempts have earned,
-        or after `delay` seconds."""
+        """Reject messages of first..last-1 that are in flight; they are redelivered later.
+
+        Args:
+            delay_seconds: Delay before redelivery; None for the backoff of their attempts.
+            attempt: Only messages of this delivery attempt; 0 for any.
+            error: Reason given by the consumer, kept for dead letters.
+        """
         for span in self._ack_timer.cut(first, last, attempt):
             self._mark_waiting(span)
             self._schedule_redelivery(span, delay_seconds, tick, error)
@@ -354,7 +374,7 @@ class Position(ABC):
     def _schedule_redelivery(
         self, span: Span, delay_seconds: float | None, tick: int, error: str
     ) -> None:
-        """Have these come again after a pause, or after so many seconds."""
+        """Schedule the redelivery of a rejected span after its backoff or after `delay_seconds`."""
         self._failure_reasons.note(self, span.first, span.last, error)
         self.nack_count += 1
         if delay_seconds is None:
@@ -366,7 +386,7 @@ class Position(ABC):
             self._delay_span(self._clock.now + delay_seconds, span)
 
     def extend_ack_timeout(self, first: int, last: int, tick: int, attempt: int = 0) -> None:
-        """The consumer is at it: the ack timeout of first..last-1 begins again."""
+        """Restart the ack timeout of first..last-1."""
         self._postpone_timeouts(self._ack_timer, first, last, tick, attempt)
 
     def _postpone_timeouts(
@@ -377,12 +397,12 @@ class Position(ABC):
         )
 
     def tick(self, tick: int) -> None:
-        """Queue what is due at this tick and not acknowledged."""
+        """Queue the redelivery of everything that is overdue at `tick`."""
         due = [span for span in self._ack_timer.pop(tick) if span.last > self.window.floor]
         for span in due:
             self._mark_waiting(span)
-        if self._nack_timer and (refused := self._nack_timer.pop(tick)):
-            due = sorted(due + refused, key=lambda span: span.first)
+        if self._nack_timer and (rejected := self._nack_timer.pop(tick)):
+            due = sorted(due + rejected, key=lambda span: span.first)
         self._redelivery_queue += due
         if self._redelivery_queue:
             self.outbox.wake(self)
@@ -390,11 +410,13 @@ class Position(ABC):
 
     @property
     def next_wakeup(self) -> float:
-        """When `wake_due` is to be called next."""
+        """Time at which `handle_wakeup` is to be called next."""
         return self._delayed_spans[0][0] if self._delayed_spans else NEVER
 
     def handle_wakeup(self) -> bool:
-        """Queue what was put off until now. Returns whether there is something to send."""
+        """Queue delayed messages whose time has come. Returns True if there is something
+        to send.
+        """
         while self._delayed_spans and self._delayed_spans[0][0] <= self._clock.now:
             self._redelivery_queue.append(heapq.heappop(self._delayed_spans)[2])
         if self._redelivery_queue:
@@ -406,84 +428,88 @@ class Position(ABC):
         self._schedule_wakeup(due_time)
 
     def _mark_waiting(self, span: Span) -> None:
-        """A span waits to be sent, for the first time or again."""
+        """Record that a span waits to be sent, for the first time or again."""
         waiting = self._unsent_sequences if self._is_unsent(span) else self._resend_sequences
         if waiting is self._unsent_sequences or self.delivery_policy.in_flight_max is not None:
             for first, last in self._unsettled_ranges(span.first, span.last):
                 waiting.add(first, last)
 
     def _is_unsent(self, span: Span) -> bool:
-        """What somebody else was sent whose place this one has taken counts as sent."""
+        """Return True if a span was never sent, by this position or by its predecessor."""
         return span.attempts == 0
 
-    # Coming and going ----------------------------------------------------------------------------
+    # Attaching and detaching sessions ------------------------------------------------------------
 
     def detach(self) -> None:
-        """The session is gone; the position stays. What was in flight is to be sent again: what was
-        sent once as soon as somebody is there, the rest after its pause, so that one who goes on
-        coming and falling does not use up a message's deliveries."""
+        """Detach the session; the position stays and its messages in flight are redelivered.
+
+        Messages sent once are redelivered as soon as a session attaches, the others after their
+        backoff,
+        so that a consumer that keeps crashing does not use up a message's deliveries.
+        """
         self.outbox.forget(self)
         self.outbox = Nowhere()
         for due, span in self._ack_timer.clear():
             self._mark_waiting(span)
             self._requeue_unacked(span, due)
-        back = sorted(
+        redeliveries = sorted(
             (*self._redelivery_queue, *self._spilled_redeliveries), key=lambda span: span.first
         )
-        self._redelivery_queue = deque(back)
+        self._redelivery_queue = deque(redeliveries)
         self._spilled_redeliveries.clear()
 
     def _requeue_unacked(self, span: Span, due_tick: int) -> None:
-        """Who was sent these, and was to acknowledge them by then, is gone."""
+        """Queue the redelivery of a span whose consumer is gone. It was due at `due_tick`."""
         if span.attempts < 2:
             self._redelivery_queue.append(span)
         else:
             self._nack_timer.put(due_tick, span.first, span.last, span.attempts)
 
     def mark_removed(self) -> None:
-        """The position is gone: nothing is to be woken for it any more."""
+        """Cancel wakeups and forget the failure reasons of a removed position."""
         self._schedule_wakeup(NEVER)
         self._failure_reasons.forget(self)
 
     def attach(self, outbox: Outbox, number: int) -> None:
-        """A session takes the position up."""
+        """Attach a session's outbox."""
         self.outbox, self.subscription_number = outbox, number
 
-    # Behind -------------------------------------------------------------------------------------
+    # Spilled messages ----------------------------------------------------------------------------
 
     @property
     def is_reading_spilled(self) -> bool:
-        """Whether it needs what its class has no longer in memory."""
+        """True if it needs messages that are no longer in memory."""
         return self.ring is not self.class_ring
 
     @property
     def can_suspend_reading(self) -> bool:
-        """Whether nothing needs to be in the ring while nobody is there to be sent it."""
+        """True if its ring may be empty while no session is attached."""
         return True
 
     def switch_ring(self, ring: Ring) -> None:
-        """From now on what it is sent is in there, from its floor on, as far as it is there."""
+        """Send from `ring` from now on."""
         self.ring = ring
         self._in_flight_bytes = Weight(ring)
         self._backlog_counter = None
         self._zero_copy_end = 0
 
     def set_channel_filter(self, channel_filter: ChannelFilter | None) -> None:
-        """Somebody else is to be sent it, who may see other messages."""
+        """Set the filter for a new consumer."""
         self.channel_filter = channel_filter
         self._backlog_counter = None
         self._zero_copy_end = 0
 
     def requeue_spilled(self) -> None:
-        """More is in the ring than there was. What was away goes on in front of the rest."""
+        """Queue the redeliveries that were read back from disk, before all others."""
         self._redelivery_queue.extendleft(reversed(self._spilled_redeliveries))
         self._spilled_redeliveries.clear()
         if self._redelivery_queue:
             self.outbox.wake(self)
 
     def list_attempts(self) -> list[tuple[int, int, int]]:
-        """How often what is in flight, or waits behind the cursor, was sent, where that is not
-        once: messages first..last-1 of which it is said, ascending."""
+        """Return ranges (first, last, attempts) of unacknowledged messages whose attempts are not
+        1, ascending.
+        """
         floor = self.window.floor
         return sorted(
             (max(span.first, floor), span.last, span.attempts)
@@ -492,12 +518,14 @@ class Position(ABC):
         )
 
     def build_handover(self) -> Left:
-        """What it would leave to another one if every session ended now."""
+        """Return the redelivery state that a successor would take over if all sessions
+        ended now.
+        """
         floor = self.window.floor
         ticks = [(span.first, span.last, due) for due, span in self._iter_redelivered()]
         ticks += self.inherited_delays
-        for due, _, held in self._nack_timer.sets():
-            ticks += [(first, last, due) for first, last in held]
+        for due, _, sequences in self._nack_timer.sets():
+            ticks += [(first, last, due) for first, last in sequences]
         times = [
             (span.first, span.last, due)
             for due, _, span in self._delayed_spans
@@ -511,36 +539,35 @@ class Position(ABC):
         return Left(sorted(sent), sorted(ticks), sorted(times)).within(floor, self.window.cursor)
 
     def _iter_redelivered(self) -> Iterator[tuple[int, Span]]:
-        """What was sent more than once and is not acknowledged, and by which tick it is to be."""
-        for due, attempts, held in self._ack_timer.sets():
+        """Yield the spans in flight that were sent more than once, each with its due tick."""
+        for due, attempts, sequences in self._ack_timer.sets():
             if attempts > 1:
-                for first, last in held:
+                for first, last in sequences:
                     yield due, Span(first, last, attempts)
 
     def delay_redeliveries(self, delays: Iterable[tuple[int, int, float]]) -> None:
-        """Of what is to be sent again, messages first..last-1 are not before a time, in seconds
-        since 1970."""
-        ahead = [row for row in sorted(delays) if row[2] > self._clock.now]
+        """Delay redeliveries: rows (first, last, due) with `due` in seconds since 1970."""
+        future_delays = [row for row in sorted(delays) if row[2] > self._clock.now]
         self._redelivery_queue, spans = deque(), self._redelivery_queue
-        for span, due in parted(spans, ahead):
+        for span, due in parted(spans, future_delays):
             if due is None:
                 self._redelivery_queue.append(span)
             else:
                 self._delay_span(due, span)
 
     def apply_handover(self, handover: Left, tick_seconds: float) -> None:
-        """What is to be sent again pauses as it would have without a change of hands."""
+        """Continue the delays of a predecessor."""
         self.delay_redeliveries(handover.times)
-        ahead = sorted(row for row in handover.ticks if row[2] > self._clock.tick)
+        future_delays = sorted(row for row in handover.ticks if row[2] > self._clock.tick)
         self._redelivery_queue, spans = deque(), self._redelivery_queue
-        for span, due in parted(spans, ahead):
+        for span, due in parted(spans, future_delays):
             if due is None:
                 self._redelivery_queue.append(span)
             else:
                 self._nack_timer.put(int(due), span.first, span.last, span.attempts)
 
     def _iter_spans(self) -> Iterator[Span]:
-        """Wherever they are kept."""
+        """Yield all unacknowledged spans."""
         yield from self._redelivery_queue
         yield from self._spilled_redeliveries
         yield from self._ack_timer
@@ -556,28 +583,28 @@ class Position(ABC):
         assert window.cursor <= self.ring.head or self.is_reading_spilled
         assert self.acknowledged >= 0
         if self.has_work and self.is_connected:
-            assert self.is_queued, "work that nobody was told about"
+            assert self.is_queued, "work that was not queued"
         spans, given_up = list(self._iter_spans()), SequenceSet()
         for span in spans:
             if span.given_up:
                 given_up.add(span.first, span.last)
-        opened = self._unsettled_ranges(window.floor, window.cursor)
-        left = [part for first, last in opened for part in given_up.without(first, last)]
-        check_once((span for span in spans if not span.given_up), left)
+        unsettled = self._unsettled_ranges(window.floor, window.cursor)
+        remaining = [part for first, last in unsettled for part in given_up.without(first, last)]
+        check_once((span for span in spans if not span.given_up), remaining)
         self.pending_dead_letters.check_invariants()
         for span in self.pending_dead_letters:
             assert window.unacked(span.first, span.last) == [(span.first, span.last)]
         self._check_waiting_sequences()
 
     def _check_waiting_sequences(self) -> None:
-        """What is said to wait is what lies in the spans that wait."""
+        """Raise AssertionError unless the waiting sequences match the waiting spans."""
         unsent, resend = SequenceSet(), SequenceSet()
-        put_off = (span for _, _, span in self._delayed_spans)
+        delayed = (span for _, _, span in self._delayed_spans)
         for span in (
             *self._redelivery_queue,
             *self._spilled_redeliveries,
             *self._nack_timer,
-            *put_off,
+            *delayed,
         ):
             for first, last in self._unsettled_ranges(span.first, span.last):
                 (unsent if self._is_unsent(span) else resend).add(first, last)

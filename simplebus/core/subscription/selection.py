@@ -1,13 +1,12 @@
-"""Which of some stored messages a subscription is to be sent, and in which form.
+"""Selection of the stored messages that a subscription can be sent.
 
-Rule 1: pure questions about a ring; nothing changes here.
-Rule 2: what is due is decided at delivery, by the clock reading of that moment: a message that
+Pure functions on a ring. Expiry and delay are decided when messages are delivered: a message that
 expires at 12.5 is delivered before 12.5 and never after.
 
-    messages   3    4    5    6    7    8
-    send       ■    ■              ■          wanted, open, not expired
-    later                     ■               wanted, opens later
-    others               ■              ■     not wanted, or expired
+    messages    3    4    5    6    7    8
+    sendable    ■    ■              ■          matching, due and not expired
+    delayed                    ■               matching, not due yet
+    skipped               ■              ■     not matching, or expired
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from simplebus.core.protocol.frames import DELIMITER, Flags, ranges_of
 from simplebus.core.ring.ring import Ring
 from simplebus.core.subscription.channel_filter import ChannelFilter
 
-# So few are looked at one after the other: arrays have a price of their own.
+# Up to this many messages a loop is faster than arrays.
 _SCALAR_MESSAGES_MAX = 8
 
 Ranges = list[tuple[int, int]]
-"""Half-open, ascending, none of them empty."""
+"""Half-open ranges of sequences, ascending, none of them empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSelection:
-    """Half-open ranges of sequences, ascending."""
+    """Result of a selection, as half-open ascending ranges of sequences."""
 
     sendable: Ranges
     delayed: Ranges
     skipped: Ranges
     expired: Ranges
-    """Those of the others that were wanted and came too late."""
+    """Skipped messages that matched and have expired."""
 
 
 def select_from_ranges(
     ring: Ring, ranges: Ranges, channel_filter: ChannelFilter | None, now: float
 ) -> MessageSelection:
-    """The same for several ranges of messages."""
+    """Select from several ranges of messages."""
     if channel_filter is None and (not ranges or ranges[0][0] >= ring.timed_until):
         return MessageSelection(ranges, [], [], [])
     parts = [select_messages(ring, first, last, channel_filter, now) for first, last in ranges]
@@ -59,27 +58,27 @@ def select_from_ranges(
 def select_messages(
     ring: Ring, first: int, last: int, channel_filter: ChannelFilter | None, now: float
 ) -> MessageSelection:
-    """Sort messages first..last-1 by what is to become of them."""
+    """Sort messages first..last-1 into sendable, delayed and skipped ones."""
     if channel_filter is None and first >= ring.timed_until:
         return MessageSelection([(first, last)] * (first < last), [], [], [])
     if last - first <= _SCALAR_MESSAGES_MAX:
         return _select_one_by_one(ring, first, last, channel_filter, now)
     rows = ring.rows(first, last)
-    here: Flags = np.ones(last - first, np.bool_)
+    sendable: Flags = np.ones(last - first, np.bool_)
     if channel_filter is not None:
-        here &= channel_filter.match_numbers(rows.channels)
-    expired = later = None
+        sendable &= channel_filter.match_numbers(rows.channels)
+    expired = delayed = None
     if rows.expires is not None:
-        expired = here & (rows.expires <= now)
-        here &= ~expired
+        expired = sendable & (rows.expires <= now)
+        sendable &= ~expired
     if rows.opens is not None:
-        later = here & (rows.opens > now)
-        here &= ~later
-    others = ~here if later is None else ~(here | later)
+        delayed = sendable & (rows.opens > now)
+        sendable &= ~delayed
+    skipped = ~sendable if delayed is None else ~(sendable | delayed)
     return MessageSelection(
-        _flags_to_ranges(here, first),
-        _flags_to_ranges(later, first),
-        _flags_to_ranges(others, first),
+        _flags_to_ranges(sendable, first),
+        _flags_to_ranges(delayed, first),
+        _flags_to_ranges(skipped, first),
         _flags_to_ranges(expired, first),
     )
 
@@ -87,20 +86,20 @@ def select_messages(
 def _select_one_by_one(
     ring: Ring, first: int, last: int, channel_filter: ChannelFilter | None, now: float
 ) -> MessageSelection:
-    """The same, one after the other."""
-    picked = MessageSelection([], [], [], [])
+    """Slow path of `select_messages` for few messages."""
+    selected = MessageSelection([], [], [], [])
     for sequence in range(first, last):
         row = ring.row(sequence)
-        kind = picked.sendable
+        target = selected.sendable
         if channel_filter is not None and not channel_filter.is_match(row.channel):
-            kind = picked.skipped
+            target = selected.skipped
         elif row.expires <= now:
-            kind = picked.skipped
-            _append_sequence(picked.expired, sequence)
+            target = selected.skipped
+            _append_sequence(selected.expired, sequence)
         elif row.opens > now:
-            kind = picked.delayed
-        _append_sequence(kind, sequence)
-    return picked
+            target = selected.delayed
+        _append_sequence(target, sequence)
+    return selected
 
 
 def _append_sequence(ranges: Ranges, sequence: int) -> None:
@@ -111,67 +110,70 @@ def _append_sequence(ranges: Ranges, sequence: int) -> None:
 
 
 def matching_run_end(ring: Ring, first: int, last: int, channel_filter: ChannelFilter) -> int:
-    """The end of what is wanted without a gap, of messages first..last-1, none of which expires or
-    opens later."""
+    """Return the end of the run of matching messages from `first` on. None of them expires or is
+    delayed.
+    """
     channels = ring.channels(first, last)
     if not channel_filter.is_match(channels if isinstance(channels, int) else int(channels[0])):
-        return first  # Of the others nothing has to be known.
+        return first  # The others need not be matched.
     if isinstance(channels, int):
         return last
-    here = channel_filter.match_numbers(channels)
-    return last if np.count_nonzero(here) == here.size else first + int(here.argmin())
+    matched = channel_filter.match_numbers(channels)
+    return last if np.count_nonzero(matched) == matched.size else first + int(matched.argmin())
 
 
 def first_unexpired(ring: Ring, first: int, last: int, now: float) -> int:
-    """The first of messages first..last-1 that has not expired, whoever wants it; or last."""
+    """Return the first message of first..last-1 that has not expired, or `last`."""
     expires = ring.rows(first, last).expires
     if expires is None:
         return first
-    late = expires <= now
-    return last if late.all() else first + int(late.argmin())
+    expired = expires <= now
+    return last if expired.all() else first + int(expired.argmin())
 
 
 def count_matching(ring: Ring, first: int, last: int, channel_filter: ChannelFilter | None) -> int:
-    """How many of messages first..last-1 are wanted."""
+    """Return how many of the messages first..last-1 match."""
     if channel_filter is None or first >= last:
         return max(0, last - first)
     if last - first == 1:
         return int(channel_filter.is_match(ring.row(first).channel))
-    here = channel_filter.match_numbers(ring.channels(first, last))
-    number = int(np.count_nonzero(here))
-    return number * (last - first) if here.size == 1 else number
+    matched = channel_filter.match_numbers(ring.channels(first, last))
+    count = int(np.count_nonzero(matched))
+    return count * (last - first) if matched.size == 1 else count
 
 
 def find_first_matching(
     ring: Ring, first: int, last: int, channel_filter: ChannelFilter | None, max_count: int
 ) -> tuple[int, int]:
-    """How many of messages first..last-1 are wanted, up to `most`, and where those end."""
-    here = (
+    """Return how many of first..last-1 match, up to `max_count`, and where those end."""
+    matched = (
         None if channel_filter is None else channel_filter.match_numbers(ring.channels(first, last))
     )
-    if here is None or (here.size == 1 and here[0]):
-        number = min(max_count, last - first)
-        return number, first + number
-    at = np.flatnonzero(here)[:max_count] if here.size > 1 else here[:0]
-    return at.size, first + int(at[-1]) + 1 if at.size == max_count else last
+    if matched is None or (matched.size == 1 and matched[0]):
+        count = min(max_count, last - first)
+        return count, first + count
+    indexes = np.flatnonzero(matched)[:max_count] if matched.size > 1 else matched[:0]
+    return indexes.size, first + int(indexes[-1]) + 1 if indexes.size == max_count else last
 
 
 def matching_ranges(
     ring: Ring, first: int, last: int, channel_filter: ChannelFilter | None
 ) -> Ranges:
-    """Which of messages first..last-1 are wanted."""
+    """Return the ranges of first..last-1 that match."""
     if channel_filter is None or first >= last:
         return [(first, last)] * (first < last)
-    here = channel_filter.match_numbers(ring.channels(first, last))
-    if here.size == 1:  # All of them have the same.
-        return [(first, last)] * bool(here[0])
-    return _flags_to_ranges(here, first)
+    matched = channel_filter.match_numbers(ring.channels(first, last))
+    if matched.size == 1:  # All have the same channel.
+        return [(first, last)] * bool(matched[0])
+    return _flags_to_ranges(matched, first)
 
 
 def opening_times(ring: Ring, first: int, last: int) -> list[tuple[float, int, int]]:
-    """When messages first..last-1 may be delivered: times, and whose they are."""
+    """Return rows (due, first, last) for the delayed messages first..last-1, in runs of equal
+    times.
+    """
     times = ring.rows(first, last).opens
-    assert times is not None, "messages that are put off have a time"
+    assert times is not None, "delayed messages have a time"
     breaks = (np.flatnonzero(times[1:] != times[:-1]) + 1).tolist()
     return [
         (float(times[a]), first + a, first + b) for a, b in pairwise([0, *breaks, last - first])
@@ -179,7 +181,7 @@ def opening_times(ring: Ring, first: int, last: int) -> list[tuple[float, int, i
 
 
 def limit_ranges(ranges: Ranges, max_count: int) -> Ranges:
-    """The first `most` sequences of these ranges."""
+    """Return the first `max_count` sequences of `ranges`."""
     kept: Ranges = []
     for first, last in ranges:
         if max_count <= 0:
@@ -190,23 +192,26 @@ def limit_ranges(ranges: Ranges, max_count: int) -> Ranges:
 
 
 def count_sequences(ranges: Ranges) -> int:
-    """How many sequences there are in these ranges."""
+    """Return the number of sequences in `ranges`."""
     return sum(last - first for first, last in ranges)
 
 
 def ranges_before(ranges: Ranges, end: int) -> Ranges:
-    """The part of these ranges that lies before a sequence."""
+    """Return the part of `ranges` before `end`."""
     return [(first, min(last, end)) for first, last in ranges if first < end]
 
 
 def ranges_from(ranges: Ranges, first: int) -> Ranges:
-    """The part of these ranges that lies from a sequence on."""
+    """Return the part of `ranges` from `first` on."""
     return [(max(begin, first), last) for begin, last in ranges if last > first]
 
 
 def strip_envelopes(ring: Ring, first: int, last: int) -> tuple[bytes, list[int]]:
-    """Messages first..last-1 as version 1 knows them, and the sequences of those that it cannot
-    carry, because their payload holds the delimiter."""
+    """Return messages first..last-1 as version 1 frames, and the sequences that version 1 cannot
+    carry.
+
+    Version 1 cannot carry a payload that contains the delimiter.
+    """
     plain: list[bytes] = []
     uncarriable: list[int] = []
     for sequence in range(first, last):

@@ -1,8 +1,8 @@
-"""What one subscription is sent, when, and what it is not.
+"""Subscription of a class: a position that sends its messages to one session.
 
-Rule 1: messages that are not for it count as acknowledged when its cursor passes them. Only where
-some may not be for it are messages looked at one by one, and copied; else they leave as they lie.
-Rule 2: one turn looks at so many messages and no more, whether any of them is for it or not.
+Messages that do not match the filter count as finished when the cursor passes them. Messages are
+inspected and copied one by one only if some of them may not match; otherwise whole runs of the ring
+are sent without a copy. One turn scans a limited number of messages, whether they match or not.
 """
 
 from __future__ import annotations
@@ -37,35 +37,37 @@ from simplebus.core.subscription.selection import MessageSelection, Ranges
 
 
 class BrokerSubscription(Position):
-    """One position in one class, and what is sent from it. A feed: see `Outbox`."""
+    """Subscription of one session to one class. Implements `Feed` for the session's outbox."""
 
     scan_limit = LOOKED_MESSAGES_MAX
-    """About how many messages are looked at in one turn, if none of them is for it."""
+    """Approximate number of messages scanned in one turn if none of them matches."""
 
     # Sending -------------------------------------------------------------------------------------
 
     def copy_frames(self, tick: int) -> bytes:
         self.scanned_count = 0
-        data = self._copy_redeliveries(tick) if self._redelivery_queue else b""
-        while not data and not self._redelivery_queue and self.has_to_inspect and self.has_work:
+        frames = self._copy_redeliveries(tick) if self._redelivery_queue else b""
+        while not frames and not self._redelivery_queue and self.has_to_inspect and self.has_work:
             if self.scanned_count >= self.scan_limit or self._extend_zero_copy():
                 break
-            data = self._copy_new(tick)
-        return data
+            frames = self._copy_new(tick)
+        return frames
 
     def _extend_zero_copy(self) -> bool:
-        """Whether the next messages are all for this subscription, so that they may leave as they
-        lie; few of them only when there are no more."""
+        """Return True if the next messages all match, so that they can be sent without a copy.
+
+        A short run is accepted only if no more messages are stored.
+        """
         first, head = self.window.cursor, self.ring.head
         if self.channel_filter is None or first < self.ring.timed_until:
             return False
         if first < self.ring.envelopes_until and not self.delivery_policy.takes_envelopes:
             return False
         last = min(head, first + LOOK_AHEAD_MESSAGES)
-        until = selection.matching_run_end(self.ring, first, last, self.channel_filter)
-        if until < last and until - first < PLAIN_FRAMES_MAX:
+        run_end = selection.matching_run_end(self.ring, first, last, self.channel_filter)
+        if run_end < last and run_end - first < PLAIN_FRAMES_MAX:
             return False
-        self._zero_copy_end = until
+        self._zero_copy_end = run_end
         return True
 
     def _copy_redeliveries(self, tick: int) -> bytes:
@@ -73,18 +75,18 @@ class BrokerSubscription(Position):
             REDELIVERY_PLAIN_BYTES if self._is_next_redelivery_plain() else REDELIVERY_BYTES
         )
         while not pieces.count and (room := self._in_flight_room()):
-            found = self._select_redeliveries(room)
-            if found is None:
+            redeliveries = self._select_redeliveries(room)
+            if redeliveries is None:
                 break
-            span, last, picked = found
-            first, attempts = picked.sendable[0][0], span.attempts
+            span, last, selected = redeliveries
+            first, attempts = selected.sendable[0][0], span.attempts
             self.attempt = span.next_attempt
-            last = self._copy_ranges(picked.sendable, last, pieces, tick)
-            self._consume_redeliveries(span, last, picked)
+            last = self._copy_ranges(selected.sendable, last, pieces, tick)
+            self._consume_redeliveries(span, last, selected)
             if pieces.count:
-                # One span for all: what is acknowledged within it is left out when due.
-                later = selection.ranges_before(picked.delayed, last)
-                self._start_ack_timeout_except(later, first, last, max(attempts + 1, 1), tick)
+                # One span for all; messages acknowledged meanwhile are left out when it is due.
+                delayed = selection.ranges_before(selected.delayed, last)
+                self._start_ack_timeout_except(delayed, first, last, max(attempts + 1, 1), tick)
                 if attempts > 0:
                     self.redelivered += pieces.count
                 else:
@@ -92,10 +94,14 @@ class BrokerSubscription(Position):
         return b"".join(pieces.parts)
 
     def _select_redeliveries(self, max_count: int) -> tuple[Span, int, MessageSelection] | None:
-        """The front of what is to be sent again: its span, where it ends, and what is to become of
-        its messages, up to `most` of which are to be sent, one at least. `_settle` is to follow.
-        None when nothing is left that is to be sent, or so much was looked at in vain that the rest
-        is for another turn.
+        """Select messages from the front of the redelivery queue.
+
+        Returns:
+            The first span, the end of the selected part, and a selection with one to `max_count`
+            messages
+            to send. `_consume_redeliveries` must be called next. None if nothing can be sent now,
+            or if
+            the scan limit was reached.
         """
         while self._redelivery_queue and self.scanned_count < self.scan_limit:
             span = self._redelivery_queue[0]
@@ -104,15 +110,15 @@ class BrokerSubscription(Position):
                 self._spilled_redeliveries.append(self._redelivery_queue.popleft())
                 continue
             is_plain = self._is_next_redelivery_plain()
-            many = REDELIVERY_PLAIN_MESSAGES if is_plain else REDELIVERY_MESSAGES
-            last = min(span.last, first + many, self.ring.head)
+            scan_count = REDELIVERY_PLAIN_MESSAGES if is_plain else REDELIVERY_MESSAGES
+            last = min(span.last, first + scan_count, self.ring.head)
             ranges = self._unsettled_ranges(first, last)
             if len(ranges) > REDELIVERY_PIECES:
                 last = ranges[REDELIVERY_PIECES][0]
                 del ranges[REDELIVERY_PIECES:]
             self.scanned_count += max(0, last - first)
-            most_sent = self.delivery_policy.deliveries_max
-            if span.given_up or (most_sent and span.attempts >= most_sent):
+            deliveries_max = self.delivery_policy.deliveries_max
+            if span.given_up or (deliveries_max and span.attempts >= deliveries_max):
                 reason = span.given_up or Reason.MAX_DELIVERIES
                 last = self._give_up_leading(ranges, last, span.attempts, reason)
                 ranges = []
@@ -120,16 +126,16 @@ class BrokerSubscription(Position):
                 ranges = selection.limit_ranges(ranges, max_count)
                 if selection.count_sequences(ranges) == max_count:
                     last = ranges[-1][1]
-            picked = selection.select_from_ranges(
+            selected = selection.select_from_ranges(
                 self.ring, ranges, self.channel_filter, self._clock.now
             )
-            if picked.sendable:
-                return span, last, picked
-            self._consume_redeliveries(span, last, picked)
+            if selected.sendable:
+                return span, last, selected
+            self._consume_redeliveries(span, last, selected)
         return None
 
     def _is_next_redelivery_plain(self) -> bool:
-        """Whether nothing is special about what waits to be sent again, and all is wanted."""
+        """True if the next redeliveries need no inspection and all match."""
         return (
             self.channel_filter is None
             and self._redelivery_queue[0].first >= self.ring.special_until
@@ -138,7 +144,7 @@ class BrokerSubscription(Position):
     def _consume_redeliveries(
         self, span: Span, end_sequence: int, selection: MessageSelection
     ) -> None:
-        """The front of what is to be sent again, up to `last`, is dealt with; or sent, if it is."""
+        """Remove the front of the redelivery queue up to `end_sequence`."""
         for waiting in (self._unsent_sequences, self._resend_sequences):
             waiting.remove(span.first, end_sequence)
         span.first = end_sequence
@@ -147,55 +153,59 @@ class BrokerSubscription(Position):
         self._skip_unsendable(selection, end_sequence, attempts=span.attempts)
 
     def _copy_new(self, tick: int) -> bytes:
-        """New messages that are for this subscription, out of the next ones."""
+        """Return the frames of the next new messages that match."""
         pieces = Pieces(REDELIVERY_BYTES)
         first = self.window.cursor
         self.attempt = 1
-        picked, last = self._select_new(REDELIVERY_MESSAGES, self._in_flight_room())
-        last = self._copy_ranges(picked.sendable, last, pieces, tick)
+        selected, last = self._select_new(REDELIVERY_MESSAGES, self._in_flight_room())
+        last = self._copy_ranges(selected.sendable, last, pieces, tick)
         self._advance_cursor(last)
-        later = selection.ranges_before(picked.delayed, last)
+        delayed = selection.ranges_before(selected.delayed, last)
         self.delivered += pieces.count
-        self._skip_unsendable(picked, last, attempts=0)
+        self._skip_unsendable(selected, last, attempts=0)
         if pieces.count:
-            self._start_ack_timeout_except(later, first, last, 1, tick)
+            self._start_ack_timeout_except(delayed, first, last, 1, tick)
         return b"".join(pieces.parts)
 
     def _select_new(self, scan_count: int, max_count: int) -> tuple[MessageSelection, int]:
-        """What is to become of the next new messages, up to so many, up to `most` of which are to
-        be sent; and where they end."""
+        """Select up to `max_count` of the next `scan_count` new messages. Returns the selection and
+        its end.
+        """
         first = self.window.cursor
         last = min(self.ring.head, first + scan_count)
-        picked = selection.select_messages(
+        selected = selection.select_messages(
             self.ring, first, last, self.channel_filter, self._clock.now
         )
-        send = selection.limit_ranges(picked.sendable, max_count)
-        if send != picked.sendable:
-            picked, last = replace(picked, sendable=send), send[-1][1]
+        sendable = selection.limit_ranges(selected.sendable, max_count)
+        if sendable != selected.sendable:
+            selected, last = replace(selected, sendable=sendable), sendable[-1][1]
         self.scanned_count += last - first
-        return picked, last
+        return selected, last
 
     def _skip_unsendable(
-        self, picked: MessageSelection, end_sequence: int, *, attempts: int
+        self, selected: MessageSelection, end_sequence: int, *, attempts: int
     ) -> None:
-        """Of messages before `last`: pass over those that are not for it, or came too late, and put
-        off those that open later, which were sent so often."""
-        others = selection.ranges_before(picked.skipped, end_sequence)
-        self._mark_skipped(others)
-        if others:
+        """Skip messages before `end_sequence` that do not match or have expired, and delay those
+        that are not due.
+        """
+        skipped = selection.ranges_before(selected.skipped, end_sequence)
+        self._mark_skipped(skipped)
+        if skipped:
             self._on_floor_moved()
         self._count_undelivered(
             Reason.EXPIRED,
-            selection.count_sequences(selection.ranges_before(picked.expired, end_sequence)),
+            selection.count_sequences(selection.ranges_before(selected.expired, end_sequence)),
         )
-        for begin, end in selection.ranges_before(picked.delayed, end_sequence):
+        for begin, end in selection.ranges_before(selected.delayed, end_sequence):
             self._mark_waiting(Span(begin, end, attempts))
-            for due, a, b in selection.opening_times(self.ring, begin, end):
+            for due, first, last in selection.opening_times(self.ring, begin, end):
                 self.scanned_count += LOOKED_FOR_ONE
-                self._delay_span(due, Span(a, b, attempts))
+                self._delay_span(due, Span(first, last, attempts))
 
     def _copy_ranges(self, ranges: Ranges, end_sequence: int, pieces: Pieces, tick: int) -> int:
-        """Copy frames, as far as pieces have space. Returns `last`, or where it stopped."""
+        """Copy frames while `pieces` has space. Returns `end_sequence`, or where copying
+        stopped.
+        """
         if not ranges:
             return end_sequence
         self.ring.stamp(ranges[0][0], ranges[-1][1], tick % self._timer_index_modulus)
@@ -204,17 +214,23 @@ class BrokerSubscription(Position):
             while begin < end:
                 if pieces.space <= 0:
                     return begin
-                piece, after = self.ring.piece(begin, end, pieces.space)
+                piece, piece_end = self.ring.piece(begin, end, pieces.space)
                 if plain_only and begin < self.ring.envelopes_until:
-                    self.scanned_count += LOOKED_FOR_ONE * (after - begin)
-                    plain, uncarriable = selection.strip_envelopes(self.ring, begin, after)
-                    self._give_up_ranges([(s, s + 1) for s in uncarriable], Reason.UNCARRIABLE, 0)
-                    pieces.add(plain, after - begin - len(uncarriable))
+                    self.scanned_count += LOOKED_FOR_ONE * (piece_end - begin)
+                    payload_frames, uncarriable = selection.strip_envelopes(
+                        self.ring, begin, piece_end
+                    )
+                    self._give_up_ranges(
+                        [(sequence, sequence + 1) for sequence in uncarriable],
+                        Reason.UNCARRIABLE,
+                        0,
+                    )
+                    pieces.add(payload_frames, piece_end - begin - len(uncarriable))
                     if uncarriable:
-                        return after
+                        return piece_end
                 else:
-                    pieces.add(piece, after - begin)
-                begin = after
+                    pieces.add(piece, piece_end - begin)
+                begin = piece_end
         return end_sequence
 
     def peek_frames(self, tick: int) -> memoryview:
@@ -247,20 +263,20 @@ class BrokerSubscription(Position):
         return rest
 
     def _advance_cursor(self, cursor: int) -> None:
-        """The cursor moves on."""
+        """Move the cursor forward."""
         if self._backlog_counter is not None:
             self._backlog_counter.advance_cursor(cursor)
         self._passed_count += cursor - self.window.cursor
         self.window.cursor = cursor
 
     def _start_ack_timeout(self, first: int, last: int, attempts: int, tick: int) -> None:
-        """Look at first..last-1 again when their acknowledgement is overdue."""
+        """Start the ack timeout of first..last-1."""
         self._ack_timer.put(tick + self.delivery_policy.pause(attempts), first, last, attempts)
 
     def _start_ack_timeout_except(
         self, excluded: Ranges, first: int, last: int, attempts: int, tick: int
     ) -> None:
-        """The same, but for some ranges."""
+        """Start the ack timeout of first..last-1 without the `excluded` ranges."""
         for begin, end in excluded:
             if first < begin:
                 self._start_ack_timeout(first, begin, attempts, tick)
@@ -268,101 +284,109 @@ class BrokerSubscription(Position):
         if first < last:
             self._start_ack_timeout(first, last, attempts, tick)
 
-    # Giving up -----------------------------------------------------------------------------------
+    # Skipping, dropping and dead-lettering -------------------------------------------------------
 
     def skip_to(self, floor: int) -> None:
-        """The class's policy took away everything below floor."""
-        wanted = None if self.is_reading_spilled else self.channel_filter
+        """Skip everything below `floor`, which the class's policy has dropped."""
+        channel_filter = None if self.is_reading_spilled else self.channel_filter
         if self.is_reading_spilled:
             self._backlog_counter = None
-        unsent = selection.count_matching(self.ring, self.window.cursor, floor, wanted)
+        unsent = selection.count_matching(self.ring, self.window.cursor, floor, channel_filter)
         self.dropped += self._skip_below(floor) + unsent
 
     def drop_all(self, reason: Reason) -> None:
-        """Nobody is to be sent anything of what it has kept so far."""
-        before = self.dropped
+        """Drop everything that is stored for this subscription."""
+        dropped_before = self.dropped
         self.skip_to(self.class_ring.head)
-        self._count_undelivered(reason, self.dropped - before)
+        self._count_undelivered(reason, self.dropped - dropped_before)
 
     def purge(self, first: int, last: int) -> None:
-        """Nobody is to have the stored messages first..last-1: have nothing to do with them."""
+        """Remove the stored messages first..last-1 from this subscription."""
         window = self.window
-        first, cursor, before = max(first, window.floor), window.cursor, window.in_flight
+        first, cursor, in_flight_before = max(first, window.floor), window.cursor, window.in_flight
         if first < min(last, cursor):
             self._mark_done(first, min(last, cursor))
-            lost = before - window.in_flight
-            self._skipped_count += lost
-            self.dropped += lost
+            removed_count = in_flight_before - window.in_flight
+            self._skipped_count += removed_count
+            self.dropped += removed_count
         if cursor < last:
-            wanted = (
+            channel_filter = (
                 None if self.is_reading_spilled else self.channel_filter
-            )  # It is looked at when it is read.
-            kept = selection.matching_ranges(self.ring, cursor, first, wanted)
-            self.dropped += selection.count_matching(self.ring, max(first, cursor), last, wanted)
+            )  # Spilled messages are filtered when they are read.
+            kept = selection.matching_ranges(self.ring, cursor, first, channel_filter)
+            self.dropped += selection.count_matching(
+                self.ring, max(first, cursor), last, channel_filter
+            )
             self._advance_past(kept, last)
 
     def _advance_past(self, kept_ranges: Ranges, end: int) -> None:
-        """Have the cursor pass what comes before `end`. These of it are still to be sent, as if put
-        off until now; the others are not."""
-        at = self.window.cursor
+        """Move the cursor to `end`. Only `kept_ranges` of the passed messages are still sent."""
+        position = self.window.cursor
         self._advance_cursor(end)
-        self._skipped_count += end - at - selection.count_sequences(kept_ranges)
+        self._skipped_count += end - position - selection.count_sequences(kept_ranges)
         for begin, last in kept_ranges:
-            if at < begin:
-                self.window.ack_range(at, begin)
+            if position < begin:
+                self.window.ack_range(position, begin)
             self._redelivery_queue.append(Span(begin, last, 0))
             self._mark_waiting(self._redelivery_queue[-1])
-            at = last
-        self.window.ack_range(at, end)
+            position = last
+        self.window.ack_range(position, end)
 
     def requeue_with_attempts(self, first: int, attempts: int) -> None:
-        """What lies in the ring from `first` on was sent so often, by somebody else."""
-        at, head = self.window.cursor, self.ring.head
+        """Queue the stored messages again; those from `first` on had `attempts` attempts at another
+        position.
+        """
+        cursor, head = self.window.cursor, self.ring.head
         self._advance_cursor(head)
-        for begin, last, count in ((at, first, 0), (max(at, first), head, attempts)):
+        for begin, last, count in ((cursor, first, 0), (max(cursor, first), head, attempts)):
             if begin < last:
                 self._redelivery_queue.append(Span(begin, last, count))
                 self._mark_waiting(self._redelivery_queue[-1])
 
     def _skip_below(self, floor: int) -> int:
-        """Have nothing to do with what is below floor. Returns how many of them were in flight, or
-        waited behind the cursor."""
+        """Skip everything below `floor`. Returns how many messages behind the cursor were
+        skipped.
+        """
         unsent = max(0, floor - self.window.cursor)
         if unsent:
             self._advance_cursor(floor)
-        lost = self.window.skip_to(floor)
-        self._skipped_count += lost
+        skipped_count = self.window.skip_to(floor)
+        self._skipped_count += skipped_count
         for waiting in (self._unsent_sequences, self._resend_sequences, self.pending_dead_letters):
             waiting.remove(0, floor)
         if self._redelivery_queue:
             self.outbox.wake(self)
-        return lost - unsent
+        return skipped_count - unsent
 
     def count_pending(self) -> int:
-        """Messages stored for it and not acknowledged, as far as they are counted."""
+        """Return the number of stored, unacknowledged messages, as far as they are counted."""
         return self.window.in_flight + (
             self._backlog_counter.count if self._backlog_counter is not None else 0
         )
 
     def count_backlog(self, backlog_max: int) -> None:
-        """Count what is new and, of what has piled up, a part; `looked` says how much of that."""
+        """Count new messages and up to `backlog_max` older ones. `scanned_count` is the number of
+        older ones.
+        """
         self.scanned_count = 0
-        most = self.delivery_policy.pending_max
-        if most is not None and self.ring.head - self.window.floor > most:
+        limit = self.delivery_policy.pending_max
+        if limit is not None and self.ring.head - self.window.floor > limit:
             if self._backlog_counter is None:
                 self._backlog_counter = BacklogCounter(self.ring, self.window, self.channel_filter)
             self.scanned_count = self._backlog_counter.count_more(backlog_max)
 
     def count_excess(self) -> int:
-        """How many more are pending than its own terms allow."""
-        most = self.delivery_policy.pending_max
-        if most is None or self.ring.head - self.window.floor <= most:
+        """Return by how many messages the pending limit is exceeded."""
+        limit = self.delivery_policy.pending_max
+        if limit is None or self.ring.head - self.window.floor <= limit:
             return 0
-        return max(0, self.count_pending() - most)
+        return max(0, self.count_pending() - limit)
 
     def is_over_pending_limit(self) -> bool:
-        """Whether that are any when what came too late is left out. Where that is in doubt it is
-        looked at once a tick."""
+        """Return True if the pending limit is exceeded even without expired messages.
+
+        If that requires looking at messages, it is done once per tick.
+        """
         excess, tick = self.count_excess(), self._clock.tick
         if not excess or self.window.floor >= self.ring.timed_until:
             return excess > 0
@@ -372,13 +396,15 @@ class BrokerSubscription(Position):
         first, cursor = self.window.floor, self.window.cursor
         last = min(self.ring.timed_until, first + LOOKED_MESSAGES_MAX)
         ranges = self.window.unacked(first, last) + [(max(first, cursor), last)] * (cursor < last)
-        picked = selection.select_from_ranges(
+        selected = selection.select_from_ranges(
             self.ring, ranges, self.channel_filter, self._clock.now
         )
-        return excess > selection.count_sequences(picked.expired)
+        return excess > selection.count_sequences(selected.expired)
 
     def enforce_pending_limit(self) -> int:
-        """Obey the own policy about what waits. Returns how many messages were dropped."""
+        """Apply the subscription's policy for slow consumers. Returns the number of dropped
+        messages.
+        """
         excess, dropped = self.count_excess(), 0
         if excess and self._backlog_counter is not None:
             if self.delivery_policy.slow == "drop_oldest":
@@ -390,36 +416,38 @@ class BrokerSubscription(Position):
         return dropped
 
     def _drop_oldest(self, count: int, backlog_counter: BacklogCounter) -> int:
-        """Leave out the oldest that were never sent: what is in flight is the consumer's."""
+        """Drop the oldest messages that were never sent. Messages in flight stay."""
         first = self.window.cursor
         last = min(backlog_counter.counted_end, first + backlog_counter.last_scan_max)
         self.scanned_count += min(backlog_counter.last_backlog_max, last - first)
-        number, last = selection.find_first_matching(
+        dropped_count, last = selection.find_first_matching(
             self.ring, first, last, self.channel_filter, count
         )
         self._advance_cursor(last)
         self.window.ack_range(first, last)
         self._skipped_count += last - first
         self._on_floor_moved()
-        return number
+        return dropped_count
 
     def _drop_newest(self, count: int, backlog_counter: BacklogCounter) -> int:
-        """Leave out the newest, as far as they were not sent."""
+        """Drop the newest messages that were never sent."""
         first, head = self.window.cursor, backlog_counter.counted_end
         if head - first > backlog_counter.last_scan_max:
             if not backlog_counter.last_backlog_max:
-                return 0  # Others have had so much that it is for another turn.
+                return 0  # The scan budget of this turn is used up.
             self.scanned_count += head - first
-        new = selection.matching_ranges(self.ring, first, head, self.channel_filter)
-        kept = selection.limit_ranges(new, selection.count_sequences(new) - count)
+        unsent = selection.matching_ranges(self.ring, first, head, self.channel_filter)
+        kept = selection.limit_ranges(unsent, selection.count_sequences(unsent) - count)
         self._advance_past(kept, head)
         self._on_floor_moved()
-        return selection.count_sequences(new) - selection.count_sequences(kept)
+        return selection.count_sequences(unsent) - selection.count_sequences(kept)
 
     def skip_compacted(self, first: int, head: int) -> bool:
-        """It has had messages first..head-1, the newest ones, under other sequences, and is not to
-        be sent them again. Returns whether it is not: so much may wait for it that they are only
-        some more."""
+        """Skip messages first..head-1, which are compacted copies of messages it already received.
+
+        Returns:
+            False if the backlog before them is too long to skip only the copies.
+        """
         cursor = self.window.cursor
         if first - cursor > LOOKED_MESSAGES_MAX:
             return False
@@ -429,43 +457,49 @@ class BrokerSubscription(Position):
         return True
 
     def skip_unavailable(self, first: int, last: int, reason: Reason) -> None:
-        """Messages first..last-1 cannot be had: it is not sent them, now or ever. What is before
-        them, and was not sent, still is."""
+        """Skip messages first..last-1, which cannot be read. Earlier unsent messages are still
+        sent.
+        """
         cursor = self.window.cursor
         ranges = self.window.unacked(first, last)
         self._mark_skipped(ranges)
-        lost = selection.count_sequences(ranges)
+        lost_count = selection.count_sequences(ranges)
         if cursor < last:
             self._advance_past([(cursor, first)] * (cursor < first), last)
-            lost += last - max(cursor, first)
-        self._count_undelivered(reason, lost)
+            lost_count += last - max(cursor, first)
+        self._count_undelivered(reason, lost_count)
         self._on_floor_moved()
 
     def drop_expired(self, scan_max: int) -> bool:
-        """Drop those in front that come too late, up to `most`, but for what is in flight. Returns
-        whether the floor has moved; `looked` says at how many messages it looked."""
-        before, self.scanned_count = self.window.floor, 0
+        """Drop expired messages at the front, except those in flight; scan up to `scan_max`
+        messages.
+
+        Returns:
+            True if the floor has moved. `scanned_count` is the number of scanned messages.
+        """
+        floor_before, self.scanned_count = self.window.floor, 0
         if self.has_consumer and self._redelivery_queue:
-            self._select_redeliveries(1)  # It settles what is not to be sent.
-        leave_late = (
+            self._select_redeliveries(1)  # Skips redeliveries that cannot be sent.
+        drop_step = (
             self._drop_expired_unsent if self.has_consumer else self._drop_expired_unattended
         )
-        many = EXPIRED_FIRST
-        while self.scanned_count < scan_max and leave_late(
-            min(many, scan_max - self.scanned_count)
+        scan_count = EXPIRED_FIRST
+        while self.scanned_count < scan_max and drop_step(
+            min(scan_count, scan_max - self.scanned_count)
         ):
-            many = min(4 * many, REDELIVERY_MESSAGES)
-        return self.window.floor > before
+            scan_count = min(4 * scan_count, REDELIVERY_MESSAGES)
+        return self.window.floor > floor_before
 
     def _drop_expired_unattended(self, scan_count: int) -> bool:
-        """The same where nobody is there to have anything in flight. Returns whether all of so many
-        are dropped."""
+        """Drop expired messages while no consumer is attached. Returns True if all scanned ones
+        were dropped.
+        """
         window, ring = self.window, self.ring
         first, cursor = window.floor, window.cursor
         last = min(ring.timed_until, first + scan_count)
         ranges = window.unacked(first, last) + ([(max(first, cursor), last)] * (cursor < last))
-        picked = selection.select_from_ranges(ring, ranges, self.channel_filter, self._clock.now)
-        floor = _first_sendable(picked, last)
+        selected = selection.select_from_ranges(ring, ranges, self.channel_filter, self._clock.now)
+        floor = _first_sendable(selected, last)
         if self.pending_dead_letters:
             floor = min(floor, self.pending_dead_letters.first_sequence)
         self.scanned_count += max(0, last - first)
@@ -473,34 +507,40 @@ class BrokerSubscription(Position):
             return False
         self._count_undelivered(
             Reason.EXPIRED,
-            selection.count_sequences(selection.ranges_before(picked.expired, floor)),
+            selection.count_sequences(selection.ranges_before(selected.expired, floor)),
         )
         self._skip_below(floor)
         return floor == last
 
     def _drop_expired_unsent(self, scan_count: int) -> bool:
-        """The same from the cursor on, whether there is room for more in flight or not."""
+        """Drop expired messages from the cursor on. Returns True if all scanned ones were
+        dropped.
+        """
         first = self.window.cursor
         last = min(self.ring.timed_until, first + scan_count)
         if first >= last:
             return False
-        picked = selection.select_messages(
+        selected = selection.select_messages(
             self.ring, first, last, self.channel_filter, self._clock.now
         )
         self.scanned_count += last - first
-        end = _first_sendable(picked, last)
+        end = _first_sendable(selected, last)
         self._advance_cursor(end)
-        self._skip_unsendable(picked, end, attempts=0)
+        self._skip_unsendable(selected, end, attempts=0)
         return end == last
 
     def terminate(self, first: int, last: int, *, attempt: int = 0, error: str = "") -> None:
-        """The consumer can never process first..last-1, and says why: give up what of them is in
-        flight, with this attempt if it is not 0, or waits to be sent again."""
+        """Give up the messages of first..last-1 that are in flight or wait for redelivery.
+
+        Args:
+            attempt: Only messages of this delivery attempt; 0 for any.
+            error: Reason given by the consumer, kept for the dead letters.
+        """
         spans = self._ack_timer.cut(first, last, attempt)
         if self.has_consumer:
-            for a, b in self._find_waiting_redeliveries(first, last, attempt):
-                self._resend_sequences.remove(a, b)
-                spans.append(Span(a, b, attempt or self._find_attempts(a)))
+            for begin, end in self._find_waiting_redeliveries(first, last, attempt):
+                self._resend_sequences.remove(begin, end)
+                spans.append(Span(begin, end, attempt or self._find_attempts(begin)))
         else:
             spans += [
                 Span(max(first, span.first), min(last, span.last), span.attempts)
@@ -510,20 +550,22 @@ class BrokerSubscription(Position):
         self._terminate_spans(spans, error)
 
     def _find_attempts(self, sequence: int) -> int:
-        """How often a message that waits was sent, if that is soon found; else once."""
+        """Return the attempts of a waiting message, or 1 if it is not found within a limited
+        search.
+        """
         for span in islice(self._iter_spans(), LOOKED_FOR_SPANS):
             if span.first <= sequence < span.last:
                 return span.attempts
         return 1
 
     def _terminate_spans(self, spans: list[Span], error: str) -> None:
-        """Give these up: some now, further ones in turns."""
-        left = DEAD_LETTERS_MAX
+        """Give up spans: some now, the rest in later turns."""
+        remaining = DEAD_LETTERS_MAX
         for span in spans:
             self._failure_reasons.note(self, span.first, span.last, error)
-            if left > 0:
+            if remaining > 0:
                 ranges = self._unsettled_ranges(span.first, span.last)
-                left -= selection.count_sequences(ranges)
+                remaining -= selection.count_sequences(ranges)
                 span.first = self._give_up_leading(
                     ranges, span.last, span.attempts, Reason.TERMINATED
                 )
@@ -536,83 +578,90 @@ class BrokerSubscription(Position):
     def _give_up_leading(
         self, ranges: Ranges, end_sequence: int, attempts: int, reason: Reason
     ) -> int:
-        """Give up what lies in front of these, before `last`, which was sent so often: so much that
-        nobody else waits for long. Returns where it ends."""
-        some = selection.limit_ranges(ranges, DEAD_LETTERS_MAX)
-        if some:
-            first, end = some[0][0], some[-1][1]
+        """Give up the front of `ranges` with this attempt count, in a bounded piece. Returns its
+        end.
+        """
+        leading = selection.limit_ranges(ranges, DEAD_LETTERS_MAX)
+        if leading:
+            first, end = leading[0][0], leading[-1][1]
             end = self.ring.piece(first, end, REDELIVERY_BYTES)[1]
-            some = selection.ranges_before(some, end)
+            leading = selection.ranges_before(leading, end)
             end_sequence = (
                 end
-                if selection.count_sequences(some) < selection.count_sequences(ranges)
+                if selection.count_sequences(leading) < selection.count_sequences(ranges)
                 else end_sequence
             )
-        self._give_up_ranges(some, reason, attempts)
+        self._give_up_ranges(leading, reason, attempts)
         return end_sequence
 
     def _give_up_ranges(self, ranges: Ranges, reason: Reason, attempts: int) -> None:
-        """These are not sent, or not again. The rest of this turn is others'."""
+        """Dead-letter `ranges`, or keep them as pending if there is no room. Ends this
+        turn's scan.
+        """
         if not ranges:
             return
         self.scanned_count += self.scan_limit
         self._count_undelivered(reason, selection.count_sequences(ranges))
         self._advance_cursor(max(self.window.cursor, ranges[-1][1]))
-        # Behind what waits for room, everything does.
-        until = (
+        # Later messages wait behind those that already wait for room.
+        refused_from = (
             ranges[0][0]
             if self.pending_dead_letters
             else self._dead_letter(ranges, reason, attempts)
         )
-        if until is not None:
-            left = selection.ranges_from(ranges, until)
-            self._remove_from_waiting(left)
-            self.pending_dead_letters.add(left, reason, attempts)
-            ranges = selection.ranges_before(ranges, until)
+        if refused_from is not None:
+            refused = selection.ranges_from(ranges, refused_from)
+            self._remove_from_waiting(refused)
+            self.pending_dead_letters.add(refused, reason, attempts)
+            ranges = selection.ranges_before(ranges, refused_from)
         self._mark_skipped(ranges)
         self._on_floor_moved()
 
     def _remove_from_waiting(self, ranges: Ranges) -> None:
-        """These wait for nothing but a dead letter's place."""
+        """Remove `ranges` from the messages that wait to be sent."""
         for first, last in ranges:
             for waiting in (self._unsent_sequences, self._resend_sequences):
                 waiting.remove(first, last)
 
     def restore_pending_dead_letters(self, rows: Iterable[tuple[int, int, int, str]]) -> None:
-        """These were given up before a restart, and found no room; as many of them as are not
-        acknowledged: see `Unburied.rows`."""
+        """Restore rows of `PendingDeadLetters.to_rows` after a restart, without acknowledged
+        messages.
+        """
         for first, last, attempts, reason in rows:
             ranges = self._unsettled_ranges(first, last)
             self._remove_from_waiting(ranges)
             self.pending_dead_letters.add(ranges, Reason(reason), attempts)
 
     def retry_dead_letters(self) -> bool:
-        """Some of what is given up, the oldest of it: there may be room for it now. Returns whether
-        all that could be tried found room."""
+        """Try to dead-letter the oldest pending messages. Returns True if there was room for all of
+        them.
+        """
         ring = self.ring
         for _ in range(BURIED_AT_ONCE):
-            found = self.pending_dead_letters.next_batch(ring.floor, ring.head)
-            if found is None:
+            batch = self.pending_dead_letters.next_batch(ring.floor, ring.head)
+            if batch is None:
                 return True
-            ranges, reason, attempts = found
+            ranges, reason, attempts = batch
             ranges = selection.limit_ranges(ranges, DEAD_LETTERS_MAX)
             end = ring.piece(ranges[0][0], ranges[-1][1], REDELIVERY_BYTES)[1]
             ranges = selection.ranges_before(ranges, end)
-            until = self._dead_letter(ranges, reason, attempts)
-            self._mark_skipped(ranges if until is None else selection.ranges_before(ranges, until))
+            refused_from = self._dead_letter(ranges, reason, attempts)
+            self._mark_skipped(
+                ranges if refused_from is None else selection.ranges_before(ranges, refused_from)
+            )
             self._on_floor_moved()
-            if until is not None:
+            if refused_from is not None:
                 return False
         return True
 
     def _mark_skipped(self, ranges: Ranges) -> None:
-        """The cursor has passed these, and nobody will acknowledge them."""
+        """Finish `ranges` behind the cursor without an ack."""
         self._skipped_count += selection.count_sequences(ranges)
         for first, last in ranges:
             self._mark_done(first, last)
 
     def _mark_done(self, first: int, last: int) -> None:
-        """Nothing is left to be done about first..last-1."""
+        """Remove first..last-1 from all sets."""
         self.window.ack_range(first, last)
         self.pending_dead_letters.remove(first, last)
         for waiting in (self._unsent_sequences, self._resend_sequences):
