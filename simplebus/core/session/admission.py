@@ -1,6 +1,6 @@
-"""A peer's first word: who it is, and whether it is let in.
+"""Admission of a session by its first frame: authentication and connection limits.
 
-Rule 1: nothing that a peer says has any effect before this.
+Nothing that a peer sends has an effect before it is admitted.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from simplebus.core.users.users import User, Users
 
 
 class ConnectionLimits:
-    """How many connections each user has, and how fast these publish."""
+    """Limits on the connections of each user, and on their publish rates."""
 
     def __init__(self, sessions: Mapping[int, Session], rate_limits: SessionRateLimits) -> None:
         self.rate_limits = rate_limits
         self._sessions = sessions
         self.external_counters: list[Callable[[str], int]] = []
-        """What doors with sessions of their own say of a user's name."""
+        """Functions that return a user's connections at listeners with sessions of their own."""
 
     def check_user(self, user: User) -> None:
-        """Raises RemoteProtocolError (too_many_connections) if there may be no more."""
+        """Raise RemoteProtocolError (too_many_connections) if the user has no connection left."""
         if not user.connections:
             return
         count = sum(
             1
             for session in self._sessions.values()
-            if session.user == user.name and not session.is_foreign  # Those are of other doors.
+            if session.user == user.name
+            and not session.is_foreign  # Counted by their own listeners.
         )
-        count += sum(at(user.name) for at in self.external_counters)
+        count += sum(count_at_listener(user.name) for count_at_listener in self.external_counters)
         if count >= user.connections:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CONNECTIONS,
@@ -48,10 +49,12 @@ def admit_session(
     connection_limits: ConnectionLimits,
     refusal_counts: Counter[Reason],
 ) -> None:
-    """Let a session in that says this first; None for users lets in everybody.
+    """Authenticate a session by its first event. Without `users` everyone is admitted.
 
-    Raises RemoteProtocolError (unauthorized, too_many_connections, too_many_attempts), which is
-    counted.
+    Raises:
+        RemoteProtocolError: unauthorized, too_many_connections or too_many_attempts. Each refusal
+            is
+            counted in `refusal_counts`.
     """
     if users is not None:
         version, auth = 1, None

@@ -1,15 +1,14 @@
-"""Everything that waits to be sent to one session, in the order in which it is to go.
+"""Everything that waits to be sent to one session, in order.
 
-Rule 1: bytes are pulled by whoever can send them. A cursor moves when bytes were taken, not before,
-so a slow peer costs the ring's memory and nothing else.
-Rule 2: a version 2 peer is told whose messages follow whenever that changes, directly before them.
-Rule 3: one look shows bytes or takes only so long. An outbox that shows none and is not idle has
-more to look at: it is to be asked again when others have had their turn.
+Bytes are pulled by the driver when the socket can send. A feed's cursor moves when bytes were sent,
+so a slow peer costs only ring memory. A version 2 peer gets a Deliver frame whenever the feed
+changes. One call does a bounded amount of work: an outbox that returns no bytes but is not idle
+must be called again after other sessions had their turn.
 
-    rest    what is begun or copied: goes first
-    replies answers
-    owed    answers that are long, each made when those before it are taken
-    queue   feeds with something to send, in turn
+    rest               bytes that were begun or copied, sent first
+    replies            encoded replies
+    deferred replies   long replies, each made after the previous one was sent
+    queue              feeds with messages to send, in turn
 """
 
 from __future__ import annotations
@@ -23,87 +22,97 @@ from simplebus.core.protocol import frames
 
 
 class Feed(Protocol):
-    """Something whose messages an outbox sends."""
+    """Source of messages for an outbox."""
 
     class_id: int
     subscription_number: int
-    """What the peer calls it."""
+    """Number of the subscription, chosen by the peer."""
     is_queued: bool
-    """Whether the outbox has it in its queue."""
+    """True if the feed is in the outbox's queue."""
     attempt: int
-    """Which attempt to deliver what `take` returned, or `peek` showed, is."""
+    """Delivery attempt of the frames returned last."""
     scanned_count: int
-    """How many messages the last `take` looked at; from LOOKED_MESSAGES_MAX on it gives up, even
-    if there may be more to be sent."""
+    """Messages scanned by the last `copy_frames`. At LOOKED_MESSAGES_MAX it stops, even if more
+    match.
+    """
 
     @property
     def has_frames_to_copy(self) -> bool:
-        """Whether `take` is to be asked before `peek`."""
+        """True if `copy_frames` must be called before `peek_frames`."""
 
     @property
     def has_work(self) -> bool:
-        """Whether something may be there to be sent."""
+        """True if there may be something to send."""
 
     def copy_frames(self, tick: int) -> bytes:
-        """Copies of frames that go next; they count as sent. Empty if there are none."""
+        """Return copies of the next frames, which count as sent. Empty if there are none."""
 
     def peek_frames(self, tick: int) -> memoryview:
-        """The next frames in one piece, empty if there are none. `sent` says what was taken."""
+        """Return the next frames in one piece, without a copy. `mark_sent` reports how much was
+        sent.
+        """
 
     def mark_sent(self, piece: memoryview, sent_bytes: int, tick: int) -> bytes:
-        """The first `count` bytes of the peeked piece were taken. Returns the rest of a cut frame,
-        which counts as sent."""
+        """Record that `sent_bytes` of the peeked piece were sent.
+
+        Returns:
+            The rest of a frame that was cut, which counts as sent.
+        """
 
 
 class Outbox:
-    """`peek` and `sent` alternate: what peek showed is valid until the next change to the bus."""
+    """Send queue of one session. The bytes returned by `peek` are valid until the broker
+    changes.
+    """
 
     def __init__(self, session_id: int) -> None:
         self.session_id = session_id
         self.sent_bytes = 0
-        """Bytes taken so far; a peer that takes none while some wait is stalled."""
+        """Bytes sent so far."""
         self.names_feeds = False
-        """Whether the peer is told whose messages follow: version 2."""
+        """True if Deliver frames are sent (version 2)."""
         self._named: tuple[int, int, int] | None = None
-        """What it was told last: class, number, attempt."""
+        """Class, number and attempt of the last Deliver frame."""
         self._replies = bytearray()
         self._confirm_at = -1
-        """Where in the replies a Confirm begins that none was behind yet; -1 for nowhere."""
+        """Offset of the last Confirm in the replies if nothing follows it; -1 otherwise."""
         self._rest = memoryview(b"")
-        """Copied bytes that go first: the rest of a cut frame, redeliveries, replies."""
+        """Copied bytes that are sent first: the rest of a cut frame, redeliveries, replies."""
         self._owed: deque[Callable[[], bool | None]] = deque()
         self._waits = False
-        """Whether the first one owed is not known yet."""
+        """True if the first deferred reply is not available yet."""
         self._queue: deque[Feed] = deque()
         self._held: dict[Feed, None] = {}
-        """Feeds that are queued as soon as they may begin."""
+        """Paused feeds; they are queued when they resume."""
         self._peeked: memoryview = memoryview(b"")
         self._source: Feed | None = None
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes kept for this session beside the rings."""
+        """Bytes held for this session outside the rings."""
         return len(self._rest) + len(self._replies) + OWED_BYTES * len(self._owed)
 
     @property
     def has_bytes(self) -> bool:
-        """Whether the peer is to be sent something besides messages. An answer that is owed may
-        have to wait for long, and is nothing to be sent until then."""
+        """True if bytes other than messages are ready. A deferred reply counts only once it is
+        made.
+        """
         return bool(self._rest or self._replies)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be sent."""
+        """True if nothing waits to be sent."""
         owes = self._owed and not self._waits
         return not (self._rest or self._replies or owes or self._queue)
 
     def reply(self, frame: bytes) -> None:
-        """Queue a frame that is no subscription's message."""
+        """Queue a reply frame."""
         self._replies += frame
 
     def confirm(self, number: int, level: int = 0) -> None:
-        """Say that all numbers before this one are stored, and how safely, instead of what was to
-        be said last."""
+        """Queue a Confirm for all numbers below `number`. Replaces a Confirm that is last in the
+        queue.
+        """
         frame = frames.encode(frames.CONFIRM, message_id=number, timer_index=level)
         if self._confirm_at + len(frame) == len(self._replies):
             del self._replies[self._confirm_at :]
@@ -111,7 +120,7 @@ class Outbox:
         self._replies += frame
 
     def answer(self, class_id: int, messages: Sequence[memoryview], reply: bytes) -> None:
-        """Say what is owed: messages that were fetched, copied once, and the reply behind them."""
+        """Send fetched messages, copied once, and the reply that follows them."""
         if messages:
             named = frames.encode(frames.DELIVER, class_id=class_id)
             reply = b"".join([named, *messages, reply])
@@ -119,45 +128,49 @@ class Outbox:
         self._rest = memoryview(reply)
 
     def owe(self, say: Callable[[], bool | None]) -> None:
-        """Have an answer said by calling this, once everything that was said before is taken. It
-        returns False where it could not be said yet: it is called again after `go_on`."""
+        """Defer a reply: the callable sends it after everything queued before was sent.
+
+        The callable returns False if the reply is not available; it is called again after the
+        outbox is
+        told to resume.
+        """
         self._owed.append(say)
 
     def go_on(self) -> None:
-        """What was not known when it was to be said may be known now."""
+        """Try the deferred reply again."""
         self._waits = False
 
     def wake(self, feed: Feed) -> None:
-        """The feed has something to send."""
+        """Queue a feed that has something to send."""
         if not feed.is_queued:
             feed.is_queued = True
             self._queue.append(feed)
 
     def hold(self, feed: Feed) -> None:
-        """The feed sends nothing until `let_go`."""
+        """Pause a feed."""
         if feed.is_queued and feed not in self._held:
             self._queue.remove(feed)
         feed.is_queued = True
         self._held[feed] = None
 
     def let_go(self, feed: Feed) -> None:
-        """The feed may begin, if it is still there."""
+        """Resume a paused feed, if it still exists."""
         if feed in self._held:
             del self._held[feed]
             self._queue.append(feed)
 
     def forget(self, feed: Feed) -> None:
-        """The feed is gone."""
+        """Remove a feed."""
         if feed.is_queued:
             feed.is_queued = False
             if feed in self._held:
                 del self._held[feed]
             else:
                 self._queue.remove(feed)
-        self._named = None  # Another one may come by the same name.
+        self._named = None  # A later feed may have the same number.
 
     def peek(self, tick: int) -> memoryview:
-        """The next bytes to send; empty when there are none, or none were found yet: see Rule 3."""
+        """Return the next bytes to send. Empty if there are none or the scan limit was reached."""
         self._source = None
         if self._owed and not (self._waits or self._rest or self._replies):
             self._waits = True
@@ -168,12 +181,12 @@ class Outbox:
             self._rest = memoryview(bytes(self._replies))
             self._replies.clear()
             self._confirm_at = -1
-        looked = 0
-        while not self._rest and self._queue and looked < LOOKED_MESSAGES_MAX:
+        scanned_count = 0
+        while not self._rest and self._queue and scanned_count < LOOKED_MESSAGES_MAX:
             feed = self._queue[0]
             if feed.has_frames_to_copy:
                 copies = feed.copy_frames(tick)
-                looked += feed.scanned_count
+                scanned_count += feed.scanned_count
                 if copies:
                     if self.names_feeds:
                         copies = self._name(feed) + copies
@@ -196,7 +209,7 @@ class Outbox:
         return self._rest
 
     def sent(self, count: int, tick: int) -> None:
-        """The first `count` of the bytes that peek showed were taken."""
+        """Record that the first `count` bytes of the peeked piece were sent."""
         self.sent_bytes += count
         if self._source is None:
             self._rest = self._rest[count:]
@@ -213,7 +226,7 @@ class Outbox:
         self._peeked = memoryview(b"")
 
     def _name(self, feed: Feed) -> bytes:
-        """What says whose messages follow, if that is not what was said last."""
+        """Return a Deliver frame if the feed or attempt changed, else b""."""
         name = (feed.class_id, feed.subscription_number, feed.attempt)
         if name == self._named:
             return b""
@@ -224,7 +237,7 @@ class Outbox:
 
 
 class Nowhere(Outbox):
-    """Where a position that nobody is connected to sends: nothing is ever taken from it."""
+    """Outbox of a position without a session. Nothing is ever sent from it."""
 
     def __init__(self) -> None:
         super().__init__(-1)

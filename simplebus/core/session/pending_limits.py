@@ -1,8 +1,7 @@
-"""What waits for one connection, and for all together, and who is to go when that is too much.
+"""Limits on the bytes held for one session, and for all sessions together.
 
-Rule 1: what is kept for all is looked at with each beat, and between two of them whenever a part of
-what may be kept has come since the last look: however fast many begin what they never end, the
-bound is passed by that part at most.
+The total is checked at each tick, and in between whenever a fraction of the limit has arrived since
+the last check. The total can exceed the limit only by that fraction.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from simplebus.core.session.version2 import Version2Decoder
 
 
 def check_session_pending(session: Session, limits: Limits) -> None:
-    """Raise RemoteProtocolError (over_credit, pending_limit) when too much waits for one."""
+    """Raise RemoteProtocolError (over_credit, pending_limit) if too much is held for a session."""
     if isinstance(session.decoder, Version2Decoder):
-        most = max(limits.credit_granted, limits.frame_bytes)
-        if session.parked_bytes > most:
+        limit_bytes = max(limits.credit_granted, limits.frame_bytes)
+        if session.parked_bytes > limit_bytes:
             raise RemoteProtocolError(
                 Reason.OVER_CREDIT,
                 f"{session.parked_bytes} bytes are unconfirmed, the credit is "
@@ -34,13 +33,13 @@ def check_session_pending(session: Session, limits: Limits) -> None:
 
 
 class UncountedPendingBytes:
-    """What has come since all was looked at, and is kept because it is not whole yet, or waits."""
+    """Bytes of incomplete or waiting frames since the total was last checked."""
 
     def __init__(self) -> None:
         self._bytes = 0
 
     def add(self, size_bytes: int, total_bytes_max: int) -> bool:
-        """So many bytes more. Returns whether it is time to look, where `most` may be kept."""
+        """Add bytes. Returns True if the total must be checked now."""
         self._bytes += size_bytes
         if self._bytes * BEGUN_PART <= total_bytes_max:
             return False
@@ -51,17 +50,20 @@ class UncountedPendingBytes:
 def select_sessions_to_close(
     sessions: Collection[Session], total_bytes_max: int
 ) -> list[tuple[Session, RemoteProtocolError]]:
-    """The sessions to be cut off because more than `most` bytes are kept for all together."""
+    """Return the sessions to close because more than `total_bytes_max` bytes are held for all.
+
+    The sessions with the most bytes are closed first.
+    """
     excess = sum(session.pending_bytes for session in sessions) - total_bytes_max
-    heavy = []
+    closing = []
     if excess > 0:
         for session in sorted(sessions, key=lambda s: -s.pending_bytes):
-            sentence = (
+            detail = (
                 f"{session.pending_bytes} bytes wait for this connection; for all together "
                 f"{total_bytes_max} are allowed, and it has the most"
             )
-            heavy.append((session, RemoteProtocolError(Reason.PENDING_LIMIT, sentence)))
+            closing.append((session, RemoteProtocolError(Reason.PENDING_LIMIT, detail)))
             excess -= session.pending_bytes
             if excess <= 0:
                 break
-    return heavy
+    return closing

@@ -1,8 +1,7 @@
-"""How fast each user, and each address, may publish: of all its connections, at all doors.
+"""Publish rates per user and per address, over all connections and listeners.
 
-Rule 1: rates that end, or are others, hold for connections that are there, too.
-Rule 2: what is kept is bounded by the users there are, and by a number of addresses that have
-published lately.
+Changed or removed limits apply to existing connections, too. Memory is bounded by the number of
+users and a fixed number of recently active addresses.
 """
 
 from __future__ import annotations
@@ -20,72 +19,73 @@ _NETWORK_BITS = 64
 
 @functools.lru_cache(maxsize=4096)
 def address_network(address: str) -> str:
-    """What addresses have in common that are one host's, or one network's that it may choose its
-    addresses from: 64 bits of version 6. One of version 4 is itself, however it is written."""
+    """Return the network that shares a rate limit: the /64 of an IPv6 address, or an IPv4 address
+    itself.
+    """
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, _NETWORK_BITS), strict=False))
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, _NETWORK_BITS), strict=False))
 
 
 class SessionRateLimits:
-    """Of one bus."""
+    """Rate limits of one bus."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._user_buckets: dict[str, Meter] = {}
         self._address_buckets: dict[str, Meter] = {}
-        """Who has come last comes last."""
+        """Buckets by address, the most recently used last."""
         self._address_rate = UNLIMITED
         self._is_unlimited = False
 
     def set_address_rate(self, rate: Rate) -> None:
-        """How fast all connections of one address together may publish."""
+        """Limit the rate of all connections of one address together."""
         self._address_rate = rate
         if not rate:
             self._address_buckets.clear()
-        for meter in self._address_buckets.values():
-            meter.set(rate, self._clock.now)
+        for bucket in self._address_buckets.values():
+            bucket.set(rate, self._clock.now)
 
     def remove_limits(self) -> None:
-        """Nobody is to wait any more: what has come is to be taken."""
+        """Remove all limits, so that waiting messages are accepted."""
         self._is_unlimited = True
-        for meter in (*self._user_buckets.values(), *self._address_buckets.values()):
-            meter.set(UNLIMITED, self._clock.now)
+        for bucket in (*self._user_buckets.values(), *self._address_buckets.values()):
+            bucket.set(UNLIMITED, self._clock.now)
 
     def apply_users(self, users: Users | None) -> None:
-        """These are the users from now on, with these rates."""
+        """Apply the rates of a new user table."""
         rates = {user.name: user.rate for user in users.users} if users is not None else {}
-        for name, meter in list(self._user_buckets.items()):
+        for name, bucket in list(self._user_buckets.items()):
             rate = rates.get(name, UNLIMITED)
             if rate:
-                meter.set(rate, self._clock.now)
+                bucket.set(rate, self._clock.now)
             else:
                 del self._user_buckets[name]
 
     def token_buckets_for(self, user: User | None, address: str) -> tuple[Meter, ...]:
-        """By what a connection of this user and from this address is measured."""
-        found: list[Meter] = []
+        """Return the buckets that limit a connection of this user and address."""
+        buckets: list[Meter] = []
         if self._is_unlimited:
             return ()
         if user is not None and user.rate:
-            meter = self._user_buckets.get(user.name)
-            if meter is None:
-                meter = self._user_buckets[user.name] = Meter(user.rate, self._clock.now)
-            found.append(meter)
+            bucket = self._user_buckets.get(user.name)
+            if bucket is None:
+                bucket = self._user_buckets[user.name] = Meter(user.rate, self._clock.now)
+            buckets.append(bucket)
         if self._address_rate and address:
-            found.append(self._address_bucket(address_network(address)))
-        return tuple(found)
+            buckets.append(self._address_bucket(address_network(address)))
+        return tuple(buckets)
 
     def _address_bucket(self, address: str) -> Meter:
-        meters = self._address_buckets
-        meter = meters.pop(address, None) or Meter(self._address_rate, self._clock.now)
-        while len(meters) >= METERS_MAX:
-            del meters[next(iter(meters))]
-        meters[address] = meter
-        return meter
+        buckets = self._address_buckets
+        bucket = buckets.pop(address, None) or Meter(self._address_rate, self._clock.now)
+        while len(buckets) >= METERS_MAX:
+            del buckets[next(iter(buckets))]
+        buckets[address] = bucket
+        return bucket

@@ -1,9 +1,8 @@
-"""One peer's side of the conversation: its bytes become events (protocol/binary.md).
+"""Protocol state of one peer: its bytes become events (protocol/binary.md).
 
-Rule 1: a session knows its own peer only. What an event means for others is the broker's business.
-Rule 2: the first frame that is no Heartbeat decides for good which version is spoken.
-Rule 3: the only error that escapes is RemoteProtocolError, after the events of the frames before
-the offending one.
+A session knows only its own peer; the broker applies the events. The first frame that is not a
+Heartbeat determines the protocol version. The only error raised is RemoteProtocolError, after the
+events of all frames before the offending one.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
     from simplebus.core.subscription.subscription import BrokerSubscription
     from simplebus.core.users.permissions import Grants
 
-# A read this short is looked at as a single frame first.
+# Reads up to this size are tried as a single frame first.
 _SINGLE_FRAME_BYTES_MAX = 4096
 
 _TLS_HANDSHAKE_BYTE = 0x16
-"""The first byte of a TLS client, and no frame's."""
+"""First byte of a TLS client; no frame begins with it."""
 
 
 class Session:
@@ -55,66 +54,69 @@ class Session:
     ) -> None:
         self.session_id = session_id
         self.peer = peer
-        """Who it is, for logs."""
+        """Name of the peer for logs."""
         self.address = ""
-        """Where it comes from, without a port; empty for nowhere."""
+        """IP address of the peer without the port; empty for an in-process session."""
         self.certificate_names: tuple[str, ...] = ()
-        """What the certificate calls it that it has shown."""
+        """Names in the client certificate."""
         self.is_authenticated = True
-        """Whether it is known who it is, as far as the bus asks."""
+        """True if the peer has authenticated, or need not."""
         self.user = ""
-        """The user's name; empty where nobody is asked."""
+        """User name; empty if the bus has no users."""
         self.grants: Grants | None = None
-        """What it may do; None for everything."""
+        """Permissions; None for all."""
         self.admission_error: RemoteProtocolError | None = None
-        """Why it is not to be let in, whoever it says to be."""
+        """Error with which the peer is refused, whatever its credentials."""
         self.is_authenticating = False
-        """Whether it has said who it is, and that is looked at: it waits for us."""
+        """True while its credentials are being checked."""
         self.token_buckets: tuple[Meter, ...] = ()
-        """How fast it may publish; none for as fast as it can."""
+        """Rate limits of its messages; empty for unlimited."""
         self.receiver = FrameReceiver(frame_bytes_max=frame_bytes_max)
         self.outbox = Outbox(session_id)
         self.decoder: Version1Decoder | Version2Decoder | None = None
-        """What the peer speaks; None until it has shown it."""
+        """Decoder of the peer's protocol version; None until its first frame."""
         self.subscriptions: dict[int, BrokerSubscription | GroupMember] = {}
-        """By class id; in version 2 by the number that the peer gave."""
+        """Subscriptions by class id; in version 2 by the number that the peer chose."""
         self.early_class_ids: set[int] = set()
-        """Classes that it subscribed to before anybody named them."""
+        """Classes that it subscribed to before they exist."""
         self.parked_messages: deque[tuple[int, FrameBatch]] = deque()
         """Messages that wait for room in their class, in order, as (class id, frames)."""
         self.parked_bytes = 0
         self.is_closed = False
         self.is_foreign = False
-        """Whether it comes through another door: its bytes are understood, and it is heard, there.
-        What is said to it is written as for version 2."""
+        """True for a client of another listener, which decodes its bytes. Replies are encoded as
+        version 2.
+        """
         self.is_internal = False
-        """Whether it is a part of the server, and may do everything."""
+        """True for a part of the server, which has all permissions."""
         self.handled_count = 0
         """Messages that were stored, parked or refused."""
         self.confirmed_number = 0
-        """Version 2: the peer was told that every number before it is stored."""
+        """Version 2: all numbers below are confirmed to the peer."""
         self.promised_number = 0
-        """The same, or it is to be told so as soon as that is true."""
+        """The same, including confirms that wait for the journal."""
         self.pending_confirms: deque[tuple[int, int]] = deque()
-        """What it is to be told: the mark in the ledger that is awaited, and the number."""
+        """Confirms that wait: log position and number."""
         self.pending_replies: deque[tuple[int, bytes, Feed | None]] = deque()
-        """Answers that wait for a mark in the ledger, and whose messages may come behind each."""
+        """Replies that wait for a log position, and the feed that may begin after each."""
         self.has_write_backlog = False
-        """Whether so much is to be written that it is not read from: a peer without credit."""
+        """True if a peer without credit is not read from because too much waits to be written to
+        disk.
+        """
         self.last_log_position = 0
-        """The mark of its last message that was noted in the ledger."""
+        """Log position of its last message."""
         self.heartbeat_seconds = 0.0
-        """Version 2: how long either side may be silent; 0 for ever."""
+        """Version 2: longest silence of either side in seconds; 0 for unlimited."""
         self.last_publish_tick = -PUBLISHER_TICKS
-        """The tick of its last message."""
+        """Tick of its last message."""
         self.recent_ack_count = 0
-        """Messages that its acks named since it was last asked whether it may rest."""
+        """Messages that its acks named since reading was last delayed."""
         self.refusal_counts: Counter[Reason] = Counter()
-        """Version 2: frames without effect of which it was told, by reason."""
+        """Version 2: refused frames by reason."""
         self.send_blocked_ticks = 0
-        """For how many ticks it has taken none of the bytes that wait for it."""
+        """Ticks during which the peer read none of the waiting bytes."""
         self.parked_ticks = 0
-        """For how many ticks messages of it have waited for room."""
+        """Ticks during which messages waited for room."""
         self._no_frame_ticks = 0
         self._no_receive_ticks = 0
         self._no_send_ticks = 0
@@ -128,12 +130,12 @@ class Session:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes kept for this session beside the rings."""
+        """Bytes held for this session outside the rings."""
         return self.parked_bytes + self.outbox.pending_bytes + self.receiver.tail_bytes
 
     @property
     def next_read_bytes(self) -> int:
-        """How much to read from this peer at once."""
+        """Size of the next read in bytes."""
         return (
             min(self._next_read_bytes, TRICKLE_BYTES)
             if self.is_reading_paused
@@ -143,8 +145,7 @@ class Session:
     def adapt_read_size(
         self, received_bytes: int, event_count: int, expensive_count: int = 0
     ) -> None:
-        """A read of `count` bytes brought so many events, of which so many take long. Bulk is read
-        in ever larger pieces."""
+        """Adapt the read size after a read. Bulk traffic is read in larger pieces."""
         if expensive_count > HEAVY_EVENTS:
             self._next_read_bytes = max(
                 HEAVY_READ_BYTES, received_bytes * HEAVY_EVENTS // expensive_count
@@ -156,39 +157,44 @@ class Session:
 
     @property
     def can_make_room(self) -> bool:
-        """Whether its acknowledgements may make room for its own messages."""
+        """True if its acks may make room for its own messages."""
         return bool(self.subscriptions)
 
     @property
     def can_receive_error(self) -> bool:
-        """Whether its peer is told why it is cut off: version 2."""
+        """True if the peer can be sent an Error frame (version 2)."""
         return self.outbox.names_feeds
 
     def reduce_read_size(self) -> None:
-        """Others do not take what is made of what it says: less at a time is better."""
+        """Read less at once, because others cannot keep up with its messages."""
         self._next_read_bytes = max(DENSE_READ_BYTES, self._next_read_bytes // 4)
 
     @property
     def is_reading_paused(self) -> bool:
-        """Whether reading is to pause. A version 2 peer is held by its credit instead."""
+        """True if reading must pause. A version 2 peer is limited by its credit instead."""
         return self.has_write_backlog or (
             bool(self.parked_messages) and not isinstance(self.decoder, Version2Decoder)
         )
 
     def mark_foreign(self) -> None:
-        """Its bytes are another door's business."""
+        """Leave the decoding of bytes to another listener."""
         self.is_foreign = self.outbox.names_feeds = True
         self.decoder = Version1Decoder(self._known_classes)
 
     def receive(self, buffer: ReceiveBuffer, received_bytes: int) -> Iterator[Event]:
-        """Yield the events of `count` fresh bytes in the buffer.
+        """Yield the events of `received_bytes` new bytes in the buffer.
 
-        Each event is to be applied before the next one is asked for: a Connected decides which
-        classes the messages behind it may name. Events are valid until the buffer is filled again.
+        Each event must be applied before the next one is requested: a Connect determines which
+        classes the
+        messages after it may name. Events are valid until the buffer is filled again.
+
+        Raises:
+            RemoteProtocolError: The bytes are not a legal frame.
         """
         if not self.receiver.received_bytes and buffer.space[0] == _TLS_HANDSHAKE_BYTE:
             raise RemoteProtocolError(
-                Reason.UNKNOWN_TYPE, "the peer began a TLS handshake; this door speaks no TLS"
+                Reason.UNKNOWN_TYPE,
+                "the peer began a TLS handshake; this listener does not support TLS",
             )
         for batch in self.receiver.receive(buffer, received_bytes):
             if self.decoder is None:
@@ -199,9 +205,10 @@ class Session:
     def receive_single(
         self, buffer: ReceiveBuffer, received_bytes: int
     ) -> PublishedOne | AckedOne | None:
-        """The event of a single message or ack, if that is all that came; without arrays.
+        """Return the event of a read that holds exactly one message or ack. Uses no arrays.
 
-        None leaves everything to `receive`.
+        Returns:
+            None if `receive` must handle the read.
         """
         if (
             received_bytes > _SINGLE_FRAME_BYTES_MAX
@@ -215,7 +222,7 @@ class Session:
         return event
 
     def _decode_first_frames(self, batch: FrameBatch) -> Iterator[Event]:
-        """Frames of a peer that has not shown yet which version it speaks."""
+        """Yield the events of frames before the protocol version is known."""
         first = 0
         while first < batch.count and batch.data[batch.bounds[first]] == frames.HEARTBEAT:
             first += 1
@@ -235,25 +242,36 @@ class Session:
     def tick(
         self, limits: Limits, tick_seconds: float, *, is_blocking_publishers: bool
     ) -> RemoteProtocolError | None:
-        """One beat: is this peer overdue? `holds_back` says that a full class waits for it."""
+        """Check the timeouts of this peer once per tick.
+
+        Args:
+            is_blocking_publishers: True if publishers wait because this peer does not read.
+
+        Returns:
+            The error to close the session with, or None.
+        """
         receiver, outbox = self.receiver, self.outbox
-        quiet = receiver.received_bytes == self._last_received_bytes
-        mute = outbox.sent_bytes == self._last_sent_bytes
+        has_received_nothing = receiver.received_bytes == self._last_received_bytes
+        has_sent_nothing = outbox.sent_bytes == self._last_sent_bytes
         self._last_received_bytes = receiver.received_bytes
-        silent = (receiver.frames == 0 and receiver.tail_bytes == 0) or not self.is_authenticated
-        silent = silent and not self.is_authenticating
-        partial = receiver.tail_bytes and receiver.frames == self._last_frame_count
-        full = mute and not outbox.idle
-        stalled = is_blocking_publishers and full
-        self.send_blocked_ticks = self.send_blocked_ticks + 1 if full else 0
+        sent_no_frame = (
+            receiver.frames == 0 and receiver.tail_bytes == 0
+        ) or not self.is_authenticated
+        sent_no_frame = sent_no_frame and not self.is_authenticating
+        has_partial_frame = receiver.tail_bytes and receiver.frames == self._last_frame_count
+        is_send_blocked = has_sent_nothing and not outbox.idle
+        is_blocking_others = is_blocking_publishers and is_send_blocked
+        self.send_blocked_ticks = self.send_blocked_ticks + 1 if is_send_blocked else 0
         self.parked_ticks = self.parked_ticks + 1 if self.parked_messages else 0
         self._last_frame_count, self._last_sent_bytes = receiver.frames, outbox.sent_bytes
-        if self.is_reading_paused or self.is_foreign:  # What is not read here cannot be late.
-            silent = partial = False
-        self._no_frame_ticks = self._no_frame_ticks + 1 if silent else 0
-        self._partial_frame_ticks = self._partial_frame_ticks + 1 if partial else 0
-        self._blocking_others_ticks = self._blocking_others_ticks + 1 if stalled else 0
-        for ticks, most, reason, what in (
+        if (
+            self.is_reading_paused or self.is_foreign
+        ):  # Nothing is read here, so nothing can be late.
+            sent_no_frame = has_partial_frame = False
+        self._no_frame_ticks = self._no_frame_ticks + 1 if sent_no_frame else 0
+        self._partial_frame_ticks = self._partial_frame_ticks + 1 if has_partial_frame else 0
+        self._blocking_others_ticks = self._blocking_others_ticks + 1 if is_blocking_others else 0
+        for ticks, limit_seconds, reason, action in (
             (self._no_frame_ticks, limits.hello_seconds, Reason.HELLO_TIMEOUT, "sent nothing"),
             (
                 self._partial_frame_ticks,
@@ -268,16 +286,18 @@ class Session:
                 "holds back a full class and took no bytes",
             ),
         ):
-            if ticks * tick_seconds > most:
-                return RemoteProtocolError(reason, f"the peer {what} for {most:g} s")
+            if ticks * tick_seconds > limit_seconds:
+                return RemoteProtocolError(reason, f"the peer {action} for {limit_seconds:g} s")
         return self._check_heartbeat(
-            tick_seconds, has_received_nothing=quiet, has_sent_nothing=mute
+            tick_seconds,
+            has_received_nothing=has_received_nothing,
+            has_sent_nothing=has_sent_nothing,
         )
 
     def _check_heartbeat(
         self, tick_seconds: float, *, has_received_nothing: bool, has_sent_nothing: bool
     ) -> RemoteProtocolError | None:
-        """Say that we are there, and notice when the peer no longer does."""
+        """Send a heartbeat if due, and return an error if the peer missed its own."""
         seconds = self.heartbeat_seconds
         if not seconds:
             return None
@@ -285,10 +305,11 @@ class Session:
         if not self.outbox.has_bytes and (self._no_send_ticks + 1) * tick_seconds >= seconds:
             self.outbox.reply(frames.encode(frames.HEARTBEAT))
         self._no_receive_ticks = self._no_receive_ticks + 1 if has_received_nothing else 0
-        most = seconds * HEARTBEATS_MISSED_MAX
-        if self._no_receive_ticks * tick_seconds <= most:
+        limit_seconds = seconds * HEARTBEATS_MISSED_MAX
+        if self._no_receive_ticks * tick_seconds <= limit_seconds:
             return None
         return RemoteProtocolError(
             Reason.HEARTBEAT_TIMEOUT,
-            f"the peer sent nothing for {most:g} s; a heartbeat every {seconds:g} s was agreed",
+            f"the peer sent nothing for {limit_seconds:g} s; a heartbeat every {seconds:g} s was "
+            "agreed",
         )

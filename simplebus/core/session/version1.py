@@ -1,9 +1,8 @@
-"""What a version 1 peer's frames mean (protocol/binary.md).
+"""Decoder of protocol version 1: batches of frames become events (protocol/binary.md).
 
-Rule 1: events come in an order in which every effect is as if frames were handled one by one: a run
-of messages and acks of several classes may be sorted by class, nothing moves across other frames.
-Rule 2: the only error that escapes is RemoteProtocolError, after the events of the frames before
-the offending one.
+Events have the same effect as if frames were handled one by one. Messages and acks of several
+classes may be sorted by class; nothing is moved across other frames. The only error raised is
+RemoteProtocolError, after the events of all frames before the offending one.
 """
 
 from __future__ import annotations
@@ -29,32 +28,33 @@ from simplebus.core.protocol.events import (
 )
 from simplebus.core.protocol.frames import Flags, FrameBatch, Keys
 
-# With this many changes of type or class in one batch, sorting it beats going run by run.
+# With more changes of type or class in one batch, sorting is faster than decoding run by run.
 _RUN_COUNT_MAX = PLAIN_FRAMES_MAX
 
 _CLASS_IDS_DECODER = msgspec.json.Decoder(list[int], strict=True)
 
 
 class Version1Decoder:
-    """From batches of frames to events."""
+    """Decoder of a version 1 peer's frames."""
 
     HANDLERS: ClassVar[dict[int, Callable[..., Iterator[Event]]]]
-    """What it accepts. There is one state, open: every frame is legal at any time."""
+    """Handlers by frame type. Every frame is legal at any time."""
     EXPECTED_TYPES: ClassVar[str] = "one of the digits 0 to 4"
 
     def __init__(self, known_classes: Container[int]) -> None:
         self.known_classes = known_classes
 
     def mark_parked(self, batch: FrameBatch) -> None:
-        """Messages are to wait for room in a piece of their own, behind all that wait already."""
+        """Record that `batch` waits for room behind all waiting messages."""
 
     def mark_unparked(self, batch: FrameBatch, stored_count: int) -> None:
-        """Of the piece that waits in front, this one, the first `count` wait no longer."""
+        """Record that the first `stored_count` messages of the first waiting batch were stored."""
 
     def decode_single(self, frame: memoryview) -> PublishedOne | AckedOne | None:
-        """The event of a single message or ack, without arrays. None leaves it to `events`.
+        """Return the event of a single complete message or ack. None leaves it to `decode_events`.
 
-        The frame is whole. Raises as `events` does.
+        Raises:
+            RemoteProtocolError: The frame is not legal.
         """
         frame_type, key = frame[0], frame[1] << 8 | frame[2]
         if frame_type == frames.MESSAGE:
@@ -65,7 +65,7 @@ class Version1Decoder:
         return None
 
     def decode_events(self, batch: FrameBatch) -> Iterator[Event]:
-        """Yield what the frames mean. Each event is to be applied before the next is asked for."""
+        """Yield the events of frames. Each event must be applied before the next is requested."""
         if batch.count == 1:
             yield from self._decode_run(batch)
             return
@@ -78,24 +78,24 @@ class Version1Decoder:
         sortable = self._message_flags(types) | (types == frames.ACK) | (types == frames.HEARTBEAT)
         others = np.flatnonzero(~sortable)
         first = 0
-        for at in (*others.tolist(), batch.count):
-            if at - first > _RUN_COUNT_MAX:
-                yield from self._decode_sorted(batch.slice(first, at), keys[first:at])
-            elif first < at:
-                here = keys[first:at]
-                breaks = np.flatnonzero(here[1:] != here[:-1]) + 1
-                yield from self._decode_runs(batch.slice(first, at), breaks)
-            if at < batch.count:
-                yield from self._decode_run(batch.slice(at, at + 1))
-            first = at + 1
+        for index in (*others.tolist(), batch.count):
+            if index - first > _RUN_COUNT_MAX:
+                yield from self._decode_sorted(batch.slice(first, index), keys[first:index])
+            elif first < index:
+                keys_here = keys[first:index]
+                breaks = np.flatnonzero(keys_here[1:] != keys_here[:-1]) + 1
+                yield from self._decode_runs(batch.slice(first, index), breaks)
+            if index < batch.count:
+                yield from self._decode_run(batch.slice(index, index + 1))
+            first = index + 1
 
     def _message_flags(self, types: npt.NDArray[np.integer]) -> Flags:
-        """Which of these types are messages."""
+        """Return which of these types are messages."""
         flags: Flags = types == frames.MESSAGE
         return flags
 
     def _decode_runs(self, batch: FrameBatch, changes: npt.NDArray[np.intp]) -> Iterator[Event]:
-        """Frames of one type and class at a time, in the order in which they came."""
+        """Yield the events of runs of equal type and class, in order."""
         first = 0
         for last in (*changes.tolist(), batch.count):
             yield from self._decode_run(
@@ -104,21 +104,22 @@ class Version1Decoder:
             first = last
 
     def _decode_sorted(self, batch: FrameBatch, keys: Keys) -> Iterator[Event]:
-        """Messages, acks and heartbeats, each kind and class in one piece; acks first.
+        """Yield the events of messages, acks and heartbeats, grouped by kind and class, acks first.
 
-        Nothing is yielded before all is known to be good; else what stands before the first bad
-        frame is done alone.
+        Nothing is yielded before all frames are known to be legal. Otherwise only the frames before
+        the
+        first illegal one are decoded.
         """
         types = keys & 0xFF
-        classes = (keys >> 8).astype(np.uint16)  # Sorting so few bits takes linear time.
+        classes = (keys >> 8).astype(np.uint16)  # 16 bits are sorted in linear time.
         events: list[Event] = []
-        bad = batch.count
-        for here in (types == frames.ACK, self._message_flags(types)):
-            count = np.count_nonzero(here)
-            if count == here.size:
+        first_bad = batch.count
+        for flags in (types == frames.ACK, self._message_flags(types)):
+            count = np.count_nonzero(flags)
+            if count == flags.size:
                 order = np.argsort(classes, kind="stable")
             elif count:
-                order = np.flatnonzero(here)
+                order = np.flatnonzero(flags)
                 order = order[np.argsort(classes[order], kind="stable")]
             else:
                 continue
@@ -127,21 +128,21 @@ class Version1Decoder:
             first = 0
             changes = np.flatnonzero(sorted_classes[1:] != sorted_classes[:-1]) + 1
             for last in (*changes.tolist(), order.size):
-                found, good = self._decode_group(gathered.slice(first, last))
-                if good < last - first:
-                    bad = min(bad, int(order[first + good]))
-                events += found
+                group_events, good_count = self._decode_group(gathered.slice(first, last))
+                if good_count < last - first:
+                    first_bad = min(first_bad, int(order[first + good_count]))
+                events += group_events
                 first = last
-        if bad == batch.count:
+        if first_bad == batch.count:
             yield from events
             return
-        if bad:
-            yield from self.decode_events(batch.slice(0, bad))
-        yield from self._decode_run(batch.slice(bad, bad + 1))
-        raise AssertionError("a frame that is bad among others was good alone")
+        if first_bad:
+            yield from self.decode_events(batch.slice(0, first_bad))
+        yield from self._decode_run(batch.slice(first_bad, first_bad + 1))
+        raise AssertionError("a frame was illegal in a batch and legal alone")
 
     def _decode_group(self, batch: FrameBatch) -> tuple[list[Event], int]:
-        """The events of some acks or messages of one class, and how many of them are good."""
+        """Return the events of acks or messages of one class, and the number of legal frames."""
         frame_type, key = first_type_and_key(batch)
         if frame_type == frames.ACK:
             firsts, lasts = frames.ack_ranges(batch)
@@ -149,15 +150,15 @@ class Version1Decoder:
         return [Published(key, batch)], batch.count if key in self.known_classes else 0
 
     def _decode_run(self, batch: FrameBatch) -> Iterator[Event]:
-        """Frames of one type and class."""
+        """Yield the events of frames of one type and class."""
         frame_type, key = first_type_and_key(batch)
-        handle = self.HANDLERS.get(frame_type)
-        if handle is None:
+        handler = self.HANDLERS.get(frame_type)
+        if handler is None:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_TYPE,
                 f"a frame began with byte 0x{frame_type:02x}; expected {self.EXPECTED_TYPES}",
             )
-        yield from handle(self, key, batch)
+        yield from handler(self, key, batch)
 
     def _decode_heartbeat(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         return iter(())
@@ -180,11 +181,11 @@ class Version1Decoder:
         if firsts.size < batch.count:
             bad = batch.slice(firsts.size, firsts.size + 1)
             frames.ack_range(frame_content(bad))
-            raise AssertionError("an ack that one parser refused was taken by the other")
+            raise AssertionError("the array parser refused an ack that the plain parser accepts")
 
     def _decode_connect(self, key: int, batch: FrameBatch) -> Iterator[Event]:
-        for at in range(batch.count):
-            yield Connected(_parse_class_ids(frame_content(batch.slice(at, at + 1))))
+        for index in range(batch.count):
+            yield Connected(_parse_class_ids(frame_content(batch.slice(index, index + 1))))
 
 
 Version1Decoder.HANDLERS = {
@@ -197,18 +198,18 @@ Version1Decoder.HANDLERS = {
 
 
 def first_type_and_key(batch: FrameBatch) -> tuple[int, int]:
-    """The first frame's type, and the field behind it: a class id, mostly."""
+    """Return the first frame's type and the field after it, usually a class id."""
     frame_type, high, low = batch.data[:3].tolist()
     return frame_type, high << 8 | low
 
 
 def frame_content(frame: FrameBatch) -> bytes:
-    """What stands between header and delimiter of a batch's only frame."""
+    """Return the content of a batch's only frame."""
     return frame.data[HEADER_BYTES:-DELIMITER_BYTES].tobytes()
 
 
 def _parse_class_ids(content: bytes) -> tuple[int, ...]:
-    """The classes that a Connect names. Raises RemoteProtocolError (bad_connect)."""
+    """Return the class ids of a Connect. Raises RemoteProtocolError (bad_connect)."""
     try:
         class_ids = _CLASS_IDS_DECODER.decode(content)
         wrong = next((c for c in class_ids if not 0 <= c <= CLASS_ID_MAX), None)

@@ -1,9 +1,8 @@
-"""What a version 2 peer's frames mean (protocol/binary.md, "Version 2").
+"""Decoder of protocol version 2: batches of frames become events (protocol/binary.md, "Version 2").
 
-Rule 1: what is wrong with one frame is a Refused event, and the next frame goes on; only what puts
-the stream itself in doubt is an error.
-Rule 2: a message whose number is not the next one never becomes an event: it is a duplicate, or the
-stream is in doubt. Who has numbers of its own may leave some out; nothing is remembered of them.
+A fault of one frame is a Refused event, and decoding continues; only a fault that makes the stream
+ambiguous is an error. A message whose number is not the next one is a duplicate or an error, never
+an event. A publisher with numbers of its own may skip numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _MESSAGE_TYPES = (frames.MESSAGE, frames.ENVELOPE)
 _NUMBER_OFFSET = 3
 _NUMBER_DTYPE: np.dtype[np.uint32] = np.dtype(">u4")
 _JSON_WHITESPACE = b" \t\r\n"
-"""What JSON takes for it."""
+"""White space in JSON (RFC 8259, section 2)."""
 _HALF_NUMBER_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 _NACK_PATTERN = re.compile(
     rb"([0-9]{1,10}-[0-9]{1,10})(?: ([0-9]{1,12}|terminate))?(?:\n(.*))?", re.DOTALL
@@ -65,32 +64,35 @@ _NACK_PATTERN = re.compile(
 
 
 class Version2Decoder(Version1Decoder):
-    """From batches of frames to events."""
+    """Decoder of a version 2 peer's frames."""
 
     EXPECTED_TYPES = "one of 0 to 5, 8, 9, U, F, P or I"
 
     def __init__(
         self, known_classes: Container[int], handled_count: Callable[[], int] = lambda: 0
     ) -> None:
-        """`handled` tells how many messages of this session's events are done with."""
+        """Create a decoder. `handled_count` returns how many messages of its events were
+        handled.
+        """
         super().__init__(known_classes)
         self._handled_count = handled_count
         self.is_greeted = False
         self.producer = Publisher()
-        """Whose messages they are."""
+        """State of the publisher whose messages they are."""
         self.next_number = 0
-        """The number that the next message is to carry; or one ahead of it, where some may be left
-        out."""
+        """Number that the next message must carry, or at least if numbers may be skipped."""
         self.can_skip_numbers = False
-        """Whether numbers may be left out."""
+        """True if the publisher may skip numbers."""
         self.duplicate_count = 0
-        """Duplicates since this was set to 0 last."""
+        """Duplicates since the counter was last reset."""
         self._parked_numbers: deque[int] = deque()
-        """First numbers of pieces that wait for room, but for those with a lower one behind them:
-        ascending, and the first one is the lowest of all that wait."""
+        """First numbers of waiting batches, ascending, without those that have a lower number
+        behind them.
+        The first one is the lowest number that waits.
+        """
 
     def start_producer(self, producer: Publisher, *, can_skip_numbers: bool = False) -> None:
-        """The peer publishes for this one; whether it may leave numbers out."""
+        """Decode the messages of this publisher from now on."""
         self.producer = producer
         self.can_skip_numbers = can_skip_numbers
         self.next_number = producer.next
@@ -98,27 +100,31 @@ class Version2Decoder(Version1Decoder):
 
     @property
     def stored_before(self) -> int:
-        """The number before which all is stored."""
+        """All numbers below are stored."""
         if self._parked_numbers and self._distance_from_next(self._parked_numbers[0]) < 0:
             return self._parked_numbers[0]
         return self.next_number
 
     def build_unconfirmed_range(self, first_number: int, parked: list[FrameBatch]) -> Ahead | None:
-        """Which numbers from `first` on are stored, while these messages are not; every number
-        before it is."""
-        if self.can_skip_numbers:  # All that comes again is known elsewhere.
+        """Return which numbers from `first_number` on are stored, without the parked messages.
+
+        All numbers below `first_number` are stored.
+        """
+        if self.can_skip_numbers:  # Such a publisher detects duplicates itself.
             return None
         numbers = self._known_numbers_from(first_number)
         is_stored = np.ones(numbers.size, np.bool_)
-        beyond = (self.next_number - first_number) & MESSAGE_ID_MASK
+        received_count = (self.next_number - first_number) & MESSAGE_ID_MASK
         if self.producer.ahead is not None:
-            is_stored[beyond:] = self.producer.ahead.holds(numbers[beyond:])
+            is_stored[received_count:] = self.producer.ahead.holds(numbers[received_count:])
         for batch in parked:
             is_stored &= ~np.isin(numbers, message_numbers(batch, None))
         return Ahead.of(first_number, is_stored)
 
     def _known_numbers_from(self, first: int) -> Integers:
-        """All numbers from this one on before the last one of which something is known."""
+        """Return all numbers from `first` on, up to the last one that is known to be
+        stored or not.
+        """
         ahead = self.producer.ahead
         count = (self.next_number - first) & MESSAGE_ID_MASK
         if ahead is not None:
@@ -146,11 +152,11 @@ class Version2Decoder(Version1Decoder):
                 self._parked_numbers.appendleft(number)
 
     def count_received_since(self, number: int) -> int:
-        """How many numbers have come from this one on."""
+        """Return how many numbers were received from `number` on."""
         return -self._distance_from_next(number)
 
     def _distance_from_next(self, number: int) -> int:
-        """How far a number is ahead of the next one."""
+        """Return the signed distance of a number from the next expected one."""
         return (
             (number - self.next_number + _HALF_NUMBER_RANGE) & MESSAGE_ID_MASK
         ) - _HALF_NUMBER_RANGE
@@ -173,7 +179,9 @@ class Version2Decoder(Version1Decoder):
 
     def decode_events(self, batch: FrameBatch) -> Iterator[Event]:
         published: Flags | None = None
-        if batch.count == 1 or not batch.changes().any():  # All is of one type and class.
+        if (
+            batch.count == 1 or not batch.changes().any()
+        ):  # All frames have the same type and class.
             if batch.data[0] not in _MESSAGE_TYPES:
                 yield from self._decode_run(batch)
                 return
@@ -195,13 +203,13 @@ class Version2Decoder(Version1Decoder):
         self.duplicate_count += fresh.size - int(np.count_nonzero(fresh))
         if self.producer.refusals:
             yield from self._repeat_refusals(numbers[: fresh.size][~fresh])
-        wanted = np.ones(batch.count, np.bool_)
-        at = np.flatnonzero(published)
-        wanted[at[: fresh.size]] = fresh
+        kept_flags = np.ones(batch.count, np.bool_)
+        message_indexes = np.flatnonzero(published)
+        kept_flags[message_indexes[: fresh.size]] = fresh
         if gap is not None:
-            wanted[at[fresh.size] :] = False
-        if wanted.any():
-            kept = batch.take(np.flatnonzero(wanted))
+            kept_flags[message_indexes[fresh.size] :] = False
+        if kept_flags.any():
+            kept = batch.take(np.flatnonzero(kept_flags))
             yield from self._decode_numbered(kept, numbers[: fresh.size][fresh])
         ahead = self.producer.ahead
         if ahead is not None and self._distance_from_next(ahead.end) <= 0:
@@ -210,26 +218,30 @@ class Version2Decoder(Version1Decoder):
             raise gap
 
     def _decode_numbered(self, batch: FrameBatch, numbers: Integers) -> Iterator[Event]:
-        """The events of frames, of which messages carry these numbers, in order. Should it end
-        early, the numbers of what was not handled are still to come. Others behind them may be
-        stored: where classes take turns, each one's messages are handled in one piece."""
-        before = self._handled_count()
-        given: list[Published | Refused] = []
+        """Yield the events of frames whose messages carry these numbers.
+
+        If the caller stops early, the numbers of unhandled messages are expected again. Later ones
+        may be
+        stored already, because the messages of one class are handled in one piece.
+        """
+        handled_before = self._handled_count()
+        yielded: list[Published | Refused] = []
         try:
             for event in super().decode_events(batch):
                 if isinstance(event, Published | Refused):
-                    given.append(event)
+                    yielded.append(event)
                 yield event
         except BaseException:
-            done = self._handled_count() - before
-            if done < numbers.size:
+            handled = self._handled_count() - handled_before
+            if handled < numbers.size:
                 self._rewind_to_unhandled(
-                    numbers, list(islice(chain.from_iterable(map(_event_numbers, given)), done))
+                    numbers,
+                    list(islice(chain.from_iterable(map(_event_numbers, yielded)), handled)),
                 )
             raise
 
     def _rewind_to_unhandled(self, numbers: Integers, handled_numbers: list[int]) -> None:
-        """Of a batch's messages only these were handled."""
+        """Expect the numbers of a batch again, except the handled ones."""
         is_handled = np.isin(numbers, handled_numbers)
         first = int(numbers[int(is_handled.argmin())])
         if self.can_skip_numbers:
@@ -242,7 +254,9 @@ class Version2Decoder(Version1Decoder):
         self.next_number, self.producer.ahead = first, Ahead.of(first, stored)
 
     def _select_fresh(self, numbers: Integers) -> tuple[Flags, RemoteProtocolError | None]:
-        """Which messages are to be stored, up to the first that is ahead of its time."""
+        """Return which messages are to be stored, and the error of the first number that is too
+        high.
+        """
         fresh = np.zeros(numbers.size, np.bool_)
         gap = None
         for index, number in enumerate(numbers.tolist()):
@@ -264,14 +278,14 @@ class Version2Decoder(Version1Decoder):
         return fresh, gap
 
     def _repeat_refusals(self, numbers: Integers) -> Iterator[Refused]:
-        """Of messages that have come again: what was said of those that were refused."""
-        for refused in self.producer.refusals:
-            offsets = (numbers - refused.refers_to) & MESSAGE_ID_MASK
-            offsets = np.unique(offsets[offsets < refused.count])
+        """Yield the former refusals of messages that were sent again."""
+        for refusal in self.producer.refusals:
+            offsets = (numbers - refusal.refers_to) & MESSAGE_ID_MASK
+            offsets = np.unique(offsets[offsets < refusal.count])
             bounds = np.flatnonzero(np.diff(offsets) != 1) + 1
             for row in np.split(offsets, bounds) if offsets.size else ():
-                number = (refused.refers_to + int(row[0])) & MESSAGE_ID_MASK
-                yield replace(refused, refers_to=number, count=row.size, published=0, again=True)
+                number = (refusal.refers_to + int(row[0])) & MESSAGE_ID_MASK
+                yield replace(refusal, refers_to=number, count=row.size, published=0, again=True)
 
     def _message_flags(self, types: npt.NDArray[np.integer]) -> Flags:
         flags: Flags = (types == frames.MESSAGE) | (types == frames.ENVELOPE)
@@ -289,33 +303,35 @@ class Version2Decoder(Version1Decoder):
         )
 
     def _decode_acks(self, key: int, batch: FrameBatch) -> Iterator[Event]:
-        at, most = 0, batch.count
-        while at < batch.count:
-            some = batch.slice(at, min(at + most, batch.count))
-            firsts, lasts = frames.ack_ranges(some)
+        index, max_count = 0, batch.count
+        while index < batch.count:
+            part = batch.slice(index, min(index + max_count, batch.count))
+            firsts, lasts = frames.ack_ranges(part)
             if firsts.size:
                 yield Acked(key, firsts, lasts)
-            at += firsts.size
-            most *= 2
-            if firsts.size < some.count:
-                bad = some.slice(firsts.size, firsts.size + 1)
+            index += firsts.size
+            max_count *= 2
+            if firsts.size < part.count:
+                bad = part.slice(firsts.size, firsts.size + 1)
                 try:
                     frames.ack_range(frame_content(bad))
                 except RemoteProtocolError as error:
                     yield _build_refusal(error, bad)
-                at += 1
-                most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
+                index += 1
+                max_count = (
+                    PLAIN_FRAMES_MAX  # More illegal acks may follow: continue with small parts.
+                )
 
     def _decode_group(self, batch: FrameBatch) -> tuple[list[Event], int]:
-        types = batch.data[batch.starts]  # There are two for messages.
+        types = batch.data[batch.starts]  # Messages have two types.
         changes = np.flatnonzero(types[1:] != types[:-1]) + 1
         return list(self._decode_runs(batch, changes)), batch.count
 
     def _decode_each(
         self, batch: FrameBatch, decode_frame: Callable[[int, FrameBatch], Event], key: int
     ) -> Iterator[Event]:
-        for at in range(batch.count):
-            frame = batch.slice(at, at + 1)
+        for index in range(batch.count):
+            frame = batch.slice(index, index + 1)
             try:
                 event = decode_frame(key, frame)
             except RemoteProtocolError as error:
@@ -364,7 +380,7 @@ Version2Decoder.HANDLERS = {
 
 
 def is_version2_connect(frame: FrameBatch) -> bool:
-    """Whether this frame asks for version 2."""
+    """Return True if this frame requests version 2."""
     return (
         bool(frame.data[0] == frames.CONNECT)
         and frame_content(frame).lstrip(_JSON_WHITESPACE)[:1] == b"{"
@@ -372,26 +388,26 @@ def is_version2_connect(frame: FrameBatch) -> bool:
 
 
 def parse_connect(frame: FrameBatch) -> Greeted:
-    """A Connect. Raises RemoteProtocolError (bad_connect)."""
-    asked = requests.decode(
+    """Return the event of a Connect. Raises RemoteProtocolError (bad_connect)."""
+    request = requests.decode(
         requests.ConnectRequest, frame_content(frame), reason=Reason.BAD_CONNECT
     )
-    return Greeted(_unpack_header(frame)[2], asked)
+    return Greeted(_unpack_header(frame)[2], request)
 
 
 def _parse_subscribe(key: int, frame: FrameBatch) -> SubscriptionAsked:
-    _, _, request, number = _unpack_header(frame)
+    _, _, request_number, number = _unpack_header(frame)
     if number == 0:
         raise RemoteProtocolError(
             Reason.BAD_REQUEST, "a subscription's number is 1 to 65535, got 0"
         )
-    asked = requests.decode(requests.SubscribeRequest, frame_content(frame))
-    return SubscriptionAsked(request, key, number, asked)
+    request_body = requests.decode(requests.SubscribeRequest, frame_content(frame))
+    return SubscriptionAsked(request_number, key, number, request_body)
 
 
 def _parse_unsubscribe(key: int, frame: FrameBatch) -> UnsubscriptionAsked:
-    asked = requests.decode(requests.UnsubscribeRequest, frame_content(frame))
-    return UnsubscriptionAsked(_unpack_header(frame)[2], key, asked)
+    request = requests.decode(requests.UnsubscribeRequest, frame_content(frame))
+    return UnsubscriptionAsked(_unpack_header(frame)[2], key, request)
 
 
 def _parse_fetch(key: int, frame: FrameBatch) -> FetchAsked:
@@ -411,10 +427,10 @@ def _parse_purge(key: int, frame: FrameBatch) -> PurgeAsked:
 
 
 def _parse_nack(key: int, frame: FrameBatch) -> Nacked | Terminated:
-    held = frame_content(frame)
-    match = _NACK_PATTERN.fullmatch(held)
+    content = frame_content(frame)
+    match = _NACK_PATTERN.fullmatch(content)
     if match is None:
-        shown = held[:40].decode("ascii", "backslashreplace")
+        shown = content[:40].decode("ascii", "backslashreplace")
         raise RemoteProtocolError(
             Reason.BAD_ACK,
             f"a Nack held {shown!r}; expected first-last, perhaps a blank and milliseconds or "
@@ -424,12 +440,12 @@ def _parse_nack(key: int, frame: FrameBatch) -> Nacked | Terminated:
     error, attempt = _parse_error_text(match[3] or b""), _unpack_header(frame)[2]
     if match[2] == b"terminate":
         return Terminated(key, first, last, error, attempt)
-    delay = None if match[2] is None else int(match[2]) / 1000
-    return Nacked(key, first, last, delay, error, attempt)
+    delay_seconds = None if match[2] is None else int(match[2]) / 1000
+    return Nacked(key, first, last, delay_seconds, error, attempt)
 
 
 def _parse_error_text(stuffed: bytes) -> str:
-    """What a Nack says went wrong."""
+    """Return the error text of a Nack."""
     text = unstuff(stuffed)
     if len(text) > ERROR_BYTES_MAX:
         raise RemoteProtocolError(
@@ -463,7 +479,7 @@ def _build_refusal(error: RemoteProtocolError, frame: FrameBatch) -> Refused:
 
 
 def _unpack_header(frame: FrameBatch) -> tuple[int, int, int, int]:
-    """Type, key, message id and the last field of a batch's first frame."""
+    """Return type, key, message id and last field of a batch's first frame."""
     fields: tuple[int, int, int, int] = frames.HEADER.unpack_from(frame.data.data)
     return fields
 
@@ -471,7 +487,7 @@ def _unpack_header(frame: FrameBatch) -> tuple[int, int, int, int]:
 def message_numbers(
     batch: FrameBatch, frame_indexes: npt.NDArray[np.intp] | None = None
 ) -> Integers:
-    """The numbers of a batch's messages; of all its frames, or of those at these indexes."""
+    """Return the numbers of a batch's messages: of all frames, or of those at `frame_indexes`."""
     if frame_indexes is None and batch.stride:
         words = frames.strided(batch.data, _NUMBER_DTYPE, _NUMBER_OFFSET, batch.stride, batch.count)
     else:
@@ -481,14 +497,14 @@ def message_numbers(
 
 
 def _event_numbers(event: Published | Refused) -> Iterable[int]:
-    """The numbers of the messages that an event is about."""
+    """Return the numbers of the messages of an event."""
     if isinstance(event, Published):
         return cast(list[int], message_numbers(event.frames, None).tolist())
     return ((event.refers_to + k) & MESSAGE_ID_MASK for k in range(event.published))
 
 
 def _are_consecutive(numbers: Integers, first: int) -> bool:
-    """Whether these are `first` and those behind it, in order."""
+    """Return True if `numbers` count up by one from `first`."""
     last = first + numbers.size
     if last > MESSAGE_ID_MASK + 1:
         expected = np.arange(first, last) & MESSAGE_ID_MASK
@@ -498,29 +514,32 @@ def _are_consecutive(numbers: Integers, first: int) -> bool:
 
 
 def _are_ascending(numbers: Integers, first: int) -> bool:
-    """Whether these are `first` or ahead of it, each ahead of the one before."""
-    ahead = (numbers - first) & MESSAGE_ID_MASK
-    is_within = numbers.max() <= MESSAGE_ID_MASK and ahead[-1] < _HALF_NUMBER_RANGE
-    return bool(is_within and (np.diff(ahead) > 0).all())
+    """Return True if `numbers` are ascending and start at or after `first`."""
+    offsets = (numbers - first) & MESSAGE_ID_MASK
+    is_within = numbers.max() <= MESSAGE_ID_MASK and offsets[-1] < _HALF_NUMBER_RANGE
+    return bool(is_within and (np.diff(offsets) > 0).all())
 
 
 def producer_key(session: Session) -> str:
-    """Whose numbers its messages carry, see `publishers.key_of`; empty for nobody's that is
-    remembered."""
-    dialect = session.decoder
-    return dialect.producer.key if isinstance(dialect, Version2Decoder) else ""
+    """Return the key of the session's publisher (see `producer_state`); empty if it is not
+    remembered.
+    """
+    decoder = session.decoder
+    return decoder.producer.key if isinstance(decoder, Version2Decoder) else ""
 
 
 def first_message_number(batch: FrameBatch) -> int:
-    """The number of a batch's first message."""
+    """Return the number of a batch's first message."""
     return _unpack_header(batch)[2]
 
 
 def build_refusals(
     batch: FrameBatch, reason: Reason, detail: str, *, is_counted_by_refusal: bool = False
 ) -> Iterator[Refused]:
-    """What is said of messages of one class that are not stored: once for all whose numbers follow
-    one another. `published` says that nobody has counted them yet."""
+    """Yield the refusal of messages that are not stored: one for each run of consecutive numbers.
+
+    With `is_counted_by_refusal` the messages were not counted elsewhere.
+    """
     frame_type, class_id, number, _ = _unpack_header(batch)
     if batch.count == 1:
         yield Refused(
