@@ -60,7 +60,7 @@ HELD_UP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStatistics:
+class CopierStatistics:
     """A snapshot of a lane."""
 
     name: str
@@ -121,7 +121,7 @@ class Way:
     """None where the near end keeps nothing while the lane is away."""
 
 
-class Lane:
+class Copier:
     """Enter `run` in a nursery; cancelling ends it, and nothing is lost."""
 
     def __init__(self, name: str, way: Way, *, chance: Callable[[], float] = random.random) -> None:
@@ -150,8 +150,8 @@ class Lane:
         self._displaced_at = -math.inf
         """since then."""
 
-    def statistics(self) -> LaneStatistics:
-        return LaneStatistics(
+    def statistics(self) -> CopierStatistics:
+        return CopierStatistics(
             name=self.name,
             is_up=self._is_up and not self._held_up,
             problem=self._problem or self._held_up,

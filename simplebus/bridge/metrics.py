@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simplebus.bridge.copier import Lane, LaneStatistics
+from simplebus.bridge.copier import Copier, CopierStatistics
 from simplebus.monitor.counted import Counted
 from simplebus.monitor.facts import Column, Facts, Health, Note, Table, Tile
 
@@ -13,7 +13,7 @@ _UP = "Whether a lane has both ends, and the far one takes what it is sent."
 _OLDEST = "How long ago the first of them was accepted."
 
 
-def facts_of(lanes: Sequence[Lane], *, subtitle: str = "") -> Facts:
+def facts_of(lanes: Sequence[Copier], *, subtitle: str = "") -> Facts:
     """A snapshot of all of them: not ready while one has lost an end, or is held up."""
     found = [lane.statistics() for lane in lanes]
     counted = Counted()
@@ -37,11 +37,11 @@ def facts_of(lanes: Sequence[Lane], *, subtitle: str = "") -> Facts:
     )
 
 
-def _problem(lane: LaneStatistics) -> str:
+def _problem(lane: CopierStatistics) -> str:
     return lane.problem or "it has not reached both ends yet"
 
 
-def _count(counted: Counted, lane: LaneStatistics) -> None:
+def _count(counted: Counted, lane: CopierStatistics) -> None:
     name = lane.name
     counted.gauge("bridge_up", _UP, lane.is_up, lane=name)
     if lane.lag is not None:
@@ -62,7 +62,7 @@ def _count(counted: Counted, lane: LaneStatistics) -> None:
         counted.counter("bridge_left_messages", help, count, lane=name, reason=reason)
 
 
-def _table(found: Sequence[LaneStatistics]) -> Table:
+def _table(found: Sequence[CopierStatistics]) -> Table:
     return Table(
         "lanes",
         "Bridges",

@@ -12,7 +12,7 @@ import trio
 
 from simplebus.bridge.build import between
 from simplebus.bridge.channel_map import Renaming
-from simplebus.bridge.copier import Lane, LaneStatistics
+from simplebus.bridge.copier import Copier, CopierStatistics
 from simplebus.bridge.metrics import facts_of
 from simplebus.bridge.settings import Bridge, Copied, is_nats, lane_name, record_channel
 from simplebus.bridge.target.bus import FarTerms
@@ -27,12 +27,12 @@ log = logging.getLogger("simplebus.bridge")
 _TELL_SECONDS = 60.0
 
 
-def lanes(bridges: Iterable[Bridge], *, here: Place | None = None) -> list[Lane]:
+def lanes(bridges: Iterable[Bridge], *, here: Place | None = None) -> list[Copier]:
     """The lanes of these bridges; `here` is the server they are part of.
 
     Raises ValueError for what is no address, and for two lanes of one name.
     """
-    found: dict[str, Lane] = {}
+    found: dict[str, Copier] = {}
     for bridge in bridges:
         for copied in bridge.copied:
             made = [_lane(bridge, copied, here, back=False)]
@@ -45,7 +45,7 @@ def lanes(bridges: Iterable[Bridge], *, here: Place | None = None) -> list[Lane]
     return list(found.values())
 
 
-def _lane(bridge: Bridge, copied: Copied, here: Place | None, *, back: bool) -> Lane:
+def _lane(bridge: Bridge, copied: Copied, here: Place | None, *, back: bool) -> Copier:
     class_, to = copied.class_, copied.class_ if copied.to is None else copied.to
     near, far = bridge.near, bridge.far
     near_access, far_access = bridge.near_access, bridge.far_access
@@ -82,7 +82,7 @@ def _lane(bridge: Bridge, copied: Copied, here: Place | None, *, back: bool) -> 
             start=copied.start,
             auth=near_access.auth,
         )
-    return Lane(terms.name, way)
+    return Copier(terms.name, way)
 
 
 def _place(address: str, access: Access, here: Place | None) -> Place:
@@ -92,11 +92,11 @@ def _place(address: str, access: Access, here: Place | None) -> Place:
 
 
 async def run(
-    lanes: Sequence[Lane], *, ended: Callable[[Lane], object] = lambda lane: None
+    lanes: Sequence[Copier], *, ended: Callable[[Copier], object] = lambda lane: None
 ) -> None:
     """Copy until cancelled. `ended` is called with a lane that can never work."""
 
-    async def run_one(lane: Lane) -> None:
+    async def run_one(lane: Copier) -> None:
         await lane.run()
         ended(lane)
 
@@ -106,9 +106,9 @@ async def run(
         nursery.start_soon(_tell, lanes)
 
 
-async def _tell(lanes: Sequence[Lane]) -> None:
+async def _tell(lanes: Sequence[Copier]) -> None:
     """A line in the log for each lane that has moved, now and then."""
-    before: dict[str, LaneStatistics] = {}
+    before: dict[str, CopierStatistics] = {}
     while True:
         await trio.sleep(_TELL_SECONDS)
         for lane in lanes:
@@ -118,7 +118,7 @@ async def _tell(lanes: Sequence[Lane]) -> None:
             before[now.name] = now
 
 
-def line_of(found: LaneStatistics) -> str:
+def line_of(found: CopierStatistics) -> str:
     """What there is to say of a lane, in one line."""
     behind = "nobody knows how many" if found.lag is None else f"{found.lag:,}"
     parts = [f"{found.copied:,} copied", f"{behind} behind"]

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from simplebus.bridge.build import between
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.target.bus import FarTerms
 from simplebus.client.aio.bus import Bus
 from simplebus.client.aio.transport import Place
@@ -37,16 +37,16 @@ def clock(memory: MemoryBus) -> Callable[[], float]:
     return lambda: trio.current_time() + memory._exchange._epoch
 
 
-def lane(near: MemoryBus, far: MemoryBus, name: str = "lane", **more: Any) -> Lane:
+def lane(near: MemoryBus, far: MemoryBus, name: str = "lane", **more: Any) -> Copier:
     class_ = more.pop("class_", "orders")
     start = more.pop("start", "earliest")
     places = more.pop("near_place", place(near)), more.pop("far_place", place(far))
     terms = FarTerms(name=name, channel=name, class_=more.pop("to", class_), **more)
-    return Lane(name, between(*places, terms, class_=class_, start=start))
+    return Copier(name, between(*places, terms, class_=class_, start=start))
 
 
 @asynccontextmanager
-async def running(*lanes: Lane) -> AsyncIterator[None]:
+async def running(*lanes: Copier) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
         for each in lanes:
             nursery.start_soon(each.run)
@@ -54,7 +54,7 @@ async def running(*lanes: Lane) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
 
 
-async def up(*lanes: Lane) -> None:
+async def up(*lanes: Copier) -> None:
     """Return when they have their ends, and the near ones keep what comes for them."""
     while not all(each.statistics().is_up for each in lanes):  # noqa: ASYNC110
         await trio.sleep(0.01)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import NatsWire, nats_wired
 from simplebus.bridge.runner import lanes as lanes_of
 from simplebus.bridge.runner import run
@@ -73,7 +73,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def copying(*lanes: Lane, up: bool = False) -> AsyncIterator[None]:
+async def copying(*lanes: Copier, up: bool = False) -> AsyncIterator[None]:
     """These copy; with `up`, the block begins when all of them have both ends."""
     with trio.fail_after(PATIENCE_SECONDS):
         async with trio.open_nursery() as nursery:
@@ -85,7 +85,7 @@ async def copying(*lanes: Lane, up: bool = False) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def bridged(*bridges: Bridge, up: bool = False) -> AsyncIterator[list[Lane]]:
+async def bridged(*bridges: Bridge, up: bool = False) -> AsyncIterator[list[Copier]]:
     """The same of all lanes of these."""
     made = lanes_of(bridges)
     async with copying(*made, up=up):

@@ -12,7 +12,7 @@ import pytest
 import simplebus
 from load.ports import HOST, free_port
 from simplebus.bridge import build
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.bridge.target.bus import far_bus
@@ -78,7 +78,7 @@ async def test_of_two_from_nats_to_a_door_one_copies(
         bridge = Bridge("twins", nats.url, address(one), (Copied("a", channels=("twins",)),))
         (first,), (second,) = lanes([bridge]), lanes([bridge])
 
-        def aside() -> list[Lane]:
+        def aside() -> list[Copier]:
             return [each for each in (first, second) if "stands aside" in each.statistics().problem]
 
         async with copying(first, up=True), copying(second, up=True):

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.interfaces import Found
 from simplebus.bridge.settings import Bridge, Copied, lane_name
 from simplebus.bridge.source.core_nats import NearCore
@@ -30,7 +30,7 @@ HEARTBEAT_SECONDS = 1.0
 @asynccontextmanager
 async def copying(
     near: str, far: str, class_: str, heartbeat: float = 10.0, **more: Any
-) -> AsyncIterator[Lane]:
+) -> AsyncIterator[Copier]:
     copied = Copied(class_, start="earliest", **more)
     bridge = Bridge(class_, near, far, (copied,), heartbeat=heartbeat)
     async with bridged(bridge) as (lane,):

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.loop_header import PATH
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.reserved_headers import KEY, SUBJECT
@@ -31,7 +31,7 @@ from tests.jetstream.nats_servers import NatsServer
 NAMES = iter(range(1000))
 
 
-def lane(near: str, far: str, class_: str, *, path: bool = True, **more: Any) -> Lane:
+def lane(near: str, far: str, class_: str, *, path: bool = True, **more: Any) -> Copier:
     options = {"start": more.pop("start", "earliest"), **more}
     bridge = Bridge(f"b{next(NAMES)}", near, far, (Copied(class_, **options),), path=path)
     (made,) = lanes([bridge])

@@ -33,7 +33,7 @@ from typing import Any
 import trio
 
 from simplebus.bridge.build import between, to_nats
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.runner import run as run_lanes
 from simplebus.bridge.settings import Copied, is_nats, lane_name, record_channel
 from simplebus.bridge.target.bus import FarTerms
@@ -129,7 +129,7 @@ class Uplink(Module):
         """Messages that it was given."""
         self._left_out = 0
         """Those beside these that cannot be sent."""
-        self.lane: Lane | None = None
+        self.lane: Copier | None = None
         """What copies them, once that has begun."""
 
     @classmethod
@@ -202,7 +202,7 @@ class Uplink(Module):
             )
             raise
 
-    def _lanes(self, identity: str) -> list[Lane]:
+    def _lanes(self, identity: str) -> list[Copier]:
         """That of what it hears, and those of what lies in its directory for other classes."""
         table, log = self._table, self.bus.log
         name = table.name or f"{self.bus.name}-{identity}"
@@ -226,7 +226,7 @@ class Uplink(Module):
                 )
         return [self._lane(each.class_, each.name) for each in found]
 
-    def _lane(self, class_: int | str, name: str) -> Lane:
+    def _lane(self, class_: int | str, name: str) -> Copier:
         table, access = self._table, self._access
         terms = FarTerms(
             name=lane_name(name, class_, back=False),
@@ -242,4 +242,4 @@ class Uplink(Module):
         else:
             place = SocketPlace(Address.parse(table.to), access)
             open_ends = between(here, place, terms, class_=class_)
-        return Lane(terms.name, open_ends)
+        return Copier(terms.name, open_ends)

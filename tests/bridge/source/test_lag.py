@@ -9,7 +9,7 @@ import trio
 
 import simplebus
 from load.ports import HOST, free_port
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.metrics import facts_of
 from simplebus.bridge.runner import lanes, line_of
 from simplebus.bridge.settings import Bridge, Copied
@@ -41,11 +41,11 @@ LOOK_SECONDS = 15.0
 """An end that is silent is noticed, and the other one asked."""
 
 
-def lag(lane: Lane) -> int | None:
+def lag(lane: Copier) -> int | None:
     return lane.statistics().lag
 
 
-async def through(lane: Lane, copied: int) -> None:
+async def through(lane: Copier, copied: int) -> None:
     """Return when it has copied so many, and has none before it."""
     await until(lambda: lane.statistics().copied == copied)
     await until(lambda: lag(lane) == 0)
@@ -198,7 +198,7 @@ def test_a_bus_that_asks_for_no_more_is_not_asked_how_much_waits() -> None:
 # To NATS ------------------------------------------------------------------------------------------
 
 
-def lane(name: str, near: str, far: str, class_: str, **more: Any) -> Lane:
+def lane(name: str, near: str, far: str, class_: str, **more: Any) -> Copier:
     copied = Copied(class_, start=more.pop("start", "earliest"), **more)
     (made,) = lanes([Bridge(name, near, far, (copied,))])
     return made

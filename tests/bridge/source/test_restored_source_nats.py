@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
@@ -70,7 +70,7 @@ async def test_what_has_the_sequences_of_lost_messages_is_stored(
     place, near, copy = Moving(), tmp_path / "near", tmp_path / "copy"
     copied = Copied("orders", stream=name, rewrite=(("#", f"{name}.#"),), start="earliest")
 
-    def made() -> Lane:
+    def made() -> Copier:
         return lanes([Bridge("old", "", nats.url, (copied,))], here=place)[0]
 
     async with wired(nats) as wire:

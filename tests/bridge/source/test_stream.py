@@ -13,7 +13,7 @@ import trio
 import trio.lowlevel
 
 import simplebus
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.dead_letters import letters_at
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.runner import lanes
@@ -37,7 +37,7 @@ from tests.bridge.nats_copiers import (
 from tests.jetstream.nats_servers import nats_server
 
 
-def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Lane:
+def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
     copied = Copied(name, stream=name, **more)
     return lanes([Bridge(name, nats.url, server.address, (copied,))])[0]
 

@@ -11,7 +11,7 @@ import pytest
 
 import simplebus
 from load.ports import free_port
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
@@ -41,7 +41,7 @@ from tests.support.running_server import serving
 KINDS = ["interest", "workqueue", "limits"]
 
 
-def lane(nats: NatsServer, server: BusServer, name: str, **more: object) -> Lane:
+def lane(nats: NatsServer, server: BusServer, name: str, **more: object) -> Copier:
     copied = Copied(name, stream=name, **more)  # type: ignore[arg-type]
     return lanes([Bridge(name, nats.url, server.address, (copied,))])[0]
 
@@ -96,7 +96,7 @@ async def not_kept(near: NearStream, at: int, *, now: bool) -> None:
     """As where the line is lost first."""
 
 
-async def copied_300(wire: NatsWire, begun: Lane, name: str) -> None:
+async def copied_300(wire: NatsWire, begun: Copier, name: str) -> None:
     """Have a lane copy what is said once it listens."""
     async with copying(begun):
         await interested(wire, name)
@@ -350,7 +350,7 @@ async def test_an_interest_stream_is_read_by_other_subjects_when_the_bridge_is_t
 ) -> None:
     name = "OTHER"
 
-    def some(letter: str) -> Lane:
+    def some(letter: str) -> Copier:
         copied = Copied(name, stream=name, channels=(f"{name}.{letter}",))
         return lanes([Bridge(name, nats.url, server.address, (copied,))])[0]
 

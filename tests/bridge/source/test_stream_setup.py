@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import simplebus
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.dead_letters import letters_at
 from simplebus.bridge.loop_header import PATH
 from simplebus.bridge.nats_connection import NatsWire
@@ -33,7 +33,7 @@ from tests.bridge.nats_copiers import (
 FEW = {"consumer_limits": {"max_ack_pending": 10}}
 
 
-def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Lane:
+def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
     return lanes([Bridge(name, nats.url, server.address, (Copied(name, stream=name),), **more)])[0]
 
 

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simplebus
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.interfaces import STREAM_FULL, Found, Made, Refusal
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.runner import lanes
@@ -397,7 +397,7 @@ def test_a_stream_that_knows_ids_for_less_time_than_asking_takes_has_each_messag
 # Real servers ------------------------------------------------------------------------------------
 
 
-def into(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Lane:
+def into(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
     copied = Copied(name.lower(), stream=name, start="earliest", **more)
     return lanes([Bridge(name, server.address, nats.url, (copied,))])[0]
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.bridge.copier import HELD_UP_SECONDS, Lane
+from simplebus.bridge.copier import HELD_UP_SECONDS, Copier
 from simplebus.bridge.metrics import facts_of
 from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
@@ -39,7 +39,7 @@ def full(policy: FullPolicy) -> Settings:
     return Settings(limits=Limits(class_messages=ROOM), classes=classes)
 
 
-def is_told_up(copying: Lane) -> bool:
+def is_told_up(copying: Copier) -> bool:
     """What the metric says; health says the same."""
     facts = facts_of([copying])
     (up,) = (each for each in facts.metrics if each.name == "bridge_up")

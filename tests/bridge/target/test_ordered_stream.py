@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import simplebus
 from simplebus.bridge.build import end_for
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import nats_wired
 from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import Bridge, Copied
@@ -390,7 +390,7 @@ async def test_a_stream_of_three_servers_has_each_message_once_though_its_leader
         assert (sorted(got, key=int) if under_way else got) == numbered(0, published)
 
 
-async def come_to(lane: Lane, at: int) -> None:
+async def come_to(lane: Copier, at: int) -> None:
     await until(lambda: lane.statistics().at >= at)
 
 

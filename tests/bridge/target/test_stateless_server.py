@@ -13,7 +13,7 @@ import trio
 import simplebus
 from load.ports import HOST, free_ports
 from simplebus.bridge.build import between
-from simplebus.bridge.copier import Lane
+from simplebus.bridge.copier import Copier
 from simplebus.bridge.runner import lanes, run
 from simplebus.bridge.settings import Bridge, Copied
 from simplebus.bridge.target.bus import FarTerms
@@ -172,7 +172,7 @@ async def test_a_near_bus_that_comes_back_from_an_old_copy_is_noticed(
         async with door(options(nats.url)) as one, simplebus.connect(address(one)) as there:
             terms = FarTerms(name="b", channel="b", class_="a")
             far = SocketPlace(Address.parse(address(one)))
-            lane = Lane("b", between(way, far, terms, class_="a", start="earliest"))
+            lane = Copier("b", between(way, far, terms, class_="a", start="earliest"))
             for (first, last), folder in zip(parts, ("near", "near", "copy"), strict=True):
                 way.now = MemoryBus(data_dir=tmp_path / folder)
                 async with way.now as here, trio.open_nursery() as nursery:
