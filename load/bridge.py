@@ -26,7 +26,7 @@ from load.measure import TIMEOUT_S, Manner, probe_nothing_in_flight
 from load.processes import Process
 from load.report import Row
 from simplebus.bridge.loop_header import PATH
-from simplebus.bridge.settings import is_nats
+from simplebus.bridge.settings import is_nats_address
 from simplebus.client.blocking.bus import connect_blocking
 
 COUNT = 4_000_000
@@ -130,7 +130,7 @@ def _bridged(manner: Manner, to: str, way: str, *, has_path: bool = True) -> Ite
 @contextmanager
 def _configured(to: str, *, has_path: bool) -> Iterator[Path]:
     """A file with a bridge to there."""
-    rewrite = [["#", f"load.{CLASS}"]] if is_nats(to) else []
+    rewrite = [["#", f"load.{CLASS}"]] if is_nats_address(to) else []
     lines = [
         "[[bridges]]",
         'name = "load"',

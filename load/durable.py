@@ -160,7 +160,7 @@ class Held:
         self.core.drain_writable()
         while piece := outbox.peek(self.core.tick_number):
             total += len(piece)
-            outbox.sent(len(piece), self.core.tick_number)
+            outbox.mark_sent(len(piece), self.core.tick_number)
         return total
 
     def _say(self, session: Session, data: bytes) -> None:

@@ -139,10 +139,10 @@ class _Bus:
     def _hear(self, session: Session) -> bytes:
         heard = []
         self._broker.drain_writable()
-        while not session.outbox.idle:
+        while not session.outbox.is_idle:
             piece = session.outbox.peek(self._broker.tick_number)
             heard.append(bytes(piece))
-            session.outbox.sent(len(piece), self._broker.tick_number)
+            session.outbox.mark_sent(len(piece), self._broker.tick_number)
         return b"".join(heard)
 
 

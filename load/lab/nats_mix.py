@@ -25,8 +25,8 @@ from simplebus.core.protocol.frames import unaligned
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol import encode
-from simplebus.nats.protocol.events import Mix
-from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.protocol.events import MixedBatch
+from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.subject_table import SubjectTable
 
 ROUNDS = 15
@@ -38,28 +38,28 @@ MSG = np.uint32(int.from_bytes(b"MSG ", "little"))
 Written = bytes | bytearray | memoryview
 
 
-def as_the_server(mix: Mix, sid: bytes) -> Written:
+def as_the_server(mix: MixedBatch, sid: bytes) -> Written:
     """A byte that does not occur stands where the sid is to be, and is replaced; or a mask."""
     return encode.mix(mix, sid, None)
 
 
-def slices_of_bytes(mix: Mix, sid: bytes) -> Written:
+def slices_of_bytes(mix: MixedBatch, sid: bytes) -> Written:
     """What lies between any two insertions, cut from bytes."""
     return _joined(stamped(mix).tobytes(), mix, sid)
 
 
-def slices_of_a_view(mix: Mix, sid: bytes) -> Written:
+def slices_of_a_view(mix: MixedBatch, sid: bytes) -> Written:
     """The same without a copy: but the garbage collector looks at each view."""
     return _joined(stamped(mix).data, mix, sid)
 
 
-def _joined(text: bytes | memoryview, mix: Mix, sid: bytes) -> bytes:
+def _joined(text: bytes | memoryview, mix: MixedBatch, sid: bytes) -> bytes:
     ends = mix.subject_ends.tolist()
     bounds = zip([0, *ends], [*ends, len(text)], strict=True)
     return (b" " + sid).join([text[begin:end] for begin, end in bounds])
 
 
-def all_but_a_mask(mix: Mix, sid: bytes) -> Written:
+def all_but_a_mask(mix: MixedBatch, sid: bytes) -> Written:
     """Everything but the insertions, by a flag for each byte."""
     data, word = stamped(mix), np.frombuffer(b" " + sid, np.uint8)
     written = np.empty(data.size + mix.count * word.size, np.uint8)
@@ -72,7 +72,7 @@ def all_but_a_mask(mix: Mix, sid: bytes) -> Written:
     return written.data
 
 
-def words_gathered(mix: Mix, sid: bytes) -> Written:
+def words_gathered(mix: MixedBatch, sid: bytes) -> Written:
     """Eight bytes at a time from where they were; those that a seam crosses once more."""
     data, word = stamped(mix), np.frombuffer(b" " + sid, np.uint8)
     seams = mix.subject_ends + np.arange(mix.count) * word.size
@@ -91,14 +91,14 @@ def words_gathered(mix: Mix, sid: bytes) -> Written:
     return written[:size].data
 
 
-def stamped(mix: Mix) -> np.ndarray:
+def stamped(mix: MixedBatch) -> np.ndarray:
     """A copy with MSG in each line."""
     data = mix.data.copy()
     unaligned(data, MSG.dtype)[mix.bounds[:-1]] = MSG
     return data
 
 
-WAYS: list[Callable[[Mix, bytes], Written]] = [
+WAYS: list[Callable[[MixedBatch, bytes], Written]] = [
     as_the_server,
     slices_of_bytes,
     slices_of_a_view,
@@ -107,15 +107,15 @@ WAYS: list[Callable[[Mix, bytes], Written]] = [
 ]
 
 
-def read(letters: bytes) -> Mix:
+def read(letters: bytes) -> MixedBatch:
     """A read full of messages on 1,000 subjects, 1 to 300 of these letters each."""
     random, data = Random(1), bytearray()
     while len(data) < READ_BYTES:
         payload = bytes(random.choices(letters, k=random.randrange(1, 301)))
         data += b"PUB load.%d %d\r\n%b\r\n" % (random.randrange(1000), len(payload), payload)
-    buffer, parser = ReceiveBuffer(), Parser(NatsLimits(), SubjectTable())
+    buffer, parser = ReceiveBuffer(), NatsParser(NatsLimits(), SubjectTable())
     events = parser.receive(buffer, buffer.fill(bytes(data[:READ_BYTES])))
-    return max((e for e in events if isinstance(e, Mix)), key=lambda event: event.count)
+    return max((e for e in events if isinstance(e, MixedBatch)), key=lambda event: event.count)
 
 
 def main() -> None:

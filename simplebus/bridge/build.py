@@ -11,9 +11,9 @@ from typing import Any
 from simplebus.bridge.bus_connection import near_wired, who_is_at, wired
 from simplebus.bridge.copier import Begin, Ends, Way
 from simplebus.bridge.dead_letters import letters_at
-from simplebus.bridge.interfaces import HopelessError
+from simplebus.bridge.interfaces import FatalConfigurationError
 from simplebus.bridge.nats_connection import NatsWire, named, nats_wired
-from simplebus.bridge.settings import Copied
+from simplebus.bridge.settings import CopiedClass
 from simplebus.bridge.source.bus import NearBus, near_alone
 from simplebus.bridge.source.core_nats import NearCore, check_lane, identity_of
 from simplebus.bridge.source.identity import Looked, life_of
@@ -76,7 +76,7 @@ def between(
 
     def check_apart(here: NearBus, there: FarBus | FarDoor) -> None:
         if (here.identity, here.class_id) == (there.identity, there.class_id):
-            raise HopelessError(
+            raise FatalConfigurationError(
                 f"{near} and {far} are the same bus, {here.identity}: "
                 f"class {class_!r} is not copied onto itself; have it lead to another bus, or into "
                 "another class"
@@ -140,7 +140,7 @@ def to_nats(
     near: Place,
     servers: str,
     terms: FarTerms,
-    copied: Copied,
+    copied: CopiedClass,
     *,
     shown: NatsAccess,
     auth: Auth | None = None,
@@ -196,7 +196,7 @@ def to_nats(
 
 
 def from_nats(
-    servers: str, far: Place, terms: FarTerms, copied: Copied, *, shown: NatsAccess
+    servers: str, far: Place, terms: FarTerms, copied: CopiedClass, *, shown: NatsAccess
 ) -> Way:
     """From subjects of a NATS server, or a stream, to a class of the bus at `far`."""
     terms = replace(terms, channels=())  # The server sends no others.
@@ -270,7 +270,7 @@ async def _config_of(nats: NatsWire, stream: str) -> Config | None:
     return config
 
 
-def end_for(config: Config | None, copied: Copied) -> tuple[type[FarNats], dict[str, Any]]:
+def end_for(config: Config | None, copied: CopiedClass) -> tuple[type[FarNats], dict[str, Any]]:
     """How messages go to a stream that is kept so, and what more that wants to know. How many
     servers will keep one that is not there, nobody knows."""
     if config is not None and config.get("allow_batched") is True:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from simplebus.bridge.interfaces import DisplacedError
+from simplebus.bridge.interfaces import TakenOverError
 from simplebus.client.aio.connection import Wire
 from simplebus.client.aio.transport import Place
 from simplebus.client.core.client import ClientCore
@@ -145,6 +145,6 @@ def _lost(wire: Wire) -> BusConnectionError:
     why = wire.end.__cause__ if wire.end is not None else None
     found = BusConnectionError(str(wire.end))
     if isinstance(why, RemoteProtocolError) and why.reason == Reason.TAKEN_OVER:
-        found = DisplacedError(str(wire.end))
+        found = TakenOverError(str(wire.end))
     found.__cause__ = why
     return found

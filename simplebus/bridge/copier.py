@@ -24,11 +24,11 @@ import trio
 
 from simplebus.bridge.interfaces import (
     STREAM_FULL,
-    DisplacedError,
+    TakenOverError,
     Far,
-    Found,
-    HopelessError,
-    Made,
+    SourceBatch,
+    FatalConfigurationError,
+    TargetBatch,
     Near,
     Refusal,
 )
@@ -186,13 +186,13 @@ class Copier:
                 async with self._way.open(self._behind.begin) as ends:
                     self._begin(ends)
                     await self._pump(ends)
-            except HopelessError as error:
+            except FatalConfigurationError as error:
                 self._losses += 1
                 self._problem = str(error)
                 log.error("%s: %s", self.name, self._problem)
                 self._behind.forget()
                 return
-            except DisplacedError as error:
+            except TakenOverError as error:
                 self._stand_aside(error)
                 aside = self._aside
             except (BusError, OSError) as error:
@@ -212,7 +212,7 @@ class Copier:
                 await self._behind.look(self._memory, self._at)
             await trio.sleep_until(again)
 
-    def _stand_aside(self, error: DisplacedError) -> None:
+    def _stand_aside(self, error: TakenOverError) -> None:
         """Another one has come. That is told once, though both come again, ever more slowly. It may
         have been this one, of which a bus that stood still hears late; but not twice in a row."""
         now = trio.current_time()
@@ -235,7 +235,7 @@ class Copier:
     def _begin(self, ends: Ends) -> None:
         refused = [each.sequence for each in ends.refusals]
         self._is_up, self._at = True, min([ends.at, *refused])
-        self._memory = ends.near.memory
+        self._memory = ends.near.storage_id
         self._doubts += ends.doubts
         self._head = max(self._head, ends.at)
         self._problem = ""
@@ -290,11 +290,11 @@ class Copier:
             await self._try_later(near, far, later, await self._found_again(near, later, ends.at))
         self._at = self._cursor = ends.at
         try:
-            await near.keep(self._at, now=True)
+            await near.commit_position(self._at, now=True)
             await self._flow(near, far)
         except trio.Cancelled:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE_SECONDS):
-                await near.keep(self._at, now=True)
+                await near.commit_position(self._at, now=True)
             raise
         finally:
             if gone := near.left(self._at):
@@ -302,10 +302,10 @@ class Copier:
 
     async def _flow(self, near: Near, far: Far) -> None:
         """Copy from the cursor on."""
-        under_way, planned = deque[Made](), deque[Made]()
+        under_way, planned = deque[TargetBatch](), deque[TargetBatch]()
         while True:
             first = next(iter(under_way or planned), None)
-            self._behind.since = None if first is None else first.since
+            self._behind.since = None if first is None else first.oldest_accepted_at
             if not (planned or under_way):
                 planned.append(await self._next(near, far))
             # What is ahead is made while what is next must wait; and one in any case, to be told.
@@ -325,24 +325,24 @@ class Copier:
             if under_way and not far.has_room(planned):
                 await self._settle(near, far, under_way)
 
-    async def _settle(self, near: Near, far: Far, under_way: deque[Made]) -> None:
+    async def _settle(self, near: Near, far: Far, under_way: deque[TargetBatch]) -> None:
         """Wait for the first batch under way; for all of them, where that is not taken whole."""
         made = under_way.popleft()
         later = await self._through(near, made, await far.settle())
         self._is_well()
         if later:
-            assert made.found is not None
-            found = made.found
+            assert made.source_batch is not None
+            found = made.source_batch
             while under_way:
                 made = under_way.popleft()
                 later += await self._through(near, made, await far.settle())
-                assert made.found is not None
-                found = found.and_then(made.found)
+                assert made.source_batch is not None
+                found = found.concat(made.source_batch)
             await self._try_later(near, far, later, found)
-        self._at = made.next
-        await near.keep(self._at, now=False)
+        self._at = made.next_sequence
+        await near.commit_position(self._at, now=False)
 
-    async def _next(self, near: Near, far: Far) -> Made:
+    async def _next(self, near: Near, far: Far) -> TargetBatch:
         """The next batch, as soon as there is one. Nothing is under way."""
         while True:
             made = await self._next_there(near, far)
@@ -351,36 +351,36 @@ class Copier:
             self._at = self._cursor
             self._is_well()
             self._behind.waits = True
-            self._cursor = max(self._cursor, await near.wait(self._cursor))
+            self._cursor = max(self._cursor, await near.wait_for_message(self._cursor))
             self._behind.waits = False
 
-    async def _next_there(self, near: Near, far: Far) -> Made | None:
+    async def _next_there(self, near: Near, far: Far) -> TargetBatch | None:
         """The next batch, if the near end has it now."""
         while True:
-            found = await near.find(self._cursor)
+            found = await near.read(self._cursor)
             self._note(found)
             made = far.make(found)
-            self._cursor = made.next
-            self._behind.found(made.next, self._head)
+            self._cursor = made.next_sequence
+            self._behind.found(made.next_sequence, self._head)
             if made.count:
                 self._behind.at_hand += made.count
-                made.found = found if made.next == found.next else found.until(made.next)
-                made.since = time.monotonic() - found.age
+                made.source_batch = found if made.next_sequence == found.next_sequence else found.below(made.next_sequence)
+                made.oldest_accepted_at = time.monotonic() - found.oldest_age_seconds
                 if self._behind.since is None:
-                    self._behind.since = made.since
+                    self._behind.since = made.oldest_accepted_at
                 return made
-            self._left.update(made.left)
+            self._left.update(made.skipped_counts)
             await self._sort_out(near, _too_long(made))
-            if made.next >= found.head or found.next == found.first:
+            if made.next_sequence >= found.head or found.next_sequence == found.first_sequence:
                 return None
 
-    def _note(self, found: Found) -> None:
-        self._head = max(found.head, found.next)
-        if found.missed:
-            self._miss(found.missed, found.first)
-        if found.odd and not self._odd:
-            log.warning("%s: %s; so it is counted, and told once", self.name, found.oddity)
-        self._odd += found.odd
+    def _note(self, found: SourceBatch) -> None:
+        self._head = max(found.head, found.next_sequence)
+        if found.missed_count:
+            self._miss(found.missed_count, found.first_sequence)
+        if found.altered_count and not self._odd:
+            log.warning("%s: %s; so it is counted, and told once", self.name, found.alteration)
+        self._odd += found.altered_count
 
     def _miss(self, count: int, first: int) -> None:
         self._missed += count
@@ -392,7 +392,7 @@ class Copier:
         )
 
     async def _announced(
-        self, near: Near, far: Far, planned: Sequence[Made], under_way: deque[Made]
+        self, near: Near, far: Far, planned: Sequence[TargetBatch], under_way: deque[TargetBatch]
     ) -> None:
         """Announce batches, again until it is safe to send the first one. While that cannot be said
         the near end is told how far the lane is: what the far bus remembers is too old."""
@@ -407,16 +407,16 @@ class Copier:
             self._why_later = refusals[0].sentence
             while under_way:
                 await self._settle(near, far, under_way)
-            await near.keep(self._at, now=True)
+            await near.commit_position(self._at, now=True)
             await trio.sleep(_LATER_SECONDS)
 
-    async def _through(self, near: Near, made: Made, refusals: list[Refusal]) -> list[Refusal]:
+    async def _through(self, near: Near, made: TargetBatch, refusals: list[Refusal]) -> list[Refusal]:
         """A batch is settled. Returns what is to be sent again."""
         mine = [each for each in refusals if each.sequence >= 0]
         self._behind.at_hand -= made.count - sum(each.code in _LATER for each in mine)
         self._check_later([each for each in refusals if each.sequence < 0])
-        self._left.update(made.left)
-        self._copied += made.count - len(mine) - made.left.get(Left.KNOWN, 0)
+        self._left.update(made.skipped_counts)
+        self._copied += made.count - len(mine) - made.skipped_counts.get(Left.KNOWN, 0)
         self._batches += 1
         return await self._sort_out(near, mine + _too_long(made))
 
@@ -438,20 +438,20 @@ class Copier:
                 self._miss(gone, final[0].sequence)
         return [each for each in refusals if each.code in _LATER and each.sequence >= 0]
 
-    async def _found_again(self, near: Near, refusals: list[Refusal], next: int) -> Found:
+    async def _found_again(self, near: Near, refusals: list[Refusal], next: int) -> SourceBatch:
         """What the near end still has of what is to be sent again."""
         wanted = np.sort(np.array([each.sequence for each in refusals], np.int64))
-        again, at = Found([], int(wanted[0]), next, next), 0
+        again, at = SourceBatch([], int(wanted[0]), next, next), 0
         while at < wanted.size:
             first = int(wanted[at])
-            found = await near.find(first)
-            again.pieces += found.only(wanted)
-            at = int(np.searchsorted(wanted, max(found.next, first + 1)))
-        if gone := wanted.size - sum(piece.count for piece in again.pieces):
-            self._miss(gone, again.first)
+            found = await near.read(first)
+            again.runs += found.select(wanted)
+            at = int(np.searchsorted(wanted, max(found.next_sequence, first + 1)))
+        if gone := wanted.size - sum(piece.count for piece in again.runs):
+            self._miss(gone, again.first_sequence)
         return again
 
-    async def _try_later(self, near: Near, far: Far, refusals: list[Refusal], found: Found) -> None:
+    async def _try_later(self, near: Near, far: Far, refusals: list[Refusal], found: SourceBatch) -> None:
         """Send these of what was found again, until they are taken. What is announced is all of
         them: a bridge that is killed meanwhile goes on behind them."""
         log.warning(
@@ -466,8 +466,8 @@ class Copier:
             if again:  # Else the far end takes them, some at a time.
                 await trio.sleep(_LATER_SECONDS)
             wanted = np.array([each.sequence for each in refusals], np.int64)
-            made = far.make(replace(found, pieces=found.only(wanted)))
-            left = [each for each in refusals if each.sequence >= made.next]
+            made = far.make(replace(found, pieces=found.select(wanted)))
+            left = [each for each in refusals if each.sequence >= made.next_sequence]
             self._behind.at_hand += made.count + len(left) - len(refusals)
             if made.count:
                 await self._announced(near, far, [made], deque())
@@ -485,5 +485,5 @@ class Copier:
                 raise RefusedError(refusal.code, f"the far bus takes no record: {refusal.sentence}")
 
 
-def _too_long(made: Made) -> list[Refusal]:
-    return [Refusal(sequence, "unfit", why) for sequence, why in made.refused]
+def _too_long(made: TargetBatch) -> list[Refusal]:
+    return [Refusal(sequence, "unfit", why) for sequence, why in made.rejected]

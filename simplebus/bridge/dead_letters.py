@@ -21,7 +21,7 @@ from simplebus.bridge.target.nats_frames import Framer
 from simplebus.client.aio.connection import Wire
 from simplebus.client.aio.transport import Place
 from simplebus.core import dead_letters
-from simplebus.core.dead_letters import Dead, Death
+from simplebus.core.dead_letters import DeadMessage, DeadLetterCause
 from simplebus.core.errors import BusError, Reason, RefusedError
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol import envelope_batch, frames
@@ -134,9 +134,9 @@ class Letters:
     def add(self, frame: bytes, refusal: Refusal, *, accepted: float, now: float) -> None:
         """Write of the message in this frame, accepted at this time, in seconds since 1970; 0
         where that is not known. Raises BusError where there can be no letter of it."""
-        death = Death(Reason.TERMINATED, self._of, 1, self._lane, "", now)
+        death = DeadLetterCause(Reason.TERMINATED, self._of, 1, self._lane, "", now)
         for parts in _divided(frame, f"{refusal.code}: {refusal.sentence}"):
-            dead = [Dead(refusal.sequence, part, accepted, why) for part, why in parts]
+            dead = [DeadMessage(refusal.sequence, part, accepted, why) for part, why in parts]
             found = dead_letters.write(
                 dead,
                 death,

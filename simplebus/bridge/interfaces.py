@@ -21,81 +21,81 @@ STREAM_FULL = "jetstream_full"
 """A refusal of a stream that says nothing of the message."""
 
 
-class HopelessError(BusError):
+class FatalConfigurationError(BusError):
     """A lane can never work as it is set up. It says what is to be changed."""
 
 
-class DisplacedError(BusConnectionError):
+class TakenOverError(BusConnectionError):
     """Another one has come under the name of this lane, and has taken over its connection."""
 
 
 @dataclass(slots=True)
-class Found:
+class SourceBatch:
     """Messages of the near end, in the order of their sequences."""
 
-    pieces: list[Piece]
-    first: int
+    runs: list[Piece]
+    first_sequence: int
     """The sequence from which on they were asked for; what is missing behind it is gone."""
-    next: int
+    next_sequence: int
     """The sequence behind them."""
     head: int
     """The sequence behind all that the near end can show now."""
-    missed: int = 0
+    missed_count: int = 0
     """How many were gone before they could be copied."""
-    now: float = 0.0
+    read_at: float = 0.0
     """To what time ages are counted, in seconds since 1970; 0 where they are not known."""
-    odd: int = 0
+    altered_count: int = 0
     """How many are otherwise here than at the near end, as a bus has no place for something,"""
-    oddity: str = ""
+    alteration: str = ""
     """and what that is, of the first of them."""
 
     @property
-    def age(self) -> float:
+    def oldest_age_seconds(self) -> float:
         """Seconds since the first of them was accepted, where that is known."""
-        ages = self.pieces[0].ages if self.pieces else 0.0
+        ages = self.runs[0].ages if self.runs else 0.0
         return ages if isinstance(ages, float) else float(ages[0])
 
-    def until(self, end: int) -> Found:
+    def below(self, end: int) -> SourceBatch:
         """Those below this sequence."""
-        counts = [int(np.searchsorted(piece.sequences, end)) for piece in self.pieces]
-        pieces = [p.part(0, n) for p, n in zip(self.pieces, counts, strict=True) if n]
-        return Found(pieces, self.first, min(self.next, end), self.head, now=self.now)
+        counts = [int(np.searchsorted(piece.sequences, end)) for piece in self.runs]
+        pieces = [p.part(0, n) for p, n in zip(self.runs, counts, strict=True) if n]
+        return SourceBatch(pieces, self.first_sequence, min(self.next_sequence, end), self.head, read_at=self.read_at)
 
-    def at_most(self, count: int) -> Found:
+    def limit(self, count: int) -> SourceBatch:
         """So many of them, from the first one on."""
-        for piece in self.pieces:
+        for piece in self.runs:
             if piece.count > count:
-                return self.until(int(piece.sequences[count]))
+                return self.below(int(piece.sequences[count]))
             count -= piece.count
         return self
 
-    def behind(self, first: int) -> Found:
+    def starting_at(self, first: int) -> SourceBatch:
         """Those from this sequence on."""
-        counts = [int(np.searchsorted(piece.sequences, first)) for piece in self.pieces]
+        counts = [int(np.searchsorted(piece.sequences, first)) for piece in self.runs]
         pieces = [
-            p.part(n, p.count) for p, n in zip(self.pieces, counts, strict=True) if n < p.count
+            p.part(n, p.count) for p, n in zip(self.runs, counts, strict=True) if n < p.count
         ]
-        return Found(pieces, max(first, self.first), self.next, self.head, now=self.now)
+        return SourceBatch(pieces, max(first, self.first_sequence), self.next_sequence, self.head, read_at=self.read_at)
 
-    def and_then(self, other: Found) -> Found:
+    def concat(self, other: SourceBatch) -> SourceBatch:
         """These, and the other ones behind them."""
         head = max(self.head, other.head)
-        return Found([*self.pieces, *other.pieces], self.first, other.next, head, now=self.now)
+        return SourceBatch([*self.runs, *other.runs], self.first_sequence, other.next_sequence, head, read_at=self.read_at)
 
-    def mark(self, sequence: int) -> Mark | None:
+    def fingerprint(self, sequence: int) -> Mark | None:
         """That of the message with this sequence; None where it is none of them."""
-        for piece in reversed(self.pieces):
+        for piece in reversed(self.runs):
             row = int(np.searchsorted(piece.sequences, sequence))
             if row < piece.count and piece.sequences[row] == sequence:
                 age = piece.ages if isinstance(piece.ages, float) else float(piece.ages[row])
                 frame = bytes(memoryview(piece.raw)[piece.bounds[row] : piece.bounds[row + 1]])
-                return Mark.of(frame, self.now - age if self.now else 0.0)
+                return Mark.of(frame, self.read_at - age if self.read_at else 0.0)
         return None
 
-    def only(self, wanted: Integers) -> list[Piece]:
+    def select(self, wanted: Integers) -> list[Piece]:
         """Those with these sequences."""
         parts = []
-        for piece in self.pieces:
+        for piece in self.runs:
             rows = np.flatnonzero(np.isin(piece.sequences, wanted))
             for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
                 if run.size:
@@ -104,25 +104,25 @@ class Found:
 
 
 @dataclass(slots=True)
-class Made:
+class TargetBatch:
     """Some of them as the far end takes them."""
 
     sequences: Integers
-    next: int
+    next_sequence: int
     """The near end's sequence behind them, and behind what stays."""
-    body: object
+    encoded: object
     """The far end's own."""
-    left: dict[Left, int] = field(default_factory=dict)
-    refused: list[tuple[int, str]] = field(default_factory=list)
+    skipped_counts: dict[Left, int] = field(default_factory=dict)
+    rejected: list[tuple[int, str]] = field(default_factory=list)
     """Sequences of what could never be taken, and why."""
-    found: Found | None = None
+    source_batch: SourceBatch | None = None
     """What it is made of: of that is sent again what could not be taken yet."""
     ranges: list[tuple[int, int]] = field(default_factory=list)
     """The sequences, half-open, where the far end has to know them so;"""
-    mark: Mark | None = None
+    last_fingerprint: Mark | None = None
     """and that of the last message."""
 
-    since: float = 0.0
+    oldest_accepted_at: float = 0.0
     """When the near end accepted the first of what was found, or of NATS, gave it, by the
     monotonic clock."""
 
@@ -146,24 +146,24 @@ class Near(Protocol):
 
     identity: str
     """What it is in the path of a message."""
-    memory: str
+    storage_id: str
     """Whose sequences these are: in another memory, other messages have them."""
     head: int
     """The sequence behind all that it had when it was opened."""
 
-    async def find(self, at: int) -> Found:
+    async def read(self, at: int) -> SourceBatch:
         """Messages from a sequence on, none if there are none yet."""
 
-    async def look(self, sequence: int) -> Mark | None:
+    async def read_fingerprint(self, sequence: int) -> Mark | None:
         """That of the message with this sequence; None where it is gone."""
 
-    async def wait(self, at: int) -> int:
+    async def wait_for_message(self, at: int) -> int:
         """Return when there are some from this sequence on: the first one that is."""
 
-    async def keep(self, at: int, *, now: bool) -> None:
+    async def commit_position(self, at: int, *, now: bool) -> None:
         """All below are copied: have it remembered, `now` or soon."""
 
-    async def behind(self, at: int) -> tuple[int, float]:
+    async def measure_backlog(self, at: int) -> tuple[int, float]:
         """How many messages from this sequence on it has now, as far as it can be said those that
         are to be copied; and how many seconds ago the first one was accepted, 0 where that is not
         known. May be asked while something else is."""
@@ -190,20 +190,20 @@ class Far(Protocol):
     def must_wait(self) -> bool:
         """Whether it is not yet safe to send what is announced."""
 
-    def make(self, found: Found) -> Made:
+    def make(self, found: SourceBatch) -> TargetBatch:
         """What is to be sent of some messages; of the first ones, where those are too many."""
 
-    def has_room(self, planned: Sequence[Made]) -> bool:
+    def has_room(self, planned: Sequence[TargetBatch]) -> bool:
         """Whether more may be announced than this, behind what is under way."""
 
-    def announce(self, planned: Sequence[Made]) -> None:
+    def announce(self, planned: Sequence[TargetBatch]) -> None:
         """Say what will be sent next, in this order, before each of them is; what was announced
         before and is none of it will not be."""
 
     async def announced(self) -> list[Refusal]:
         """Return when it is safe to send what is next; or why that cannot be said."""
 
-    def send(self, made: Made) -> None:
+    def send(self, made: TargetBatch) -> None:
         """Send what is next."""
 
     async def settle(self) -> list[Refusal]:

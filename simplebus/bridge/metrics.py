@@ -13,19 +13,19 @@ _UP = "Whether a lane has both ends, and the far one takes what it is sent."
 _OLDEST = "How long ago the first of them was accepted."
 
 
-def facts_of(lanes: Sequence[Copier], *, subtitle: str = "") -> Facts:
+def facts_of(lanes: Sequence[Copier], *, subtitle: str = "") -> MonitorSnapshot:
     """A snapshot of all of them: not ready while one has lost an end, or is held up."""
     found = [lane.statistics() for lane in lanes]
-    counted = Counted()
+    metrics_builder = MetricsBuilder()
     for lane in found:
-        _count(counted, lane)
+        _count(metrics_builder, lane)
     down = [lane for lane in found if not lane.is_up]
     why = "; ".join(f"{lane.name}: {_problem(lane)}" for lane in down[:3])
-    return Facts(
+    return MonitorSnapshot(
         title="simplebus bridge",
         subtitle=subtitle,
         health=Health(ready=not down, why=why),
-        metrics=counted.metrics(),
+        metrics=metrics_builder.metrics(),
         flows={"copied": sum(lane.copied for lane in found)},
         tiles=[
             Tile("Lanes up", len(found) - len(down)),
@@ -38,15 +38,15 @@ def facts_of(lanes: Sequence[Copier], *, subtitle: str = "") -> Facts:
 
 
 def _problem(lane: CopierStatistics) -> str:
-    return lane.problem or "it has not reached both ends yet"
+    return lane.error_response or "it has not reached both ends yet"
 
 
-def _count(counted: Counted, lane: CopierStatistics) -> None:
+def _count(metrics_builder: MetricsBuilder, lane: CopierStatistics) -> None:
     name = lane.name
-    counted.gauge("bridge_up", _UP, lane.is_up, lane=name)
+    metrics_builder.gauge("bridge_up", _UP, lane.is_up, lane=name)
     if lane.lag is not None:
-        counted.gauge("bridge_lag_messages", _LAG, lane.lag, lane=name)
-        counted.gauge("bridge_lag_seconds", _OLDEST, lane.lag_seconds, lane=name)
+        metrics_builder.gauge("bridge_lag_messages", _LAG, lane.lag, lane=name)
+        metrics_builder.gauge("bridge_lag_seconds", _OLDEST, lane.lag_seconds, lane=name)
     for metric, help, value in (
         ("bridge_copied_messages", "Messages confirmed by the far end.", lane.copied),
         ("bridge_batches", "Batches of them.", lane.batches),
@@ -56,10 +56,10 @@ def _count(counted: Counted, lane: CopierStatistics) -> None:
         ("bridge_losses", "How often an end was lost.", lane.losses),
         ("bridge_doubts", "How often an end was not what it had been.", lane.doubts),
     ):
-        counted.counter(metric, help, value, lane=name)
+        metrics_builder.counter(metric, help, value, lane=name)
     for reason, count in lane.left.items():
         help = "Messages that were not to be copied, by reason."
-        counted.counter("bridge_left_messages", help, count, lane=name, reason=reason)
+        metrics_builder.counter("bridge_left_messages", help, count, lane=name, reason=reason)
 
 
 def _table(found: Sequence[CopierStatistics]) -> Table:

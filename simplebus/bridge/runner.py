@@ -14,29 +14,29 @@ from simplebus.bridge.build import between
 from simplebus.bridge.channel_map import Renaming
 from simplebus.bridge.copier import Copier, CopierStatistics
 from simplebus.bridge.metrics import facts_of
-from simplebus.bridge.settings import Bridge, Copied, is_nats, lane_name, record_channel
+from simplebus.bridge.settings import BridgeSettings, CopiedClass, is_nats_address, copier_name, record_channel
 from simplebus.bridge.target.bus import FarTerms
 from simplebus.client.addresses import Address
 from simplebus.client.aio.transport import Place, SocketPlace
 from simplebus.client.credentials import Access
-from simplebus.server.local_client import Inside
-from simplebus.server.run import Serving
+from simplebus.server.local_client import LocalEndpoint
+from simplebus.server.run import RunningServer
 
 log = logging.getLogger("simplebus.bridge")
 
 _TELL_SECONDS = 60.0
 
 
-def lanes(bridges: Iterable[Bridge], *, here: Place | None = None) -> list[Copier]:
+def lanes(bridges: Iterable[BridgeSettings], *, here: Place | None = None) -> list[Copier]:
     """The lanes of these bridges; `here` is the server they are part of.
 
     Raises ValueError for what is no address, and for two lanes of one name.
     """
     found: dict[str, Copier] = {}
     for bridge in bridges:
-        for copied in bridge.copied:
+        for copied in bridge.classes:
             made = [_lane(bridge, copied, here, back=False)]
-            if bridge.both:
+            if bridge.is_bidirectional:
                 made.append(_lane(bridge, copied, here, back=True))
             for lane in made:
                 if lane.name in found:
@@ -45,32 +45,32 @@ def lanes(bridges: Iterable[Bridge], *, here: Place | None = None) -> list[Copie
     return list(found.values())
 
 
-def _lane(bridge: Bridge, copied: Copied, here: Place | None, *, back: bool) -> Copier:
-    class_, to = copied.class_, copied.class_ if copied.to is None else copied.to
-    near, far = bridge.near, bridge.far
-    near_access, far_access = bridge.near_access, bridge.far_access
+def _lane(bridge: BridgeSettings, copied: CopiedClass, here: Place | None, *, back: bool) -> Copier:
+    class_, to = copied.class_, copied.class_ if copied.target_class is None else copied.target_class
+    near, far = bridge.source, bridge.target
+    near_access, far_access = bridge.source_access, bridge.target_access
     if back:
         class_, to = to, class_
         near, far, near_access, far_access = far, near, far_access, near_access
     terms = FarTerms(
-        name=lane_name(bridge.name, copied.class_, back=back),
+        name=copier_name(bridge.name, copied.class_, back=back),
         channel=record_channel(bridge.name, copied.class_, back=back),
         class_=to,
         channels=copied.channels,
         renaming=Renaming(copied.rewrite),
-        hops=bridge.hops,
-        path=bridge.path,
-        heartbeat=bridge.heartbeat,
+        hops=bridge.hops_max,
+        path=bridge.has_path,
+        heartbeat=bridge.heartbeat_seconds,
         auth=far_access.auth,
     )
-    if is_nats(near) or is_nats(far):
+    if is_nats_address(near) or is_nats_address(far):
         from simplebus.bridge.build import NatsAccess, from_nats, to_nats
 
-        if is_nats(near):
-            shown = NatsAccess(bridge.credentials, near_access)
+        if is_nats_address(near):
+            shown = NatsAccess(bridge.nats_credentials, near_access)
             way = from_nats(near, _place(far, far_access, here), terms, copied, shown=shown)
         else:
-            shown = NatsAccess(bridge.credentials, far_access)
+            shown = NatsAccess(bridge.nats_credentials, far_access)
             place = _place(near, near_access, here)
             way = to_nats(place, far, terms, copied, auth=near_access.auth, shown=shown)
     else:
@@ -135,20 +135,20 @@ def line_of(found: CopierStatistics) -> str:
 
 
 async def serve_with_bridges(
-    serve: Callable[..., Awaitable[None]], bridges: Sequence[Bridge]
+    serve: Callable[..., Awaitable[None]], bridges: Sequence[BridgeSettings]
 ) -> None:
     """What `serve` does, and the bridges, from when it is up until it has ended."""
     async with trio.open_nursery() as nursery:
         with trio.CancelScope() as copying:
 
-            async def serve_and_end(task_status: trio.TaskStatus[Serving]) -> None:
+            async def serve_and_end(task_status: trio.TaskStatus[RunningServer]) -> None:
                 try:
                     await serve(task_status=task_status)
                 finally:
                     copying.cancel()
 
-            up: Serving = await nursery.start(serve_and_end)
-            made = lanes(bridges, here=Inside(up.engine, "a bridge of this server"))
+            up: RunningServer = await nursery.start(serve_and_end)
+            made = lanes(bridges, here=LocalEndpoint(up.engine, "a bridge of this server"))
             if up.watch is not None:
                 up.watch.more.append(lambda: facts_of(made))
             await run(made)

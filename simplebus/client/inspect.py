@@ -35,9 +35,9 @@ from simplebus.core.protocol.requests import FetchReply, PurgeReply
 
 def span(first: int, last: int | None) -> tuple[int, int | None]:
     """Messages first..last-1, as they are. Raises ValueError for what are none."""
-    arguments.whole("first", first, least=0, most=SEQUENCE_MAX)
+    arguments.check_integer("first", first, minimum=0, maximum=SEQUENCE_MAX)
     if last is not None:
-        arguments.whole("last", last, least=0, most=SEQUENCE_MAX)
+        arguments.check_integer("last", last, minimum=0, maximum=SEQUENCE_MAX)
     return first, last
 
 
@@ -84,8 +84,8 @@ class Fetching:
     def __init__(
         self, class_id: int, target: Target, first: int, count: int, time: datetime | None
     ) -> None:
-        arguments.whole("first", first, least=0, most=SEQUENCE_MAX)
-        arguments.whole("count", count, least=0, most=SEQUENCE_MAX)
+        arguments.check_integer("first", first, minimum=0, maximum=SEQUENCE_MAX)
+        arguments.check_integer("count", count, minimum=0, maximum=SEQUENCE_MAX)
         self.messages: list[Message[Any]] = []
         self.is_done = not count
         self._class_id = class_id

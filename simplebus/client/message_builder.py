@@ -16,7 +16,7 @@ from simplebus.client.core.client import ClientCore
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.message_types import Binding, Registry
 from simplebus.core.channel.pattern import check_name
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.errors import BusError
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.requests import NamedClass
@@ -43,10 +43,10 @@ Durability = Literal["memory", "os", "disk"]
 """Where a message is when it is confirmed: in the bus's memory, with its operating system, or on
 its disk."""
 
-DURABILITIES: dict[Level, Durability] = {
-    Level.MEMORY: "memory",
-    Level.OS: "os",
-    Level.DISK: "disk",
+DURABILITIES: dict[Durability, Durability] = {
+    Durability.MEMORY: "memory",
+    Durability.OS: "os",
+    Durability.DISK: "disk",
 }
 
 Route = tuple[Callable[[Any], bytes], int]
@@ -149,18 +149,18 @@ class Outbound:
     ) -> Envelope | None:
         """What goes with a message. Raises ValueError and TypeError for what cannot."""
         if unknown:
-            arguments.refuse_unknown(unknown, ("class_id", "confirm", *About.__annotations__))
+            arguments.reject_unknown_names(unknown, ("class_id", "confirm", *About.__annotations__))
         if not key and not headers and expires is None and delay is None:
             if not channel:
                 return None
-            found = self._channels.get(arguments.text("channel", channel))
+            found = self._channels.get(arguments.check_text("channel", channel))
             if found is None:
                 if len(self._channels) >= _CHANNELS_MAX:
                     self._channels.clear()
                 found = self._channels[channel] = Envelope(channel=check_name(channel))
             return found
         return Envelope(
-            channel=check_name(arguments.text("channel", channel)) if channel else "",
+            channel=check_name(arguments.check_text("channel", channel)) if channel else "",
             key=_bytes("key", key) if key else b"",
             headers=pairs(headers),
             expires_ms=None if expires is None else milliseconds("expires", expires),
@@ -173,7 +173,7 @@ def milliseconds(name: str, seconds: float) -> int:
 
     None is as long as the wire can say: what is longer, for ever included, is cut to it.
     """
-    return round(min(arguments.seconds(name, seconds) * 1000, _MILLISECONDS_MAX))
+    return round(min(arguments.check_seconds(name, seconds) * 1000, _MILLISECONDS_MAX))
 
 
 def pairs(headers: Headers | None) -> tuple[tuple[str, str], ...]:

@@ -73,9 +73,9 @@ class Schedule:
         now: float,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.timeout = min(arguments.seconds("timeout", timeout), _SECONDS_MAX)
+        self.timeout = min(arguments.check_seconds("timeout", timeout), _SECONDS_MAX)
         """Seconds for all first attempts together, and for each later one."""
-        self.reconnect = arguments.seconds("reconnect", reconnect) if reconnect else 0.0
+        self.reconnect = arguments.check_seconds("reconnect", reconnect) if reconnect else 0.0
         """Seconds after a loss for which attempts are made; 0 for none."""
         self.is_first = True
         """Whether there was no connection yet."""

@@ -78,7 +78,7 @@ def subscribe_request(
     """The request that says so. Raises ValueError for what no bus would grant, and TypeError for
     what is of the wrong kind."""
     if unknown:
-        arguments.refuse_unknown(unknown, ("auto_ack", *Options.__annotations__))
+        arguments.reject_unknown_names(unknown, ("auto_ack", *Options.__annotations__))
     if slow not in _SLOW:
         raise ValueError(f"slow is one of {', '.join(_SLOW)}, got {slow!r}")
     if slow == "block" and max_pending is not None:
@@ -91,8 +91,8 @@ def subscribe_request(
         raise ValueError(f"slow is {slow!r}, so max_pending must be given: where it begins")
     if durable_seconds is not None:
         least, most = _DURABLE_SECONDS
-        durable_seconds = arguments.seconds(
-            "durable_seconds", durable_seconds, least=least, most=most
+        durable_seconds = arguments.check_seconds(
+            "durable_seconds", durable_seconds, minimum=least, maximum=most
         )
         if durable is None:
             raise ValueError(
@@ -101,12 +101,12 @@ def subscribe_request(
             )
     least, most = _PAUSE_SECONDS
     if ack_seconds is not None:
-        ack_seconds = arguments.seconds("ack_seconds", ack_seconds, least=least, most=most)
+        ack_seconds = arguments.check_seconds("ack_seconds", ack_seconds, minimum=least, maximum=most)
     pauses: list[float] | None = None
     if backoff is not None:
         if isinstance(backoff, str | bytes) or not isinstance(backoff, Iterable):
             raise TypeError(f"backoff must be a list of seconds, got {backoff!r}")
-        pauses = [arguments.seconds("backoff", each, least=least, most=most) for each in backoff]
+        pauses = [arguments.check_seconds("backoff", each, minimum=least, maximum=most) for each in backoff]
         if not 1 <= len(pauses) <= BACKOFF_MAX:
             raise ValueError(f"backoff must have 1 to {BACKOFF_MAX} pauses, got {len(pauses)}")
     if not isinstance(by_key, bool):
@@ -158,7 +158,7 @@ def _start(start: str | int | datetime | Start) -> str | Start:
     if isinstance(start, datetime):
         return Start(time=seconds_of("start", start))
     if isinstance(start, int) and not isinstance(start, bool):
-        return Start(sequence=arguments.whole("start", start, least=0, most=SEQUENCE_MAX))
+        return Start(sequence=arguments.check_integer("start", start, minimum=0, maximum=SEQUENCE_MAX))
     if start not in STARTS:
         raise ValueError(
             f"start is one of {', '.join(STARTS)}, a sequence or a datetime, got {start!r}"

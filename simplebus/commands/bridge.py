@@ -18,7 +18,7 @@ from simplebus.console.errors import CONFIG_STATUS, USAGE_STATUS, fail, sentence
 from simplebus.core import toml
 
 if TYPE_CHECKING:
-    from simplebus.bridge.settings import Bridge
+    from simplebus.bridge.settings import BridgeSettings
 
 HELP = (
     "Copy classes from one bus to another, or to and from a NATS server.\n\n\b\n"
@@ -111,7 +111,7 @@ def bridge(
 
     from simplebus.bridge.runner import lanes
     from simplebus.server.logs import configure_logging
-    from simplebus.server.process import keep_temporary_arrays_mapped
+    from simplebus.server.process import keep_freed_memory_mapped
 
     given = classes or []
     is_file = len(given) == 1 and given[0].endswith(".toml")
@@ -141,7 +141,7 @@ def bridge(
     except ValueError as error:
         fail(str(error), status=CONFIG_STATUS if is_file else USAGE_STATUS)
     configure_logging(log_level, log_format)
-    keep_temporary_arrays_mapped()
+    keep_freed_memory_mapped()
     trio.run(_run, made, http)
 
 
@@ -172,18 +172,18 @@ def _simple(
     path: bool,
     channels: tuple[str, ...],
     rewrite: tuple[tuple[str, str], ...],
-) -> Bridge:
-    from simplebus.bridge.settings import Bridge, Copied
+) -> BridgeSettings:
+    from simplebus.bridge.settings import BridgeSettings, CopiedClass
 
     if not near or not far:
         raise ConfigError("expected --from and --to, or a file")
     copied = tuple(
-        Copied(parse_class(each), channels=channels, rewrite=rewrite) for each in classes
+        CopiedClass(parse_class(each), channels=channels, rewrite=rewrite) for each in classes
     )
-    return Bridge(name, near, far, copied, both=both, hops=hops, path=path)
+    return BridgeSettings(name, near, far, copied, is_bidirectional=both, hops_max=hops, has_path=path)
 
 
-def _with_environment(bridge: Bridge) -> Bridge:
+def _with_environment(bridge: BridgeSettings) -> BridgeSettings:
     """With who it is, at the ends of which nothing else says so: SIMPLEBUS_FROM_USER,
     SIMPLEBUS_TO_CREDENTIALS and so on. Raises ValueError."""
     from simplebus.client.credentials import Access
@@ -203,7 +203,7 @@ def _with_environment(bridge: Bridge) -> Bridge:
     return replace(bridge, **found)
 
 
-def _read(path: Path) -> list[Bridge]:
+def _read(path: Path) -> list[BridgeSettings]:
     """The bridges of a file. Raises ConfigError."""
     from simplebus.config.bridges import made
 
@@ -232,29 +232,29 @@ async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:
     import trio
 
     from simplebus.bridge.runner import line_of, run
-    from simplebus.server.signals import STOPPING, listen
+    from simplebus.server.signals import STOP_SIGNALS, open_signal_receiver
     from simplebus.server.systemd import notify
 
     log = logging.getLogger("simplebus.bridge")
     hopeless: list[str] = []
-    async with listen(for_good=True) as signals, trio.open_nursery() as nursery:
+    async with open_signal_receiver(ignore_afterwards=True) as signals, trio.open_nursery() as nursery:
         if http is not None:
             from simplebus.bridge.metrics import facts_of
             from simplebus.monitor.board import Board
-            from simplebus.server.http.server import open_door
+            from simplebus.server.http.server import start_http_server
 
-            board = Board(lambda detailed: facts_of(lanes))
-            at = await open_door(board, [http[0]], http[1], nursery)
+            dashboard = Dashboard(lambda detailed: facts_of(lanes))
+            at = await start_http_server(dashboard, [http[0]], http[1], nursery)
             typer.echo(f"simplebus bridge ready http={at[0]}")
 
         def end(lane: Any) -> None:
-            hopeless.append(f"{lane.name}: {lane.statistics().problem}")
+            hopeless.append(f"{lane.name}: {lane.statistics().error_response}")
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(partial(run, lanes, ended=end))
         notify("READY=1", f"STATUS=copying on {len(lanes)} lanes")
         async for number in signals:
-            if number in STOPPING:
+            if number in STOP_SIGNALS:
                 break
         nursery.cancel_scope.cancel()
     for lane in lanes:

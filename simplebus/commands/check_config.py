@@ -119,8 +119,8 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
         tls_options,
         trusting,
     )
-    from simplebus.server.tls.certificates import context as tls_context
-    from simplebus.server.tls.certificates import unreadable
+    from simplebus.server.tls.certificates import create_ssl_context as tls_context
+    from simplebus.server.tls.certificates import check_readable
 
     found: dict[str, list[str]] = {}
     config: Config = context.params["config"]
@@ -163,7 +163,7 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
         )
     certificates = {door.tls if door else None, tried(lambda: tls_options(**context.params))}
     for each in filter(None, certificates):
-        problems = unreadable(each)
+        problems = check_readable(each)
         for problem in problems:
             note_file(problem)
         if not problems:

@@ -128,15 +128,15 @@ async def _run(
     import trio
 
     from simplebus.gateway.gateway import log, open_gateway
-    from simplebus.server.signals import STOPPING, say_ignored
-    from simplebus.server.signals import listen as signals_of_process
+    from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal
+    from simplebus.server.signals import open_signal_receiver as signals_of_process
     from simplebus.server.systemd import notify
 
     changing = trio.CancelScope()  # All changes: the first one begins all modules.
     read_again = trio.Event()
     running: Gateway | None = None
 
-    async def listen(nursery: trio.Nursery) -> None:
+    async def open_signal_receiver(nursery: trio.Nursery) -> None:
         """Until the second signal to end. It is heard whatever a module is waited for."""
         nonlocal read_again
         async for number in signals:
@@ -144,8 +144,8 @@ async def _run(
                 read_again.set()
                 if running is not None:
                     _expect(file, running)
-            elif number not in STOPPING:
-                say_ignored(number)
+            elif number not in STOP_SIGNALS:
+                log_ignored_signal(number)
             elif not changing.cancel_called:
                 changing.cancel()
             else:
@@ -153,8 +153,8 @@ async def _run(
                 nursery.cancel_scope.cancel()
                 _end_for_sure()
 
-    async with signals_of_process(for_good=True) as signals, trio.open_nursery() as nursery:
-        nursery.start_soon(listen, nursery)
+    async with signals_of_process(ignore_afterwards=True) as signals, trio.open_nursery() as nursery:
+        nursery.start_soon(open_signal_receiver, nursery)
         async with open_gateway(drain=drain, grace=drain) as running:
             where = await _open_http(running, file, http, nursery) if http else ""
             with changing:
@@ -211,12 +211,12 @@ async def _open_http(
     """Answer how it is doing. Returns what the ready line says of it."""
     from simplebus.gateway.metrics import facts_of, health_of
     from simplebus.monitor.board import Board
-    from simplebus.server.http.server import open_door
+    from simplebus.server.http.server import start_http_server
 
-    board = Board(
+    dashboard = Dashboard(
         lambda detailed: facts_of(running, subtitle=file.name), lambda: health_of(running)
     )
-    (at, *_) = await open_door(board, [http[0]], http[1], nursery)
+    (at, *_) = await start_http_server(dashboard, [http[0]], http[1], nursery)
     return f" http={at}"
 
 

@@ -30,7 +30,7 @@ import msgspec
 import typer
 
 from simplebus.bridge.loop_header import HOPS_MAX
-from simplebus.bridge.settings import Bridge, Copied, check_circles, is_nats
+from simplebus.bridge.settings import BridgeSettings, CopiedClass, check_loops, is_nats_address
 from simplebus.client.addresses import Address
 from simplebus.client.credentials import Access
 from simplebus.config.mistakes import ConfigError, Mistakes
@@ -107,12 +107,12 @@ class BridgeTable(Table, frozen=True):
         return bool(own or self.near.has_secrets or self.far.has_secrets)
 
 
-def made(raw: Any, *, is_served: bool) -> tuple[list[Bridge], bool]:
+def made(raw: Any, *, is_served: bool) -> tuple[list[BridgeSettings], bool]:
     """The bridges of a file, and whether it holds secrets. With `is_served`, an end that is left
     out is the server whose file it is. Raises ConfigError, without the file's name."""
     if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
         raise ConfigError("bridges: expected tables, as [[bridges]] begins them")
-    found: list[Bridge] = []
+    found: list[BridgeSettings] = []
     has_secrets, mistakes = False, Mistakes()
     for at, each in enumerate(raw):
         where = f"bridges[{at}]"
@@ -125,14 +125,14 @@ def made(raw: Any, *, is_served: bool) -> tuple[list[Bridge], bool]:
             found.append(bridge)
     mistakes.check()
     try:
-        check_circles(found)
+        check_loops(found)
     except ValueError as error:
         raise ConfigError(f"bridges: {error}") from None
     return found, has_secrets
 
 
-def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
-    mistakes, copied = Mistakes(), list[Copied]()
+def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings:
+    mistakes, copied = Mistakes(), list[CopiedClass]()
     ends = {"from": read.from_, "to": read.to}
     missing = [name for name, address in ends.items() if not address]
     if not is_served:
@@ -154,16 +154,16 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
             accesses[f"{name}_access"] = access.made(f"{where}.{name}")
     mistakes.check()
     try:
-        bridge = Bridge(
+        bridge = BridgeSettings(
             read.name,
             read.from_,
             read.to,
             tuple(copied),
-            both=read.both,
-            hops=read.hops,
-            heartbeat=read.heartbeat,
-            path=read.path,
-            credentials={name: value for name, value in given.items() if value},
+            is_bidirectional=read.both,
+            hops_max=read.hops,
+            heartbeat_seconds=read.heartbeat,
+            has_path=read.path,
+            nats_credentials={name: value for name, value in given.items() if value},
             **accesses,
         )
         _check_nats(bridge)
@@ -172,19 +172,19 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> Bridge:
     return bridge
 
 
-def _check_nats(bridge: Bridge) -> None:
+def _check_nats(bridge: BridgeSettings) -> None:
     """Raise ValueError for what no NATS server can be shown."""
-    for address, access in (bridge.near, bridge.near_access), (bridge.far, bridge.far_access):
-        if is_nats(address):
+    for address, access in (bridge.source, bridge.source_access), (bridge.target, bridge.target_access):
+        if is_nats_address(address):
             from simplebus.bridge.build import NatsAccess  # Loaded when it is wanted.
 
-            NatsAccess(bridge.credentials, access).check()
+            NatsAccess(bridge.nats_credentials, access).check()
 
 
 def _check_address(address: str, where: str) -> None:
     """Raise ConfigError for what is no address; there may be none."""
     try:
-        if address and is_nats(address):
+        if address and is_nats_address(address):
             from simplebus.bridge.nats_connection import addresses  # Loaded when it is wanted.
 
             addresses(address)
@@ -194,9 +194,9 @@ def _check_address(address: str, where: str) -> None:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _copied(read: CopyTable, where: str) -> Copied:
+def _copied(read: CopyTable, where: str) -> CopiedClass:
     try:
-        return Copied(
+        return CopiedClass(
             _class(read.class_),
             None if read.to is None else _class(read.to),
             tuple(read.channels),

@@ -44,7 +44,7 @@ from simplebus.console.errors import CONFIG_STATUS, fail
 from simplebus.core import toml
 
 if TYPE_CHECKING:
-    from simplebus.bridge.settings import Bridge
+    from simplebus.bridge.settings import BridgeSettings
     from simplebus.config.users import ConfiguredUsers
     from simplebus.core.protocol.requests import NamedClass
     from simplebus.core.settings import ClassSettings, Settings
@@ -76,7 +76,7 @@ class Config:
     """Classes by their names."""
     class_settings: Mapping[int | str, ClassSettings]
     """What they do in their own way."""
-    bridges: tuple[Bridge, ...] = ()
+    bridges: tuple[BridgeSettings, ...] = ()
     users: ConfiguredUsers = field(default_factory=_nobody)
     """Who may come in, through any door."""
     warnings: tuple[str, ...] = ()
@@ -184,7 +184,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     with mistakes.noted():
         _check_ids(ids)
     has_secrets |= "@" in str(parts["serve"].get("engine", ""))
-    bridges: tuple[Bridge, ...] = ()
+    bridges: tuple[BridgeSettings, ...] = ()
     with mistakes.noted():
         bridges, theirs = _bridges(raw)
         has_secrets |= theirs
@@ -226,7 +226,7 @@ def _text(path: Path) -> tuple[str, int]:
         raise ConfigError(f"{path}:{line}: is no TOML: it is not UTF-8") from None
 
 
-def _bridges(raw: dict[str, Any]) -> tuple[tuple[Bridge, ...], bool]:
+def _bridges(raw: dict[str, Any]) -> tuple[tuple[BridgeSettings, ...], bool]:
     """The bridges of the file, and whether they hold secrets."""
     if "bridges" not in raw:
         return (), False

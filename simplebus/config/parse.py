@@ -81,7 +81,7 @@ _RELATED = {
 """Why the bounds of a limit are what they are, where another option decides."""
 
 
-class Full(enum.StrEnum):
+class FullPolicyChoice(enum.StrEnum):
     """What happens to a message for a class that is at its limit."""
 
     BLOCK = "block"
@@ -90,7 +90,7 @@ class Full(enum.StrEnum):
     SPILL = "spill"
 
 
-class Durability(enum.StrEnum):
+class DurabilityChoice(enum.StrEnum):
     """Where a message is when its publisher is told that it is stored."""
 
     MEMORY = "memory"

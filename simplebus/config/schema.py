@@ -14,15 +14,15 @@ import msgspec
 import typer
 
 from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, nearest, once, unknown
-from simplebus.config.parse import Full, parse_class, parse_size
+from simplebus.config.parse import FullPolicyChoice, parse_class, parse_size
 from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
 from simplebus.core.message_class.subject_bindings import check_subject
 from simplebus.core.protocol.requests import NamedClass
-from simplebus.core.settings import ClassSettings, FullPolicy, Keep
+from simplebus.core.settings import ClassSettings, FullPolicy, Retention
 from simplebus.nats.server.permissions import Permissions, Responses
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 
 R = TypeVar("R")
 T = TypeVar("T", bound="Table")
@@ -77,10 +77,10 @@ class UserTable(Table, frozen=True):
     """The public one."""
     permissions: PermissionsTable | None = None
 
-    def made(self, where: str) -> User:
+    def made(self, where: str) -> NatsUser:
         """The user. Raises ConfigError when values contradict each other."""
         permissions = nats_permissions(self.permissions, f"{where}.permissions")
-        return or_complaint(where, lambda: User(self.user, self.password, self.nkey, permissions))
+        return or_complaint(where, lambda: NatsUser(self.user, self.password, self.nkey, permissions))
 
 
 class NatsTable(Table, frozen=True):
@@ -95,7 +95,7 @@ class NatsTable(Table, frozen=True):
     default_permissions: PermissionsTable | None = None
     """Of users that have none of their own."""
 
-    def auth(self, users: list[User], where: str) -> NatsAuth:
+    def auth(self, users: list[NatsUser], where: str) -> NatsAuth:
         """What the door goes by; `users` are those of its list. Raises ConfigError when values
         contradict each other."""
         said = {"token": self.token, "user": self.user, "password": self.password}
@@ -107,7 +107,7 @@ class NatsTable(Table, frozen=True):
         name, password = self.user or "", self.password or ""
         if bool(name) != bool(password):
             raise ConfigError(f"{where}: 'user' and 'password' need each other")
-        own = [or_complaint(where, lambda: User(name, password))] if name else []
+        own = [or_complaint(where, lambda: NatsUser(name, password))] if name else []
         default = nats_permissions(self.default_permissions, f"{where}.default_permissions")
         return or_complaint(
             where,
@@ -123,7 +123,7 @@ class NatsTable(Table, frozen=True):
 def nats_of(raw: dict[str, Any], mistakes: Mistakes, where: str = "nats") -> tuple[NatsAuth, bool]:
     """What the NATS door goes by, as far as nothing is wrong with it, which is noted; and whether
     there are secrets. Raises ConfigError."""
-    mine, users, given = Mistakes(), list[User](), raw.get("users")
+    mine, users, given = Mistakes(), list[NatsUser](), raw.get("users")
     if isinstance(given, list) and all(isinstance(each, dict) for each in given):
         raw = {key: value for key, value in raw.items() if key != "users"}
     else:
@@ -151,7 +151,7 @@ class ClassTable(Table, frozen=True):
     """None for one that the bus gives it."""
     subjects: Annotated[list[str], msgspec.Meta(max_length=BINDINGS_MAX)] = []
     """Of the NATS door, those that are bound to it; patterns perhaps."""
-    full: Full | None = None
+    full: FullPolicyChoice | None = None
     max_messages: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_memory: int | str | None = None
     """Bytes, or with a unit."""
@@ -184,7 +184,7 @@ class ClassTable(Table, frozen=True):
         with mistakes.noted():
             if (self.keep_messages, self.keep_memory, self.keep_seconds) != (None, None, None):
                 memory = size_of(self.keep_memory, f"{where}.keep-memory")
-                given["keep"] = Keep(self.keep_messages or 0, memory or 0, self.keep_seconds or 0.0)
+                given["keep"] = Retention(self.keep_messages or 0, memory or 0, self.keep_seconds or 0.0)
         for name, value in list(given.items()):  # Each by itself, and then all together.
             with mistakes.noted():
                 _class_settings(where, {name: given.pop(name)})
@@ -205,7 +205,7 @@ class ClassTable(Table, frozen=True):
             except RemoteProtocolError as error:
                 mistakes.found.append(f"{where}.subjects[{at}]: {error.sentence}")
         if are_kept_in(name):
-            if self.full not in (None, Full.BLOCK, Full.DROP_OLDEST):
+            if self.full not in (None, FullPolicyChoice.BLOCK, FullPolicyChoice.DROP_OLDEST):
                 mistakes.found.append(
                     f"{where}.full: {self.full.value} has no effect on a class of dead letters, "
                     "expected drop_oldest or block"

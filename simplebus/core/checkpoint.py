@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from simplebus.core.commit_log import Ledger, Lot
+from simplebus.core.commit_log import CommitLog, WriteBatch
 from simplebus.core.limits import (
     KEPT_BYTES_MIN,
     KEPT_FRAME_BYTES,
@@ -29,12 +29,12 @@ from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import Left, Pauses, merged
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.snapshot import (
-    Changes,
-    KeptClass,
-    KeptPosition,
-    KeptPublisher,
-    KeptRefusal,
-    KeptWindow,
+    StateChanges,
+    ClassSnapshot,
+    PositionSnapshot,
+    ProducerSnapshot,
+    RefusalSnapshot,
+    WindowSnapshot,
 )
 from simplebus.core.subscription.subscription import BrokerSubscription
 
@@ -52,7 +52,7 @@ class Checkpointer:
     def __init__(self, broker: Broker) -> None:
         assert broker.commit_log is not None
         self._broker = broker
-        self._commit_log: Ledger = broker.commit_log
+        self._commit_log: CommitLog = broker.commit_log
         self._class_states: dict[int, _ClassState] = {}
         """What was seen of each class."""
         self._class_headers: dict[int, object] = {}
@@ -71,7 +71,7 @@ class Checkpointer:
         self.is_snapshot_due = True
         """Whether the next lot is to hold everything."""
 
-    def build_write_batch(self) -> Lot | None:
+    def build_write_batch(self) -> WriteBatch | None:
         """What is to be written next, if anything is."""
         ledger, now = self._commit_log, self._broker.clock.now
         is_owed = not ledger.is_empty
@@ -85,21 +85,21 @@ class Checkpointer:
         if not at_all and not is_owed:
             return None
         changes = self._collect_changes(now, is_full_scan=at_all)
-        begun = [KeptPublisher(name, at, [], which) for name, at, which in ledger.take_begun()]
+        begun = [ProducerSnapshot(name, at, [], which) for name, at, which in ledger.take_begun()]
         refused, purged = ledger.take_refused(), ledger.take_purged()
         if self.is_snapshot_due:
             self.is_snapshot_due = False
             snapshot = self._build_snapshot().encode()
             self._change_bytes, self._snapshot_bytes, self._message_bytes = 0, len(snapshot), 0
             return ledger.take(snapshot=snapshot)
-        changes = Changes(
+        changes = StateChanges(
             changes.classes,
             changes.positions,
             changes.gone,
             begun,
             [(name, each.refers_to, each.count) for name, each in refused],
             purged,
-            [KeptRefusal.of(each) for _, each in refused],
+            [RefusalSnapshot.of(each) for _, each in refused],
         )
         if not any(structs.astuple(changes)):
             return ledger.take(is_owed=is_owed)
@@ -117,13 +117,13 @@ class Checkpointer:
             class_id for class_id, (floor, (head, _)) in self._class_states.items() if floor == head
         }
 
-    def _collect_changes(self, now: float, *, is_full_scan: bool) -> Changes:
+    def _collect_changes(self, now: float, *, is_full_scan: bool) -> StateChanges:
         """What has changed: of everything, or of what hurries."""
         ledger, classes = self._commit_log, self._broker.classes
         hurries, changed = [*ledger.hurries, *ledger.changed], list(ledger.changed.items())
         ledger.hurries.clear()
         ledger.changed.clear()
-        changes = Changes([], [], [])
+        changes = StateChanges([], [], [])
         if is_full_scan:
             looked, self._scanned_row_count = 0, 0
             for cls in classes.values():
@@ -139,12 +139,12 @@ class Checkpointer:
                 self._collect_durable(classes[class_id], durable, group, changes)
         return changes
 
-    def _collect_class_header(self, cls: MessageClass, changes: Changes) -> None:
+    def _collect_class_header(self, cls: MessageClass, changes: StateChanges) -> None:
         """At what may be news of a class for which a durable came or went, or that is new."""
         if self._class_headers.get(cls.class_id) != _class_header(cls):
             self._record_class(cls, _class_state(cls, self._commit_log.reached), changes)
 
-    def _record_class(self, cls: MessageClass, state: _ClassState, changes: Changes) -> None:
+    def _record_class(self, cls: MessageClass, state: _ClassState, changes: StateChanges) -> None:
         self._class_states[cls.class_id], self._class_headers[cls.class_id] = (
             state,
             _class_header(cls),
@@ -152,7 +152,7 @@ class Checkpointer:
         changes.classes.append(self._snapshot_class(cls))
 
     def _collect_durable(
-        self, cls: MessageClass, durable: str, group: str, changes: Changes
+        self, cls: MessageClass, durable: str, group: str, changes: StateChanges
     ) -> None:
         """At a durable that may have come, or gone."""
         known = self._position_states.setdefault(cls.class_id, {})
@@ -169,7 +169,7 @@ class Checkpointer:
             known[key] = here
             changes.positions.append(self._snapshot_position(position))
 
-    def _collect_class(self, cls: MessageClass, changes: Changes) -> None:
+    def _collect_class(self, cls: MessageClass, changes: StateChanges) -> None:
         seen = _class_state(cls, self._commit_log.reached)
         if self._class_states.get(cls.class_id) != seen or self._class_headers[
             cls.class_id
@@ -185,9 +185,9 @@ class Checkpointer:
         changes.gone.extend(known)
         self._position_states[cls.class_id] = found
 
-    def _build_snapshot(self) -> Changes:
+    def _build_snapshot(self) -> StateChanges:
         broker = self._broker
-        return Changes(
+        return StateChanges(
             [self._snapshot_class(cls) for cls in broker.classes.values()],
             [
                 self._snapshot_position(position)
@@ -204,7 +204,7 @@ class Checkpointer:
             level=int(self._commit_log.level),
         )
 
-    def _snapshot_producers(self) -> list[KeptPublisher]:
+    def _snapshot_producers(self) -> list[ProducerSnapshot]:
         kept = []
         for publisher in self._broker.connection_requests.producer_states:
             following, ahead = publisher.next, publisher.ahead
@@ -217,49 +217,49 @@ class Checkpointer:
                     following, [batch for _, batch in session.parked_messages]
                 )
             kept.append(
-                KeptPublisher(
+                ProducerSnapshot(
                     publisher.key,
                     following,
                     ahead.ranges() if ahead else [],
                     publisher.instance,
-                    [KeptRefusal.of(each) for each in publisher.refusals],
+                    [RefusalSnapshot.of(each) for each in publisher.refusals],
                     publisher.is_doubted,
                 )
             )
         return kept
 
-    def _snapshot_class(self, cls: MessageClass) -> KeptClass:
+    def _snapshot_class(self, cls: MessageClass) -> ClassSnapshot:
         window, left = _handover_if_all_ended(cls)
         left = left.within(window.floor, window.cursor)
-        return KeptClass(
+        return ClassSnapshot(
             cls.class_id,
             cls.name,
             cls.compute_durable_floor(self._commit_log.reached),
             cls.ring.head,
-            KeptWindow.of(window),
-            cls.is_last_values_requested,
+            WindowSnapshot.of(window),
+            cls.are_last_values_requested,
             merged(left.sent, 0),
             self._snapshot_delays(left),
             self._broker.clock.now,
             cls.creator,
         )
 
-    def _snapshot_position(self, position: BrokerSubscription) -> KeptPosition:
+    def _snapshot_position(self, position: BrokerSubscription) -> PositionSnapshot:
         terms, attempts = position.delivery_policy, position.list_attempts()
         unburied = position.pending_dead_letters.to_rows()
         self._scanned_row_count += len(attempts) + len(unburied)
-        return KeptPosition(
+        return PositionSnapshot(
             position.class_id,
             position.durable,
             position.group,
             list(position.channel_filter.patterns) if position.channel_filter else [],
-            KeptWindow.of(position.window),
+            WindowSnapshot.of(position.window),
             merged(attempts, 0),
-            terms.ack_ticks,
+            terms.ack_timeout_ticks,
             terms.in_flight_max,
             terms.deliveries_max,
             terms.pending_max,
-            terms.slow,
+            terms.slow_policy,
             position.idle_seconds,
             position.is_key_ordered,
             terms.backoff_ticks,
@@ -281,7 +281,7 @@ def _class_header(cls: MessageClass) -> object:
     waiting = cls.backlog_window
     return (
         cls.name,
-        cls.is_last_values_requested,
+        cls.are_last_values_requested,
         waiting.floor,
         waiting.cursor,
         waiting.in_flight,

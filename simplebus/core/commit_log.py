@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 
 from simplebus.core.errors import Reason
 from simplebus.core.limits import LEDGER_BYTES_MAX, TIMES_STEP_SECONDS
-from simplebus.core.producer_state import Publishers
+from simplebus.core.producer_state import ProducerStates
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import Refused
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder, producer_key
 
 
-class Level(enum.IntEnum):
+class Durability(enum.IntEnum):
     """How safe a message is; the number is a Confirm's last field."""
 
     MEMORY = 0
@@ -42,7 +42,7 @@ class Level(enum.IntEnum):
 
 
 @dataclass(slots=True)
-class Entry:
+class JournalEntry:
     """Messages first..first+count-1 of one class, in their order."""
 
     class_id: int
@@ -65,11 +65,11 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Lot:
+class WriteBatch:
     """What is written together."""
 
     number: int
-    entries: list[Entry]
+    entries: list[JournalEntry]
     changes: bytes = b""
     """What else has changed; empty for nothing."""
     snapshot: bytes = b""
@@ -77,7 +77,7 @@ class Lot:
 
 
 @dataclass(slots=True)
-class _Unsafe:
+class _PendingWrite:
     """What a lot has of one class that has not reached the level."""
 
     lot: int
@@ -87,15 +87,15 @@ class _Unsafe:
     """Bytes of its frames."""
 
 
-class Ledger:
+class CommitLog:
     """Of one broker."""
 
-    def __init__(self, level: Level = Level.DISK, *, elsewhere: bool = False) -> None:
+    def __init__(self, level: Durability = Durability.DISK, *, elsewhere: bool = False) -> None:
         """`elsewhere`: lots are kept by others, in their memory perhaps."""
         self.level = level
         """What a Confirm promises."""
         self.is_elsewhere = elsewhere
-        self.waits = elsewhere or level is not Level.MEMORY
+        self.waits = elsewhere or level is not Durability.MEMORY
         """Whether it waits until lots have reached that; this process's own memory has them."""
         self.boot = ""
         """Which run of the machine this is; empty where nobody knows."""
@@ -114,10 +114,10 @@ class Ledger:
         """Who is not read from while too much is held."""
         self._noted_bytes = 0
         """Bytes of frames noted since the last lot was taken."""
-        self._unsafe: dict[int, deque[_Unsafe]] = {}
+        self._unsafe: dict[int, deque[_PendingWrite]] = {}
         """Of each class: the lots that have not reached it."""
-        self._entries: list[Entry] = []
-        self._latest: dict[int, Entry] = {}
+        self._entries: list[JournalEntry] = []
+        self._latest: dict[int, JournalEntry] = {}
         """Of each class, the entry that grows."""
         self._refused: list[tuple[str, Refused]] = []
         self._begun: list[tuple[str, int, str]] = []
@@ -191,11 +191,11 @@ class Ledger:
         """Messages first..first+count-1 of a class were stored."""
         entry = self._latest.get(class_id)
         if entry is None or not 0 <= now - entry.time < TIMES_STEP_SECONDS:
-            entry = self._latest[class_id] = Entry(class_id, first, now)
+            entry = self._latest[class_id] = JournalEntry(class_id, first, now)
             self._entries.append(entry)
             unsafe = self._unsafe.setdefault(class_id, deque())
             if not unsafe or unsafe[-1].lot <= self.taken:
-                unsafe.append(_Unsafe(self.taken + 1, first))
+                unsafe.append(_PendingWrite(self.taken + 1, first))
         assert entry.first + entry.count == first, (entry.first, entry.count, first)
         entry.add(count, frames, publisher)
         self._unsafe[class_id][-1].size += len(frames)
@@ -248,14 +248,14 @@ class Ledger:
 
     def take(
         self, changes: bytes = b"", snapshot: bytes = b"", *, is_owed: bool = False
-    ) -> Lot | None:
+    ) -> WriteBatch | None:
         """All that was noted, to be written together with `changes` or a snapshot; None when there
         is none of it. `is_owed`: the mark may have been given out, so there is a lot all the same.
         """
         if self.is_empty and not (changes or snapshot or is_owed):
             return None
         self.taken += 1
-        lot = Lot(self.taken, self._entries, changes, snapshot)
+        lot = WriteBatch(self.taken, self._entries, changes, snapshot)
         self._entries, self._noted_bytes = [], 0
         self._latest.clear()
         return lot
@@ -278,7 +278,7 @@ class Ledger:
 
 
 def note(
-    ledger: Ledger,
+    ledger: CommitLog,
     session: Session | None,
     class_id: int,
     first: int,
@@ -299,7 +299,7 @@ def note(
         ledger.lagging[session] = None
 
 
-def failure(ledger: Ledger | None, session: Session) -> tuple[Reason, str] | None:
+def failure(ledger: CommitLog | None, session: Session) -> tuple[Reason, str] | None:
     """Why nothing that this peer publishes can be kept, if it can be told."""
     if ledger is None or not isinstance(session.decoder, Version2Decoder):
         return None
@@ -307,7 +307,7 @@ def failure(ledger: Ledger | None, session: Session) -> tuple[Reason, str] | Non
 
 
 def refuse(
-    ledger: Ledger | None, publishers: Publishers, session: Session, refused: Refused
+    ledger: CommitLog | None, publishers: ProducerStates, session: Session, refused: Refused
 ) -> None:
     """A frame had no effect. If it was a message, its number is used up all the same, and its
     program is told again should it not have heard of that."""

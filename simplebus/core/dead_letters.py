@@ -48,7 +48,7 @@ _NOTHING = Envelope()
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class DeadLetterCause:
     """What some messages of a class have in common that were given up together."""
 
     reason: Reason
@@ -61,7 +61,7 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class DeadMessage:
     """One of them."""
 
     sequence: int
@@ -82,7 +82,7 @@ def are_kept_in(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
+class DeadLetterBatch:
     """Dead letters, and what the bus needs to know of each."""
 
     batch: FrameBatch | None
@@ -95,8 +95,8 @@ class Letters:
 
 
 def write(
-    given_up: Iterable[Dead], death: Death, *, class_id: int, frame_bytes_max: int
-) -> Letters:
+    given_up: Iterable[DeadMessage], death: DeadLetterCause, *, class_id: int, frame_bytes_max: int
+) -> DeadLetterBatch:
     """Dead letters for messages, for the class with this id."""
     alike = envelope_batch.encode_pairs(
         (
@@ -135,10 +135,10 @@ def write(
         len(letters), list(names), np.array(channels, np.uint32) if len(names) > 1 else 0
     )
     batch = _batch(letters) if letters else None
-    return Letters(batch, columns, sequences, count - len(letters))
+    return DeadLetterBatch(batch, columns, sequences, count - len(letters))
 
 
-def _own(dead: Dead) -> Iterator[bytes]:
+def _own(dead: DeadMessage) -> Iterator[bytes]:
     """The headers that are about this one alone; without what was said, should that be too
     long."""
     own = envelope_batch.encode_pairs(((SEQUENCE, str(dead.sequence)),))

@@ -56,7 +56,7 @@ def distance(first: int, last: int) -> int:
     return ((last - first + _HALF) & MESSAGE_ID_MASK) - _HALF
 
 
-class Ahead:
+class NumberBitmap:
     """Numbers that are stored though some before them are not. One bit for each number from
     `first` to before `end`: a single read may leave a hundred thousand.
 
@@ -73,7 +73,7 @@ class Ahead:
         self._bits = np.packbits(flags)
 
     @classmethod
-    def of(cls, first: int, flags: Flags) -> Ahead | None:
+    def of(cls, first: int, flags: Flags) -> NumberBitmap | None:
         """What the flags say of the numbers from `first` on; None when none of them is stored."""
         stored = np.flatnonzero(flags)
         return cls(first, flags[: stored[-1] + 1]) if stored.size else None
@@ -108,7 +108,7 @@ class Ahead:
 
 
 @dataclass(slots=True)
-class Publisher:
+class ProducerState:
     """One name."""
 
     key: str = ""
@@ -117,7 +117,7 @@ class Publisher:
     instance: str = ""
     next: int = 0
     """Every number before it is stored, or was refused."""
-    ahead: Ahead | None = None
+    ahead: NumberBitmap | None = None
     """Numbers behind `next` that are stored too, if there are any."""
     refusals: list[Refused] = field(default_factory=list)
     """Which of those were refused, as far as its program may not have heard of it."""
@@ -144,10 +144,10 @@ class Publisher:
         return self.ahead.end
 
 
-class Claim(NamedTuple):
+class NameClaim(NamedTuple):
     """A name that a session has got."""
 
-    publisher: Publisher
+    publisher: ProducerState
     former: int | None
     """The session from which it is taken over."""
     is_known: bool
@@ -156,16 +156,16 @@ class Claim(NamedTuple):
     """Whether another program had it before."""
 
 
-class Publishers:
+class ProducerStates:
     """All names. Whatever is kept by name is kept by `Publisher.key`."""
 
     def __init__(self) -> None:
         self.may_have_lost = False
         """Whether names may be gone of which something was known: since a power cut."""
-        self._names: dict[str, Publisher] = {}
-        self._gone: dict[str, Publisher] = {}
+        self._names: dict[str, ProducerState] = {}
+        self._gone: dict[str, ProducerState] = {}
         """Those that nobody uses, in the order of their going."""
-        self._gone_of: dict[str, dict[str, Publisher]] = {}
+        self._gone_of: dict[str, dict[str, ProducerState]] = {}
         """The same by user."""
         self._ahead: dict[str, int] = {}
         """Who had numbers ahead when it was asked last, in this order, and how many bytes these
@@ -179,7 +179,7 @@ class Publishers:
     def __len__(self) -> int:
         return len(self._names)
 
-    def claim(self, name: str, instance: str, session_id: int, *, user: str = "") -> Claim:
+    def claim(self, name: str, instance: str, session_id: int, *, user: str = "") -> NameClaim:
         """A session wants a name. `begin` says where it goes on, as soon as the session from which
         the name is taken over has ended.
 
@@ -189,7 +189,7 @@ class Publishers:
         publisher = self._names.get(key)
         is_known = publisher is not None
         if publisher is None:
-            publisher = self._names[key] = Publisher(key, name)
+            publisher = self._names[key] = ProducerState(key, name)
         former = publisher.session_id
         is_another = is_known and instance != publisher.instance
         if former is not None and (is_another or not instance):
@@ -200,9 +200,9 @@ class Publishers:
         self._is_back(publisher)
         publisher.instance = instance
         publisher.session_id = session_id
-        return Claim(publisher, former, is_known, is_another)
+        return NameClaim(publisher, former, is_known, is_another)
 
-    def begin(self, claim: Claim, unconfirmed: int | None, *, is_elsewheres: bool) -> int:
+    def begin(self, claim: NameClaim, unconfirmed: int | None, *, is_elsewheres: bool) -> int:
         """Say at which number the program goes on. Every number below `unconfirmed` it knows to be
         confirmed; None where it says nothing of that. `is_elsewheres`: that are another bus's
         numbers. Returns how many confirmed messages are not stored, as far as that is known."""
@@ -226,26 +226,26 @@ class Publishers:
         publisher = self._names.get(key)
         return None if publisher is None else publisher.instance
 
-    def __iter__(self) -> Iterator[Publisher]:
+    def __iter__(self) -> Iterator[ProducerState]:
         return iter(self._names.values())
 
-    def begin_anew(self, publisher: Publisher) -> None:
+    def begin_anew(self, publisher: ProducerState) -> None:
         """None of the numbers of which anything is known comes again."""
         self.begin_at(publisher, publisher.end)
 
-    def come_again(self, publisher: Publisher) -> None:
+    def come_again(self, publisher: ProducerState) -> None:
         """The program does not say what it knows to be confirmed, and may be the one before. Of
         one that is doubted nothing is known then."""
         if publisher.is_doubted:
             self.begin_at(publisher, 0)
 
-    def begin_at(self, publisher: Publisher, following: int) -> None:
+    def begin_at(self, publisher: ProducerState, following: int) -> None:
         """It goes on with this number, and of those behind it nothing is known."""
         publisher.is_doubted = False
         self.note(publisher, following, None)
         self._keep_refusals(publisher, [])
 
-    def go_on(self, publisher: Publisher, unconfirmed: int) -> int:
+    def go_on(self, publisher: ProducerState, unconfirmed: int) -> int:
         """The program that it is knows every number below this one to be confirmed, and sends all
         from there on again that are not told to be stored. So it is told no more than up to the
         first refusal of which it has not heard. Returns how many confirmed messages are not stored,
@@ -262,7 +262,7 @@ class Publishers:
                 at = distance(ahead.first, unconfirmed)
                 flags = ahead.flags()
                 missing -= int(np.count_nonzero(flags[: max(0, at)]))
-                ahead = Ahead.of(unconfirmed, flags[at:]) if 0 <= at < flags.size else None
+                ahead = NumberBitmap.of(unconfirmed, flags[at:]) if 0 <= at < flags.size else None
             self.note(publisher, unconfirmed, ahead)
         since = unconfirmed
         if distance(since, publisher.next) > PUBLISHER_RESENT_MAX:
@@ -279,10 +279,10 @@ class Publishers:
             if publisher.ahead is not None:
                 behind = np.arange(publisher.next, publisher.next + flags.size - back)
                 flags[back:] = publisher.ahead.holds(behind & MESSAGE_ID_MASK)
-            self.note(publisher, first, Ahead.of(first, flags))
+            self.note(publisher, first, NumberBitmap.of(first, flags))
         return missing
 
-    def refuse(self, publisher: Publisher, refused: Refused) -> None:
+    def refuse(self, publisher: ProducerState, refused: Refused) -> None:
         """Some of its messages were refused: their numbers are used up."""
         known = publisher.refusals
         joined = known[-1].joined(refused) if known else None
@@ -292,7 +292,7 @@ class Publishers:
             known = [*known[1 - PUBLISHER_REFUSALS_MAX :], refused]
         self._keep_refusals(publisher, known)
 
-    def _keep_refusals(self, publisher: Publisher, refusals: list[Refused]) -> None:
+    def _keep_refusals(self, publisher: ProducerState, refusals: list[Refused]) -> None:
         """These are remembered. When all are too many, those are forgotten of whom nothing was
         refused for the longest time."""
         publisher.refusals = refusals
@@ -307,7 +307,7 @@ class Publishers:
         self,
         key: str,
         following: int,
-        ahead: Ahead | None,
+        ahead: NumberBitmap | None,
         now: float,
         *,
         instance: str = "",
@@ -316,12 +316,12 @@ class Publishers:
     ) -> None:
         """A name is known from before: so far its messages are stored."""
         name = key.partition("\0")[2] or key
-        publisher = self._names[key] = Publisher(key, name, instance, is_doubted=is_doubted)
+        publisher = self._names[key] = ProducerState(key, name, instance, is_doubted=is_doubted)
         self.note(publisher, following, ahead)
         self._keep_refusals(publisher, refusals or [])
         self.leave(publisher, now)
 
-    def note(self, publisher: Publisher, following: int, ahead: Ahead | None) -> None:
+    def note(self, publisher: ProducerState, following: int, ahead: NumberBitmap | None) -> None:
         """So far its messages are stored. When all that are ahead take too much memory, those of
         whom this was said longest ago are forgotten."""
         publisher.next, publisher.ahead = following, ahead
@@ -332,14 +332,14 @@ class Publishers:
         while self._ahead_bytes > PUBLISHERS_AHEAD_BYTES_MAX:
             self._forget_ahead(next(iter(self._ahead)))
 
-    def leave(self, publisher: Publisher, now: float) -> None:
+    def leave(self, publisher: ProducerState, now: float) -> None:
         """Its session is gone."""
         publisher.session_id = None
         publisher.gone_at = now
         self._gone[publisher.key] = publisher
         self._gone_of.setdefault(publisher.user, {})[publisher.key] = publisher
 
-    def _is_back(self, publisher: Publisher) -> None:
+    def _is_back(self, publisher: ProducerState) -> None:
         """Nobody has to look for it any more among those that are gone."""
         if self._gone.pop(publisher.key, None) is not None:
             others = self._gone_of[publisher.user]
@@ -363,7 +363,7 @@ class Publishers:
                 self._forget_one(longest)
                 excess -= 1
 
-    def _forget_one(self, publisher: Publisher) -> None:
+    def _forget_one(self, publisher: ProducerState) -> None:
         self._forget_ahead(publisher.key)
         self._keep_refusals(publisher, [])
         self._is_back(publisher)

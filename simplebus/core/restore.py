@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import BusError, Reason
 from simplebus.core.limits import (
@@ -47,16 +47,16 @@ from simplebus.core.limits import (
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.message_class.stored_frames import StoredFrameReader
-from simplebus.core.producer_state import Ahead, distance
+from simplebus.core.producer_state import NumberBitmap, distance
 from simplebus.core.protocol.frames import FrameBatch, Integers
 from simplebus.core.redelivery.ack_timer import covering
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.delivery_policy import Terms
+from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.handover import Left
-from simplebus.core.ring.columns import Rows, Times
+from simplebus.core.ring.columns import MessageRows, Times
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.version2 import message_numbers
-from simplebus.core.snapshot import Image, KeptClass, KeptPosition, KeptPublisher, KeptRefusal
+from simplebus.core.snapshot import Image, ClassSnapshot, PositionSnapshot, KeptPublisher, KeptRefusal
 
 _HALF_NUMBER_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 
@@ -75,15 +75,15 @@ class NumberTrust(enum.Enum):
     """Only as long as their programs say nothing else."""
 
 
-def choose_number_trust(image: Image, default_durability: Level, boot_id: str) -> NumberTrust:
+def choose_number_trust(image: RecoveredState, default_durability: Durability, boot_id: str) -> NumberTrust:
     """Of what a snapshot and its changes say, in this run of the machine. `level` is meant where
     the snapshot does not say how safe it was."""
     was = default_durability if image.level is None else image.level
-    if was >= Level.DISK:
+    if was >= Durability.DISK:
         return NumberTrust.ALL
     if image.boot != boot_id:
         return NumberTrust.UNTIL_CONTRADICTED
-    return NumberTrust.ALL if was >= Level.OS else NumberTrust.UNTIL_FIRST_GAP
+    return NumberTrust.ALL if was >= Durability.OS else NumberTrust.UNTIL_FIRST_GAP
 
 
 class BrokerRestorer:
@@ -125,7 +125,7 @@ class BrokerRestorer:
                 "all classes is needed, or the policy spill"
             ) from None
 
-    def _append_run(self, cls: MessageClass, run: FrameBatch, rows: Rows | None) -> None:
+    def _append_run(self, cls: MessageClass, run: FrameBatch, rows: MessageRows | None) -> None:
         """Raises MemoryError unless it fits."""
         ring, spill = cls.ring, cls.spill
         taken = ring.append(run, 0, rows)
@@ -141,7 +141,7 @@ class BrokerRestorer:
             raise MemoryError
 
     def restore_backlog(
-        self, cls: MessageClass, kept: KeptClass | None, known_head: int | None
+        self, cls: MessageClass, kept: ClassSnapshot | None, known_head: int | None
     ) -> None:
         """What waits in a class whose messages are all there. What is kept is about messages below
         `known_head`, if that is given."""
@@ -157,20 +157,20 @@ class BrokerRestorer:
             pauses = [(first, last, told + pause) for first, last, pause in kept.pauses]
             cls.backlog_handover = Left(sent, times=pauses).within(window.floor, head)
 
-    def restore_position(self, kept: KeptPosition, known_head: int | None) -> None:
+    def restore_position(self, kept: PositionSnapshot, known_head: int | None) -> None:
         """A durable, with nobody connected to it. What was in flight is to be sent again. What is
         kept is about messages below `known_head`, if that is given."""
         broker = self._broker
         cls = broker.classes[kept.class_id]
         head = cls.ring.head if known_head is None else known_head
         window = kept.window.window(floor=cls.first_sequence, head=head)
-        terms = Terms(
-            ack_ticks=kept.ack_ticks,
+        terms = DeliveryPolicy(
+            ack_timeout_ticks=kept.ack_ticks,
             in_flight_max=kept.in_flight_max,
             deliveries_max=kept.deliveries_max,
             pending_max=kept.pending_max,
-            slow=kept.slow,
-            takes_envelopes=True,
+            slow_policy=kept.slow,
+            accepts_envelopes=True,
             backoff_ticks=kept.backoff_ticks,
         )
         spans = covering(window.floor, window.cursor, kept.attempts, otherwise=1)
@@ -186,7 +186,7 @@ class BrokerRestorer:
         cls = self._broker.classes.get(class_id)
         if cls is not None:
             purge_messages(cls, first, last if known_head is None else min(last, known_head), None)
-            cls.dropped.clear()  # That was counted when it happened.
+            cls.dropped_counts.clear()  # That was counted when it happened.
 
     def finish(self) -> None:
         """All is there: let go of what nobody needs, and have limits hold again."""
@@ -203,9 +203,9 @@ class BrokerRestorer:
 
     def restore_producer(
         self,
-        kept: KeptPublisher,
+        kept: ProducerSnapshot,
         stored: StoredNumbers,
-        refusals: list[KeptRefusal],
+        refusals: list[RefusalSnapshot],
         trust: NumberTrust = NumberTrust.ALL,
     ) -> None:
         """Every number of this publisher before its next is stored, and these are, as far as that
@@ -234,8 +234,8 @@ def _restore_headroom_bytes(limit: int) -> int:
     return limit // 2 + RESTORED_BYTES_BEYOND
 
 
-def _remaining_rows(rows: Rows | None, stored_count: int) -> Rows | None:
-    return None if rows is None else rows.part(stored_count, rows.count)
+def _remaining_rows(rows: MessageRows | None, stored_count: int) -> MessageRows | None:
+    return None if rows is None else rows.slice(stored_count, rows.count)
 
 
 @contextmanager
@@ -288,7 +288,7 @@ def collect_producer_numbers(
         at += count
 
 
-def find_next_number(next_number: int, stored: StoredNumbers) -> tuple[int, Ahead | None]:
+def find_next_number(next_number: int, stored: StoredNumbers) -> tuple[int, NumberBitmap | None]:
     """Where a publisher goes on, of whom every number before `following` is stored, and these are;
     and which numbers behind that are stored, too."""
     if not stored.firsts:
@@ -310,4 +310,4 @@ def find_next_number(next_number: int, stored: StoredNumbers) -> tuple[int, Ahea
     steps = np.zeros(end - begin + 1, np.int32)
     np.add.at(steps, begins[gap:] - begin, 1)
     np.subtract.at(steps, ends[gap:] - begin, 1)
-    return number, Ahead.of(number, np.cumsum(steps[:-1]) > 0)
+    return number, NumberBitmap.of(number, np.cumsum(steps[:-1]) > 0)

@@ -34,7 +34,7 @@ class FullPolicy(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Retention:
     """How long messages are kept that nobody needs any more; 0 everywhere for not at all.
 
     Where several are given, a message goes when it is over one of them. Raises ValueError for what
@@ -61,7 +61,7 @@ class ClassSettings:
     Raises ValueError for what makes no sense.
     """
 
-    keep: Keep | None = None
+    keep: Retention | None = None
     full_policy: FullPolicy | None = None
     messages_max: int | None = None
     """Messages that it may hold."""
@@ -126,7 +126,7 @@ class Settings:
     """Ticks after which an unacknowledged message is sent again, the first time."""
     tick_seconds: float = 1.0
     full_policy: FullPolicy = FullPolicy.BLOCK
-    keep: Keep = field(default_factory=Keep)
+    keep: Retention = field(default_factory=Retention)
     """What every class keeps that nobody needs any more."""
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     """The longest that a version 2 peer may be silent; 0 for ever."""

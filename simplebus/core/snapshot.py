@@ -15,11 +15,11 @@ from simplebus.core.protocol.events import Refused
 from simplebus.core.redelivery.ack_window import AckWindow
 
 
-class _Kept(msgspec.Struct, array_like=True, frozen=True):
+class _SnapshotRecord(msgspec.Struct, array_like=True, frozen=True):
     pass
 
 
-class KeptWindow(_Kept, frozen=True):
+class WindowSnapshot(_SnapshotRecord, frozen=True):
     """What was acknowledged."""
 
     floor: int
@@ -28,7 +28,7 @@ class KeptWindow(_Kept, frozen=True):
     """From the floor on, a bit for each message: whether it is acknowledged."""
 
     @classmethod
-    def of(cls, window: AckWindow) -> KeptWindow:
+    def of(cls, window: AckWindow) -> WindowSnapshot:
         return cls(window.floor, window.cursor, window.marks())
 
     def window(self, *, floor: int, head: int) -> AckWindow:
@@ -40,7 +40,7 @@ class KeptWindow(_Kept, frozen=True):
         return window
 
 
-class KeptClass(_Kept, frozen=True):
+class ClassSnapshot(_SnapshotRecord, frozen=True):
     """One class."""
 
     class_id: int
@@ -49,7 +49,7 @@ class KeptClass(_Kept, frozen=True):
     """The lowest sequence that was stored."""
     head: int
     """The next sequence to be given out."""
-    waiting: KeptWindow
+    waiting: WindowSnapshot
     """What the next subscription that asks for what waits takes over."""
     last_values: bool = False
     """Whether somebody has asked that it keeps the last message of each channel."""
@@ -63,14 +63,14 @@ class KeptClass(_Kept, frozen=True):
     """The user that made it; empty where that is not known."""
 
 
-class KeptPosition(_Kept, frozen=True):
+class PositionSnapshot(_SnapshotRecord, frozen=True):
     """A durable."""
 
     class_id: int
     durable: str
     group: str
     channels: list[str]
-    window: KeptWindow
+    window: WindowSnapshot
     attempts: list[tuple[int, int, int]]
     """Of messages first..last-1 that were sent and not acknowledged, how often they were, where
     that is not once; see `spans`."""
@@ -99,7 +99,7 @@ class KeptPosition(_Kept, frozen=True):
         return self.class_id, self.durable, self.group
 
 
-class KeptRefusal(_Kept, frozen=True):
+class RefusalSnapshot(_SnapshotRecord, frozen=True):
     """What a publisher is told again of messages that were refused."""
 
     reason: str
@@ -110,7 +110,7 @@ class KeptRefusal(_Kept, frozen=True):
     count: int
 
     @classmethod
-    def of(cls, refused: Refused) -> KeptRefusal:
+    def of(cls, refused: Refused) -> RefusalSnapshot:
         return cls(
             refused.reason,
             refused.sentence,
@@ -132,7 +132,7 @@ class KeptRefusal(_Kept, frozen=True):
         )
 
 
-class KeptPublisher(_Kept, frozen=True):
+class ProducerSnapshot(_SnapshotRecord, frozen=True):
     """A publisher that has a name."""
 
     name: str
@@ -142,26 +142,26 @@ class KeptPublisher(_Kept, frozen=True):
     """And so are these behind it: first number, count."""
     instance: str = ""
     """Which program it is."""
-    refusals: list[KeptRefusal] = []
+    refusals: list[RefusalSnapshot] = []
     """Of which it may not have heard."""
     is_doubted: bool = False
     """Whether some of that may have been lost since: see `Publisher`."""
 
 
-class Changes(_Kept, frozen=True):
+class StateChanges(_SnapshotRecord, frozen=True):
     """What has changed; or, in a snapshot, everything."""
 
-    classes: list[KeptClass] = []
-    positions: list[KeptPosition] = []
+    classes: list[ClassSnapshot] = []
+    positions: list[PositionSnapshot] = []
     gone: list[tuple[int, str, str]] = []
     """Keys of positions that are no more."""
-    publishers: list[KeptPublisher] = []
+    publishers: list[ProducerSnapshot] = []
     """In a snapshot."""
     refused: list[tuple[str, int, int]] = []
     """Publisher, first number, count: they are used up."""
     purged: list[tuple[int, int, int]] = []
     """Class, first message, last one exclusive: nobody is to have them any more."""
-    refusals: list[KeptRefusal] = []
+    refusals: list[RefusalSnapshot] = []
     """What is said of each of `refused`."""
     boot: str = ""
     """In a snapshot, in which run of the machine it was made."""
@@ -172,25 +172,25 @@ class Changes(_Kept, frozen=True):
         return msgspec.msgpack.encode(self)
 
 
-_decoder = msgspec.msgpack.Decoder(Changes)
+_decoder = msgspec.msgpack.Decoder(StateChanges)
 
 T = TypeVar("T")
 
 
-def decode(data: bytes | memoryview) -> Changes:
+def decode(data: bytes | memoryview) -> StateChanges:
     """The other way. Raises ValueError."""
     return _decoder.decode(data)
 
 
-class Image:
+class RecoveredState:
     """What follows from a snapshot and the changes behind it."""
 
     def __init__(self) -> None:
-        self.classes: dict[int, KeptClass] = {}
-        self.positions: dict[tuple[int, str, str], KeptPosition] = {}
-        self.publishers: dict[str, KeptPublisher] = {}
+        self.classes: dict[int, ClassSnapshot] = {}
+        self.positions: dict[tuple[int, str, str], PositionSnapshot] = {}
+        self.publishers: dict[str, ProducerSnapshot] = {}
         self.refused: list[tuple[str, int, int]] = []
-        self.refusals: dict[str, list[KeptRefusal]] = {}
+        self.refusals: dict[str, list[RefusalSnapshot]] = {}
         """By publisher, what it may not have heard."""
         self.purged: list[tuple[int, int, int]] = []
         self.boot = ""
@@ -200,7 +200,7 @@ class Image:
         self.lot = 0
         """Of the last changes: they know nothing of later ones."""
 
-    def apply(self, changes: Changes, lot: int) -> None:
+    def apply(self, changes: StateChanges, lot: int) -> None:
         """These come next, and are in this lot."""
         self.lot = lot
         self.boot = changes.boot or self.boot

@@ -25,7 +25,7 @@ from simplebus.core.statistics import BrokerStatistics, ClassStatistics, Subscri
 from simplebus.demo import records
 from simplebus.demo.display import Display, rates
 from simplebus.demo.verdict import Life, Verdict, judge
-from simplebus.server.run import ServeOptions, Serving, serve
+from simplebus.server.run import ServeOptions, RunningServer, serve
 
 SHARED, OWN = 1, 2
 """Class 1 goes to both subscribers, class 2 to the second alone."""
@@ -51,7 +51,7 @@ async def demo(display: Display) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="simplebus-demo-") as folder:
         try:
             async with trio.open_nursery() as nursery:
-                serving: Serving = await nursery.start(_serve)
+                serving: RunningServer = await nursery.start(_serve)
                 drill = Drill(serving, Path(folder), display)
                 with trio.move_on_after(DEADLINE_SECONDS):
                     verdict = await drill.run()
@@ -67,7 +67,7 @@ async def demo(display: Display) -> Verdict:
     return verdict
 
 
-async def _serve(*, task_status: trio.TaskStatus[Serving]) -> None:
+async def _serve(*, task_status: trio.TaskStatus[RunningServer]) -> None:
     """The server. It listens for signals itself; that it ends by itself means that one came."""
     options = ServeOptions(hosts=("127.0.0.1",), port=0, drain_seconds=0)
     await serve(SETTINGS, options, announce=lambda line: None, task_status=task_status)
@@ -92,9 +92,9 @@ class Subscriber:
 class Drill:
     """One run against a server that is up. Resources: its processes, ended when `run` ends."""
 
-    def __init__(self, serving: Serving, folder: Path, display: Display) -> None:
+    def __init__(self, serving: RunningServer, folder: Path, display: Display) -> None:
         self.waits_for = "its processes to start"
-        self._engine = serving.engine
+        self._engine = serving.server
         self._url = f"simplebus://{serving.addresses[0]}"
         self._folder = folder
         self._display = display

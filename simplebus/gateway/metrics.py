@@ -10,25 +10,25 @@ from simplebus.monitor.facts import Column, Facts, Health, Note, Table, Tile
 
 def health_of(gateway: Gateway) -> Health:
     """Whether all modules do their work, at this moment."""
-    why = gateway.problem()
+    why = gateway.error_response()
     return Health(ready=not why, draining=gateway.is_draining, why=why)
 
 
-def facts_of(gateway: Gateway, *, subtitle: str = "") -> Facts:
+def facts_of(gateway: Gateway, *, subtitle: str = "") -> MonitorSnapshot:
     """A snapshot: not ready while a module has failed."""
     found = gateway.statistics()
-    counted = Counted()
+    metrics_builder = MetricsBuilder()
     for module in found.modules:
-        _count(counted, module)
-    counted.counter("gateway_published_messages", "Messages that were taken.", found.published)
-    counted.counter("gateway_malformed_messages", "Byte forms that were none.", found.malformed)
-    counted.counter("gateway_lost_messages", "Not given: a module was removed.", found.lost)
+        _count(metrics_builder, module)
+    metrics_builder.counter("gateway_published_messages", "Messages that were taken.", found.published)
+    metrics_builder.counter("gateway_malformed_messages", "Byte forms that were none.", found.malformed)
+    metrics_builder.counter("gateway_lost_messages", "Not given: a module was removed.", found.lost)
     failed = [each for each in found.modules if each.state is State.FAILED]
-    return Facts(
+    return MonitorSnapshot(
         title="simplebus gateway",
         subtitle=subtitle,
         health=health_of(gateway),
-        metrics=counted.metrics(),
+        metrics=metrics_builder.metrics(),
         flows={
             "said": found.published,
             "heard": sum(each.delivered for each in found.modules),
@@ -48,25 +48,25 @@ def _failure(module: LifeStatistics) -> str:
     return f"it has failed and is made again: {module.error}"
 
 
-def _count(counted: Counted, module: LifeStatistics) -> None:
+def _count(metrics_builder: MetricsBuilder, module: LifeStatistics) -> None:
     name = module.name
-    counted.gauge(
+    metrics_builder.gauge(
         "gateway_module_running",
         "Whether a module runs.",
         module.state is State.RUNNING,
         module=name,
     )
-    counted.gauge("gateway_module_waiting", "Messages in its queue.", module.waiting, module=name)
+    metrics_builder.gauge("gateway_module_waiting", "Messages in its queue.", module.waiting, module=name)
     for metric, help, value in (
         ("gateway_module_failures", "How often something of it raised.", module.failures),
         ("gateway_module_delivered", "Messages that it was given.", module.delivered),
         ("gateway_module_dropped", "Not heard: its queue was full.", module.dropped),
         ("gateway_module_published", "Messages that it has said.", module.published),
     ):
-        counted.counter(metric, help, value, module=name)
+        metrics_builder.counter(metric, help, value, module=name)
     for what, own in module.own.items():
         if isinstance(own, int | float):
-            counted.gauge(
+            metrics_builder.gauge(
                 "gateway_module_value", "What it says of itself.", own, module=name, what=what
             )
 

@@ -21,7 +21,7 @@ from typing import Any
 import trio
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import Ledger
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.core.message_class.remote_storage import (
     RemoteCountOutcome,
@@ -81,7 +81,7 @@ class Cluster:
         """What other doors know it by."""
         self._broker = broker
         assert broker.commit_log is not None, "a door's broker has a ledger"
-        self._ledger: Ledger = broker.commit_log
+        self._ledger: CommitLog = broker.commit_log
         self._settle: Callable[[], None] = lambda: None
         self._read_clock = trio.current_time
         self.link = Link(
@@ -124,7 +124,7 @@ class Cluster:
         table = broker.store.class_registry
         table.dedup_window_seconds = options.duplicate_seconds
         table.choose_first_number = options.first_number
-        table.make_class = partial(
+        table.class_factory = partial(
             RemoteClass,
             begin=self._begin,
             end=self._end,

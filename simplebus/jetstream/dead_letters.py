@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simplebus.core.commit_log import Ledger
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.protocol.frames import Flags
 from simplebus.core.redelivery.ack_timer import SequenceSet
 from simplebus.core.subscription.selection import Ranges
@@ -72,7 +72,7 @@ class Burying:
 class Burials:
     """Of all subscriptions at a door."""
 
-    def __init__(self, ledger: Ledger, write: Callable[[bytes], None]) -> None:
+    def __init__(self, ledger: CommitLog, write: Callable[[bytes], None]) -> None:
         self._ledger = ledger
         self._write = write
         self._feeds: set[Feed] = set()

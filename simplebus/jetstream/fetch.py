@@ -81,7 +81,7 @@ class Stored:
         return min(max(0, int(state.get("first_seq", 1)) - 1), head), head, now
 
     async def ask_time(
-        self, cls: RemoteClass, clock: Clock, read_clock: Callable[[], object], tell: Tell
+        self, cls: RemoteClass, clock: BrokerClock, read_clock: Callable[[], object], tell: Tell
     ) -> None:
         """Have the class know what time it is by its stream's clock. `read_clock` sets the door's
         `clock`; `tell` is called when the class knows it, or is to ask again."""

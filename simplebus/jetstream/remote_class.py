@@ -21,7 +21,7 @@ from simplebus.core.protocol.requests import FetchRequest, Start, SubscribeReque
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import Left
 from simplebus.core.ring.ring import Ring
-from simplebus.core.settings import FullPolicy, Keep
+from simplebus.core.settings import FullPolicy, Retention
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.selection import Ranges
 from simplebus.core.subscription.subscription import BrokerSubscription
@@ -61,7 +61,7 @@ class RemoteClass(MessageClass):
     def __init__(
         self,
         ring: Ring,
-        retention: Keep,
+        retention: Retention,
         full_policy: FullPolicy = FullPolicy.BLOCK,
         *,
         begin: Begin,
@@ -111,7 +111,7 @@ class RemoteClass(MessageClass):
     def has_lagging_consumer(self) -> bool:
         return False
 
-    def set_retention(self, retention: Keep) -> None:
+    def set_retention(self, retention: Retention) -> None:
         """That is the stream's business."""
         self.retention = retention
         self._has_retention = False

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.core.settings import FullPolicy, Keep, Settings
+from simplebus.core.settings import FullPolicy, Retention, Settings
 from simplebus.jetstream.names import Names
 from simplebus.nats.client.credentials import Credentials
 from simplebus.net.nats_connection import NatsAddress
@@ -62,10 +62,10 @@ class EngineOptions:
             raise ValueError(f"max_bytes must be 0 or more, got {self.max_bytes}")
 
     @property
-    def level(self) -> Level:
+    def level(self) -> Durability:
         """What a PubAck means: a server that keeps messages in files has given them to its
         system."""
-        return Level.OS if self.storage == "file" else Level.MEMORY
+        return Durability.OS if self.storage == "file" else Durability.MEMORY
 
     def first_number(self, now: float) -> int:
         """Which number a program begins with that connects at this time, at whichever door. What
@@ -86,7 +86,7 @@ def unfit(settings: Settings) -> list[tuple[int | str | None, str, str]]:
         if policy not in (None, FullPolicy.BLOCK):
             why = f"before a JetStream cluster there is only block, got {policy}"
             found.append((key, "full", why))
-        keep = keep or Keep()
+        keep = keep or Retention()
         kept = ("messages", keep.messages), ("memory", keep.bytes), ("seconds", keep.seconds)
         for name, most in kept:
             if most:

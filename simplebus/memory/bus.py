@@ -35,7 +35,7 @@ from simplebus.client.context_guard import async_block, not_entered
 from simplebus.client.handler_errors import Failures
 from simplebus.client.message_types import DEFAULT, Registry
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.limits import READ_BYTES, RING_IDLE_TICKS
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
@@ -84,7 +84,7 @@ class MemoryBus:
         registry: Registry = DEFAULT,
         raise_errors: bool = True,
         data_dir: str | PathLike[str] | None = None,
-        durability: Level | Literal["disk", "os", "memory"] = Level.DISK,
+        durability: Durability | Literal["disk", "os", "memory"] = Durability.DISK,
     ) -> None:
         if not isinstance(settings, Settings | None):
             raise TypeError(f"settings must be Settings, got {settings!r}")
@@ -167,7 +167,7 @@ class Exchange:
     """The engine of one bus, its time, and the links of its clients. A `Place`."""
 
     def __init__(
-        self, settings: Settings, path: Path | None = None, level: Level = Level.DISK
+        self, settings: Settings, path: Path | None = None, level: Durability = Durability.DISK
     ) -> None:
         # Nobody is away without the other side knowing: silence says nothing.
         self._settings = replace(settings, heartbeat_seconds=0.0)
@@ -179,7 +179,7 @@ class Exchange:
         self.broker = Broker(
             self._settings,
             identity=secrets.token_hex(8),
-            commit_log=None if path is None else Ledger(level),
+            commit_log=None if path is None else CommitLog(level),
         )
         self.buffer = ReceiveBuffer(READ_BYTES)
         self._links: dict[int, MemoryLink] = {}
@@ -365,13 +365,13 @@ class Exchange:
             del self._drained[bus]
 
 
-def _level(durability: Level | str) -> Level:
-    names = [level.name.lower() for level in reversed(Level)]
-    if isinstance(durability, Level):
+def _level(durability: Durability | str) -> Durability:
+    names = [level.name.lower() for level in reversed(Durability)]
+    if isinstance(durability, Durability):
         return durability
     if durability not in names:
         raise ValueError(f"durability must be one of {', '.join(names)}, got {durability!r}")
-    return Level[durability.upper()]
+    return Durability[durability.upper()]
 
 
 def _is_through(bus: Bus) -> bool:
@@ -403,7 +403,7 @@ class MemoryLink:
         """Whether the client's reader waits, and there is nothing for it."""
         broker = self._exchange.broker
         goes_on = broker.next_wakeup <= broker.clock.now
-        return self._arrived is not None and self.session.outbox.idle and not goes_on
+        return self._arrived is not None and self.session.outbox.is_idle and not goes_on
 
     def wake(self) -> None:
         """There may be something to read."""
@@ -428,7 +428,7 @@ class MemoryLink:
                 return count
             if self.is_over:
                 return 0
-            if not self.session.outbox.idle:  # It has more to look at, in another turn.
+            if not self.session.outbox.is_idle:  # It has more to look at, in another turn.
                 self._exchange.settle()
                 await anyio.lowlevel.checkpoint()
                 continue
@@ -448,7 +448,7 @@ class MemoryLink:
         while taken < most and (piece := outbox.peek(tick)):
             count = min(len(piece), most - taken)
             space[taken : taken + count] = piece[:count]
-            outbox.sent(count, tick)
+            outbox.mark_sent(count, tick)
             taken += count
         if taken:
             exchange.settle()  # What was passed over may have made room.

@@ -19,9 +19,9 @@ import sniffio
 import trio
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.settings import Settings
-from simplebus.server.journal.pump import Keeping, Soon, load, soon_in_trio
+from simplebus.server.journal.pump import JournalPump, Soon, load, soon_in_trio
 from simplebus.server.server import new_identity
 from simplebus.storage.directory import take
 
@@ -29,7 +29,7 @@ from simplebus.storage.directory import take
 class MemoryJournal:
     """Of one bus. Raises JournalError for a directory that cannot be used."""
 
-    def __init__(self, path: Path, level: Level, settings: Settings, *, now: float) -> None:
+    def __init__(self, path: Path, level: Durability, settings: Settings, *, now: float) -> None:
         """`now` is in seconds since 1970."""
         self._told = threading.Semaphore(0)
         """Released when something that was asked of another thread has been answered."""
@@ -43,18 +43,18 @@ class MemoryJournal:
                 settings,
                 identity=self._directory.bus,
                 run_id=new_identity(),
-                commit_log=Ledger(level),
+                commit_log=CommitLog(level),
             )
             self.broker.clock.now = now
             load(self.broker, self._directory)
         except BaseException:
             self._directory.close()
             raise
-        self._keeping: Keeping | None = None
+        self._keeping: JournalPump | None = None
 
     def start(self, settle: Callable[[], None]) -> None:
         """Within the event loop. `settle` is called when confirms have become due."""
-        self._keeping = Keeping(self.broker, self._directory, settle)
+        self._keeping = JournalPump(self.broker, self._directory, settle)
         self._keeping.start(self._soon)
 
     def _soon(self, what: Callable[..., None], *given: object) -> None:

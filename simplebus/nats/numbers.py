@@ -10,7 +10,7 @@ import numpy as np
 
 from simplebus.core.protocol.frames import Bytes, Flags, Integers, Words, unaligned
 
-DIGITS_BEHIND = 24
+PADDING_BYTES = 24
 """Bytes that have to lie in front of every number, whatever they are."""
 DIGITS_MAX = 19
 
@@ -27,7 +27,7 @@ _LAST: Words = np.array([0] + [(1 << 64) - (1 << 8 * (_SIZE - n)) for n in range
 _MAX = np.uint64((1 << 63) - 1)
 
 
-def value(digits: Words) -> Integers:
+def parse_digits(digits: Words) -> Integers:
     """The numbers that up to eight digits in a word make, the first in the lowest byte; the digits
     as values, and in front of them zeros. Changes its argument."""
     above = digits >> _EIGHT
@@ -45,7 +45,7 @@ def value(digits: Words) -> Integers:
     return digits.view(np.int64)
 
 
-def _last_eight(words: Words, lengths: Integers, ends: Integers) -> tuple[Words, Flags]:
+def _parse_last_eight(words: Words, lengths: Integers, ends: Integers) -> tuple[Words, Flags]:
     """The numbers that the last eight digits make, or as many as there are, of those that end
     there; and which are digits."""
     digits = words[ends - _SIZE]
@@ -53,10 +53,10 @@ def _last_eight(words: Words, lengths: Integers, ends: Integers) -> tuple[Words,
     digits &= _LAST.take(np.minimum(lengths, _SIZE))
     # Of a digit's value, and of that and six, the upper half is empty.
     odd = (digits | (digits + _SIXES)) & _HIGH_HALVES
-    return value(digits).view(np.uint64), odd == 0
+    return parse_digits(digits).view(np.uint64), odd == 0
 
 
-def numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
+def parse_numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
     """The numbers that stand in data[begins[i]:ends[i]], and which of them are any.
 
     DIGITS_BEHIND bytes lie in front of each that is not empty. What stands for one that is none is
@@ -66,13 +66,13 @@ def numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Fl
     good: Flags = (lengths >= 1) & (lengths <= DIGITS_MAX)
     if not good.all():
         lengths = np.where(good, lengths, 0)
-        ends = np.where(good, ends, DIGITS_BEHIND)
+        ends = np.where(good, ends, PADDING_BYTES)
     words = unaligned(data, _WORD)
-    total, sound = _last_eight(words, lengths, ends)
+    total, sound = _parse_last_eight(words, lengths, ends)
     good &= sound
     for at in range(_SIZE, int(lengths.max(initial=0)), _SIZE):
         longer = np.flatnonzero(lengths > at)
-        above, sound = _last_eight(words, lengths[longer] - at, ends[longer] - at)
+        above, sound = _parse_last_eight(words, lengths[longer] - at, ends[longer] - at)
         good[longer] &= sound
         # What exceeds a word is seen below: 19 digits do not.
         total[longer] += above * np.uint64(10**at)
@@ -80,20 +80,20 @@ def numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Fl
     return np.where(good, total, 0).view(np.int64), good
 
 
-def numbers_alike(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
+def parse_similar_numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
     """The same as `numbers`, sooner where most of them are as the first one is."""
     lengths = ends - begins
     size = int(lengths[0]) if lengths.size else 0
     if not 1 <= size <= _SIZE:
-        return numbers(data, begins, ends)
+        return parse_numbers(data, begins, ends)
     last = unaligned(data, _WORD)[ends - _SIZE] & _LAST[size]
     others = np.flatnonzero((last != last[0]) | (lengths != size))
     if others.size * 2 > lengths.size:
-        return numbers(data, begins, ends)
+        return parse_numbers(data, begins, ends)
     first = data[begins[0] : ends[0]].tobytes()
     is_good = first.isdigit()
     found = np.full(lengths.size, int(first) if is_good else 0, np.int64)
     good = np.full(lengths.size, is_good)
     if others.size:
-        found[others], good[others] = numbers_alike(data, begins[others], ends[others])
+        found[others], good[others] = parse_similar_numbers(data, begins[others], ends[others])
     return found, good

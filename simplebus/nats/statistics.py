@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontStatistics:
+class NatsServerStatistics:
     """A snapshot of one front."""
 
     clients: int
@@ -38,18 +38,18 @@ class FrontStatistics:
     """Clients cut off because they took too little."""
 
 
-def snapshot(front: Front) -> FrontStatistics:
+def collect_statistics(server: Front) -> NatsServerStatistics:
     """Of now."""
-    sessions = front.sessions.values()
-    return FrontStatistics(
+    sessions = server.sessions.values()
+    return NatsServerStatistics(
         clients=len(sessions),
-        accepted=front.next_client_id - 1,
+        accepted=server.next_client_id - 1,
         subscriptions=sum(len(session.subscriptions) for session in sessions),
-        in_messages=front.gone_in_messages + sum(session.in_messages for session in sessions),
-        in_bytes=front.gone_in_bytes + sum(session.in_bytes for session in sessions),
-        out_messages=front.gone_out_messages + sum(session.out_messages for session in sessions),
-        out_bytes=front.gone_out_bytes + sum(session.outbox.sent_bytes for session in sessions),
+        in_messages=server.gone_in_messages + sum(session.in_messages for session in sessions),
+        in_bytes=server.gone_in_bytes + sum(session.in_bytes for session in sessions),
+        out_messages=server.gone_out_messages + sum(session.out_messages for session in sessions),
+        out_bytes=server.gone_out_bytes + sum(session.outbox.sent_bytes for session in sessions),
         pending_bytes=sum(session.outbox.pending_bytes for session in sessions),
-        denied=front.denied,
-        slow_consumers=front.slow_consumers,
+        denied=server.denied,
+        slow_consumers=server.slow_consumers,
     )

@@ -29,7 +29,7 @@ from simplebus.core.session.rate_limits import address_network
 from simplebus.net.tls import TlsSocket, has_unread
 from simplebus.server import process
 from simplebus.server.preauth.auth_worker import Gatekeeper
-from simplebus.server.preauth.closing import Farewells
+from simplebus.server.preauth.closing import ClosingConnections
 from simplebus.server.preauth.eviction import Strangers
 from simplebus.server.preauth.greeting import Heard
 from simplebus.server.preauth.queue import Anteroom
@@ -95,7 +95,7 @@ class Door(Protocol[S]):
         """Where peers are until the door knows who they are."""
 
     strangers: Strangers
-    farewells: Farewells
+    farewells: ClosingConnections
 
     @property
     def gatekeeper(self) -> Gatekeeper | None:
@@ -195,7 +195,7 @@ class Connection(Generic[S]):
                 door.fail(session, reason)
             door.closed(self, reason)
             if self._say_farewell():
-                door.farewells.come(self._close)
+                door.farewells.add(self._close)
                 door.start_soon(self._wait_for_hang_up)
             else:
                 self._close()
@@ -277,7 +277,7 @@ class Connection(Generic[S]):
         except (trio.ClosedResourceError, OSError):
             pass
         finally:
-            self._door.farewells.go(self._close)
+            self._door.farewells.discard(self._close)
             self._close()
 
     def _close(self) -> None:

@@ -91,7 +91,7 @@ class InsideLink:
 
     def flush(self) -> bool:
         """There may be something to read; all that was sent is there."""
-        if not self.session.outbox.idle:
+        if not self.session.outbox.is_idle:
             self._arrived.set()
         return True
 
@@ -138,7 +138,7 @@ class InsideLink:
                 return count
             if self._is_over:
                 return 0
-            if not self.session.outbox.idle:  # It has more to look at, in another turn.
+            if not self.session.outbox.is_idle:  # It has more to look at, in another turn.
                 self._engine.settle()
                 await trio.lowlevel.checkpoint()
                 continue
@@ -152,7 +152,7 @@ class InsideLink:
         while taken < most and (piece := outbox.peek(tick)):
             count = min(len(piece), most - taken)
             space[taken : taken + count] = piece[:count]
-            outbox.sent(count, tick)
+            outbox.mark_sent(count, tick)
             taken += count
         if taken:
             self._engine.settle()  # What was passed over may have made room.

@@ -16,12 +16,12 @@ import trio
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.users.users import Users
-from simplebus.nats.errors import NatsError, too_many
+from simplebus.nats.errors import NatsError, too_many_connections
 from simplebus.nats.protocol.handshake import introduction
 from simplebus.nats.server.server import Front, adopt
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.server.slow_consumers import Hold, Publisher
-from simplebus.nats.server.users import NatsAuth, by_spelling
+from simplebus.nats.server.users import NatsAuth, certificate_name_index
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import process
 from simplebus.server.connection import Connection
@@ -30,8 +30,8 @@ from simplebus.server.preauth.auth_worker import Gatekeeper
 from simplebus.server.preauth.eviction import Strangers
 from simplebus.server.preauth.greeting import Heard
 from simplebus.server.server import Engine
-from simplebus.server.tls.certificates import Certificates
-from simplebus.server.tls.nats_upgrade import TlsConnection
+from simplebus.server.tls.certificates import ReloadableCertificate
+from simplebus.server.tls.nats_upgrade import NatsTlsConnection
 
 log = logging.getLogger("simplebus.server")
 
@@ -53,7 +53,7 @@ class NatsDoor:
         self,
         engine: Engine,
         settings: NatsSettings | None = None,
-        tls: Certificates | None = None,
+        tls: ReloadableCertificate | None = None,
     ) -> None:
         self._tls = tls
         self.front = Front(
@@ -129,7 +129,7 @@ class NatsDoor:
         ip = host_of(peer)
         session = self.front.open(peer, ip=ip, host=host, port=port, is_early=self._tls is not None)
         session.hear_again = partial(self._hear_again, ip)
-        full = too_many(self.front.settings.limits.connections)
+        full = too_many_connections(self.front.settings.limits.connections)
         is_full = len(self.connections) >= self.front.settings.limits.connections
         is_one_too_many = is_full and not self.strangers.make_room(full)
         connection = self._connection(sock, session, is_one_too_many=is_one_too_many)
@@ -151,14 +151,14 @@ class NatsDoor:
             if self._tls.options.handshake_first:
                 session.forget_all()
             return Connection(sock, session, self)
-        return TlsConnection(
+        return NatsTlsConnection(
             sock,
             session,
             self,
             self.front,
-            certificates=self._tls,
-            users=self._users,
-            seconds=self.front.settings.limits.tls_seconds,
+            certificate=self._tls,
+            user_by_spelling=self._users,
+            handshake_seconds=self.front.settings.limits.tls_seconds,
         )
 
     def receive(self, session: NatsSession, count: int) -> None:
@@ -289,7 +289,7 @@ class NatsDoor:
         peer = f"{session.peer} ({name!r})" if name else session.peer
         self.engine.say_closed(f"client {session.client_id}", peer, reason)
         self.connections.pop(session.client_id, None)
-        self.engine.addresses.left(session.address)
+        self.engine.addresses.remove_connection(session.address)
         self.front.close(session)
         self.settle()
 
@@ -342,4 +342,4 @@ class NatsDoor:
 
 def _by_spelling(auth: NatsAuth) -> dict[str, str]:
     """Whom a certificate may say one is."""
-    return by_spelling([user.name for user in auth.users if user.name])
+    return certificate_name_index([user.name for user in auth.users if user.name])

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from simplebus.core.broker.broker import Settings
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.errors import BusError
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.users.rate_limit import UNLIMITED, Rate
@@ -36,14 +36,14 @@ from simplebus.server import listeners, process
 from simplebus.server.journal.pump import Keeping, load
 from simplebus.server.loop_watchdog import Stalls
 from simplebus.server.nats_listener import NatsDoor
-from simplebus.server.preauth.address_limits import Addresses, is_loopback
+from simplebus.server.preauth.address_limits import AddressLimits, is_loopback
 from simplebus.server.rate_log import Rates, print_rates
 from simplebus.server.reload import CannotReloadError, adopt, read_aside
 from simplebus.server.server import Engine, new_identity
 from simplebus.server.shutdown import drain
 from simplebus.server.signals import STOPPING, listen, say_ignored
 from simplebus.server.systemd import notify, tell, watchdog_seconds
-from simplebus.server.tls.certificates import Certificates, TlsOptions
+from simplebus.server.tls.certificates import ReloadableCertificate, TlsOptions
 from simplebus.storage.directory import take
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ServeOptions:
     """Where what the bus holds is kept past its process; None for nowhere."""
     cluster: EngineOptions | None = None
     """The JetStream cluster that keeps what the bus holds; None for this process."""
-    durability: Level = Level.DISK
+    durability: Durability = Durability.DISK
     """What a Confirm promises then."""
     drain_seconds: float = 10.0
     """How long SIGTERM waits for what is under way."""
@@ -119,7 +119,7 @@ class Serving:
     """The same of the HTTP door."""
     watch: Watch | None = None
     """What the HTTP door tells; None for a closed one."""
-    certificates: tuple[Certificates, ...] = ()
+    certificates: tuple[ReloadableCertificate, ...] = ()
     """Those of all doors that use TLS."""
 
     async def reload_certificates(self, *, says_doubts: bool) -> None:
@@ -164,7 +164,7 @@ def _engine(settings: Settings, options: ServeOptions, identity: str) -> Iterato
     """An engine that holds what was kept, and keeps it; of a door, this bus's."""
     if options.cluster is not None:
         check_settings(settings)
-        ledger = Ledger(options.cluster.level, elsewhere=True)
+        ledger = CommitLog(options.cluster.level, elsewhere=True)
         engine = Engine(settings, identity=identity, ledger=ledger)
         engine.cluster = Cluster(engine.broker, options.cluster)
         engine.cluster.drive(engine.settle, engine.read_clock)
@@ -174,7 +174,7 @@ def _engine(settings: Settings, options: ServeOptions, identity: str) -> Iterato
         yield Engine(settings)
         return
     with contextlib.closing(take(options.data_dir, new_bus=new_identity())) as directory:
-        engine = Engine(settings, identity=directory.bus, ledger=Ledger(options.durability))
+        engine = Engine(settings, identity=directory.bus, ledger=CommitLog(options.durability))
         engine.broker.clock.now = time.time()
         load(engine.broker, directory)
         engine.keeping = Keeping(engine.broker, directory, engine.settle)
@@ -190,12 +190,12 @@ async def _serve(
     task_status: trio.TaskStatus[Serving],
 ) -> None:
     engine.broker.store.class_registry.declare_classes(options.classes)
-    given = {each: Certificates(each) for each in (options.tls, options.nats_tls) if each}
+    given = {each: ReloadableCertificate(each) for each in (options.tls, options.nats_tls) if each}
     if options.tls is not None:
         engine.certificates = given[options.tls]
     if options.users is not None:
         engine.adopt_users(options.users)
-    engine.addresses = Addresses(options.per_address, options.connection_rate)
+    engine.addresses = AddressLimits(options.per_address, options.connection_rate)
     engine.adopt_rates(options.publish_rate)
     nats_door = None
     if options.nats_port is not None:
@@ -350,7 +350,7 @@ async def reload(up: Serving, options: ServeOptions) -> ServeOptions:
                 options.classes,
             )
             up.engine.adopt_users(fresh.users)
-            up.engine.addresses.limit(fresh.per_address, fresh.connection_rate)
+            up.engine.addresses.set_limits(fresh.per_address, fresh.connection_rate)
             up.engine.adopt_rates(fresh.publish_rate)
             if up.nats_door is not None:
                 up.nats_door.adopt_rates()

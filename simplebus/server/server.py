@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import trio
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.commit_log import Ledger
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import ACK_REST_SECONDS
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
@@ -32,14 +32,14 @@ from simplebus.server.connection import Connection
 from simplebus.server.journal.pump import Keeping
 from simplebus.server.latency import Timing
 from simplebus.server.listeners import host_of
-from simplebus.server.preauth.address_limits import Addresses
+from simplebus.server.preauth.address_limits import AddressLimits
 from simplebus.server.preauth.auth_worker import Gatekeeper
-from simplebus.server.preauth.closing import Farewells
+from simplebus.server.preauth.closing import ClosingConnections
 from simplebus.server.preauth.eviction import Strangers
 from simplebus.server.preauth.greeting import Heard, introduction
 from simplebus.server.preauth.queue import Anteroom
-from simplebus.server.tls.certificates import Certificates
-from simplebus.server.tls.handshake import SecureConnection
+from simplebus.server.tls.certificates import ReloadableCertificate
+from simplebus.server.tls.handshake import TlsConnection
 
 log = logging.getLogger("simplebus.server")
 
@@ -117,7 +117,7 @@ class Engine:
         settings: Settings | None = None,
         *,
         identity: str = "",
-        ledger: Ledger | None = None,
+        ledger: CommitLog | None = None,
     ) -> None:
         """See `Broker`; a bus that keeps nothing has an identity of its own."""
         run = new_identity()
@@ -126,15 +126,15 @@ class Engine:
         """What the broker's ledger is handed to."""
         self.cluster: Cluster | None = None
         """Or, of a door before a cluster, this."""
-        self.certificates: Certificates | None = None
+        self.certificates: ReloadableCertificate | None = None
         """With it, clients of the binary door must use TLS."""
         self.gatekeeper: Gatekeeper | None = None
         self.anteroom = Anteroom()
         self.strangers = Strangers()
         self.more_strangers: list[Strangers] = []
         """Those at other doors."""
-        self.farewells = Farewells()
-        self.addresses = Addresses()
+        self.farewells = ClosingConnections()
+        self.addresses = AddressLimits()
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
         """By session id."""
@@ -253,7 +253,7 @@ class Engine:
             }
         )
         for cls in self.broker.classes.values():
-            for reason, count in cls.count_lost().items():
+            for reason, count in cls.count_undelivered().items():
                 counts[f"messages of class {cls.class_id} were dropped ({reason})"] = count
         for what, count in (counts - self._said).items():
             log.warning("%d %s", count, what)
@@ -300,14 +300,14 @@ class Engine:
             return
         if len(self.connections) >= most and not self.strangers.make_room(full):
             self._count(full.reason, peer, full.sentence)
-            self.addresses.left(host_of(peer))
+            self.addresses.remove_connection(host_of(peer))
             sock.close()
             return
         session = self.broker.open_session(peer, address=host_of(peer))
         connection: Connection[Session] = (
             Connection(sock, session, self)
             if self.certificates is None
-            else SecureConnection(sock, session, self, self.certificates)
+            else TlsConnection(sock, session, self, self.certificates)
         )
         self.connections[session.session_id] = connection
         if self.gatekeeper is not None or self.certificates is not None:
@@ -317,14 +317,14 @@ class Engine:
     def make_room(self, peer: str) -> bool:
         """Where descriptors run out: close one that was told to go anyway; else have a stranger
         leave for this peer, of the door that has most of them. Returns whether there was any."""
-        if self.farewells.make_room():
+        if self.farewells.close_oldest():
             return True
         full = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "too many files are open")
         return max((self.strangers, *self.more_strangers), key=len).make_room(full)
 
     def lets_in(self, sock: socket.socket, peer: str) -> bool:
         """Whether a peer's address may have one more connection; else the socket is closed."""
-        refused = self.addresses.refuse(host_of(peer), trio.current_time())
+        refused = self.addresses.register_connection(host_of(peer), trio.current_time())
         if refused is not None:
             self._count(refused[0], peer, refused[1])
             sock.close()
@@ -348,7 +348,7 @@ class Engine:
             was = known.get(session.user)
             is_same = users is not None and was is not None and users.still_has(was)
             is_asked = (
-                session.is_authenticated and not session.is_foreign and not session.is_internal
+                session.is_authenticated and not session.is_local and not session.is_internal
             )
             if users is not None and is_asked and not is_same:
                 error = RemoteProtocolError(Reason.UNAUTHORIZED, "its user is not as it was")
@@ -360,7 +360,7 @@ class Engine:
         broker = self.broker
         broker.rate_limits.set_address_rate(of_each_address)
         for session in broker.sessions.values():
-            if not session.is_foreign:
+            if not session.is_local:
                 meters = broker.rate_limits.token_buckets_for(
                     self.user_named(session.user), session.address
                 )
@@ -467,7 +467,7 @@ class Engine:
         self._gone = self._gone.with_(session)
         if self.own.pop(session.session_id, None) is None:
             self.connections.pop(session.session_id, None)
-            self.addresses.left(session.address)
+            self.addresses.remove_connection(session.address)
         self.broker.close_session(session)
         self.settle()
 

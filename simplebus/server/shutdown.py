@@ -108,7 +108,7 @@ def say_draining(engine: Engine, door: NatsDoor | None) -> None:
             isinstance(connection.session.decoder, Version2Decoder)
             and not connection.session.is_closed
         ):
-            connection.session.outbox.reply(notice)
+            connection.session.outbox.queue_reply(notice)
             connection.flush()
     if door is not None:
         door.front.say_lame_duck()

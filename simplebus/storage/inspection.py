@@ -17,7 +17,7 @@ from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frame_splitter import Scratch, split
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.snapshot import Image, KeptPosition
+from simplebus.core.snapshot import RecoveredState, PositionSnapshot
 from simplebus.storage.directory import Directory, look
 from simplebus.storage.errors import JournalError
 from simplebus.storage.file_names import (
@@ -58,7 +58,7 @@ class ClassSummary:
     """The lowest one that somebody needed when that was noted last."""
     times: tuple[float, float] | None
     """When the first and the last message were accepted; None where there is none."""
-    durables: tuple[KeptPosition, ...]
+    durables: tuple[PositionSnapshot, ...]
     dropped: tuple[Path, ...]
     """Files that a server has given up."""
     dropped_bytes: int
@@ -89,7 +89,7 @@ class Inspection:
         self.directory: Directory = look(path)
         self._files = Files()
         self._found = Recovered()
-        self._image: Image = read_state(path / STATE, self._files, self._found)[0]
+        self._image: RecoveredState = read_state(path / STATE, self._files, self._found)[0]
         self._scratch = Scratch(RECEIVE_BYTES)
 
     @property

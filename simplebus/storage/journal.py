@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from simplebus.core.commit_log import Entry, Level, Lot
+from simplebus.core.commit_log import JournalEntry, Durability, WriteBatch
 from simplebus.storage import records
 from simplebus.storage.append_file import AppendFile, sync_folder
 from simplebus.storage.directory import Directory
@@ -54,7 +54,7 @@ class Journal:
     to be called then."""
 
     def __init__(
-        self, directory: Directory, *, level: Level, segment_bytes: int = SEGMENT_BYTES
+        self, directory: Directory, *, level: Durability, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         self.directory = directory
         self.level = level
@@ -76,7 +76,7 @@ class Journal:
 
     # Writing -------------------------------------------------------------------------------------
 
-    def write(self, lot: Lot) -> None:
+    def write(self, lot: WriteBatch) -> None:
         """Append what is in a lot."""
         for entry in lot.entries:
             self._write_entry(entry, lot.number)
@@ -101,7 +101,7 @@ class Journal:
 
     def _sync_files(self) -> None:
         dirty = [file for file in self._files() if file.is_dirty]
-        if self.level is Level.DISK:
+        if self.level is Durability.DISK:
             self.files_synced += len(dirty)
             self._all([file.sync for file in dirty])
             self._all([partial(sync_folder, folder) for folder in self._folders])
@@ -145,7 +145,7 @@ class Journal:
         files = [cls.file for cls in self._classes.values() if cls.file is not None]
         return files if self._state is None else [*files, self._state]
 
-    def _write_entry(self, entry: Entry, lot: int) -> None:
+    def _write_entry(self, entry: JournalEntry, lot: int) -> None:
         cls = self._class(entry.class_id)
         file, last = cls.file, entry.first + entry.count
         if last <= (cls.mark if file is None else file.mark):
@@ -171,7 +171,7 @@ class Journal:
     def _begin_segment(self, cls: _Class, first: int) -> AppendFile:
         if cls.file is not None:
             # What is in it must not be withdrawn any more: a later sync does not reach it.
-            if self.level is Level.DISK:
+            if self.level is Durability.DISK:
                 cls.file.sync()
             cls.mark = cls.file.mark
             cls.file.close()
@@ -210,7 +210,7 @@ class Journal:
                     is_waiting = True
                     continue
                 (cls.folder / file_name(first)).unlink(missing_ok=True)
-                if self.level is Level.DISK:
+                if self.level is Durability.DISK:
                     # After a power cut it must not be back where the one behind it is gone.
                     sync_folder(cls.folder)
                 del cls.segments[first]
@@ -222,7 +222,7 @@ class Journal:
         if not cls.segments or max(cls.segments) >= head or not is_written:
             return
         self._begin_segment(cls, head)
-        if self.level is Level.DISK:
+        if self.level is Durability.DISK:
             sync_folder(cls.folder)  # It tells how far the class has come.
 
     def _remove_old_states(self) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from simplebus.core.commit_log import Entry
+from simplebus.core.commit_log import JournalEntry
 
 MAGIC = b"sbj1"
 """The last character is the format's version."""
@@ -159,7 +159,7 @@ def publishers_of(data: memoryview, record: Record) -> list[tuple[int, str]]:
     return _publishers.decode(data[record.at + HEADER_BYTES : record.body_at])
 
 
-def of_entry(entry: Entry, lot: int) -> list[bytes]:
+def of_entry(entry: JournalEntry, lot: int) -> list[bytes]:
     """Messages as a record, in pieces."""
     meta = b""
     if any(name for _, name in entry.publishers):

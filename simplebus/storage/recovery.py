@@ -25,7 +25,7 @@ from simplebus.core.restore import (
     choose_number_trust,
     collect_producer_numbers,
 )
-from simplebus.core.snapshot import Image, KeptClass, KeptPublisher
+from simplebus.core.snapshot import RecoveredState, ClassSnapshot, ProducerSnapshot
 from simplebus.storage.append_file import sync_file, sync_folder
 from simplebus.storage.directory import Directory
 from simplebus.storage.errors import JournalError
@@ -114,7 +114,7 @@ class _Reader:
         broker: Broker,
         files: Files,
         found: Recovered,
-        image: Image,
+        image: RecoveredState,
         since: dict[str, int],
     ) -> None:
         self._files = files
@@ -147,7 +147,7 @@ class _Reader:
             self._restoring.restore_backlog(cls, kept, self._known_heads.get(class_id))
             self._found.messages += len(cls.ring)
 
-    def _read_class(self, cls: MessageClass, folder: Path, kept: KeptClass | None) -> None:
+    def _read_class(self, cls: MessageClass, folder: Path, kept: ClassSnapshot | None) -> None:
         ring, floor = cls.ring, kept.floor if kept else 0
         # Of a class that spills, what is not whole may lie where it was not looked at before: what
         # was accepted behind it since is not given up for that.
@@ -208,7 +208,7 @@ class _Reader:
     @staticmethod
     def _count_lost(cls: MessageClass, count: int) -> None:
         if count:
-            cls.dropped[Reason.DAMAGED] += count
+            cls.dropped_counts[Reason.DAMAGED] += count
 
     def _leave_on_disk(self, cls: MessageClass, spill: ClassSpill, segments: Segments) -> None:
         """Do not read the segments in front that need not be in memory, and tell nothing new."""
@@ -325,7 +325,7 @@ class _Reader:
             for first, count in kept.stored:
                 stored.setdefault(kept.name, StoredNumbers()).add_range(first, count)
         for name in dict.fromkeys([*image.publishers, *stored]):
-            known = image.publishers.get(name, KeptPublisher(name, 0))
+            known = image.publishers.get(name, ProducerSnapshot(name, 0))
             restoring.restore_producer(
                 known,
                 stored.get(name, StoredNumbers()),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simplebus.core.limits import SPARE_BYTES
-from simplebus.core.snapshot import Image, KeptClass, decode
+from simplebus.core.snapshot import RecoveredState, ClassSnapshot, decode
 from simplebus.storage import records
 from simplebus.storage.errors import JournalError
 from simplebus.storage.file_names import file_name, file_number
@@ -60,7 +60,7 @@ class Files:
         return view[:at]
 
 
-def read_state(folder: Path, files: Files, found: Recovered) -> tuple[Image, dict[str, int]]:
+def read_state(folder: Path, files: Files, found: Recovered) -> tuple[RecoveredState, dict[str, int]]:
     """What the files of changes amount to, and by the name of each publisher the first lot that is
     news of it; by "" that of all others."""
     for number in sorted(numbers(folder), reverse=True):
@@ -72,7 +72,7 @@ def read_state(folder: Path, files: Files, found: Recovered) -> tuple[Image, dic
             if isinstance(record, Record) or record.problem:
                 found.dropped.append(f"{path}: it begins with no whole snapshot")
             continue
-        image, since = Image(), {"": record.lot + 1}
+        image, since = RecoveredState(), {"": record.lot + 1}
         while isinstance(record, Record):
             found.lot = max(found.lot, record.lot)
             try:
@@ -89,7 +89,7 @@ def read_state(folder: Path, files: Files, found: Recovered) -> tuple[Image, dic
         if isinstance(record, End) and record.problem:
             found.dropped.append(f"{path}: from byte {record.at} on: {record.problem}")
         return image, since
-    return Image(), {"": 0}
+    return RecoveredState(), {"": 0}
 
 
 class Segments:
@@ -277,7 +277,7 @@ class Segments:
         self._found.dropped.append(sentence)
 
 
-def say_no_state(folder: Path, image: Image, found: Recovered) -> None:
+def say_no_state(folder: Path, image: RecoveredState, found: Recovered) -> None:
     """Say so, when all is read, if nothing is known beside messages."""
     if found.lot > 1 and not image.lot and not found.dropped:
         found.dropped.append(
@@ -286,7 +286,7 @@ def say_no_state(folder: Path, image: Image, found: Recovered) -> None:
         )
 
 
-def say_missing(folder: Path, kept: KeptClass | None, segments: Segments, found: Recovered) -> int:
+def say_missing(folder: Path, kept: ClassSnapshot | None, segments: Segments, found: Recovered) -> int:
     """Say which messages were stored, as far as is known beside messages, and have no file, when
     nothing else was said of the segments. Returns how many."""
     missing = 0

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import trio
 
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.settings import Settings
 from simplebus.core.statistics import ClassStatistics
 from simplebus.core.users.users import Users
 from simplebus.jetstream.settings import EngineOptions
-from simplebus.server.run import ServeOptions, Serving, serve
+from simplebus.server.run import ServeOptions, RunningServer, serve
 from simplebus.server.tls.certificates import TlsOptions
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class BusServer:
         settings: Settings | None = None,
         *,
         data_dir: Path | None = None,
-        durability: Level = Level.DISK,
+        durability: Durability = Durability.DISK,
         cluster: EngineOptions | None = None,
         tls: TlsOptions | None = None,
         users: Users | None = None,
@@ -56,7 +56,7 @@ class BusServer:
             tls=tls,
             users=users,
         )
-        self._up: Future[Serving] = Future()
+        self._up: Future[RunningServer] = Future()
         self._thread = threading.Thread(target=self._run, name="simplebus server", daemon=True)
         self._thread.start()
         self._serving = self._up.result(PATIENCE_SECONDS)
@@ -76,7 +76,7 @@ class BusServer:
         async with trio.open_nursery() as nursery:
             self._token = trio.lowlevel.current_trio_token()
             self._scope = nursery.cancel_scope
-            serving: Serving = await nursery.start(
+            serving: RunningServer = await nursery.start(
                 lambda task_status: serve(
                     self._settings,
                     self._options,
@@ -86,7 +86,7 @@ class BusServer:
             )
             self._up.set_result(serving)
 
-    def ask(self, question: Callable[[Serving], T]) -> T:
+    def ask(self, question: Callable[[RunningServer], T]) -> T:
         """Look at the server, in its own thread, and block for as long."""
         answer: Future[T] = Future()
 
@@ -101,19 +101,19 @@ class BusServer:
 
     def statistics(self, class_id: int = 1) -> ClassStatistics:
         """A snapshot of one class. Raises KeyError when nobody has named it."""
-        return self.ask(lambda up: up.engine.broker.classes[class_id].statistics())
+        return self.ask(lambda up: up.server.broker.classes[class_id].statistics())
 
     def tick(self, times: int = 1) -> None:
         """Let so many beats of the ack timer pass now; otherwise they come by the clock."""
         for _ in range(times):
-            self.ask(lambda up: up.engine.tick())
+            self.ask(lambda up: up.server.tick())
 
     def hang_up(self) -> None:
         """Close every connection, as a server that goes does. Clients may connect again."""
 
-        def cut_all(up: Serving) -> None:
-            for connection in up.engine.connections.values():
-                connection.cut()
+        def cut_all(up: RunningServer) -> None:
+            for connection in up.server.connections.values():
+                connection.disconnect()
 
         self.ask(cut_all)
 
@@ -131,7 +131,7 @@ def bus_server(
     settings: Settings | None = None,
     *,
     data_dir: Path | None = None,
-    durability: Level = Level.DISK,
+    durability: Durability = Durability.DISK,
     cluster: EngineOptions | None = None,
     tls: TlsOptions | None = None,
     users: Users | None = None,

@@ -241,7 +241,7 @@ def test_what_was_handed_out_and_not_sent_goes_to_another_at_once() -> None:
     one, two = (peer2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(2))
     one.told(), two.told()
     peer2(bus, publish(1, 0, b"x"))
-    one.leave() if not one.session.outbox.idle else two.leave()
+    one.leave() if not one.session.outbox.is_idle else two.leave()
     rest = two if one.session.is_closed else one
     assert [message.attempt for message in rest.got()] == [1]
 

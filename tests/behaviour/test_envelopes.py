@@ -474,9 +474,9 @@ def test_what_is_dealt_with_one_by_one_gives_the_others_their_turn(kind: str) ->
         waits = [timed(b"", not_before_ms=3_600_000 + n) for n in range(count)]
         reader = peer2(bus, enveloped(1, 0, *waits), subscribe(1, 5))
     outbox, reached = reader.session.outbox, [0]
-    while not outbox.idle:
+    while not outbox.is_idle:
         if piece := outbox.peek(0):
-            outbox.sent(len(piece), 0)
+            outbox.mark_sent(len(piece), 0)
         [position] = bus.statistics(1).subscriptions
         reached.append(position.cursor)
     assert reached[-1] == count

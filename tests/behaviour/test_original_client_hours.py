@@ -109,7 +109,7 @@ class World:
                     peer.say(data)
                     client.tick(self.now)
                     moved = True
-                if peer.session.outbox.idle or not client.reading:
+                if peer.session.outbox.is_idle or not client.reading:
                     continue
                 if heard := peer.take(READ_BYTES):
                     client.receive(heard)

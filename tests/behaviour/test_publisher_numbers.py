@@ -9,7 +9,7 @@ import pytest
 from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PUBLISHER_SECONDS, RECEIVE_BYTES, Limits
-from simplebus.core.producer_state import Ahead
+from simplebus.core.producer_state import NumberBitmap
 from simplebus.core.protocol.frames import Flags, Integers
 from tests.behaviour import wire_peer_v2
 from tests.behaviour.wire_peer import MANY, Bus, numbered
@@ -294,13 +294,13 @@ def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked_about = []
-    holds = Ahead.holds
+    holds = NumberBitmap.holds
 
-    def counted(self: Ahead, numbers: Integers) -> Flags:
+    def counted(self: NumberBitmap, numbers: Integers) -> Flags:
         asked_about.append(numbers.size)
         return holds(self, numbers)
 
-    monkeypatch.setattr(Ahead, "holds", counted)
+    monkeypatch.setattr(NumberBitmap, "holds", counted)
     bus = full(FullPolicy.BLOCK, class_messages=300_000)
     bus.trusting = True
     peer2(bus, publish(1, 0, b"x"), name="early").leave()

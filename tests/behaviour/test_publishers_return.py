@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import PUBLISHER_REFUSALS_MAX, Limits
-from simplebus.core.producer_state import Ahead, Publisher, Publishers
+from simplebus.core.producer_state import NumberBitmap, ProducerState, ProducerStates
 from simplebus.core.protocol.events import Refused
 from simplebus.core.protocol.frames import MESSAGE
 from tests.behaviour.wire_peer import Bus
@@ -30,7 +30,7 @@ def refused(first: int, count: int = 1, sentence: str = "no") -> Refused:
 def bus_that_lost(instance: str) -> Broker:
     """It had confirmed 0, 1 and 2 to this program, has 0 and 2 still, and is asked to go on."""
     broker = Broker(identity="one")
-    ahead = Ahead.of(1, np.array([False, True]))
+    ahead = NumberBitmap.of(1, np.array([False, True]))
     broker.connection_requests.producer_states.restore("tester", 1, ahead, 0.0, instance=instance)
     return broker
 
@@ -108,8 +108,8 @@ def test_a_number_is_waited_for_unless_it_is_used_up_or_confirmed(
     known = [
         (first, count) for first, count in refusals if set(range(first, first + count)) <= used
     ]
-    publishers = Publishers()
-    ahead = Ahead.of(following, np.array(flags, np.bool_))
+    publishers = ProducerStates()
+    ahead = NumberBitmap.of(following, np.array(flags, np.bool_))
     publishers.restore("a", following, ahead, 0.0, refusals=[refused(*each) for each in known])
     publisher = publishers.claim("a", "", 1).publisher
     lost = publishers.go_on(publisher, unconfirmed)
@@ -176,8 +176,8 @@ def test_who_does_not_say_what_was_confirmed_is_not_told_again() -> None:
 
 def test_refusals_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.core.producer_state.PUBLISHERS_REFUSALS_MAX", 600)
-    publishers = Publishers()
-    everybody: list[Publisher] = []
+    publishers = ProducerStates()
+    everybody: list[ProducerState] = []
     for session in range(3):
         publisher = publishers.claim(f"{session}", "", session).publisher
         everybody.append(publisher)

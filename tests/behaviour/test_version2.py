@@ -71,7 +71,7 @@ def test_a_greeting_that_is_none_is_answered_by_a_fatal_error(content: bytes) ->
         peer.say(build_frame(CONNECT, content=content))
     assert caught.value.reason is Reason.BAD_CONNECT
     bus.broker.send_fatal_error(peer.session, caught.value)
-    assert peer.session.outbox.names_feeds  # A driver sees that this peer can be told.
+    assert peer.session.outbox.has_deliver_frames  # A driver sees that this peer can be told.
     [error] = peer.told()
     assert (error.content["code"], error.content["fatal"]) == ("bad_connect", True)
     assert bus.broker.classes == {}
@@ -180,7 +180,7 @@ def test_a_peer_whose_answer_is_not_known_yet_hears_that_the_bus_is_there() -> N
     bus = Bus()
     peer = newcomer(bus)
     peer.say(hello(1, heartbeat=5))
-    peer.session.outbox.owe(lambda: False)
+    peer.session.outbox.defer_reply(lambda: False)
     peer.told()
     for _ in range(3):
         bus.tick(5)

@@ -7,7 +7,7 @@ import pytest
 from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import IN_FLIGHT_BYTES, RECEIVE_BYTES, Limits
-from simplebus.core.settings import Keep
+from simplebus.core.settings import Retention
 from tests.behaviour.wire_peer import Bus, numbered
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
@@ -223,7 +223,7 @@ def test_many_fetches_at_once_take_the_memory_of_one() -> None:
     while piece := outbox.peek(0):
         most = max(most, outbox.pending_bytes)
         at += piece[:50_000]
-        outbox.sent(min(len(piece), 50_000), 0)
+        outbox.mark_sent(min(len(piece), 50_000), 0)
     answered = [frame for frame in split_frames(bytes(at))[0] if frame[:1] == b"F"]
     assert [parse_frame(frame)[2] for frame in answered] == list(range(100))
     assert most < 2 * 1024 * 1024
@@ -325,7 +325,7 @@ def test_a_filtered_subscription_lets_the_others_of_its_session_have_their_turn(
 
 def keeping(full_policy: FullPolicy = FullPolicy.BLOCK, **keep: float) -> Bus:
     limits = Limits(class_messages=100)
-    return Bus(Settings(limits=limits, keep=Keep(**keep), full_policy=full_policy))  # type: ignore[arg-type]
+    return Bus(Settings(limits=limits, keep=Retention(**keep), full_policy=full_policy))  # type: ignore[arg-type]
 
 
 def test_messages_are_kept_by_count_after_everybody_has_them() -> None:

@@ -154,7 +154,7 @@ class Peer:
         while len(taken) < most and (piece := outbox.peek(tick)):
             count = min(len(piece), most - len(taken))
             taken += piece[:count]
-            outbox.sent(count, tick)
+            outbox.mark_sent(count, tick)
             self.bus.check()
         return bytes(taken)
 

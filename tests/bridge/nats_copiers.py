@@ -14,7 +14,7 @@ from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import NatsWire, nats_wired
 from simplebus.bridge.runner import lanes as lanes_of
 from simplebus.bridge.runner import run
-from simplebus.bridge.settings import Bridge
+from simplebus.bridge.settings import BridgeSettings
 from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer, bus_server
 from tests.jetstream.nats_servers import NatsServer, nats_server
@@ -85,7 +85,7 @@ async def copying(*lanes: Copier, up: bool = False) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def bridged(*bridges: Bridge, up: bool = False) -> AsyncIterator[list[Copier]]:
+async def bridged(*bridges: BridgeSettings, up: bool = False) -> AsyncIterator[list[Copier]]:
     """The same of all lanes of these."""
     made = lanes_of(bridges)
     async with copying(*made, up=up):

@@ -10,7 +10,7 @@ import trio
 
 import simplebus
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import bus_server
 from tests.bridge.memory_buses import (
@@ -91,13 +91,13 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
         async with wired(nats) as wire:
             config = {"name": "RING", "subjects": ["ring.>"]}
             await wire.link.ask("STREAM.CREATE.RING", config)
-        out = Copied("a", rewrite=(("#", "ring.x.#"),), stream="RING", start="earliest")
-        over = Copied("a", channels=("ring.>",), rewrite=(("ring.x.#", "#"),), stream="RING")
+        out = CopiedClass("a", rewrite=(("#", "ring.x.#"),), stream="RING", start="earliest")
+        over = CopiedClass("a", channels=("ring.>",), rewrite=(("ring.x.#", "#"),), stream="RING")
         ring = lanes(
             [
-                Bridge("out", one.address, nats.url, (out,), heartbeat=1.0),
-                Bridge("over", nats.url, two.address, (over,), heartbeat=1.0),
-                Bridge("back", two.address, one.address, (Copied("a", start="earliest"),)),
+                BridgeSettings("out", one.address, nats.url, (out,), heartbeat_seconds=1.0),
+                BridgeSettings("over", nats.url, two.address, (over,), heartbeat_seconds=1.0),
+                BridgeSettings("back", two.address, one.address, (CopiedClass("a", start="earliest"),)),
             ]
         )
         with trio.fail_after(PATIENCE_SECONDS):

@@ -606,7 +606,7 @@ def test_what_may_never_have_been_for_a_lane_is_not_missed_by_it(
             async with near_wired(place(near), "a", to="x", heartbeat=10, auth=None) as wire:
                 end = NearBus(wire, class_="orders", durable="a", channels=channels)
                 await end.open()
-                assert (await end.find(0)).missed == missed
+                assert (await end.find(0)).missed_count == missed
 
     run(main)
 

@@ -14,7 +14,7 @@ from load.ports import HOST, free_port
 from simplebus.bridge import build
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.target.bus import far_bus
 from tests.bridge.memory_buses import numbered, payloads
 from tests.bridge.nats_copiers import (
@@ -34,7 +34,7 @@ async def test_who_comes_while_the_one_before_still_copies_goes_on_behind_that(
 ) -> None:
     """As when a bridge is replaced and both run for a moment: what the far bus remembers is ahead
     of what the stream had when it was looked at first."""
-    bridge = Bridge("twin", nats.url, server.address, (Copied("twin", stream="TWIN"),))
+    bridge = BridgeSettings("twin", nats.url, server.address, (CopiedClass("twin", stream="TWIN"),))
     (before,), (after,) = lanes([bridge]), lanes([bridge])
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "TWIN", "twin")
@@ -75,7 +75,7 @@ async def test_of_two_from_nats_to_a_door_one_copies(
     monkeypatch.setattr("simplebus.bridge.copier.ASIDE_SECONDS_MAX", 3600.0)
     monkeypatch.setattr("simplebus.bridge.copier._DISPLACED_AGAIN_SECONDS", 60.0)
     async with wired(nats) as wire, door(options(nats.url)) as one:
-        bridge = Bridge("twins", nats.url, address(one), (Copied("a", channels=("twins",)),))
+        bridge = BridgeSettings("twins", nats.url, address(one), (CopiedClass("a", channels=("twins",)),))
         (first,), (second,) = lanes([bridge]), lanes([bridge])
 
         def aside() -> list[Copier]:
@@ -106,7 +106,7 @@ async def test_a_server_that_lets_nobody_in_is_told_of_once(
     monkeypatch.setattr("simplebus.bridge.copier.PAUSE_SECONDS_MAX", 0.05)
     monkeypatch.setattr("simplebus.bridge.source.lag.LOOK_SECONDS", 0.05)
     url = nats.url if is_there else f"nats://{HOST}:{free_port()}"
-    (copies,) = lanes([Bridge("none", url, server.address, (Copied("none", stream="NONE"),))])
+    (copies,) = lanes([BridgeSettings("none", url, server.address, (CopiedClass("none", stream="NONE"),))])
     caplog.set_level("INFO")
     async with copying(copies):
         await until(lambda: copies.statistics().losses >= 3)

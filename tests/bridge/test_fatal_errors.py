@@ -12,7 +12,7 @@ import trio
 
 import simplebus
 from simplebus.bridge.runner import lanes, run
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from tests.support.programs import program
 from tests.support.running_server import serving
@@ -29,7 +29,7 @@ async def refusing(monkeypatch: pytest.MonkeyPatch, identity: str) -> AsyncItera
         raise RemoteProtocolError(Reason.BAD_REQUEST, "no last values")
 
     async with serving() as up:
-        broker = up.engine.broker
+        broker = up.server.broker
         monkeypatch.setattr(broker.connection_requests, "identity", identity)
         monkeypatch.setattr(broker.store.class_registry, "enable_last_values", refuse)
         yield f"simplebus://{up.addresses[0]}"
@@ -43,8 +43,8 @@ async def test_a_lane_to_an_old_door_says_it_once_and_the_others_go_on(
             here = f"simplebus://{up.addresses[0]}"
             made = lanes(
                 [
-                    Bridge("bad", here, door, (Copied("a"),)),
-                    Bridge("good", here, here, (Copied("a", to="b"),)),
+                    BridgeSettings("bad", here, door, (CopiedClass("a"),)),
+                    BridgeSettings("good", here, here, (CopiedClass("a", target_class="b"),)),
                 ]
             )
             ended = trio.Event()
@@ -68,7 +68,7 @@ async def test_a_bus_that_is_copied_onto_itself_is_said_once(
         async with serving() as up:
             here = f"simplebus://{up.addresses[0]}"
             other = here.replace("127.0.0.1", "localhost")
-            (lane,) = lanes([Bridge("b", here, other, (Copied("a"),))])
+            (lane,) = lanes([BridgeSettings("b", here, other, (CopiedClass("a"),))])
             await lane.run()
     assert lane.statistics().losses == 1
     assert caplog.text.count("class 'a' is not copied onto itself; have it lead to another") == 1
@@ -79,7 +79,7 @@ async def test_another_bad_request_is_tried_again(
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
         async with refusing(monkeypatch, "a bus") as there, serving() as up:
-            (lane,) = lanes([Bridge("b", f"simplebus://{up.addresses[0]}", there, (Copied("a"),))])
+            (lane,) = lanes([BridgeSettings("b", f"simplebus://{up.addresses[0]}", there, (CopiedClass("a"),))])
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lane.run)
                 while lane.statistics().losses < 2:  # noqa: ASYNC110 - it has no event.

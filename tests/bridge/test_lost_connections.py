@@ -7,7 +7,7 @@ import itertools
 import pytest
 import trio
 
-from simplebus.bridge.interfaces import Made, Refusal
+from simplebus.bridge.interfaces import TargetBatch, Refusal
 from simplebus.bridge.target import bus as far_module
 from simplebus.bridge.target.bus import FarBus, FarTerms
 from simplebus.client.aio.connection import Wire
@@ -176,7 +176,7 @@ def test_how_long_the_oldest_message_waits_is_told(monkeypatch: pytest.MonkeyPat
             await trio.sleep(100)
             copying = lane(near, far, far_place=line)
 
-            def cut_first(end: FarBus, made: Made) -> None:
+            def cut_first(end: FarBus, made: TargetBatch) -> None:
                 line.cut()
                 send(end, made)
 

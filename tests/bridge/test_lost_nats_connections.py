@@ -12,8 +12,8 @@ import trio
 
 import simplebus
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.interfaces import Found
-from simplebus.bridge.settings import Bridge, Copied, lane_name
+from simplebus.bridge.interfaces import SourceBatch
+from simplebus.bridge.settings import BridgeSettings, CopiedClass, copier_name
 from simplebus.bridge.source.core_nats import NearCore
 from simplebus.bridge.source.stream import NearStream, consumer_name
 from simplebus.core.errors import BusConnectionError
@@ -31,8 +31,8 @@ HEARTBEAT_SECONDS = 1.0
 async def copying(
     near: str, far: str, class_: str, heartbeat: float = 10.0, **more: Any
 ) -> AsyncIterator[Copier]:
-    copied = Copied(class_, start="earliest", **more)
-    bridge = Bridge(class_, near, far, (copied,), heartbeat=heartbeat)
+    copied = CopiedClass(class_, start="earliest", **more)
+    bridge = BridgeSettings(class_, near, far, (copied,), heartbeat_seconds=heartbeat)
     async with bridged(bridge) as (lane,):
         yield lane
 
@@ -158,16 +158,16 @@ async def test_what_was_to_come_and_is_purged_is_not_waited_for(
         with trio.fail_after(PATIENCE_SECONDS):
             at = await near.open()
             while at < 9:
-                at = (await near.find(at)).next
+                at = (await near.find(at)).next_sequence
                 await wire.echoed()  # Else nothing would come where nothing was found.
             await wire.link.ask("STREAM.PURGE.PURGED")
             # Some may be here, and some on their way.
-            while at < 21 and (found := await near.find(at)).pieces:
-                at = found.next
+            while at < 21 and (found := await near.find(at)).runs:
+                at = found.next_sequence
             wire.core.publish("purged.x", b"late")
             wire.link.flush()
             await near.wait(at)
-            assert (await near.find(at)).next == 22
+            assert (await near.find(at)).next_sequence == 22
 
 
 async def test_what_has_come_from_a_server_without_jetstream_goes_with_its_end_and_is_counted(
@@ -177,10 +177,10 @@ async def test_what_has_come_from_a_server_without_jetstream_goes_with_its_end_a
     with pytest.MonkeyPatch.context() as patch:
         find = NearCore.find
 
-        async def lost(near: NearCore, at: int) -> Found:
+        async def lost(near: NearCore, at: int) -> SourceBatch:
             found = await find(near, at)
             ends.append(near)
-            if found.pieces:
+            if found.runs:
                 raise BusConnectionError("the far end is gone")
             return found
 
@@ -200,7 +200,7 @@ async def test_what_has_come_from_a_server_without_jetstream_goes_with_its_end_a
 
 def test_lanes_of_odd_class_names_have_consumers_of_their_own() -> None:
     classes = ["orders.eu", "orders-eu", "orders eu", "日本", "中国", "--"]
-    names = [consumer_name(lane_name("b", each, back=False)) for each in classes]
+    names = [consumer_name(copier_name("b", each, back=False)) for each in classes]
     assert len(set(names)) == len(classes)
     assert names[1] == "bridge-b-there-orders-eu"
     assert all(name.replace("-", "").isalnum() and name.isascii() for name in names)

@@ -112,10 +112,10 @@ def test_what_was_read_beforehand_is_as_old_as_it_is_when_it_is_used() -> None:
                 at = await end.open()
                 while at < 40:
                     found = await end.find(at)
-                    for piece in found.pieces:
+                    for piece in found.runs:
                         assert np.allclose(piece.ages, clock(near)() - published, atol=0.1)
-                    assert found.next > at
-                    at = found.next
+                    assert found.next_sequence > at
+                    at = found.next_sequence
                     await trio.sleep(50)
 
     run(main)

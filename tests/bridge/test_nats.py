@@ -13,7 +13,7 @@ from simplebus.bridge.loop_header import PATH
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.reserved_headers import KEY, SUBJECT
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.nats.client import encode
 from simplebus.testing.server import BusServer, bus_server
@@ -33,7 +33,7 @@ NAMES = iter(range(1000))
 
 def lane(near: str, far: str, class_: str, *, path: bool = True, **more: Any) -> Copier:
     options = {"start": more.pop("start", "earliest"), **more}
-    bridge = Bridge(f"b{next(NAMES)}", near, far, (Copied(class_, **options),), path=path)
+    bridge = BridgeSettings(f"b{next(NAMES)}", near, far, (CopiedClass(class_, **options),), has_path=path)
     (made,) = lanes([bridge])
     return made
 
@@ -94,8 +94,8 @@ async def test_where_nothing_comes_back_the_path_can_be_left_out(
 async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServer) -> None:
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "TILLS", "once.>")
-        copied = Copied("once", stream="TILLS", rewrite=(("#", "once.x.#"),), start="earliest")
-        bridge = Bridge("once", server.address, nats.url, (copied,))
+        copied = CopiedClass("once", stream="TILLS", rewrite=(("#", "once.x.#"),), start="earliest")
+        bridge = BridgeSettings("once", server.address, nats.url, (copied,))
         async with bus.subscribe("once", durable="holds them"):
             await bus.publish_many(numbered(0, 200), class_id="once")
         await bus.publish(b"one", class_id="once", key=b"k")
@@ -368,7 +368,7 @@ async def test_a_stream_comes_over_once(server: BusServer, nats: NatsServer) -> 
         for number in range(300):
             wire.core.publish(f"words.{number % 3}", b"%d" % number)
         await wire.echoed()
-        bridge = Bridge("words", nats.url, server.address, (Copied("words", stream="WORDS"),))
+        bridge = BridgeSettings("words", nats.url, server.address, (CopiedClass("words", stream="WORDS"),))
         for first, last in ((0, 300), (300, 310)):
             (copied,) = lanes([bridge])
             for number in range(max(300, first), last):
@@ -389,9 +389,9 @@ async def test_bridges_of_one_name_from_one_stream_to_two_buses_are_told_apart(
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "SHARED", "shared")
         with bus_server() as other:
-            copied = (Copied("shared", stream="SHARED"),)
+            copied = (CopiedClass("shared", stream="SHARED"),)
             first, second = (
-                lanes([Bridge("same", nats.url, each.address, copied)])[0]
+                lanes([BridgeSettings("same", nats.url, each.address, copied)])[0]
                 for each in (server, other)
             )
             async with copying(first):

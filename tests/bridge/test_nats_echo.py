@@ -7,7 +7,7 @@ import trio
 
 import simplebus
 from simplebus.bridge.build import _SERVERS_MAX, _one_place
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.testing.server import BusServer
 from tests.bridge.memory_buses import numbered
 from tests.bridge.nats_copiers import bridged, wired
@@ -28,8 +28,8 @@ async def test_what_is_published_at_either_end_is_at_each_of_them_once(
             config = {"name": stream, "subjects": ["echo.>"]}
             await wire.link.ask(f"STREAM.CREATE.{stream}", config)
         subject = f"echo.{stream or 'plain'}"
-        copied = Copied(f"both{stream}", channels=(subject,), stream=stream, start="earliest")
-        bridge = Bridge(f"both{stream}", server.address, nats.url, (copied,), both=True)
+        copied = CopiedClass(f"both{stream}", channels=(subject,), stream=stream, start="earliest")
+        bridge = BridgeSettings(f"both{stream}", server.address, nats.url, (copied,), is_bidirectional=True)
         async with (
             bus.subscribe(copied.class_) as messages,
             bridged(bridge, up=True) as (there, back),
@@ -59,9 +59,9 @@ async def test_where_the_path_is_left_out_it_may_come_back_under_another_name(
     server: BusServer, nats: NatsServer
 ) -> None:
     """For a way through the bus that is meant."""
-    into = Bridge("into", nats.url, server.address, (Copied("way", channels=("way.in",)),))
-    renamed = Copied("way", rewrite=(("way.in", "way.out"),), start="earliest")
-    out = Bridge("out", server.address, nats.url, (renamed,), path=False)
+    into = BridgeSettings("into", nats.url, server.address, (CopiedClass("way", channels=("way.in",)),))
+    renamed = CopiedClass("way", rewrite=(("way.in", "way.out"),), start="earliest")
+    out = BridgeSettings("out", server.address, nats.url, (renamed,), has_path=False)
     async with wired(nats) as wire, bridged(into, out, up=True):
         wire.core.subscribe("way.out")
         await wire.echoed()

@@ -17,7 +17,7 @@ from load.ports import HOST, free_ports
 from simplebus import Bus
 from simplebus.bridge.runner import lanes, serve_with_bridges
 from simplebus.bridge.runner import run as run_lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.cli import app
 from simplebus.config.bridges import made as read_bridges
 from simplebus.core.limits import Limits
@@ -136,7 +136,7 @@ async def test_where_classes_spill_records_do_not(tmp_path: Path) -> None:
             for life in range(2):
                 await here.publish_many([b"%d" % life] * 200, class_id="a")
                 with bus_server(spill, data_dir=tmp_path) as far:
-                    made = lanes([Bridge("b", near.address, far.address, (Copied("a"),))])
+                    made = lanes([BridgeSettings("b", near.address, far.address, (CopiedClass("a"),))])
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(run_lanes, made)
                         async with (
@@ -149,7 +149,7 @@ async def test_where_classes_spill_records_do_not(tmp_path: Path) -> None:
 
 
 async def test_a_server_brings_its_bridges() -> None:
-    bridges = [Bridge("out", "", "", (Copied("orders", to="copies"),))]
+    bridges = [BridgeSettings("out", "", "", (CopiedClass("orders", target_class="copies"),))]
     options = ServeOptions(hosts=("127.0.0.1",), port=0)
     said: list[str] = []
     run = partial(serve, Settings(), options, announce=said.append)

@@ -10,7 +10,7 @@ import trio.testing
 import simplebus
 from simplebus.bridge.bus_connection import near_wired
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.source.bus import NearBus
 from simplebus.client.addresses import Address
 from simplebus.client.aio.transport import SocketPlace
@@ -29,11 +29,11 @@ async def never() -> AsyncIterator[int]:
 async def test_all_that_waits_for_a_bridge_is_copied_first() -> None:
     async with serving() as near, serving() as far:
         here, there = (str(each.addresses[0]) for each in (near, far))
-        (begun,) = lanes([Bridge("b", here, there, (Copied("orders"),))])
+        (begun,) = lanes([BridgeSettings("b", here, there, (CopiedClass("orders"),))])
         async with simplebus.connect(here) as bus, copying(begun, up=True):
             for _ in range(10):
                 await bus.publish_many([b"x" * 1000] * (COUNT // 10), class_id="orders")
-            await drain(near.engine, None, 30, never())
+            await drain(near.server, None, 30, never())
         async with simplebus.connect(there) as bus:
             assert (await bus.explain("orders")).stored == COUNT
 
@@ -48,7 +48,7 @@ async def test_who_moves_his_durable_when_the_server_begins_to_end_is_waited_for
         async with near_wired(place, "a", to="x", heartbeat=10, auth=None) as wire:
             end = NearBus(wire, class_="orders", durable="a")
             await end.open()
-            (session,) = [c.session for c in server.engine.connections.values()]
+            (session,) = [c.session for c in server.server.connections.values()]
             inbox = end._inbox
             assert inbox is not None
             wire.core.unsubscribe(inbox, is_processed=False)
@@ -58,13 +58,13 @@ async def test_who_moves_his_durable_when_the_server_begins_to_end_is_waited_for
                 ended = trio.Event()
 
                 async def drained() -> None:
-                    await drain(server.engine, None, 30, never())
+                    await drain(server.server, None, 30, never())
                     ended.set()
 
                 nursery.start_soon(drained)
                 await trio.testing.wait_all_tasks_blocked(0.0)
                 await end._subscribe("waiting")
-                assert (await end.find(0)).next == 2
+                assert (await end.find(0)).next_sequence == 2
                 assert not ended.is_set()
                 await end.keep(2, now=True)
                 await ended.wait()

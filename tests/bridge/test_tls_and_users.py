@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import simplebus
 from simplebus.bridge.runner import serve_with_bridges
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.cli import app
 from simplebus.client.credentials import Access
 from simplebus.commands.bridge import _with_environment
@@ -25,7 +25,7 @@ from simplebus.core.settings import Settings
 from simplebus.core.users.passwords import Passwords, quick_hash
 from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
 from simplebus.core.users.users import User, Users
-from simplebus.server.run import ServeOptions, Serving, serve
+from simplebus.server.run import ServeOptions, RunningServer, serve
 from simplebus.server.tls.certificates import TlsOptions
 from tests.bridge.memory_buses import numbered, payloads
 from tests.bridge.nats_copiers import bridged, until, wired
@@ -70,14 +70,14 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @asynccontextmanager
-async def guarded(authority: Authority, *users: User, **more: Any) -> AsyncIterator[Serving]:
+async def guarded(authority: Authority, *users: User, **more: Any) -> AsyncIterator[RunningServer]:
     folder = authority.folder
     tls = TlsOptions(folder / "localhost.pem", folder / "localhost.key", **more)
     async with serving(users=Users((ALL, *users), Passwords(b"by chance")), tls=tls) as server:
         yield server
 
 
-def secure(server: Serving) -> str:
+def secure(server: RunningServer) -> str:
     return f"simplebuss://{server.addresses[0]}"
 
 
@@ -93,13 +93,13 @@ async def test_both_ends_speak_tls_and_know_the_bridge_by_what_it_shows(
         guarded(authority, READER) as near,
         guarded(authority, WRITER, ca=authority.path, verify=True) as far,
     ):
-        bridge = Bridge(
+        bridge = BridgeSettings(
             "b",
             secure(near),
             secure(far),
-            (Copied("orders", start="earliest"),),
-            near_access=Access(token="reads", ca=ca),
-            far_access=Access(token="writes", ca=ca, cert=cert, key=key),
+            (CopiedClass("orders", start="earliest"),),
+            source_access=Access(token="reads", ca=ca),
+            target_access=Access(token="writes", ca=ca, cert=cert, key=key),
         )
         assert "reads" not in repr(bridge)
         async with (
@@ -127,7 +127,7 @@ async def test_an_end_that_refuses_the_bridge_is_told_about(
     access = Access(**{"ca": str(authority.path), **near_access})
     async with guarded(authority) as near, serving() as far:
         far_url = f"simplebus://{far.addresses[0]}"
-        bridge = Bridge("b", secure(near), far_url, (Copied("orders"),), near_access=access)
+        bridge = BridgeSettings("b", secure(near), far_url, (CopiedClass("orders"),), source_access=access)
         async with bridged(bridge) as (lane,):
             await until(lambda: lane.statistics().losses > 0)
             assert problem in lane.statistics().problem
@@ -145,9 +145,9 @@ async def test_a_server_that_lets_in_nobody_unknown_is_home_to_its_own_bridges(
         users=users,
         tls=TlsOptions(folder / "localhost.pem", folder / "localhost.key"),
     )
-    started: list[Serving] = []
+    started: list[RunningServer] = []
 
-    async def run_server(task_status: trio.TaskStatus[Serving]) -> None:
+    async def run_server(task_status: trio.TaskStatus[RunningServer]) -> None:
         async with trio.open_nursery() as nursery:
             started.append(
                 await nursery.start(
@@ -161,9 +161,9 @@ async def test_a_server_that_lets_in_nobody_unknown_is_home_to_its_own_bridges(
     async with serving() as far, trio.open_nursery() as nursery:
         away = far.addresses[0]
         bridges = [
-            Bridge("out", "", away, (Copied("orders", start="earliest"),)),
-            Bridge("in", away, "", (Copied("news", start="earliest"),)),
-            Bridge("within", "", "", (Copied("orders", "copies", start="earliest"),)),
+            BridgeSettings("out", "", away, (CopiedClass("orders", start="earliest"),)),
+            BridgeSettings("in", away, "", (CopiedClass("news", start="earliest"),)),
+            BridgeSettings("within", "", "", (CopiedClass("orders", "copies", start="earliest"),)),
         ]
         nursery.start_soon(serve_with_bridges, run_server, bridges)
         await until(lambda: bool(started))
@@ -189,7 +189,7 @@ async def test_a_server_that_lets_in_nobody_unknown_is_home_to_its_own_bridges(
                     assert await payloads(here, "news", 50) == found
                     if also is not None:
                         more = Users((ALL, also), Passwords(b"by chance"))
-                        started[0].engine.adopt_users(more)
+                        started[0].server.replace_users(more)
         nursery.cancel_scope.cancel()
 
 
@@ -217,9 +217,9 @@ async def test_a_nats_server_that_asks_for_certificates_is_one_of_the_ends(
             wire.core.subscribe("class.orders")
             await wire.echoed()
             await bus.publish(b"hello", class_id="orders")
-            copied = (Copied("orders", start="earliest"),)
+            copied = (CopiedClass("orders", start="earliest"),)
             tls_url = nats.url.replace("nats://", "tls://")
-            bridge = Bridge("b", near.addresses[0], tls_url, copied, far_access=access)
+            bridge = BridgeSettings("b", near.addresses[0], tls_url, copied, target_access=access)
             async with bridged(bridge):
                 while not wire.messages:
                     await wire.changed()
@@ -241,8 +241,8 @@ def table(**more: Any) -> dict[str, Any]:
 def test_a_file_says_who_the_bridge_is_at_which_end(secret_file: Path) -> None:
     near, far = {"token": "t", "ca": "a.pem"}, {"credentials": str(secret_file)}
     ((bridge,), has_secrets) = read_bridges([table(near=near, far=far)], is_served=False)
-    assert bridge.near_access == Access(token="t", ca="a.pem")
-    assert bridge.far_access == Access(user="till", password="secret")
+    assert bridge.source_access == Access(token="t", ca="a.pem")
+    assert bridge.target_access == Access(user="till", password="secret")
     assert has_secrets
     assert not read_bridges([table(far=far)], is_served=False)[1]
 
@@ -268,12 +268,12 @@ def test_the_environment_says_who_it_is_where_nothing_else_does(
     monkeypatch.setenv("SIMPLEBUS_TOKEN", "of a client, not of a bridge")
     monkeypatch.setenv("SIMPLEBUS_FROM_TOKEN", "near")
     monkeypatch.setenv("SIMPLEBUS_TO_CREDENTIALS", str(secret_file))
-    bridge = Bridge("b", "a", "c", (Copied(1),))
+    bridge = BridgeSettings("b", "a", "c", (CopiedClass(1),))
     found = _with_environment(bridge)
-    assert found.near_access == Access(token="near")
-    assert found.far_access == Access(user="till", password="secret")
-    said = _with_environment(Bridge("b", "a", "c", (Copied(1),), near_access=Access(token="own")))
-    assert said.near_access == Access(token="own")
+    assert found.source_access == Access(token="near")
+    assert found.target_access == Access(user="till", password="secret")
+    said = _with_environment(BridgeSettings("b", "a", "c", (CopiedClass(1),), source_access=Access(token="own")))
+    assert said.source_access == Access(token="own")
     secret_file.chmod(0o644)
     assert os.stat(secret_file).st_mode & 0o044
     result = CliRunner().invoke(app, ["bridge", "--from", "a", "--to", "b", "1"])

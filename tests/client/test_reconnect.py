@@ -397,7 +397,7 @@ BAR = next(
 """A name that gets the id which another bus gives to "foo"."""
 CONFLICT = (
     r"closed the connection.*; no other connection was made: .*class_name_conflict: .*'foo'.*"
-    r"that one is 'bar\d+'; the bus before gave the class that id.*class_id="
+    r"class \d+ has the name 'bar\d+'; the bus before gave the class that id.*class_id="
 )
 
 

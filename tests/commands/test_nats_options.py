@@ -14,7 +14,7 @@ from simplebus.commands.serve.command import nats_door
 from simplebus.commands.serve.nats_options import NatsOptions
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.tls.certificates import TlsOptions
 
@@ -187,4 +187,4 @@ def test_secrets_can_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -
         door()
     monkeypatch.setenv("SIMPLEBUS_NATS_PASSWORD", "p")
     chosen = door()
-    assert chosen.settings.auth == NatsAuth(users=(User("ada", "p"),))
+    assert chosen.settings.auth == NatsAuth(users=(NatsUser("ada", "p"),))

@@ -19,7 +19,7 @@ from simplebus.config.mistakes import ConfigError
 from simplebus.config.users import ConfiguredUsers, read_users, together, users_of
 from simplebus.core.users.passwords import quick_hash
 from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
-from simplebus.server.preauth.address_limits import Addresses, Buckets, is_loopback
+from simplebus.server.preauth.address_limits import AddressLimits, KeyedTokenBuckets, is_loopback
 from simplebus.server.preauth.auth_worker import is_password
 from tests.support.programs import program
 
@@ -285,27 +285,27 @@ def test_who_else_may_read_secrets_is_said(file: Path) -> None:
 
 
 def test_a_bucket_is_full_at_first_and_fills_again() -> None:
-    buckets = Buckets(2, 0.5)
-    assert [buckets.take("a", 0.0) for _ in range(3)] == [True, True, False]
-    assert buckets.take("b", 0.0)
-    assert not buckets.take("a", 1.0)
-    assert buckets.take("a", 2.1)
-    buckets.forget_full(100.0)
+    buckets = KeyedTokenBuckets(2, 0.5)
+    assert [buckets.take_token("a", 0.0) for _ in range(3)] == [True, True, False]
+    assert buckets.take_token("b", 0.0)
+    assert not buckets.take_token("a", 1.0)
+    assert buckets.take_token("a", 2.1)
+    buckets.remove_full(100.0)
     assert len(buckets) == 0
 
 
 def test_addresses_are_counted_while_there_is_a_connection() -> None:
-    addresses = Addresses(2)
-    assert addresses.refuse("a", 0.0) is None
-    assert addresses.refuse("a", 0.0) is None
-    assert addresses.refuse("a", 0.0) is not None
-    assert addresses.refuse("b", 0.0) is None
-    addresses.left("a")
-    assert addresses.refuse("a", 0.0) is None
-    rates = Addresses(0, 0.1)
-    assert rates.refuse("a", 0.0) is None
-    assert rates.refuse("a", 0.0) is not None
-    assert rates.refuse("a", 20.0) is None
+    addresses = AddressLimits(2)
+    assert addresses.register_connection("a", 0.0) is None
+    assert addresses.register_connection("a", 0.0) is None
+    assert addresses.register_connection("a", 0.0) is not None
+    assert addresses.register_connection("b", 0.0) is None
+    addresses.remove_connection("a")
+    assert addresses.register_connection("a", 0.0) is None
+    rates = AddressLimits(0, 0.1)
+    assert rates.register_connection("a", 0.0) is None
+    assert rates.register_connection("a", 0.0) is not None
+    assert rates.register_connection("a", 20.0) is None
 
 
 def test_which_hosts_are_this_machine() -> None:

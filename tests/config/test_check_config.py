@@ -88,10 +88,10 @@ full = "spill"
         "4: classes.orders.max-messages: expected a whole number from 1",
         "5: classes.orders.backoff must be above 0 and up to 86400 seconds, got -1",
         "6: classes.orders.max-deliveries must be from 0 to 65535, got -1",
-        "7: classes.orders.subjects[0]: to be bound: pattern 'a..b': segment 2 of 3 is empty, "
-        "expected at least one character in each",
-        "7: classes.orders.subjects[2]: to be bound: the subject '$SYS.a' begins with $ or "
-        "_INBOX., which are not for messages that are kept",
+        "7: classes.orders.subjects[0]: cannot bind the subject: pattern 'a..b': "
+        "segment 2 of 3 is empty, expected at least one character in each",
+        "7: classes.orders.subjects[2]: cannot bind the subject '$SYS.a': subjects that begin "
+        "with $ or _INBOX. are reserved",
         "8: classes.orders.ack-seconds must be above 0 and up to 86400 seconds, got 0",
         "11: classes.other.id: 5 is the id of 'orders' too",
         "12: classes.other.keep-memory: '1MB' is no size; did you mean 1MiB? write a whole number "

@@ -17,9 +17,9 @@ from simplebus.commands.serve.settings import RELOADED, again, changes, planned,
 from simplebus.config import parse
 from simplebus.config.file import Config
 from simplebus.config.mistakes import ConfigError
-from simplebus.core.settings import ClassSettings, FullPolicy, Keep
+from simplebus.core.settings import ClassSettings, FullPolicy, Retention
 from simplebus.nats.server.permissions import Permissions, Responses
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 
@@ -58,7 +58,7 @@ def test_any_option_can_stand_in_it(file: Path) -> None:
     assert values["host"] == ["127.0.0.1", "::1"]
     assert (values["max_memory"], values["max_class_messages"]) == (4 << 30, 1000)
     assert (values["tick"], values["verbose"]) == (0.5, True)
-    assert values["full"] is parse.Full.DROP_OLDEST
+    assert values["full"] is parse.FullPolicyChoice.DROP_OLDEST
     assert values["data_dir"] == file.parent / "kept"
     assert door.tls is not None
     assert (door.port, door.settings.limits.max_payload) == (7, 8 << 20)
@@ -118,8 +118,8 @@ def test_users_and_their_rights(file: Path) -> None:
     values, door = given(file)
     assert door.settings.auth == NatsAuth(
         users=(
-            User("guest"),
-            User(
+            NatsUser("guest"),
+            NatsUser(
                 "ada",
                 "secret",
                 permissions=Permissions(
@@ -152,7 +152,7 @@ def test_what_a_class_does_in_its_own_way(file: Path) -> None:
     )
     settings = parse.settings(**given(file)[0])
     assert settings.of_class(3, "orders") == ClassSettings(
-        Keep(seconds=60), FullPolicy.DROP_OLDEST, 9, 1 << 20
+        Retention(seconds=60), FullPolicy.DROP_OLDEST, 9, 1 << 20
     )
     assert settings.of_class(3, "state") == ClassSettings(last_values=True)
     assert settings.of_class(3, "logs") == settings.of_class(3) == ClassSettings()

@@ -72,7 +72,7 @@ def test_every_option_of_serve_reaches_the_settings() -> None:
 
 
 def test_the_policies_are_those_of_the_broker() -> None:
-    assert [policy.value for policy in parse.Full] == [policy.value for policy in FullPolicy]
+    assert [policy.value for policy in parse.FullPolicyChoice] == [policy.value for policy in FullPolicy]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_environment_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:
     values = given_to_serve("--port", "7")
     assert values["max_memory"] == 2 << 30
     assert values["host"] == ["127.0.0.1", "::1"]
-    assert (values["full"], values["port"]) == (parse.Full.DROP_OLDEST, 7)
+    assert (values["full"], values["port"]) == (parse.FullPolicyChoice.DROP_OLDEST, 7)
 
 
 @pytest.mark.parametrize(

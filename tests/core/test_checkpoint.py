@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simplebus.core import checkpoint as keeper_module
 from simplebus.core.broker.broker import Broker
 from simplebus.core.checkpoint import Checkpointer
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.limits import KEPT_SECONDS
 from simplebus.core.redelivery.handover import merged
 from simplebus.core.snapshot import decode
@@ -52,7 +52,7 @@ def test_what_waits_singly_is_told_in_few_rows_and_rarely(
     count, few = 150, 50
     monkeypatch.setattr(keeper_module, "KEPT_POSITIONS", few)
     bus = Bus()
-    bus.broker = Broker(bus.broker.settings, commit_log=Ledger(Level.MEMORY))
+    bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
     keeper = Checkpointer(bus.broker)
     keeper.build_write_batch()
     assert keeper.next_full_scan - bus.broker.clock.now == KEPT_SECONDS

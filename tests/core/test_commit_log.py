@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from simplebus.core import commit_log as module
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.errors import Reason
 from simplebus.core.limits import TIMES_STEP_SECONDS
 from simplebus.core.protocol.events import Refused
 from simplebus.core.protocol.frames import MESSAGE
 
 
-def note(ledger: Ledger, first: int, count: int = 1, publisher: str = "", **more: float) -> None:
+def note(ledger: CommitLog, first: int, count: int = 1, publisher: str = "", **more: float) -> None:
     ledger.note(1, first, count, b"frame" * count, publisher, more.get("now", 5.0))
 
 
 def test_what_is_noted_in_a_row_is_one_entry() -> None:
-    ledger = Ledger()
+    ledger = CommitLog()
     note(ledger, 10, 2, "till")
     note(ledger, 12, 1, "till")
     note(ledger, 13, 1, "shop")
@@ -29,7 +29,7 @@ def test_what_is_noted_in_a_row_is_one_entry() -> None:
 
 
 def test_another_time_or_class_is_another_entry() -> None:
-    ledger = Ledger()
+    ledger = CommitLog()
     note(ledger, 0)
     note(ledger, 1, now=5.0 + 2 * TIMES_STEP_SECONDS)
     ledger.note(2, 0, 1, b"frame", "", 5.0)
@@ -39,7 +39,7 @@ def test_another_time_or_class_is_another_entry() -> None:
 
 
 def test_the_mark_is_the_lot_that_holds_all_that_was_noted() -> None:
-    ledger = Ledger()
+    ledger = CommitLog()
     assert (ledger.mark, ledger.is_awaited) == (0, False)
     note(ledger, 0)
     assert (ledger.mark, ledger.is_awaited) == (1, True)
@@ -51,7 +51,7 @@ def test_the_mark_is_the_lot_that_holds_all_that_was_noted() -> None:
 
 
 def test_a_mark_that_was_given_out_gets_its_lot() -> None:
-    ledger = Ledger()
+    ledger = CommitLog()
     refused = Refused(Reason.DROP_NEWEST, "no room", MESSAGE, 1, 3, 2)
     ledger.refuse("till", refused)
     assert ledger.mark == 1
@@ -62,7 +62,7 @@ def test_a_mark_that_was_given_out_gets_its_lot() -> None:
 
 
 def test_what_is_safe_ends_where_the_first_lot_that_is_not_begins() -> None:
-    ledger = Ledger()
+    ledger = CommitLog()
     note(ledger, 10)
     ledger.take()
     note(ledger, 11)
@@ -81,7 +81,7 @@ def test_what_is_safe_ends_where_the_first_lot_that_is_not_begins() -> None:
 
 def test_memory_elsewhere_is_waited_for_and_ones_own_is_not() -> None:
     for elsewhere in False, True:
-        ledger = Ledger(Level.MEMORY, elsewhere=elsewhere)
+        ledger = CommitLog(Durability.MEMORY, elsewhere=elsewhere)
         note(ledger, 3)
         assert (ledger.is_awaited, ledger.owes(ledger.mark)) == (elsewhere, elsewhere)
         assert ledger.safe(1, 4) == (3 if elsewhere else 4)
@@ -92,7 +92,7 @@ def test_memory_elsewhere_is_waited_for_and_ones_own_is_not() -> None:
 
 def test_too_much_that_is_held_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEDGER_BYTES_MAX", 10)
-    ledger = Ledger(Level.MEMORY)
+    ledger = CommitLog(Durability.MEMORY)
     note(ledger, 0, 2)
     assert not ledger.is_behind
     ledger.take()
@@ -104,7 +104,7 @@ def test_too_much_that_is_held_is_behind(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_failure_is_over_when_something_is_reached() -> None:
-    ledger = Ledger()
+    ledger = CommitLog()
     note(ledger, 0)
     ledger.take()
     ledger.failure = (Reason.DISK_FULL, "no space")
@@ -114,7 +114,7 @@ def test_a_failure_is_over_when_something_is_reached() -> None:
 
 
 def test_elsewhere_a_class_waits_for_no_other() -> None:
-    ledger = Ledger(elsewhere=True)
+    ledger = CommitLog(elsewhere=True)
     ledger.note(1, 0, 1, b"frame", "", 5.0)
     assert ledger.take() is not None
     ledger.note(2, 0, 1, b"frame", "", 5.0)
@@ -136,12 +136,12 @@ def test_elsewhere_a_class_waits_for_no_other() -> None:
 
 
 def test_elsewhere_no_durable_is_kept_so_none_is_waited_for() -> None:
-    ledger = Ledger(elsewhere=True)
+    ledger = CommitLog(elsewhere=True)
     assert ledger.change(1, "d", "") == 0
     assert ledger.is_empty
 
 
 def test_a_journal_is_one_way_for_all_classes() -> None:
-    ledger = Ledger()
+    ledger = CommitLog()
     note(ledger, 0)
     assert not ledger.has_reached(1, {})

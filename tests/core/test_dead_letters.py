@@ -61,7 +61,7 @@ def gives_up(bus: Bus, *said: bytes, count: int, **options: object) -> Peer2:
     for _ in range(int(options["max_deliveries"])):  # type: ignore[call-overload]
         assert len(peer.ids()) == count
         peer.say(nack(5, 0, count, 0))
-    while not peer.session.outbox.idle:
+    while not peer.session.outbox.is_idle:
         assert peer.ids() == []
     bus.broker.drain_writable()
     return peer

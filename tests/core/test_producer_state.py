@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PUBLISHER_SECONDS, PUBLISHERS_AHEAD_BYTES_MAX, PUBLISHERS_MAX
-from simplebus.core.producer_state import Ahead, Publisher, Publishers
+from simplebus.core.producer_state import NumberBitmap, ProducerState, ProducerStates
 from tests.support.oracles import ID_COUNT
 
 
-def left(publishers: Publishers, name: str, ahead: Ahead | None, now: float = 0.0) -> Publisher:
+def left(publishers: ProducerStates, name: str, ahead: NumberBitmap | None, now: float = 0.0) -> ProducerState:
     """One that came, had number 7 stored, and went."""
     publisher = publishers.claim(name, "", 1).publisher
     publishers.note(publisher, 8, ahead)
@@ -24,7 +24,7 @@ def left(publishers: Publishers, name: str, ahead: Ahead | None, now: float = 0.
 
 
 def test_a_name_is_taken_over_by_the_same_program_alone() -> None:
-    publishers = Publishers()
+    publishers = ProducerStates()
     publisher, *rest = publishers.claim("a", "i", 1)
     assert rest == [None, False, False]
     assert publishers.claim("a", "i", 2) == (publisher, 1, True, False)
@@ -37,7 +37,7 @@ def test_a_name_is_taken_over_by_the_same_program_alone() -> None:
 
 
 def test_who_is_there_is_not_forgotten() -> None:
-    publishers = Publishers()
+    publishers = ProducerStates()
     publishers.claim("there", "", 1)
     gone = publishers.claim("gone", "", 2).publisher
     publishers.leave(gone, 0.0)
@@ -49,7 +49,7 @@ def test_who_is_there_is_not_forgotten() -> None:
 
 
 def test_of_too_many_the_one_that_is_gone_longest_is_forgotten() -> None:
-    publishers = Publishers()
+    publishers = ProducerStates()
     for number in range(PUBLISHERS_MAX + 3):
         publisher = publishers.claim(f"{number}", "", number).publisher
         publisher.next = 7
@@ -61,7 +61,7 @@ def test_of_too_many_the_one_that_is_gone_longest_is_forgotten() -> None:
 
 def test_of_too_many_those_are_forgotten_of_whom_there_are_most() -> None:
     """Who makes up names has nobody else's forgotten."""
-    publishers = Publishers()
+    publishers = ProducerStates()
     for user, count in (("ann", 3), ("bob", PUBLISHERS_MAX - 1), ("cid", 3)):
         for number in range(count):
             claim = publishers.claim(f"{number}", "", number, user=user)
@@ -76,7 +76,7 @@ def test_of_too_many_those_are_forgotten_of_whom_there_are_most() -> None:
 
 
 def test_a_name_is_its_user_s() -> None:
-    publishers = Publishers()
+    publishers = ProducerStates()
     found = [
         publishers.claim(name, "", 1, user=user).publisher
         for user, name in (("ann", "a"), ("bob", "a"), ("", "a"), ("", "ann\0a"), ("", "\0a"))
@@ -84,14 +84,14 @@ def test_a_name_is_its_user_s() -> None:
     assert len(publishers) == len({each.key for each in found}) == 5
     assert [each.user for each in found] == ["ann", "bob", "", "", ""]
     for each in found:
-        again = Publishers()
+        again = ProducerStates()
         again.restore(each.key, 7, None, 0.0)
         assert again.claim(each.name, "", 1, user=each.user).publisher.next == 7
         assert next(iter(again)).name == each.name
 
 
 def test_who_has_left_and_come_again_is_gone_from_then_on() -> None:
-    publishers = Publishers()
+    publishers = ProducerStates()
     left(publishers, "first", None, 0.0)
     left(publishers, "second", None, 1.0)
     left(publishers, "first", None, 2.0)
@@ -101,8 +101,8 @@ def test_who_has_left_and_come_again_is_gone_from_then_on() -> None:
 
 
 def test_numbers_that_are_ahead_are_forgotten_alone_when_they_are_too_many() -> None:
-    quarter = Ahead(8, np.ones(8 * PUBLISHERS_AHEAD_BYTES_MAX // 4, np.bool_))
-    publishers = Publishers()
+    quarter = NumberBitmap(8, np.ones(8 * PUBLISHERS_AHEAD_BYTES_MAX // 4, np.bool_))
+    publishers = ProducerStates()
     there = [left(publishers, "plain", None)]
     there += [left(publishers, f"{number}", quarter) for number in range(6)]
     publishers.forget(1.0)
@@ -114,9 +114,9 @@ def test_numbers_that_are_ahead_are_forgotten_alone_when_they_are_too_many() -> 
 
 
 def test_who_is_forgotten_leaves_no_numbers_that_count() -> None:
-    publishers = Publishers()
+    publishers = ProducerStates()
     for number in range(100):
-        left(publishers, f"{number}", Ahead(8, np.ones(80, np.bool_)), float(number))
+        left(publishers, f"{number}", NumberBitmap(8, np.ones(80, np.bool_)), float(number))
         publishers.forget(number + PUBLISHER_SECONDS)
     assert (len(publishers), publishers._ahead, publishers._ahead_bytes) == (0, {}, 0)
 
@@ -131,7 +131,7 @@ def test_numbers_that_are_ahead_are_found_like_in_a_set(
 ) -> None:
     flags.append(True)
     expected = {(first + k) % ID_COUNT for k, is_stored in enumerate(flags) if is_stored}
-    ahead = Ahead(first, np.array(flags))
+    ahead = NumberBitmap(first, np.array(flags))
     asked += [(first + k - 3) % ID_COUNT for k in range(50)]
     found = ahead.holds(np.array(asked, np.int64))
     assert found.tolist() == [number in expected for number in asked]

@@ -10,7 +10,7 @@ from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.redelivery.ack_timer import check_once, covering
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.restore import StoredNumbers, find_next_number
-from simplebus.core.snapshot import KeptWindow
+from simplebus.core.snapshot import WindowSnapshot
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
 
@@ -48,7 +48,7 @@ def test_a_window_comes_back_as_far_as_its_messages_do(
     for one in acked:
         window.ack_range(floor + one, floor + one + 1)
     before = window.unacked(floor, window.cursor)
-    kept = KeptWindow.of(window)
+    kept = WindowSnapshot.of(window)
     whole = kept.window(floor=0, head=floor + 41)
     whole.check()
     assert (whole.floor, whole.cursor) == (window.floor, window.cursor)

@@ -11,7 +11,7 @@ from simplebus.core.broker.broker import Settings
 from simplebus.jetstream.names import Names
 from simplebus.jetstream.settings import EngineOptions
 from simplebus.net.nats_connection import NatsAddress
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.support.running_server import serving
 
 PATIENCE_SECONDS = 60.0
@@ -28,10 +28,10 @@ def options(*urls: str, prefix: str = "", **more: Any) -> EngineOptions:
 @asynccontextmanager
 async def door(
     cluster: EngineOptions, settings: Settings | None = None, **more: Any
-) -> AsyncIterator[Serving]:
+) -> AsyncIterator[RunningServer]:
     async with serving(settings, cluster=cluster, **more) as up:
         yield up
 
 
-def address(up: Serving) -> str:
+def address(up: RunningServer) -> str:
     return f"simplebus://{up.addresses[0]}"

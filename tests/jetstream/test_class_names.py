@@ -21,7 +21,7 @@ from simplebus.jetstream.class_names import UNTOLD_SECONDS, Naming
 from simplebus.jetstream.names import Names as Subjects
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.behaviour.wire_peer_v2 import hello
 from tests.jetstream.consume.test_feed import arrived
 from tests.jetstream.nats_servers import NatsServer
@@ -214,7 +214,7 @@ def test_nonsense_names_nothing(said: bytes) -> None:
     assert names == {}
 
 
-async def name_orders(up: Serving) -> None:
+async def name_orders(up: RunningServer) -> None:
     """A program calls class 7 `orders`, and is gone."""
     peer = await running_server.connect(up)
     await peer.send(hello({"id": 7, "name": "orders"}))

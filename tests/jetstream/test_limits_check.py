@@ -228,7 +228,7 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
     name = cluster.names.identity_stream
     async with door(cluster) as up:
         link = cluster_of(up).link
-        before = up.engine.broker.connection_requests.identity
+        before = up.server.broker.connection_requests.identity
         with trio.fail_after(PATIENCE_SECONDS):
             await link.ask(f"STREAM.DELETE.{name}")
             while (await fitted(Settings(), cluster)).identity != before:  # Another was first.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.protocol.requests import Start
-from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
+from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.jetstream import api
 from simplebus.jetstream.names import WAITING, Names, called, consumer, token
 from simplebus.jetstream.settings import EngineOptions, check_settings
@@ -118,9 +118,9 @@ def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> Non
     "settings",
     [
         Settings(full_policy=FullPolicy.DROP_OLDEST),
-        Settings(keep=Keep(messages=5)),
+        Settings(keep=Retention(messages=5)),
         Settings(classes={"a": ClassSettings(full_policy=FullPolicy.DROP_NEWEST)}),
-        Settings(classes={"a": ClassSettings(keep=Keep(seconds=5))}),
+        Settings(classes={"a": ClassSettings(keep=Retention(seconds=5))}),
         Settings(classes={"a": ClassSettings(last_values=True)}),
     ],
 )

@@ -15,7 +15,7 @@ from simplebus.core.errors import RefusedError
 from simplebus.core.protocol import frames
 from simplebus.jetstream.backend import Cluster
 from simplebus.jetstream.consume.feed import Feed
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.behaviour.wire_peer_v2 import hello, subscribe, unsubscribe
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
@@ -28,16 +28,16 @@ from tests.support import running_server
 from tests.support.nats_peer import greeted
 
 
-def at(up: Serving) -> str:
+def at(up: RunningServer) -> str:
     return address(up)
 
 
-def cluster_of(up: Serving) -> Cluster:
-    assert up.engine.cluster is not None
-    return up.engine.cluster
+def cluster_of(up: RunningServer) -> Cluster:
+    assert up.server.jetstream is not None
+    return up.server.jetstream
 
 
-def feeds_of(up: Serving) -> list[Feed]:
+def feeds_of(up: RunningServer) -> list[Feed]:
     """Those that have their consumers."""
     return [feed for feed in cluster_of(up).feeds.values() if feed.is_open]
 
@@ -113,7 +113,7 @@ async def test_what_was_published_behind_a_connection_that_is_cut_is_there_once_
         expected = [b"%d %s" % (n, when) for n in range(3) for when in (b"before", b"behind")]
         for number in range(3):
             await bus.publish(b"%d before" % number, class_id=1)
-            for connection in up.engine.connections.values():
+            for connection in up.server.connections.values():
                 connection.cut()
             await bus.publish(b"%d behind" % number, class_id=1)
         with trio.fail_after(PATIENCE_SECONDS):
@@ -140,7 +140,7 @@ async def test_version_1_has_what_waited_and_leaves_what_it_did_not_acknowledge(
         assert await second.messages(3) == [(0, b"0"), (1, b"1"), (2, b"2")]
         await second.send(frames.encode_ack(class_id=3, timer_index=0, first=0, last=2))
         await second.stream.aclose()
-        await until(lambda: not (other.engine.broker.sessions or cluster_of(other).is_busy))
+        await until(lambda: not (other.server.broker.sessions or cluster_of(other).is_busy))
         await first.send(frames.encode(frames.SUBSCRIBE, class_id=3))
         assert await first.messages(1) == [(0, b"2")]
 
@@ -285,7 +285,7 @@ async def test_a_dead_letter_is_read_at_another_door(jetstream_server: NatsServe
         simplebus.connect(at(other)) as far,
         bus.subscribe("orders", durable="d") as messages,
     ):
-        await bus.publish(b"bad", class_id=one.engine.broker.store.class_id_by_name["orders"])
+        await bus.publish(b"bad", class_id=one.server.broker.store.class_id_by_name["orders"])
         (await messages.get(PATIENCE_SECONDS)).terminate("no such customer")
         async with far.subscribe("dead.orders") as letters:
             letter = await letters.get(PATIENCE_SECONDS)
@@ -298,7 +298,7 @@ async def test_a_message_expires_when_it_is_old_whatever_the_clocks_say(
     jetstream_server: NatsServer, step: float
 ) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
-        up.engine._epoch += step  # Of the two clocks one is set.
+        up.server._clock_offset += step  # Of the two clocks one is set.
         async with bus.subscribe(7, durable="d") as messages:
             for payload, seconds in ((b"at once", 0.0), (b"soon", 30.0), (b"later", 4000.0)):
                 await bus.publish(payload, class_id=7, expires=seconds)
@@ -311,12 +311,12 @@ async def test_a_message_expires_when_it_is_old_whatever_the_clocks_say(
 async def test_classes_have_their_names_at_every_door(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with door(cluster) as one, door(cluster) as other:
-        one.engine.broker.store.class_registry.declare_classes([simplebus_class("orders", 12)])
-        await until(lambda: other.engine.broker.store.class_id_by_name.get("orders") == 12)
+        one.server.broker.store.class_registry.declare_classes([simplebus_class("orders", 12)])
+        await until(lambda: other.server.broker.store.class_id_by_name.get("orders") == 12)
         async with simplebus.connect(at(one)) as bus:
             await bus.publish(b"x", class_id=12)
         async with door(cluster) as late:
-            assert late.engine.broker.store.class_id_by_name == {"orders": 12}
+            assert late.server.broker.store.class_id_by_name == {"orders": 12}
 
 
 def simplebus_class(name: str, class_id: int) -> object:
@@ -330,7 +330,7 @@ async def test_nats_clients_publish_and_acknowledge_at_a_door(
 ) -> None:
     cluster = options(jetstream_server.url)
     async with door(cluster, nats_port=0) as one, door(cluster) as other:
-        one.engine.broker.store.class_registry.bind_subject("orders.>", 5)
+        one.server.broker.store.class_registry.bind_subject("orders.>", 5)
         peer = await greeted(one, headers=True)
         await peer.send(b"PUB orders.eu 5\r\nhello\r\n")
         async with simplebus.connect(at(other)) as bus, bus.subscribe(5, durable="d") as messages:

@@ -12,7 +12,7 @@ from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.broker.subscription_manager import ConnectionRequests
 from simplebus.core.channel.pattern import matches
 from simplebus.core.checkpoint import Checkpointer
-from simplebus.core.commit_log import Ledger
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.limits import Limits
 from simplebus.core.message_class.purge import purge_messages
@@ -193,7 +193,7 @@ class World:
         for member in list(self.members):
             self.leave(member)
         broker, former = self.bus.broker, self.group
-        keeper = Checkpointer(Broker(broker.settings, commit_log=Ledger()))
+        keeper = Checkpointer(Broker(broker.settings, commit_log=CommitLog()))
         keeper._broker = broker
         cls, kept = broker.classes[1], keeper._snapshot_position(former)
         window = kept.window.window(floor=cls.ring.floor, head=cls.ring.head)

@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.redelivery.ack_timer import Span, Wheel
+from simplebus.core.redelivery.ack_timer import Span, TimerWheel
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.session import Session
@@ -93,19 +93,19 @@ def never_waits_longer(patch: Patch) -> None:
 
 
 def forgets_what_is_overdue(patch: Patch) -> None:
-    pop = Wheel.pop
+    pop = TimerWheel.pop_due
 
-    def pop_forgetting(self: Wheel, tick: int) -> list[Span]:
+    def pop_forgetting(self: TimerWheel, tick: int) -> list[Span]:
         due = pop(self, tick)
         return [] if tick % 3 == 0 else due
 
-    patch.setattr(Wheel, "pop", pop_forgetting)
+    patch.setattr(TimerWheel, "pop", pop_forgetting)
 
 
 def tells_one_subscriber_only(patch: Patch) -> None:
     def wake(self: Store, cls: MessageClass) -> None:
         for subscription in list(cls.connected_positions)[:1]:
-            subscription.outbox.wake(subscription)
+            subscription.outbox.enqueue(subscription)
             self._mark_ready(subscription.outbox)
 
     patch.setattr(Store, "notify_subscribers", wake)

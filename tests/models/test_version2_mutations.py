@@ -16,11 +16,11 @@ from simplebus.core.broker.subscription_manager import ConnectionRequests
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.producer_state import Claim, Publishers
+from simplebus.core.producer_state import NameClaim, ProducerStates
 from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.core.protocol.requests import SubscribeRequest
-from simplebus.core.redelivery.ack_timer import Span, Wheel
-from simplebus.core.redelivery.delivery_policy import Terms
+from simplebus.core.redelivery.ack_timer import Span, TimerWheel
+from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.failure_reasons import LastErrors
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.version2 import Version2Decoder
@@ -148,19 +148,19 @@ def leaves_what_it_kept_to_the_next_one(patch: Patch) -> None:
 
 
 def refuses_more_than_it_is_told(patch: Patch) -> None:
-    cut = Wheel.cut
-    patch.setattr(Wheel, "cut", lambda self, first, last, *of: cut(self, first, last + 1, *of))
+    cut = TimerWheel.remove
+    patch.setattr(TimerWheel, "cut", lambda self, first, last, *of: cut(self, first, last + 1, *of))
 
 
 def forgets_to_pause(patch: Patch) -> None:
-    patch.setattr(Terms, "refused_pause", lambda self, attempts: 1)
+    patch.setattr(DeliveryPolicy, "refused_pause", lambda self, attempts: 1)
 
 
 def sends_without_end(patch: Patch) -> None:
     set_terms = ConnectionRequests._set_delivery_policy
 
     def endless(
-        self: ConnectionRequests, cls: MessageClass, position: BrokerSubscription, terms: Terms
+        self: ConnectionRequests, cls: MessageClass, position: BrokerSubscription, terms: DeliveryPolicy
     ) -> None:
         set_terms(self, cls, position, replace(terms, deliveries_max=0))
 
@@ -177,13 +177,13 @@ def sends_more_than_may_be_in_flight(patch: Patch) -> None:
 
 
 def takes_another_program_s_numbers_for_its_own(patch: Patch) -> None:
-    begin = Publishers.begin
+    begin = ProducerStates.begin
 
-    def believed(self: Publishers, claim: Claim, *known: int | None, is_elsewheres: bool) -> int:
+    def believed(self: ProducerStates, claim: NameClaim, *known: int | None, is_elsewheres: bool) -> int:
         claim = claim._replace(is_another=False)
         return begin(self, claim, *known, is_elsewheres=is_elsewheres)
 
-    patch.setattr(Publishers, "begin", believed)
+    patch.setattr(ProducerStates, "begin", believed)
 
 
 BREAKS: list[Callable[[Patch], None]] = [

@@ -404,7 +404,7 @@ class World:
 
     def heard_everything(self, talker: Talker) -> None:
         """The talker has just been sent all that there is."""
-        assert talker.peer.session.outbox.idle
+        assert talker.peer.session.outbox.is_idle
         assert talker.rest == b""
         assert talker.replies_due == 0, "a Connect was not answered"
         for kind in self.kinds.values():
@@ -422,8 +422,8 @@ class World:
         """See what was stored and what was dropped, and compare everything."""
         for class_id, kind in self.kinds.items():
             cls = self.broker.classes[class_id]
-            dropped = cls.dropped - kind.dropped
-            kind.dropped = Counter(cls.dropped)
+            dropped = cls.dropped_counts - kind.dropped
+            kind.dropped = Counter(cls.dropped_counts)
             if self.policy is FullPolicy.BLOCK:
                 self.look_at_blocking(class_id, kind, dropped)
             else:
@@ -529,7 +529,7 @@ class World:
         self.woken.update(self.broker.drain_writable())
         assert self.woken <= ids
         for talker in self.talkers:
-            assert talker.peer.session.outbox.idle or talker.session_id in self.woken
+            assert talker.peer.session.outbox.is_idle or talker.session_id in self.woken
         unblocked = {session.session_id for session in self.broker.drain_resumed()}
         blocked = {talker.session_id for talker in self.talkers if talker.waits}
         assert not unblocked & blocked

@@ -345,7 +345,7 @@ class World:
     def take(self, talker: Talker, most: int) -> None:
         data = talker.peer.take(most)
         for _ in range(100):  # What gives up messages rests for a turn.
-            if len(data) == most or talker.peer.session.outbox.idle:
+            if len(data) == most or talker.peer.session.outbox.is_idle:
                 break
             data += talker.peer.take(most - len(data))
         start = talker.taken - len(talker.begun)

@@ -49,7 +49,7 @@ class Bus:
         while self.broker.drain_writable():
             for each in self.broker.sessions.values():
                 while piece := each.outbox.peek(0):
-                    each.outbox.sent(len(piece), 0)
+                    each.outbox.mark_sent(len(piece), 0)
 
 
 def message(class_id: int) -> bytes:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import simplebus.net.tls
 from simplebus.net.tls import PIECE_BYTES, SLICE_BYTES, WIDE_BEHIND_BYTES, TlsSocket
-from simplebus.server.tls.certificates import TlsOptions, context
+from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
 from tests.support.certificates import Authority, Pair, trusting
 from tests.support.requirements import missing
 
@@ -88,7 +88,7 @@ def test_what_is_read_is_what_was_written_however_it_comes(
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with ours, theirs, pytest.MonkeyPatch.context() as patch:
-        server = TlsSocket(ours, context(TlsOptions(own.cert, own.key)))
+        server = TlsSocket(ours, create_ssl_context(TlsOptions(own.cert, own.key)))
         client = Client(made)
         client.shake_hands(server, theirs)
         assert read(server) == b""
@@ -119,7 +119,7 @@ def through(
     authority: Authority, own: Pair, ends: tuple[socket.socket, socket.socket]
 ) -> tuple[TlsSocket, Client, socket.socket]:
     """A server, its client behind the handshake, and the wire."""
-    server = TlsSocket(ends[0], context(TlsOptions(own.cert, own.key)))
+    server = TlsSocket(ends[0], create_ssl_context(TlsOptions(own.cert, own.key)))
     client = Client(trusting(authority))
     client.shake_hands(server, ends[1])
     assert read(server) == b""
@@ -165,7 +165,7 @@ def test_pieces_are_large_for_few_and_where_much_went(
         for _ in range(4):
             ours, theirs = map(stack.enter_context, socket.socketpair())
             ours.setblocking(False)
-            server = TlsSocket(ours, context(TlsOptions(own.cert, own.key)))
+            server = TlsSocket(ours, create_ssl_context(TlsOptions(own.cert, own.key)))
             Client(trusting(authority)).shake_hands(server, theirs)
             for _ in range(2):
                 assert server.send(bytes(50_000)) == 50_000
@@ -278,7 +278,7 @@ class Changing:
 def pair(
     own: Pair, ends: tuple[socket.socket, socket.socket]
 ) -> Iterator[tuple[TlsSocket, Changing]]:
-    server = TlsSocket(ends[0], context(TlsOptions(own.cert, own.key)))
+    server = TlsSocket(ends[0], create_ssl_context(TlsOptions(own.cert, own.key)))
     client = Changing(server, ends[1])
     assert read(server) == b""
     yield server, client

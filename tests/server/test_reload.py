@@ -11,9 +11,9 @@ import trio
 
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.requests import NamedClass
-from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
+from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import reload as server_reload
 from simplebus.server.reload import CannotReloadError, adopt
@@ -89,7 +89,7 @@ async def test_memory_of_all_classes_may_grow_and_shrink() -> None:
 async def test_a_class_obeys_other_settings_of_its_own() -> None:
     async with serving(BEFORE) as server:
         await connect(server, [1])
-        own = ClassSettings(keep=Keep(messages=5), full_policy=FullPolicy.DROP_OLDEST)
+        own = ClassSettings(keep=Retention(messages=5), full_policy=FullPolicy.DROP_OLDEST)
         now(server, replace(BEFORE, classes={1: own}))
         cls = server.engine.broker.classes[1]
         assert (cls.full_policy, cls.ring.messages_max) == (FullPolicy.DROP_OLDEST, 100)
@@ -149,7 +149,7 @@ async def test_subjects_are_bound_and_are_not_any_more() -> None:
 
 async def test_clients_of_nats_stay_unless_their_user_is_not_as_it_was() -> None:
     def users(*names: str) -> NatsSettings:
-        return NatsSettings(auth=NatsAuth(users=tuple(User(each, each) for each in names)))
+        return NatsSettings(auth=NatsAuth(users=tuple(NatsUser(each, each) for each in names)))
 
     async with serving(BEFORE, nats_port=0, nats=users("ada", "bob")) as server:
         ada = await greeted(server, user="ada", **{"pass": "ada"})

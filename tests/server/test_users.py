@@ -19,7 +19,7 @@ from simplebus.core.users.passwords import Passwords, quick_hash
 from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
 from simplebus.core.users.users import User, Users
 from simplebus.nats.server.users import NatsAuth
-from simplebus.nats.server.users import User as NatsUser
+from simplebus.nats.server.users import NatsUser as NatsUser
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.preauth import auth_worker
 from simplebus.server.run import Serving

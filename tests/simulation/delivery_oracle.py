@@ -70,9 +70,9 @@ class Turns(Losses):
         """Other members may have been given it before, and it waits for their wires: what comes
         there comes behind this."""
         for other in self.talks.values():
-            if other is talk or not other.session.outbox._rest:
+            if other is talk or not other.session.outbox._unsent_bytes:
                 continue
-            frames, _ = split_frames(other.told + bytes(other.session.outbox._rest))
+            frames, _ = split_frames(other.told + bytes(other.session.outbox._unsent_bytes))
             delivery = other.delivery
             for frame in frames:
                 kind, class_id, message_id, last, _ = parse_frame(frame)

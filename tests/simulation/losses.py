@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.dead_letters import are_kept_in
 from simplebus.core.errors import Reason
 from simplebus.core.message_class.message_class import MessageClass
@@ -47,7 +47,7 @@ class Losses(Outliving):
     def _end(self, broker: Broker, how: str) -> None:
         self.account(broker)
         for class_id, cls in broker.classes.items():
-            for reason, count in cls.count_lost().items():
+            for reason, count in cls.count_undelivered().items():
                 key = class_id, reason
                 self._totals[key] = self._totals.get(key, 0) + count
         ledger = broker.commit_log
@@ -63,15 +63,15 @@ class Losses(Outliving):
                     known[key] = 0  # type: ignore[index]
         super()._end(broker, how)
 
-    def power_cut(self, broker: Broker, level: Level | None) -> None:
+    def power_cut(self, broker: Broker, level: Durability | None) -> None:
         super().power_cut(broker, level)
-        self._forget(level is not Level.DISK)
+        self._forget(level is not Durability.DISK)
 
-    def killed(self, broker: Broker, level: Level | None) -> None:
+    def killed(self, broker: Broker, level: Durability | None) -> None:
         super().killed(broker, level)
-        self._forget(level is None or level is Level.MEMORY)
+        self._forget(level is None or level is Durability.MEMORY)
 
-    def stopped(self, broker: Broker, level: Level | None) -> None:
+    def stopped(self, broker: Broker, level: Durability | None) -> None:
         super().stopped(broker, level)
         self._forget(level is None)
 
@@ -139,7 +139,7 @@ class Losses(Outliving):
 
     def _counted(self, broker: Broker, class_id: int, reason: Reason) -> int:
         cls = broker.classes.get(class_id)
-        now = cls.count_lost()[reason] if cls is not None else 0
+        now = cls.count_undelivered()[reason] if cls is not None else 0
         return self._totals.get((class_id, reason), 0) + now
 
     def _passed(self, place: Place, floor: int) -> set[int]:

@@ -97,7 +97,7 @@ class Promises(Turns):
 
     def closed(self, session: Session) -> None:
         talk = self.talks.pop(session.session_id)
-        frames, _ = split_frames(talk.told + bytes(session.outbox._rest))
+        frames, _ = split_frames(talk.told + bytes(session.outbox._unsent_bytes))
         delivery = talk.delivery
         for frame in frames:
             kind, class_id, message_id, last, _ = parse_frame(frame)
@@ -207,8 +207,8 @@ class Promises(Turns):
         """What was copied to be sent and has not left."""
         found = set()
         for talk in self.talks.values():
-            if place in talk.places.values() and talk.session.outbox._rest:
-                frames, _ = split_frames(talk.told + bytes(talk.session.outbox._rest))
+            if place in talk.places.values() and talk.session.outbox._unsent_bytes:
+                frames, _ = split_frames(talk.told + bytes(talk.session.outbox._unsent_bytes))
                 for frame in frames:
                     kind, class_id, message_id, _, _ = parse_frame(frame)
                     if kind in (MESSAGE, ENVELOPE) and class_id == place.class_id:
@@ -259,7 +259,7 @@ class Promises(Turns):
                 self._told_error(talk, last, number, key, msgspec.json.decode(content))
             elif kind == PURGE:
                 self._purge_told(talk)
-        if not session.outbox._rest:
+        if not session.outbox._unsent_bytes:
             talk.clean_tick = self.broker.tick_number
             talk.clean_clock = self.broker.clock.now
 
@@ -276,7 +276,7 @@ class Promises(Turns):
         position = cls.named_positions.get(MessageClass.position_key(durable, group))
         ticks = self.broker.settings.ack_timeout
         if position is not None:
-            ticks = position.delivery_policy.ack_ticks
+            ticks = position.delivery_policy.ack_timeout_ticks
         if not (durable or group):
             place = Place(class_id, (f"plain {talk.who} {number}", ""), channels, reply["cursor"])
             place.first = reply["cursor"]

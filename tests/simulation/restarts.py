@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.message_class.message_class import MessageClass
 from tests.simulation.history import (
     Place,
@@ -86,15 +86,15 @@ class Outliving:
 
     # Processes -----------------------------------------------------------------------------------
 
-    def killed(self, broker: Broker, level: Level | None) -> None:
+    def killed(self, broker: Broker, level: Durability | None) -> None:
         self._end(broker, "killed")
-        self._lossy = level is None or level is Level.MEMORY
+        self._lossy = level is None or level is Durability.MEMORY
 
-    def power_cut(self, broker: Broker, level: Level | None) -> None:
+    def power_cut(self, broker: Broker, level: Durability | None) -> None:
         self._end(broker, "cut")
-        self._lossy = level is not Level.DISK
+        self._lossy = level is not Durability.DISK
 
-    def stopped(self, broker: Broker, level: Level | None) -> None:
+    def stopped(self, broker: Broker, level: Durability | None) -> None:
         self._end(broker, "stopped")
         self._lossy = level is None
 

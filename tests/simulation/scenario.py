@@ -11,8 +11,8 @@ from typing import Any
 
 from simplebus.core import dead_letters
 from simplebus.core.broker.broker import Settings
-from simplebus.core.commit_log import Level
-from simplebus.core.settings import ClassSettings, FullPolicy, Keep
+from simplebus.core.commit_log import Durability
+from simplebus.core.settings import ClassSettings, FullPolicy, Retention
 
 _DEAD_MAX = 10_000
 
@@ -21,7 +21,7 @@ _DEAD_MAX = 10_000
 class Shape:
     """Of one life."""
 
-    level: Level | None
+    level: Durability | None
     """None for a bus that keeps nothing."""
     ack_timeout: int
     segment_bytes: int
@@ -47,7 +47,7 @@ class Shape:
     @classmethod
     def of(cls, chance: Random, **given: Any) -> Shape:
         """One that is given in part. Draws the same number of times whatever is given."""
-        level = chance.choice([Level.DISK, Level.DISK, Level.OS, Level.MEMORY, None])
+        level = chance.choice([Durability.DISK, Durability.DISK, Durability.OS, Durability.MEMORY, None])
         policies = [FullPolicy.BLOCK, FullPolicy.DROP_OLDEST, FullPolicy.DROP_NEWEST]
         drawn = {
             "level": level,
@@ -81,7 +81,7 @@ class Shape:
         return Settings(
             ack_timeout=self.ack_timeout,
             full_policy=self.policy,
-            keep=Keep(messages=self.keep),
+            keep=Retention(messages=self.keep),
             classes=dict.fromkeys(class_ids, own)
             | {dead_letters.class_name(f"class {each}"): dead for each in class_ids},
         )

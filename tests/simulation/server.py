@@ -18,13 +18,13 @@ from dataclasses import replace
 from unittest import mock
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
 from simplebus.server.journal import pump
-from simplebus.server.journal.pump import Keeping, load
+from simplebus.server.journal.pump import JournalPump, load
 from simplebus.storage.directory import Directory, take
 from simplebus.storage.errors import JournalError
 from simplebus.storage.journal import Journal
@@ -70,7 +70,7 @@ class Server(End):
         disk: Disk,
         promises: Promises,
         *,
-        level: Level | None,
+        level: Durability | None,
         settings: Settings,
         segment_bytes: int,
     ) -> None:
@@ -85,7 +85,7 @@ class Server(End):
         self.is_up = False
         self.kills = 0
         self.broker: Broker
-        self.keeping: Keeping | None = None
+        self.journal_pump: JournalPump | None = None
         self._directory: Directory | None = None
         self.power_cuts = 0
         self._lines: dict[int, Line] = {}
@@ -137,7 +137,7 @@ class Server(End):
     def _load(self) -> None:
         if self.level is None:
             self.broker = Broker(self.settings, identity=f"bus {self.life}")
-            self.keeping = None
+            self.journal_pump = None
             self._read_clock()
             return
         boot = str(self.power_cuts)
@@ -146,7 +146,7 @@ class Server(End):
             self.settings,
             identity=self._directory.bus,
             run_id=f"run {self.life}",
-            commit_log=Ledger(self.level),
+            commit_log=CommitLog(self.level),
         )
         self._read_clock()
         load(self.broker, self._directory)
@@ -157,10 +157,10 @@ class Server(End):
             mock.patch.object(pump, "Reader", SteppedReader),
             mock.patch.object(pump, "Journal", journal),
         ):
-            self.keeping = Keeping(self.broker, self._directory, self.settle)
+            self.journal_pump = JournalPump(self.broker, self._directory, self.settle)
         assert self.broker.commit_log is not None
         self.keeping._written = self.broker.commit_log.taken
-        self.keeping._give = Token(self).run_sync_soon
+        self.journal_pump._give = Token(self).run_sync_soon
 
     def _watch(self) -> None:
         """What is stored is seen at once: it may be dropped in the same turn."""
@@ -193,8 +193,8 @@ class Server(End):
             return
         self.world.say("the bus is stopped")
         try:
-            if self.keeping is not None:
-                self.keeping.close()
+            if self.journal_pump is not None:
+                self.journal_pump.close()
         except Crash:
             self.kill()
             return
@@ -260,7 +260,7 @@ class Server(End):
         self._read_clock()
         while unread and line in self._sessions:
             if session.is_reading_paused and not self.broker.is_blocking_publishers(session):
-                if session.can_make_room:
+                if session.can_free_space:
                     self.world.after(0.5, self.guarded(self._read_slowly), line)
                 return
             data = bytes(unread[: min(session.next_read_bytes, len(_BUFFER.space))])
@@ -295,7 +295,7 @@ class Server(End):
         outbox = session.outbox
         while outbox.pending_bytes and (piece := outbox.peek(self.broker.tick_number)):
             data = bytes(piece)
-            outbox.sent(len(data), self.broker.tick_number)
+            outbox.mark_sent(len(data), self.broker.tick_number)
             self.promises.sent(session, data)
             if not line.is_gone and not line.down.ends and not line.down.is_closed:
                 line.down.put(data)
@@ -325,10 +325,10 @@ class Server(End):
             if self.world.chance(0.1):
                 count = self.world.random.randint(1, count)
             data = bytes(piece[:count])
-            outbox.sent(count, tick)
+            outbox.mark_sent(count, tick)
             self.promises.sent(session, data)
             pipe.put(data)
-        if not outbox.idle and pipe.room:
+        if not outbox.is_idle and pipe.room:
             self.world.soon(self.guarded(self._flush_on), line)
 
     def _flush_on(self, line: Line) -> None:
@@ -344,8 +344,8 @@ class Server(End):
     def tick(self) -> None:
         """One beat of the ack timer."""
         self._read_clock()
-        if self.keeping is not None:
-            self.keeping.tick()
+        if self.journal_pump is not None:
+            self.journal_pump.tick()
         for session, error in self.broker.tick():
             self._cut(session, error)
         self.promises.look(self.broker)
@@ -376,5 +376,5 @@ class Server(End):
             line = self._lines.get(session.session_id)
             if line is not None:
                 self.world.soon(self.guarded(self._read), line)
-        if self.keeping is not None:
-            self.keeping.hand_over()
+        if self.journal_pump is not None:
+            self.journal_pump.hand_over()

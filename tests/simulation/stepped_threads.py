@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simplebus.core.commit_log import Lot
+from simplebus.core.commit_log import WriteBatch
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.server.journal.writer import Needed, Writer
 from simplebus.storage.journal import Journal
@@ -48,7 +48,7 @@ class SteppedWriter(Writer):
         super().__init__(journal, **told)
         self._stopping = _Waits()  # type: ignore[assignment]
 
-    def put(self, work: Lot | Needed) -> None:
+    def put(self, work: WriteBatch | Needed) -> None:
         super().put(work)
         self._later()
 
@@ -62,7 +62,7 @@ class SteppedWriter(Writer):
         world = self.server.world
         world.after(world.random.choice([0.0001, 0.005, 0.05]), self.server.guarded(self._step))
 
-    _retried: list[Lot] | None = None
+    _retried: list[WriteBatch] | None = None
 
     def _step(self) -> None:
         try:
@@ -77,7 +77,7 @@ class SteppedWriter(Writer):
         except (_TryLater, OSError):
             self.server.world.after(1.0, self.server.guarded(self._step))
 
-    def _write(self, lots: list[Lot]) -> bool:
+    def _write(self, lots: list[WriteBatch]) -> bool:
         try:
             return super()._write(lots)
         except _TryLater:

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from simplebus.core import restore
-from simplebus.core.commit_log import Entry, Ledger, Level
+from simplebus.core.commit_log import JournalEntry, CommitLog, Durability
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.group.partition_queues import PartitionQueues
 from simplebus.core.message_class.last_values import LastValues
 from simplebus.core.message_class.spill import SpillReader
-from simplebus.core.producer_state import Publishers
+from simplebus.core.producer_state import ProducerStates
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.delivery_policy import Terms
+from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.restore import BrokerRestorer
 from simplebus.core.settings import FullPolicy
 from simplebus.core.store.store import Store
@@ -38,18 +38,18 @@ SEEDS = 60
 """In so many lives it is noticed at the latest."""
 CALM: dict[str, Any] = {"fates": ("-",)}
 PLAIN: dict[str, Any] = {"messages_max": 0, "values": False, "purges": False, "keep": 0}
-GIVEN_UP = PLAIN | {"deliveries": 3, "level": Level.DISK}
-CUT = PLAIN | {"level": Level.DISK, "fates": ("kill", "cut", "cut", "-")}
-STOPPED = PLAIN | {"level": Level.DISK, "fates": ("stop", "-", "-")}
-KILLED = PLAIN | {"level": Level.DISK, "fates": ("kill", "-")}
+GIVEN_UP = PLAIN | {"deliveries": 3, "level": Durability.DISK}
+CUT = PLAIN | {"level": Durability.DISK, "fates": ("kill", "cut", "cut", "-")}
+STOPPED = PLAIN | {"level": Durability.DISK, "fates": ("stop", "-", "-")}
+KILLED = PLAIN | {"level": Durability.DISK, "fates": ("kill", "-")}
 PURGED = KILLED | {"purges": True}
-TORN = PLAIN | {"level": Level.OS, "fates": ("cut", "-")}
+TORN = PLAIN | {"level": Durability.OS, "fates": ("cut", "-")}
 SLOW = PLAIN | {"ack_timeout": 6}
 KEYS = PLAIN | {"by_key": True}
 OLDEST = CALM | {"messages_max": 6, "policy": FullPolicy.DROP_OLDEST, "values": False}
 NEWEST = CALM | {"messages_max": 6, "policy": FullPolicy.DROP_NEWEST, "values": False}
 VALUES = CALM | {"messages_max": 0, "policy": FullPolicy.BLOCK, "values": True}
-SPILLS = CALM | {"messages_max": 6, "policy": FullPolicy.SPILL, "level": Level.OS, "purges": False}
+SPILLS = CALM | {"messages_max": 6, "policy": FullPolicy.SPILL, "level": Durability.OS, "purges": False}
 Original = Callable[..., Any]
 Canary = Callable[[Original], Original]
 
@@ -84,7 +84,7 @@ def skips_a_message(original: Original) -> Original:
 
 def forgets_what_was_nacked(original: Original) -> Original:
     def drop(position: Position, first: int, last: int, *how: Any, **more: Any) -> None:
-        position._ack_timer.cut(first, last)
+        position._ack_timer.remove(first, last)
 
     return drop
 
@@ -111,7 +111,7 @@ def counts_twice(original: Original) -> Original:
 
 
 def leaves_out_a_record(original: Original) -> Original:
-    def write(journal: Journal, entry: Entry, lot: int) -> None:
+    def write(journal: Journal, entry: JournalEntry, lot: int) -> None:
         journal._class(entry.class_id)
 
     return seldom(original, write)
@@ -146,10 +146,10 @@ def without_its_name(original: Original) -> Original:
 
 def counts_no_drops(original: Original) -> Original:
     def drop(store: Store, *given: Any) -> None:
-        before = [(cls, cls.dropped.copy()) for cls in store.classes.values()]
+        before = [(cls, cls.dropped_counts.copy()) for cls in store.classes.values()]
         original(store, *given)
         for cls, dropped in before:
-            cls.dropped = dropped
+            cls.dropped_counts = dropped
 
     return drop
 
@@ -191,8 +191,8 @@ CANARIES: list[tuple[object, str, Canary, str, int, dict[str, Any]]] = [
     (Position, "_in_flight_room", sends_too_many, "windows are kept", 0, PLAIN),
     (BrokerSubscription, "mark_sent", counts_twice, "counters add up", 1, PLAIN),
     (Store, "dead_letter", lambda _: nothing, "nothing is passed over", 37, GIVEN_UP),
-    (Publishers, "note", lambda _: nothing, "a number is stored once", 7, PLAIN),
-    (Ledger, "is_awaited", confirms_at_once, CONFIRMED, 14, CUT),
+    (ProducerStates, "note", lambda _: nothing, "a number is stored once", 7, PLAIN),
+    (CommitLog, "is_awaited", confirms_at_once, CONFIRMED, 14, CUT),
     (Journal, "_write_entry", leaves_out_a_record, CONFIRMED, 1, CUT),
     (Journal, "_sync_files", does_not_sync, CONFIRMED, 0, CUT),
     (Disk, "_sync_folder", lambda _: nothing, CONFIRMED, 0, CUT),
@@ -207,13 +207,13 @@ CANARIES: list[tuple[object, str, Canary, str, int, dict[str, Any]]] = [
     ),
     (BrokerRestorer, "restore_position", lambda _: nothing, "durables outlive the process", 1, CUT),
     (restore, "covering", as_if_sent_once, "deliveries are counted", 0, STOPPED),
-    (Ledger, "refuse", lambda _: nothing, "what is said to be lost is", 0, KILLED),
-    (Ledger, "purge", lambda _: nothing, "what is purged is nobody's", 8, PURGED),
+    (CommitLog, "refuse", lambda _: nothing, "what is said to be lost is", 0, KILLED),
+    (CommitLog, "purge", lambda _: nothing, "what is purged is nobody's", 8, PURGED),
     (BrokerRestorer, "open_class", without_its_name, "names outlive the process", 0, CUT),
     (Segments, "_say", lambda _: nothing, "what is left out is said", 0, TORN),
     (Store, "_append_evicting_oldest", counts_no_drops, "what is dropped is counted", 0, OLDEST),
     (Store, "_drop_newest", counts_no_drops, "what is dropped is counted", 0, NEWEST),
-    (Terms, "pause", too_soon, "nothing is sent again before its pause is over", 0, SLOW),
+    (DeliveryPolicy, "pause", too_soon, "nothing is sent again before its pause is over", 0, SLOW),
     (Store, "build_rows", never_expires, "what has expired is not sent", 0, PLAIN),
     (Store, "build_rows", never_early, "nothing is sent before it may be", 0, PLAIN),
     (LastValues, "find_sequences", forgets_the_last_value, "last values are sent", 5, VALUES),

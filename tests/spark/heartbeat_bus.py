@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from simplebus.core.settings import Settings
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from simplebus.testing.server import BusServer, bus_server, until
 
 _BEAT_SECONDS = 0.4
@@ -21,8 +21,8 @@ class Beaten:
 
     def __init__(self, server: BusServer) -> None:
         self.server = server
-        self._tick = server.ask(lambda up: up.engine.tick)
-        server.ask(lambda up: setattr(up.engine, "tick", lambda: None))  # The clock's.
+        self._tick = server.ask(lambda up: up.server.tick)
+        server.ask(lambda up: setattr(up.server, "tick", lambda: None))  # The clock's.
 
     def beats(self, count: int) -> None:
         """So many, whatever anybody says."""
@@ -33,9 +33,9 @@ class Beaten:
         """So many, each when all who are connected have said something since the one before."""
         before: dict[int, int] = {}
 
-        def beat(up: Serving) -> bool:
+        def beat(up: RunningServer) -> bool:
             nonlocal before
-            connections = up.engine.connections.items()
+            connections = up.server.connections.items()
             said = {number: each.session.receiver.received_bytes for number, each in connections}
             if not said or any(said[number] <= before.get(number, 0) for number in said):
                 return False
@@ -48,7 +48,7 @@ class Beaten:
 
     def taken_for_dead(self) -> int:
         """How many were."""
-        return self.server.ask(lambda up: up.engine.cut_off.total())
+        return self.server.ask(lambda up: up.server.disconnect_counts.total())
 
 
 @contextmanager

@@ -32,8 +32,8 @@ def test_a_connection_that_was_lost_is_replaced_while_nobody_uses_it() -> None:
         place = server.address.removeprefix("simplebus://")
         with Buses(SourceOptions((place,), ("1",), timeout=60)) as buses:
             buses[place].memory(["1"], make=True)
-            first = server.ask(lambda up: set(up.engine.connections))
+            first = server.ask(lambda up: set(up.server.connections))
             with Awake(buses.wires, pause=0.5).kept():
                 server.hang_up()
-                until(lambda: len(server.ask(lambda up: set(up.engine.connections)) - first) == 1)
+                until(lambda: len(server.ask(lambda up: set(up.server.connections)) - first) == 1)
             assert buses[place].memory(["1"]).classes["1"].head == 0

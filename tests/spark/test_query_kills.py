@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import simplebus
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
@@ -123,7 +123,7 @@ def test_a_bus_that_comes_back_without_what_was_not_on_disk_is_told_of(
     way: Proxy, tmp_path: Path
 ) -> None:
     kept, cut = tmp_path / "kept", tmp_path / "cut"
-    with bus_server(data_dir=kept, durability=Level.OS) as before:
+    with bus_server(data_dir=kept, durability=Durability.OS) as before:
         way.lead_to(before.address)
         publish(before, NEW[:100])
         shutil.copytree(kept, cut)  # What the disk has when the power fails.
@@ -133,7 +133,7 @@ def test_a_bus_that_comes_back_without_what_was_not_on_disk_is_told_of(
             assert loose.reader  # Before the first one has the bus let go of anything.
             query.catch_up()
             loose.catch_up()
-            with bus_server(data_dir=cut, durability=Level.OS) as after:
+            with bus_server(data_dir=cut, durability=Durability.OS) as after:
                 way.lead_to(after.address)
                 way.cut()
                 said = r"messages 100 to 299 of class 1 at .*: they were read, and the bus has lost"

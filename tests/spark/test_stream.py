@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import simplebus
-from simplebus.core.settings import Keep, Settings
+from simplebus.core.settings import Retention, Settings
 from simplebus.spark import lag
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.spark import competing_consumer
@@ -87,7 +87,7 @@ def test_a_stream_is_archived_once_over_restarts_and_the_bus_keeps_what_is_not(
 
 
 def test_what_is_gone_ends_a_query_or_is_passed_over(spark: Any, tmp_path: Path) -> None:
-    with bus_server(Settings(keep=Keep(messages=5))) as server:
+    with bus_server(Settings(keep=Retention(messages=5))) as server:
         publish(server, 0, 20)
         archive(spark, server, tmp_path, durable="none")
         until(lambda: not server.statistics().subscriptions)  # Its end takes a moment.

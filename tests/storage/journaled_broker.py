@@ -12,7 +12,7 @@ from pathlib import Path
 
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.checkpoint import Checkpointer
-from simplebus.core.commit_log import Ledger, Level, Lot
+from simplebus.core.commit_log import CommitLog, Durability, WriteBatch
 from simplebus.core.limits import KEPT_SECONDS
 from simplebus.storage.directory import take
 from simplebus.storage.journal import Journal
@@ -39,7 +39,7 @@ class KeptBus(Bus):
         self,
         path: Path,
         *,
-        level: Level = Level.DISK,
+        level: Durability = Durability.DISK,
         segment_bytes: int = 1 << 20,
         settings: Settings | None = None,
         now: float = START,
@@ -52,7 +52,7 @@ class KeptBus(Bus):
                 settings or Settings(),
                 identity=self.directory.bus,
                 run_id=str(next(RUNS)),
-                commit_log=Ledger(level),
+                commit_log=CommitLog(level),
             )
             self.broker.clock.now = now
             self.found: Recovered = recover(self.directory, self.broker)
@@ -62,11 +62,11 @@ class KeptBus(Bus):
             raise
         self.broker.check_invariants()
         assert self.broker.commit_log is not None
-        self.ledger: Ledger = self.broker.commit_log
+        self.ledger: CommitLog = self.broker.commit_log
         self.ledger.taken = self.ledger.reached = self.found.lot
         self.keeper = Checkpointer(self.broker)
         self.journal = Journal(self.directory, level=level, segment_bytes=segment_bytes)
-        self.lots: list[Lot] = []
+        self.lots: list[WriteBatch] = []
         _living.add(self)
 
     def write(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from simplebus.core.broker.broker import Settings
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.limits import Limits
 from simplebus.core.message_class.spill import SpillRead
 from simplebus.core.settings import FullPolicy
@@ -33,7 +33,7 @@ class SpilledBus(KeptBus):
 
     def __init__(self, path: Path, **given: Any) -> None:
         given.setdefault("settings", small())
-        given.setdefault("level", Level.OS)  # What a sync takes is not of interest here.
+        given.setdefault("level", Durability.OS)  # What a sync takes is not of interest here.
         super().__init__(path, **given)
         self.reader = JournalReader(path)
         self.reads = 0

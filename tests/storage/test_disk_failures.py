@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simplebus.core import commit_log
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.errors import Reason
 from simplebus.storage.append_file import AppendFile
 from tests.behaviour.wire_peer import connect, numbered
@@ -124,7 +124,7 @@ def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: 
     told = peer.told()
     assert [said.content["code"] for said in told if said.kind == "error"] == ["disk_full"] * 2
     assert confirms(told)[-1] == (4, 2)
-    assert bus.broker.classes[1].dropped == {Reason.DISK_FULL: 3}
+    assert bus.broker.classes[1].dropped_counts == {Reason.DISK_FULL: 3}
     assert reader.ids() == [0]
     reader.say(ack(5, 0, 1))
     assert payloads(bus) == []
@@ -177,7 +177,7 @@ def test_who_publishes_faster_than_the_disk_writes_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "LEDGER_BYTES_MAX", 1000)
-    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    bus = KeptBus(tmp_path, level=Durability.MEMORY)
     plain = bus.peer(connect(1))
     told = peer2(bus, publish(1, 0, b"a"))
     assert confirms(told.told()) == [(1, 0)]

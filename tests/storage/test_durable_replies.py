@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simplebus.core import checkpoint as keeper_module
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.errors import Reason
 from simplebus.core.snapshot import decode
 from simplebus.core.users.passwords import quick_hash
@@ -42,10 +42,10 @@ def durables(bus: KeptBus) -> list[str]:
     return [] if cls is None else sorted(position.durable for position in cls.subscriptions)
 
 
-@pytest.mark.parametrize("level", [Level.OS, Level.DISK])
+@pytest.mark.parametrize("level", [Durability.OS, Durability.DISK])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_durable_of_which_its_owner_was_told_is_there_after_a_crash(
-    tmp_path: Path, kind: dict[str, object], level: Level
+    tmp_path: Path, kind: dict[str, object], level: Durability
 ) -> None:
     bus = KeptBus(tmp_path, level=level)
     bus.sync()
@@ -160,7 +160,7 @@ def test_a_durable_that_is_moved_is_where_its_owner_was_told(tmp_path: Path) -> 
 
 
 def test_nothing_waits_where_nothing_is_promised(tmp_path: Path) -> None:
-    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    bus = KeptBus(tmp_path, level=Durability.MEMORY)
     peer = peer2(bus, subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
     assert told(peer) == [("subscribe", 7), ("unsubscribe", 9)]
     bus.crash()

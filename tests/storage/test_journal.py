@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.core.commit_log import Level
-from simplebus.core.settings import Keep, Settings
+from simplebus.core.commit_log import Durability
+from simplebus.core.settings import Retention, Settings
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     Peer2,
@@ -65,7 +65,7 @@ def test_a_subscriber_does_not_wait_for_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_confirm_at_the_level_memory_waits_for_nothing(tmp_path: Path) -> None:
-    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    bus = KeptBus(tmp_path, level=Durability.MEMORY)
     assert confirms(peer2(bus, publish(1, 0, b"a")).told()) == [(1, 0)]
 
 
@@ -231,7 +231,7 @@ def test_a_class_that_is_empty_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_longer_is_there_again(tmp_path: Path) -> None:
-    settings = Settings(keep=Keep(messages=2))
+    settings = Settings(keep=Retention(messages=2))
     bus = KeptBus(tmp_path, settings=settings)
     reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(5)))
     reader.ids()
@@ -300,14 +300,14 @@ def test_numbers_are_found_on_both_sides_of_what_is_nobodys(tmp_path: Path) -> N
 
 
 def test_what_was_confirmed_in_memory_and_lost_leaves_no_number_taken(tmp_path: Path) -> None:
-    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    bus = KeptBus(tmp_path, level=Durability.MEMORY)
     bus.sync()
     peer2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
     bus.sync()
     bus.crash()
     (path,) = (tmp_path / "classes" / "00001").glob("*.log")
     path.write_bytes(b"")
-    bus = KeptBus(tmp_path, level=Level.MEMORY)
+    bus = KeptBus(tmp_path, level=Durability.MEMORY)
     assert next_number(bus) == 0
     peer2(bus, publish(1, 0, b"c"), publish(2, 1, b"d"), name="till")
     assert payloads(bus, 2) == [b"b", b"d"]
@@ -415,7 +415,7 @@ def test_pauses_and_how_often_a_message_is_sent_are_kept(tmp_path: Path) -> None
     bus = again(bus, tmp_path)
     [terms] = [position.delivery_policy for position in bus.broker.classes[1].subscriptions]
     assert [terms] == before
-    assert (terms.ack_ticks, terms.deliveries_max, terms.backoff_ticks) == (4, 7, (2, 9))
+    assert (terms.ack_timeout_ticks, terms.deliveries_max, terms.backoff_ticks) == (4, 7, (2, 9))
 
 
 def test_a_durable_is_there_for_the_first_message_that_is_confirmed_after_it(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.errors import Reason
 from simplebus.storage.inspection import Inspection
 from tests.behaviour.wire_peer import numbered
@@ -73,7 +73,7 @@ def test_messages_whose_file_is_gone_are_missed(
     for (sentence,) in inspection.problems, bus.found.dropped:
         assert said in sentence
     cls = bus.broker.classes[1]
-    assert cls.dropped == {Reason.DAMAGED: 9 - len(sent[there])}
+    assert cls.dropped_counts == {Reason.DAMAGED: 9 - len(sent[there])}
     assert payloads(bus) == sent[there]
     assert cls.ring.head == there.stop
     peer2(bus, publish(1, 0, b"more"))
@@ -138,7 +138,7 @@ def test_a_file_that_was_given_up_and_is_back_hides_nothing(
     tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
     """A power cut undoes what was not synced, names included."""
-    bus = KeptBus(tmp_path, level=Level.OS, boot="first", segment_bytes=1)
+    bus = KeptBus(tmp_path, level=Durability.OS, boot="first", segment_bytes=1)
     for at in range(6):
         peer2(bus, publish(1, 0, b"old %d" % at))
         bus.broker.clock.now += 1
@@ -147,7 +147,7 @@ def test_a_file_that_was_given_up_and_is_back_hides_nothing(
     lost, old, *others = segments(tmp_path)[1:]
     for each in lost, *others, *(tmp_path / "state").iterdir():
         each.unlink()
-    bus = KeptBus(tmp_path, level=Level.OS, boot="second")
+    bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
     assert not old.exists()
     for size in sizes:
         peer2(bus, publish(1, 0, *numbered(size)))
@@ -157,6 +157,6 @@ def test_a_file_that_was_given_up_and_is_back_hides_nothing(
     (given_up,) = old.parent.glob("*.dropped*")
     given_up.rename(old)
     for _ in range(2):
-        bus = KeptBus(tmp_path, level=Level.OS, boot="third")
+        bus = KeptBus(tmp_path, level=Durability.OS, boot="third")
         assert payloads(bus) == [b"old 0", *(n for size in sizes for n in numbered(size))]
         bus.crash()

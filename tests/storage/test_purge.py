@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.core.settings import Keep, Settings
+from simplebus.core.settings import Retention, Settings
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
@@ -23,7 +23,7 @@ from tests.storage.journaled_broker import KeptBus
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("in_peace", [False, True])
 def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) -> None:
-    bus = KeptBus(tmp_path, settings=Settings(keep=Keep(messages=100)))
+    bus = KeptBus(tmp_path, settings=Settings(keep=Retention(messages=100)))
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=1))
     bus.sync()
     peer = peer2(bus, publish(1, 0, *numbered(10)), name="till")

@@ -7,19 +7,19 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.commit_log import Entry
+from simplebus.core.commit_log import JournalEntry
 from simplebus.storage import records
 from simplebus.storage.records import HEADER_BYTES, End, Kind, Record
 
 
-def entry(count: int = 3, publisher: str = "till", class_id: int = 7) -> Entry:
-    made = Entry(class_id, 40, 1.5)
+def entry(count: int = 3, publisher: str = "till", class_id: int = 7) -> JournalEntry:
+    made = JournalEntry(class_id, 40, 1.5)
     for number in range(count):
         made.add(1, b"frame %d" % number, publisher)
     return made
 
 
-def of_entry(made: Entry, lot: int) -> bytes:
+def of_entry(made: JournalEntry, lot: int) -> bytes:
     return b"".join(records.of_entry(made, lot))
 
 

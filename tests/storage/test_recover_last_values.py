@@ -8,7 +8,7 @@ import pytest
 
 from simplebus.core.message_class import last_values
 from simplebus.core.protocol import envelope_batch
-from simplebus.core.settings import ClassSettings, Keep, Settings
+from simplebus.core.settings import ClassSettings, Retention, Settings
 from simplebus.core.snapshot import decode
 from tests.behaviour.wire_peer_v2 import (
     ack,
@@ -125,10 +125,10 @@ def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("keep", "left"),
-    [(Keep(messages=3), 3), (Keep(bytes=100), 7), (Keep(seconds=25), 3)],
+    [(Retention(messages=3), 3), (Retention(bytes=100), 7), (Retention(seconds=25), 3)],
 )
 def test_what_a_class_is_to_keep_it_keeps_past_the_process(
-    tmp_path: Path, keep: Keep, left: int
+    tmp_path: Path, keep: Retention, left: int
 ) -> None:
     settings = Settings(classes={1: ClassSettings(keep=keep)})
     bus = KeptBus(tmp_path, settings=settings)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.limits import PUBLISHER_STEP
 from tests.behaviour.wire_peer_v2 import (
     Peer2,
@@ -111,10 +111,10 @@ def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
 def test_who_is_not_known_lost_nothing_unless_the_machine_did(tmp_path: Path) -> None:
     for boot, lost in (("before", 0), ("after", 5)):
         path = tmp_path / boot
-        bus = KeptBus(path, level=Level.OS, boot="before")
+        bus = KeptBus(path, level=Durability.OS, boot="before")
         bus.sync()
         bus.crash()
-        bus = KeptBus(path, level=Level.OS, boot=boot)
+        bus = KeptBus(path, level=Durability.OS, boot=boot)
         peer = greeted(
             bus, instance="one", unconfirmed=5, bus=bus.broker.connection_requests.identity
         )
@@ -125,9 +125,9 @@ def test_who_is_not_known_lost_nothing_unless_the_machine_did(tmp_path: Path) ->
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
 @pytest.mark.parametrize("boot", ["before", "after"])
-@pytest.mark.parametrize("level", [Level.OS, Level.DISK])
+@pytest.mark.parametrize("level", [Durability.OS, Durability.DISK])
 def test_what_a_power_cut_took_leaves_no_number_taken_but_for_what_was_synced(
-    tmp_path: Path, level: Level, boot: str, is_snapshot: bool
+    tmp_path: Path, level: Durability, boot: str, is_snapshot: bool
 ) -> None:
     """At the level os it has taken what was confirmed: numbers behind that are used again."""
     bus = KeptBus(tmp_path, level=level, boot="before")
@@ -148,11 +148,11 @@ def test_what_a_power_cut_took_leaves_no_number_taken_but_for_what_was_synced(
     assert peer.told()[0].content["next"] == 0
     peer.say(publish(1, 0, b"c"), publish(2, 1, b"d"))
     bus.sync()
-    assert len(bus.broker.classes[2].ring) == (2 if level is Level.OS and boot == "after" else 1)
+    assert len(bus.broker.classes[2].ring) == (2 if level is Durability.OS and boot == "after" else 1)
     bus.crash()
 
 
-def after_a_cut(path: Path, level: Level, *, now: Level | None = None) -> KeptBus:
+def after_a_cut(path: Path, level: Durability, *, now: Durability | None = None) -> KeptBus:
     """It took messages 1 and 2 of a program's 0 to 2, and left what is kept beside them. Then the
     process was killed twice."""
     bus = KeptBus(path, level=level, boot="before", segment_bytes=1)
@@ -171,11 +171,11 @@ def after_a_cut(path: Path, level: Level, *, now: Level | None = None) -> KeptBu
 
 
 @pytest.mark.parametrize(
-    ("level", "now"), [(Level.OS, Level.OS), (Level.OS, Level.DISK), (Level.MEMORY, Level.MEMORY)]
+    ("level", "now"), [(Durability.OS, Durability.OS), (Durability.OS, Durability.DISK), (Durability.MEMORY, Durability.MEMORY)]
 )
 @pytest.mark.parametrize("unconfirmed", [1, 3, 4])
 def test_after_a_power_cut_a_program_is_believed(
-    tmp_path: Path, unconfirmed: int, level: Level, now: Level
+    tmp_path: Path, unconfirmed: int, level: Durability, now: Durability
 ) -> None:
     bus = after_a_cut(tmp_path, level, now=now)
     bus.sync()  # The snapshot is from before it comes.
@@ -198,14 +198,14 @@ def test_after_a_power_cut_a_program_is_believed(
 def test_after_a_power_cut_who_says_nothing_is_forgotten(
     tmp_path: Path, who: dict[str, str], following: int
 ) -> None:
-    bus = after_a_cut(tmp_path, Level.OS)
+    bus = after_a_cut(tmp_path, Durability.OS)
     assert greeted(bus, **who).told()[0].content["next"] == following
     bus.crash()
 
 
-@pytest.mark.parametrize("now", [Level.MEMORY, Level.OS, Level.DISK])
-def test_what_was_on_disk_is_believed_after_a_power_cut(tmp_path: Path, now: Level) -> None:
-    bus = after_a_cut(tmp_path, Level.DISK, now=now)
+@pytest.mark.parametrize("now", [Durability.MEMORY, Durability.OS, Durability.DISK])
+def test_what_was_on_disk_is_believed_after_a_power_cut(tmp_path: Path, now: Durability) -> None:
+    bus = after_a_cut(tmp_path, Durability.DISK, now=now)
     known = {"unconfirmed": 1, "bus": bus.broker.connection_requests.identity}
     assert greeted(bus, instance="one", **known).told()[0].content["next"] == 3
     bus.crash()

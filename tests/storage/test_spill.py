@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.errors import Reason
 from simplebus.core.message_class import spill
 from simplebus.core.protocol.inquiry import ClassQuestion, ClassSaid
-from simplebus.core.settings import ClassSettings, FullPolicy, Keep
+from simplebus.core.settings import ClassSettings, FullPolicy, Retention
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
@@ -253,7 +253,7 @@ def test_dead_letters_that_make_room_are_gone(tmp_path: Path) -> None:
         bus.sync()  # It checks what is stored.
     dead = bus.broker.classes[bus.broker.store.class_id_by_name["dead.1"]]
     assert (dead.first_sequence, dead.ring.floor, dead.ring.head) == (15, 15, 20)
-    assert dead.dropped == {Reason.DROP_OLDEST: 15}
+    assert dead.dropped_counts == {Reason.DROP_OLDEST: 15}
 
 
 # Publishers --------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_at_the_limit_of_its_disk_publishers_wait(tmp_path: Path) -> None:
 
 
 def test_the_level_memory_spills_what_is_written(tmp_path: Path) -> None:
-    bus = SpilledBus(tmp_path, level=Level.MEMORY)
+    bus = SpilledBus(tmp_path, level=Durability.MEMORY)
     fill(bus, peer2(bus), 300)
     assert bus.statistics(1).spilled > 200
     assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(300)
@@ -335,7 +335,7 @@ def test_answers_that_must_be_read_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
-    settings = small(keep=Keep(messages=500))
+    settings = small(keep=Retention(messages=500))
     bus = SpilledBus(tmp_path, settings=settings, segment_bytes=1000)
     reader, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
     for at in range(0, 1000, 20):
@@ -358,7 +358,7 @@ def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_by_bytes_and_age_counts_what_is_on_disk(tmp_path: Path) -> None:
-    bus = SpilledBus(tmp_path, settings=small(keep=Keep(bytes=8000, seconds=100)))
+    bus = SpilledBus(tmp_path, settings=small(keep=Retention(bytes=8000, seconds=100)))
     reader, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
     for at in range(0, 1000, 20):
         sender.say(publish(1, at, *numbered(20, start=at)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simplebus.core.broker.broker import Settings
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.limits import Limits
 from tests.behaviour.wire_peer import Bus
 from tests.behaviour.wire_peer_v2 import (
@@ -65,7 +65,7 @@ class Side:
                 self.bus.bring()
             got = reader.got()
             heard += [(each.message_id, each.attempt, each.content) for each in got]
-            if not got and reader.session.outbox.idle:  # Else it has more to look at.
+            if not got and reader.session.outbox.is_idle:  # Else it has more to look at.
                 return heard
         raise AssertionError(f"{name} hears of no end")
 
@@ -96,7 +96,7 @@ class Life:
                 SpilledBus(
                     path,
                     settings=small(24),
-                    level=Level.OS,
+                    level=Durability.OS,
                     segment_bytes=self.random.choice([1, 2000]),
                 )
             ),

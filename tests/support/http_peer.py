@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.support.running_server import PATIENCE_SECONDS, _streams
 
 
@@ -73,7 +73,7 @@ class HttpPeer:
         return True
 
 
-async def http(server: Serving) -> HttpPeer:
+async def http(server: RunningServer) -> HttpPeer:
     """A peer of its HTTP door."""
     host, _, port = server.http_addresses[0].rpartition(":")
     return HttpPeer(await trio.open_tcp_stream(host, int(port)))

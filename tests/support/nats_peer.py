@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.support.running_server import PATIENCE_SECONDS, _streams
 
 
@@ -89,13 +89,13 @@ class NatsPeer:
         return rest
 
 
-async def nats(server: Serving) -> NatsPeer:
+async def nats(server: RunningServer) -> NatsPeer:
     """A peer that is connected, and has been told nothing yet."""
     host, _, port = server.nats_addresses[0].rpartition(":")
     return NatsPeer(await trio.open_tcp_stream(host, int(port)))
 
 
-async def greeted(server: Serving, **options: Any) -> NatsPeer:
+async def greeted(server: RunningServer, **options: Any) -> NatsPeer:
     """A peer that has said CONNECT."""
     peer = await nats(server)
     await peer.hello(**options)

@@ -10,7 +10,7 @@ import trio
 from simplebus.core.broker.broker import Settings
 from simplebus.core.protocol import frames
 from simplebus.core.statistics import ClassStatistics
-from simplebus.server.run import ServeOptions, Serving, serve
+from simplebus.server.run import ServeOptions, RunningServer, serve
 
 PATIENCE_SECONDS = 60.0
 PATIENT = Settings(ack_timeout=600)
@@ -21,7 +21,7 @@ _streams: list[trio.SocketStream] = []
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings | None = None, **options: object) -> AsyncIterator[Serving]:
+async def serving(settings: Settings | None = None, **options: object) -> AsyncIterator[RunningServer]:
     """A server on a free port of 127.0.0.1, stopped on leaving."""
     async with trio.open_nursery() as nursery:
         with trio.fail_after(PATIENCE_SECONDS):
@@ -89,7 +89,7 @@ class Peer:
         return True
 
 
-async def connect(server: Serving, class_ids: list[int] | None = None) -> Peer:
+async def connect(server: RunningServer, class_ids: list[int] | None = None) -> Peer:
     """A peer that is connected, has named its classes and heard its session id."""
     host, _, port = server.addresses[0].rpartition(":")
     peer = Peer(await trio.open_tcp_stream(host, int(port)))
@@ -113,8 +113,8 @@ def subscribe(class_id: int = 1) -> bytes:
     return frames.encode(frames.SUBSCRIBE, class_id=class_id)
 
 
-def class_statistics(server: Serving, class_id: int = 1) -> ClassStatistics:
-    statistics = server.engine.broker.statistics()
+def class_statistics(server: RunningServer, class_id: int = 1) -> ClassStatistics:
+    statistics = server.server.broker.statistics()
     return next(c for c in statistics.classes if c.class_id == class_id)
 
 

@@ -17,7 +17,7 @@ def test_it_shows_what_it_has_and_is_gone_afterwards() -> None:
         assert server.statistics(7).published == 1
         with pytest.raises(KeyError):
             server.statistics(8)
-        until(lambda: server.ask(lambda up: not up.engine.connections))
+        until(lambda: server.ask(lambda up: not up.server.connections))
     with pytest.raises(simplebus.BusConnectionError, match="Connection refused"):
         simplebus.connect_blocking(server.address).__enter__()
     server.stop()  # Again: nothing happens.

@@ -22,7 +22,7 @@ import trio
 from simplebus.bridge.bus_connection import check, core_of, wired
 from simplebus.bridge.checkpoint import Mark
 from simplebus.bridge.dead_letters import Letters
-from simplebus.bridge.interfaces import Found, Refusal
+from simplebus.bridge.interfaces import SourceBatch, Refusal
 from simplebus.bridge.source.lag import Alone
 from simplebus.bridge.transform import Piece
 from simplebus.client.aio.connection import Wire
@@ -161,7 +161,7 @@ class NearBus:
 
     # Reading -------------------------------------------------------------------------------------
 
-    async def find(self, at: int) -> Found:
+    async def find(self, at: int) -> SourceBatch:
         if self._within is not None and (found := await self._seen(self._within, at)) is not None:
             return found
         if self._asked and self._asked[0].first != at:
@@ -183,7 +183,7 @@ class NearBus:
             missed += self._missed(next, reply)
             next = max(next, reply.next)
             self.head = max(self.head, reply.head)  # It may have been said long ago.
-        return Found(pieces, at, next, self.head, missed, now)
+        return SourceBatch(pieces, at, next, self.head, missed, now)
 
     async def _answer(self, asked: _Asked) -> tuple[_Asked, FetchReply]:
         reply = (await self._wire.answered(asked.request)).reply
@@ -198,7 +198,7 @@ class NearBus:
             and self._asked[0].first == answer[1].next
         )
 
-    async def _seen(self, within: Within, at: int) -> Found | None:
+    async def _seen(self, within: Within, at: int) -> SourceBatch | None:
         """The same without asking; None where it takes longer. Others have their turn first."""
         await trio.lowlevel.checkpoint()
         check(self._wire)
@@ -213,7 +213,7 @@ class NearBus:
                 pieces += _left_of(whole, reply.purged)
             first += batch.count
         missed = self._missed(at, reply)
-        return Found(pieces, at, max(at, reply.next), reply.head, missed, reply.now)
+        return SourceBatch(pieces, at, max(at, reply.next), reply.head, missed, reply.now)
 
     def _missed(self, at: int, reply: FetchReply) -> int:
         """How many were gone. Of a lane of some channels nobody knows whether they were for it:
@@ -226,7 +226,7 @@ class NearBus:
         assert isinstance(reply, FetchReply)
         ages = _ages(reply, reply.now)
         pieces = [part for batch in asked.batches for part in _unpurged(batch, reply, ages)]
-        return Found(pieces, sequence, reply.next, reply.head, now=reply.now).mark(sequence)
+        return SourceBatch(pieces, sequence, reply.next, reply.head, read_at=reply.now).fingerprint(sequence)
 
     async def behind(self, at: int) -> tuple[int, float]:
         """Those among them that are for others count, too, until they are looked at."""
@@ -265,7 +265,7 @@ class NearBus:
         while inbox.is_empty:
             check(self._wire)
             await self._arrived.wait()
-        batch = inbox.next_batch()
+        batch = inbox.pop_batch()
         assert batch is not None
         # What comes first need not be the first that is there: others may not be due yet.
         first = max(at, int(batch.sequences[0]))

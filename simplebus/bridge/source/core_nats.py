@@ -17,7 +17,7 @@ import numpy as np
 from simplebus.bridge import dead_letters
 from simplebus.bridge.checkpoint import Mark
 from simplebus.bridge.dead_letters import Given, bury
-from simplebus.bridge.interfaces import Found, Refusal
+from simplebus.bridge.interfaces import SourceBatch, Refusal
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.reserved_headers import is_reserved
 from simplebus.bridge.target.nats_frames import Framer
@@ -94,7 +94,7 @@ class NearCore:
             likely[row] = is_reserved(messages.subject(row).decode("utf-8", "replace"))
         return messages.pick(~likely)
 
-    async def find(self, at: int) -> Found:
+    async def find(self, at: int) -> SourceBatch:
         self._wire.check_rights()
         missed, self._missed = self._missed, 0
         pieces = []
@@ -107,8 +107,8 @@ class NearCore:
             self._out.add(messages, sequences)
             self._next += messages.count
         head = self._next + sum(messages.count for messages in self._held)
-        found = Found(pieces, at, self._next, head, missed)
-        found.odd, found.oddity = self._framer.odd()
+        found = SourceBatch(pieces, at, self._next, head, missed)
+        found.altered_count, found.alteration = self._framer.odd()
         return found
 
     async def look(self, sequence: int) -> Mark | None:

@@ -13,9 +13,9 @@ import logging
 import secrets
 
 from simplebus.bridge.checkpoint import Mark
-from simplebus.bridge.interfaces import Made, Near
+from simplebus.bridge.interfaces import TargetBatch, Near
 from simplebus.client.core.client import ClientCore
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 
 log = logging.getLogger("simplebus.bridge")
 
@@ -26,7 +26,7 @@ _ROOM_MIN = 64
 def life_of(near: ClientCore) -> str:
     """Within what a sequence of the near bus means one message: of a bus that may lose what it has
     shown, in one run of it. Then other messages are not taken for those that were lost."""
-    return near.bus_id if near.durability is Level.DISK else f"{near.bus_id} {near.run_id}"
+    return near.bus_id if near.durability is Durability.DISK else f"{near.bus_id} {near.run_id}"
 
 
 class Looked:
@@ -50,19 +50,19 @@ class Looked:
         """A stream has said that it had no room for so many."""
         self.room = min(self.room, max(_ROOM_MIN, count // 2))
 
-    def note(self, near: Near, made: Made) -> None:
+    def note(self, near: Near, made: TargetBatch) -> None:
         """This is sent."""
-        if made.mark is not None:
-            self._memory, self._last = near.memory, (int(made.sequences[-1]), made.mark)
+        if made.last_fingerprint is not None:
+            self._memory, self._last = near.storage_id, (int(made.sequences[-1]), made.last_fingerprint)
 
     async def again(self, near: Near, name: str) -> int:
         """The near end is open. Returns how many doubts there are that it is what it was: 1 or
         none."""
-        if self._last is None or self._memory != near.memory:
+        if self._last is None or self._memory != near.storage_id:
             return 0
         sequence, mark = self._last
         if sequence < near.head:
-            there = await near.look(sequence)
+            there = await near.read_fingerprint(sequence)
             if there is None or mark.may_be(there):  # What is gone, nobody knows.
                 return 0
         log.warning(

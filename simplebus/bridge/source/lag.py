@@ -92,7 +92,7 @@ class Behind:
             if near is None or self.waits or found != self._found:
                 continue
             try:
-                count, age = await near.behind(cursor)
+                count, age = await near.measure_backlog(cursor)
             except (BusError, OSError):
                 continue  # The lane learns of it itself.
             except Exception:  # As in `Lane.run`; what is known ages.
@@ -110,8 +110,8 @@ class Behind:
         with trio.move_on_after(_PATIENCE_SECONDS):
             try:
                 async with self._alone() as (near, kept):
-                    is_same = near.memory == memory and kept <= at <= near.head
-                    self._learn(*await near.behind(at if is_same else kept))
+                    is_same = near.storage_id == memory and kept <= at <= near.head
+                    self._learn(*await near.measure_backlog(at if is_same else kept))
             except (BusError, OSError):
                 return
             except Exception:  # As in `watch`.

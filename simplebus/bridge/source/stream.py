@@ -27,7 +27,7 @@ import numpy as np
 from simplebus.bridge import dead_letters
 from simplebus.bridge.checkpoint import Mark
 from simplebus.bridge.dead_letters import Given, bury
-from simplebus.bridge.interfaces import Found, HopelessError, Refusal
+from simplebus.bridge.interfaces import SourceBatch, FatalConfigurationError, Refusal
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.source.core_nats import identity_of
 from simplebus.bridge.source.pull_consumer import Pulled
@@ -169,7 +169,7 @@ class NearStream:
         lane is would be taken for copied, and acknowledged."""
         before = _subjects_of(known)
         if before and (not self._subjects or set(self._subjects) - before):
-            raise HopelessError(
+            raise FatalConfigurationError(
                 f"{self._consumer!r} of the work queue {self._stream!r} reads "
                 f"{', '.join(sorted(before))} alone: to read more, delete it and give the bridge "
                 "another name"
@@ -403,10 +403,10 @@ class NearStream:
         self._missed += max(0, last - max(first, self._counted))
         self._counted = max(self._counted, last)
 
-    async def find(self, at: int) -> Found:
+    async def find(self, at: int) -> SourceBatch:
         return await self._find(at)
 
-    async def _find(self, at: int, *, goes_on: bool = True) -> Found:
+    async def _find(self, at: int, *, goes_on: bool = True) -> SourceBatch:
         """`goes_on`: to what the consumer sends, behind what the reader does."""
         if at != self._given:
             await self._seek(at)
@@ -430,8 +430,8 @@ class NearStream:
         self._queue.clear()
         self._given = max(at, self._cursor)
         missed, self._missed = self._missed, 0
-        found = Found(pieces, at, self._given, self._given + self._pending, missed)
-        found.odd, found.oddity = self._framer.odd()
+        found = SourceBatch(pieces, at, self._given, self._given + self._pending, missed)
+        found.altered_count, found.alteration = self._framer.odd()
         return found
 
     @property
@@ -485,7 +485,7 @@ class NearStream:
         missed, counted = self._missed, self._counted
         found = await self._find(sequence, goes_on=False)
         self._missed, self._counted = missed, counted  # Nobody wants it again.
-        return found.mark(sequence)
+        return found.fingerprint(sequence)
 
     async def wait(self, at: int) -> int:
         await self.keep(at, now=False)

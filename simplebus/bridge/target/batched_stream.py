@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from simplebus.bridge.interfaces import STREAM_FULL, Found, Made, Refusal
+from simplebus.bridge.interfaces import STREAM_FULL, SourceBatch, TargetBatch, Refusal
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.reserved_headers import denied
 from simplebus.bridge.target.nats import TOO_MANY, Body, FarNats, body_of, joined
@@ -109,8 +109,8 @@ class FarChains(FarNats):
 
     # Making --------------------------------------------------------------------------------------
 
-    def make(self, found: Found) -> Made:
-        found = found.at_most(min(_CHAIN_MESSAGES_MAX, self._looked.room))
+    def make(self, found: SourceBatch) -> TargetBatch:
+        found = found.limit(min(_CHAIN_MESSAGES_MAX, self._looked.room))
         made = super().make(found)
         body_of(made).found = found
         if made.count and not self._is_alone:
@@ -139,15 +139,15 @@ class FarChains(FarNats):
         at = said.rindex(reply) + len(reply)
         body.said[-1] = b"".join((said[:at], _LAST, said[at + 1 :]))
 
-    def _of(self, made: Made, sequences: Integers) -> Made:
+    def _of(self, made: TargetBatch, sequences: Integers) -> TargetBatch:
         """These messages of it."""
         found = body_of(made).found
         assert found is not None, "it was made here"
-        return self.make(replace(found, pieces=found.only(sequences)))
+        return self.make(replace(found, pieces=found.select(sequences)))
 
     # Sending -------------------------------------------------------------------------------------
 
-    def send(self, made: Made) -> None:
+    def send(self, made: TargetBatch) -> None:
         body_of(made).missing = np.ones(made.count, np.bool_)
         self._looked.note(self._near, made)
         self._sent.append(made)
@@ -169,7 +169,7 @@ class FarChains(FarNats):
             self._begin(self._sent[0], self._sent[0].sequences)
         return refusals
 
-    def _begin(self, made: Made, left: Integers) -> None:
+    def _begin(self, made: TargetBatch, left: Integers) -> None:
         """Have the first of what is left of it stored, one behind the other."""
         is_whole = left.size == made.count <= self._looked.room
         chain = made if is_whole else self._of(made, left)
@@ -180,7 +180,7 @@ class FarChains(FarNats):
         self._wire.link.flush()
         self._chain = _Chain(body.number, chain.sequences, trio.current_time())
 
-    async def _store(self, made: Made) -> None:
+    async def _store(self, made: TargetBatch) -> None:
         """Have a batch stored, or refused. Raises BusConnectionError where that is not known: all
         is asked for again then."""
         body = body_of(made)
@@ -194,7 +194,7 @@ class FarChains(FarNats):
                 self._chain, self._is_doubtful = None, True
                 await self._sort_unheard(made)
 
-    async def _store_some(self, made: Made, left: Integers) -> None:
+    async def _store_some(self, made: TargetBatch, left: Integers) -> None:
         """Take a chain further; or begin one, when it is known what of these is stored."""
         if self._chain is None:
             if self._is_doubtful and await self._are_stored(made, left[:1]):
@@ -238,7 +238,7 @@ class FarChains(FarNats):
                 return subject
         return next(iter(body.subjects))
 
-    def _settle_rows(self, made: Made, sequences: Integers) -> None:
+    def _settle_rows(self, made: TargetBatch, sequences: Integers) -> None:
         """It is known what became of these."""
         body_of(made).missing[np.searchsorted(made.sequences, sequences)] = False
 
@@ -300,10 +300,10 @@ class FarChains(FarNats):
             raise _UnheardError
 
     @property
-    def _silent(self) -> Sequence[Made]:
+    def _silent(self) -> Sequence[TargetBatch]:
         return [self._sent[0]]  # No other one was sent.
 
-    async def _doubt(self, made: Made, chain: _Chain) -> None:
+    async def _doubt(self, made: TargetBatch, chain: _Chain) -> None:
         """Nobody has said how far it has come: because some of it is not for the stream, which is
         refused. Raises BusConnectionError where all of it is."""
         body, self._is_doubtful = body_of(made), True
@@ -315,7 +315,7 @@ class FarChains(FarNats):
         body.missing[body.unheard] = False
         await self._sort_unheard(made)
 
-    def _refuse_denied(self, made: Made) -> None:
+    def _refuse_denied(self, made: TargetBatch) -> None:
         """The server lets the lane not say some of it. Raises BusConnectionError where it is
         something else that it complains of."""
         count, self._is_doubtful = len(body_of(made).refusals), True
@@ -327,7 +327,7 @@ class FarChains(FarNats):
         if len(body_of(made).refusals) == count:
             raise BusConnectionError(f"NATS at {self._wire.link.server} says: {complaints[0]}")
 
-    async def _store_alone(self, made: Made, sequence: int) -> None:
+    async def _store_alone(self, made: TargetBatch, sequence: int) -> None:
         """Have one message stored that ended a chain, or hear why it is not."""
         body, sent = body_of(made), self._sent
         self._is_alone, self._sent = True, deque()
@@ -337,7 +337,7 @@ class FarChains(FarNats):
             refusals = await super().settle()
         finally:
             self._is_alone, self._sent = False, sent
-        _count_known(made, alone.left.get(Left.KNOWN, 0))
+        _count_known(made, alone.skipped_counts.get(Left.KNOWN, 0))
         if refusals and refusals[0].code == STREAM_FULL:
             self._later = refusals[0]
             return
@@ -346,7 +346,7 @@ class FarChains(FarNats):
 
     # Asking --------------------------------------------------------------------------------------
 
-    async def _unknown(self, made: Made, sequences: Integers) -> Integers:
+    async def _unknown(self, made: TargetBatch, sequences: Integers) -> Integers:
         """Those of these that the stream has not."""
         stored = await self._asked(made, sequences)
         self._settle_rows(made, sequences[stored])
@@ -354,16 +354,16 @@ class FarChains(FarNats):
         left: Integers = sequences[~stored]
         return left
 
-    async def _are_stored(self, made: Made, sequences: Integers) -> bool:
+    async def _are_stored(self, made: TargetBatch, sequences: Integers) -> bool:
         return bool((await self._asked(made, sequences)).all())
 
-    def _ids_of(self, made: Made, sequences: Integers) -> list[encode.Column]:
+    def _ids_of(self, made: TargetBatch, sequences: Integers) -> list[encode.Column]:
         found = body_of(made).found
         assert found is not None, "it was made here"
-        checks = np.concatenate([piece.checks() for piece in found.only(sequences)])
+        checks = np.concatenate([piece.checks() for piece in found.select(sequences)])
         return self._message_ids(sequences, checks)
 
-    async def _is_at(self, made: Made, end: Integers, sequence: int) -> bool:
+    async def _is_at(self, made: TargetBatch, end: Integers, sequence: int) -> bool:
         """Whether this message is what the stream has there."""
         asked = f"STREAM.MSG.GET.{self._stream}"
         try:
@@ -373,7 +373,7 @@ class FarChains(FarNats):
             return False
         return b"%b: %b\r\n" % (jetstream_codec.MSG_ID, joined(self._ids_of(made, end))) in headers
 
-    async def _asked(self, made: Made, sequences: Integers) -> Flags:
+    async def _asked(self, made: TargetBatch, sequences: Integers) -> Flags:
         """Whether the stream has these. Raises BusConnectionError where it does not say so."""
         stored, at = [np.zeros(0, np.bool_)], 0
         while at < sequences.size:
@@ -381,7 +381,7 @@ class FarChains(FarNats):
             at += stored[-1].size
         return np.concatenate(stored)
 
-    async def _asked_some(self, made: Made, sequences: Integers) -> Flags:
+    async def _asked_some(self, made: TargetBatch, sequences: Integers) -> Flags:
         """The same of as many as there is room for at once."""
         first, count = self._core.take_numbers(sequences.size), sequences.size
         subject, replies = self._taken(body_of(made)), self._core.replies_to(first, count)
@@ -416,6 +416,6 @@ def _each(why: Refusal, sequences: Sequence[int] | Integers) -> list[Refusal]:
     return [Refusal(int(each), why.code, why.sentence) for each in sequences]
 
 
-def _count_known(made: Made, count: int) -> None:
+def _count_known(made: TargetBatch, count: int) -> None:
     if count:
-        made.left[Left.KNOWN] = made.left.get(Left.KNOWN, 0) + count
+        made.skipped_counts[Left.KNOWN] = made.skipped_counts.get(Left.KNOWN, 0) + count

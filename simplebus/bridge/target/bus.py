@@ -24,7 +24,7 @@ import trio
 from simplebus.bridge.bus_connection import check, core_of, wired
 from simplebus.bridge.channel_map import Renaming
 from simplebus.bridge.checkpoint import Batch, Numbering, Record, RecordError, ranges
-from simplebus.bridge.interfaces import Found, HopelessError, Made, Near, Refusal
+from simplebus.bridge.interfaces import SourceBatch, FatalConfigurationError, TargetBatch, Near, Refusal
 from simplebus.bridge.loop_header import HOPS_MAX
 from simplebus.bridge.source.identity import Looked
 from simplebus.bridge.transform import Copies, Rewriter
@@ -136,14 +136,14 @@ class FarBus:
             hops=terms.hops,
             frame_bytes_max=self._core.accepted_frame_bytes_max,
         )
-        self._numbering = Numbering(near.memory, number)
+        self._numbering = Numbering(near.storage_id, number)
         if record is None:
             return []
         if not record.fits(number):
             numbers = f"tells the numbers {record.first} to {record.end}"
             self._doubt(f"{numbers}, and {self.identity} goes on at {number}")
             return []
-        is_same = record.source == near.memory
+        is_same = record.source == near.storage_id
         if is_same and record.next > near.head:
             self._doubt(f"says to go on at {record.next}, and {near.identity} ends at {near.head}")
             is_same = False
@@ -182,7 +182,7 @@ class FarBus:
         is as it was, or nobody knows. Below `kept` all may be gone."""
         for batch in reversed(record.batches):
             if batch.mark is not None and batch.last >= kept:
-                there = await near.look(batch.last)
+                there = await near.read_fingerprint(batch.last)
                 if there is not None:
                     return None if batch.mark.may_be(there) else batch.last
         return None
@@ -197,14 +197,14 @@ class FarBus:
         more, or would not send any more, is replaced."""
         at = begin
         while at < end:
-            found = (await near.find(at)).until(end)
+            found = (await near.read(at)).below(end)
             made = self.make(found)
-            upto = min(end, max(made.next, at + 1))
+            upto = min(end, max(made.next_sequence, at + 1))
             for first, last in made.ranges:
                 await self._fill(record, first - at, refused)
                 run = made
                 if len(made.ranges) > 1:
-                    run = self.make(found.behind(first).until(last))
+                    run = self.make(found.starting_at(first).below(last))
                 assert run.ranges == [(first, last)], (run.ranges, first, last)
                 size = self._put(run, Batch(self._numbering.next, run.ranges, last))
                 self._count(last - first)
@@ -248,18 +248,18 @@ class FarBus:
             if batch is not None
         )
 
-    def make(self, found: Found) -> Made:
+    def make(self, found: SourceBatch) -> TargetBatch:
         assert self._rewriter is not None
         copies = Copies()
-        for piece in found.pieces:
+        for piece in found.runs:
             self._rewriter.many(piece, copies)
         sequences = copies.numbers()
         parts = ranges(sequences)
-        most = self._ranges_max(found.next)
+        most = self._ranges_max(found.next_sequence)
         if len(parts) > most:  # A record would be too long.
-            return self.make(found.until(parts[most][0]))
-        made = Made(sequences, found.next, copies, copies.left, copies.refused, ranges=parts)
-        made.mark = found.mark(int(sequences[-1])) if made.count else None
+            return self.make(found.below(parts[most][0]))
+        made = TargetBatch(sequences, found.next_sequence, copies, copies.left, copies.refused, ranges=parts)
+        made.last_fingerprint = found.fingerprint(int(sequences[-1])) if made.count else None
         return made
 
     def _ranges_max(self, next: int) -> int:
@@ -267,11 +267,11 @@ class FarBus:
         space = (self._core.accepted_frame_bytes_max - _RECORD_BYTES) // _RANGES_PART
         return max(1, min(_RANGES_MAX, space // _range_bytes(next)))
 
-    def has_room(self, planned: Sequence[Made]) -> bool:
+    def has_room(self, planned: Sequence[TargetBatch]) -> bool:
         under_way = self._numbering.under_way
         count = sum(made.count for made in planned) + sum(batch.count for batch in under_way)
         told = [(len(batch.ranges), batch.next) for batch in under_way]
-        told += [(len(made.ranges), made.next) for made in planned]
+        told += [(len(made.ranges), made.next_sequence) for made in planned]
         if len(told) >= _BATCHES_MAX or count >= _MESSAGES_MAX:
             return False
         next = told[-1][1] if told else 0
@@ -279,9 +279,9 @@ class FarBus:
         size = sum(_BATCH_BYTES + count * _range_bytes(next) for count, next in told)
         return _RECORD_BYTES + size <= self._core.accepted_frame_bytes_max
 
-    def announce(self, planned: Sequence[Made]) -> None:
+    def announce(self, planned: Sequence[TargetBatch]) -> None:
         before, self._plan = self._plan, []
-        wanted = [(made.ranges, made.next, made.mark) for made in planned]
+        wanted = [(made.ranges, made.next_sequence, made.last_fingerprint) for made in planned]
         record, batches = self._numbering.record(wanted)
         waiter = self._put_record(record)
         self._wire.writer.push()
@@ -302,16 +302,16 @@ class FarBus:
         position = self._core.publish(record.encode(), self._records.class_id, self._channel)
         return self._await(position, position, None)
 
-    def send(self, made: Made) -> None:
+    def send(self, made: TargetBatch) -> None:
         told = self._plan.pop(0)
         assert told.made is made, "sent before it was announced"
         self._numbering.sent(told.batch)
         self._put(made, told.batch)
         self._wire.writer.push()
 
-    def _put(self, made: Made, batch: Batch) -> int:
+    def _put(self, made: TargetBatch, batch: Batch) -> int:
         """Hand it over. Returns how many bytes it has."""
-        copies, size = made.body, 0
+        copies, size = made.encoded, 0
         assert isinstance(copies, Copies)
         first = self._core.published_position
         for raw, bounds in copies.frames():
@@ -335,7 +335,7 @@ class FarBus:
         records = self._records
         records.settle_previous()  # The records that have come back are of no more use.
         while not records.is_empty:
-            records.next_batch()
+            records.pop_batch()
             records.settle_previous()
         return refusals
 
@@ -376,7 +376,7 @@ def _range_bytes(next: int) -> int:
 class _Announced:
     """What is to be sent."""
 
-    made: Made
+    made: TargetBatch
     batch: Batch
     waiter: Waiter
     """That of the record which told it first."""
@@ -428,7 +428,7 @@ async def _last_record(wire: Wire, terms: FarTerms) -> Record | None:
             await wire.answered(wire.core.sync())  # Or the line is silent, and that says nothing.
         if inbox.is_empty:
             return None
-        batch = inbox.next_batch()
+        batch = inbox.pop_batch()
         assert batch is not None
         try:
             return Record.decode(batch.payloads[-1])
@@ -450,7 +450,7 @@ async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
     except RefusedError as error:
         if error.code != Reason.BAD_REQUEST or not core.bus_id.startswith(_OLD_DOOR):
             raise
-        raise HopelessError(
+        raise FatalConfigurationError(
             f"{core.bus_id!r} is a door before a JetStream cluster of a version to which no bridge "
             "or uplink leads: upgrade it, or have it lead to the NATS servers of that cluster"
         ) from error
@@ -509,7 +509,7 @@ class FarDoor:
             hops=terms.hops,
             frame_bytes_max=wire.core.accepted_frame_bytes_max,
         )
-        self._sent: deque[tuple[Waiter, Made]] = deque()
+        self._sent: deque[tuple[Waiter, TargetBatch]] = deque()
         """What is not settled."""
         self._done = Signal()
 
@@ -518,26 +518,26 @@ class FarDoor:
         end = self._at + self._core.confirmed_position
         return sum(int(np.searchsorted(made.sequences, end)) for _, made in self._sent)
 
-    def make(self, found: Found) -> Made:
+    def make(self, found: SourceBatch) -> TargetBatch:
         copies = Copies()
-        for piece in found.pieces:
+        for piece in found.runs:
             self._rewriter.many(piece, copies)
-        made = Made(copies.numbers(), found.next, copies, copies.left, copies.refused)
-        made.mark = found.mark(int(made.sequences[-1])) if made.count else None
+        made = TargetBatch(copies.numbers(), found.next_sequence, copies, copies.left, copies.refused)
+        made.last_fingerprint = found.fingerprint(int(made.sequences[-1])) if made.count else None
         return made
 
-    def has_room(self, planned: Sequence[Made]) -> bool:
+    def has_room(self, planned: Sequence[TargetBatch]) -> bool:
         count = sum(made.count for made in planned) + sum(made.count for _, made in self._sent)
         return len(planned) + len(self._sent) < _BATCHES_MAX and count < _MESSAGES_MAX
 
-    def announce(self, planned: Sequence[Made]) -> None:
+    def announce(self, planned: Sequence[TargetBatch]) -> None:
         """Nobody there has to remember it."""
 
     async def announced(self) -> list[Refusal]:
         return []
 
-    def send(self, made: Made) -> None:
-        copies, core = made.body, self._core
+    def send(self, made: TargetBatch) -> None:
+        copies, core = made.encoded, self._core
         assert isinstance(copies, Copies)
         first, last = int(made.sequences[0]) - self._at, int(made.sequences[-1]) - self._at
         if first < core.published_position:

@@ -23,7 +23,7 @@ import numpy as np
 import trio
 
 from simplebus.bridge.checkpoint import Mark
-from simplebus.bridge.interfaces import STREAM_FULL, Found, HopelessError, Made, Near, Refusal
+from simplebus.bridge.interfaces import STREAM_FULL, SourceBatch, FatalConfigurationError, TargetBatch, Near, Refusal
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.reserved_headers import denied, is_reserved, key_headers, without_words
 from simplebus.bridge.source.identity import Looked
@@ -87,7 +87,7 @@ class Body:
     mark: int = 0
     """Without JetStream, what the core asks for behind them."""
     refusals: list[Refusal] = field(default_factory=list)
-    found: Found | None = None
+    found: SourceBatch | None = None
     """What they are made of, where parts of it may be made again."""
     unheard: list[int] = field(default_factory=list)
     """Rows of those that no stream has answered, or another one."""
@@ -140,25 +140,25 @@ class FarNats:
             frame_bytes_max=1 << 30,
             path=terms.path,
         )
-        self._sent: deque[Made] = deque()
+        self._sent: deque[TargetBatch] = deque()
         """What is not settled."""
 
-    def make(self, found: Found) -> Made:
+    def make(self, found: SourceBatch) -> TargetBatch:
         if self._stream:
-            found = found.at_most(self._looked.room)
+            found = found.limit(self._looked.room)
         copies, body = Copies(), Body(room=self._looked.room)
-        count = sum(piece.count for piece in found.pieces)
+        count = sum(piece.count for piece in found.runs)
         if self._stream:
             body.number = self._core.take_numbers(count)
         number = body.number
-        for piece in found.pieces:
+        for piece in found.runs:
             before = copies.count
             if not self._many(piece, copies, body, number):
                 self._each(piece, copies, body, number)
             number += copies.count - before
-        made = Made(copies.numbers(), found.next, body, copies.left, copies.refused)
+        made = TargetBatch(copies.numbers(), found.next_sequence, body, copies.left, copies.refused)
         if self._stream:
-            made.mark = found.mark(int(made.sequences[-1])) if made.count else None
+            made.last_fingerprint = found.fingerprint(int(made.sequences[-1])) if made.count else None
         return made
 
     # Many at once --------------------------------------------------------------------------------
@@ -303,18 +303,18 @@ class FarNats:
     def must_wait(self) -> bool:
         return False
 
-    def has_room(self, planned: Sequence[Made]) -> bool:
+    def has_room(self, planned: Sequence[TargetBatch]) -> bool:
         count = sum(made.count for made in (*planned, *self._sent))
         most = self._looked.room if self._stream else _MESSAGES_MAX
         return len(planned) + len(self._sent) < _BATCHES_MAX and count < most
 
-    def announce(self, planned: Sequence[Made]) -> None:
+    def announce(self, planned: Sequence[TargetBatch]) -> None:
         """Nobody there would remember it."""
 
     async def announced(self) -> list[Refusal]:
         return []
 
-    def send(self, made: Made) -> None:
+    def send(self, made: TargetBatch) -> None:
         body = body_of(made)
         for said in body.said:
             self._core.write(said)
@@ -335,7 +335,7 @@ class FarNats:
         await self._note_mapped(self._sent[0])
         return body_of(self._sent.popleft()).refusals
 
-    async def _dealt_with(self, made: Made) -> None:
+    async def _dealt_with(self, made: TargetBatch) -> None:
         """Wait until the server has dealt with a batch; a stream: has stored or refused it. Raises
         BusConnectionError where nobody does: all is sent again then, and the stream knows it."""
         body, wire = body_of(made), self._wire
@@ -372,7 +372,7 @@ class FarNats:
         says anything."""
         info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
         if info["config"].get("no_ack"):
-            raise HopelessError(
+            raise FatalConfigurationError(
                 f"stream {self._stream!r} does not say what it has stored, and a bridge has to "
                 "know: take 'no_ack' from the stream, or have the lane lead to NATS without a "
                 "stream"
@@ -380,7 +380,7 @@ class FarNats:
         taken = subjects_of(info["config"])
         return sum(self._leave(made, taken) for made in self._silent) > 0
 
-    def _leave(self, made: Made, taken: Sequence[str]) -> int:
+    def _leave(self, made: TargetBatch, taken: Sequence[str]) -> int:
         """Wait no more for what of a batch goes to none of these subjects. Returns how many do."""
         body = body_of(made)
         before = len(body.unheard)
@@ -395,7 +395,7 @@ class FarNats:
         """Whether a stream that says it takes these subjects takes this one."""
         return is_taken(subject.decode(), taken) or subject in self._looked.mapped
 
-    async def _note_mapped(self, made: Made) -> None:
+    async def _note_mapped(self, made: TargetBatch) -> None:
         """Of a batch that is dealt with, note what a stream has stored of a subject that it does
         not name: servers may be told to give messages another one. While such a stream is away
         nobody answers, and its configuration would say that it does not take them."""
@@ -415,7 +415,7 @@ class FarNats:
                     mapped.add(subject)
 
     @property
-    def _silent(self) -> Sequence[Made]:
+    def _silent(self) -> Sequence[TargetBatch]:
         """Of these the stream should have said something."""
         return self._sent
 
@@ -432,7 +432,7 @@ class FarNats:
         if not self._fits(info["config"]):
             raise BusConnectionError(f"stream {self._stream!r} is kept otherwise than it was")
 
-    async def _sort_unheard(self, made: Made) -> None:
+    async def _sort_unheard(self, made: TargetBatch) -> None:
         """Refuse what the stream does not take though it is there. Raises BusConnectionError where
         it is not, or was not: all is sent again then, in its order."""
         body, stream = body_of(made), self._stream
@@ -461,7 +461,7 @@ class FarNats:
                     self._deny(made, subject, complaint)
         self._wire.complaints.clear()
 
-    def _deny(self, made: Made, subject: bytes, complaint: str) -> None:
+    def _deny(self, made: TargetBatch, subject: bytes, complaint: str) -> None:
         """Nothing of a batch is taken that goes to this subject."""
         body = body_of(made)
         for sequences in body.subjects.pop(subject, []):
@@ -474,7 +474,7 @@ class FarNats:
                 Refusal(each, "permissions", complaint) for each in made.sequences[rows].tolist()
             ]
 
-    def _take(self, found: Replies, made: Made) -> None:
+    def _take(self, found: Replies, made: TargetBatch) -> None:
         """What of these are PubAcks of a batch."""
         body = body_of(made)
         rows = found.numbers - body.number
@@ -483,7 +483,7 @@ class FarNats:
             return
         acks = jetstream_codec.pub_acks(found.messages)
         if known := int(np.count_nonzero(acks.duplicates & mine)):
-            made.left[Left.KNOWN] = made.left.get(Left.KNOWN, 0) + known
+            made.skipped_counts[Left.KNOWN] = made.skipped_counts.get(Left.KNOWN, 0) + known
         for row, error in acks.errors.items():
             if not mine[row]:
                 continue
@@ -501,9 +501,9 @@ class FarNats:
         body.missing[rows[mine]] = False
 
 
-def body_of(made: Made) -> Body:
-    assert isinstance(made.body, Body)
-    return made.body
+def body_of(made: TargetBatch) -> Body:
+    assert isinstance(made.encoded, Body)
+    return made.encoded
 
 
 def _room_of(version: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from simplebus.bridge.interfaces import STREAM_FULL, Found, Made, Refusal
+from simplebus.bridge.interfaces import STREAM_FULL, SourceBatch, TargetBatch, Refusal
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.target.nats import FarNats, body_of
 
@@ -41,12 +41,12 @@ class FarFew(FarNats):
         self._later: Refusal | None = None
         """Why nothing behind it is said of what waits."""
 
-    def make(self, found: Found) -> Made:
-        made = super().make(found.at_most(_ROUNDS_MAX * self._under_way))
+    def make(self, found: SourceBatch) -> TargetBatch:
+        made = super().make(found.limit(_ROUNDS_MAX * self._under_way))
         body_of(made).room = min(self._under_way, self._looked.room)
         return made
 
-    def send(self, made: Made) -> None:
+    def send(self, made: TargetBatch) -> None:
         body_of(made).missing = np.ones(made.count, np.bool_)
         self._looked.note(self._near, made)
         self._sent.append(made)
@@ -86,7 +86,7 @@ class FarFew(FarNats):
         self._part = self._row = self._begun = 0
         self._say_some(self._sent[0])
 
-    def _say_some(self, made: Made) -> None:
+    def _say_some(self, made: TargetBatch) -> None:
         """Say what may be under way at once; but not what is known to be refused."""
         body, most = body_of(made), min(self._under_way, self._looked.room)
         left, room = most, _MESSAGE_BYTES * most
@@ -107,7 +107,7 @@ class FarFew(FarNats):
                 self._part, self._row = self._part + 1, 0
         self._wire.link.flush()
 
-    def _look_if_later(self, made: Made) -> None:
+    def _look_if_later(self, made: TargetBatch) -> None:
         """If some of a batch is to be sent again later, so is what of it is not known."""
         body = body_of(made)
         refused = (each for each in body.refusals if each.code == STREAM_FULL)

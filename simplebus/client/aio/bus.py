@@ -119,7 +119,7 @@ class Bus(Publisher):
         When the bus is gone for good, or the handler raises KeyboardInterrupt or SystemExit, the
         bus's block is cancelled, and leaving it raises BusConnectionError, or that.
         """
-        arguments.whole("concurrency", concurrency, least=1, most=_CONCURRENCY_MAX)
+        arguments.check_integer("concurrency", concurrency, minimum=1, maximum=_CONCURRENCY_MAX)
         check_handler(handler, may_wait=True)
         self.wire.check()
         subscription = self.subscribe(what, *channels, auto_ack=False, **options)
@@ -209,7 +209,7 @@ class Bus(Publisher):
         decode = None if as_ is None else self._registry.bindings[as_].decode
         self.wire.check()
         answered = anyio.Event()
-        with anyio.move_on_after(arguments.patience("timeout", timeout)):
+        with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
             asking = await self._replies_open()
             asked = asking.ask(about, timeout=timeout, wake=answered.set)
             try:

@@ -51,10 +51,10 @@ def client_core(
     """The core of a client, with a name and an instance of its own making if it has none."""
     if name is None:
         name = f"anonymous-{secrets.token_hex(8)}"
-    if not 0 < len(arguments.text("name", name)) <= NAME_CHARACTERS_MAX:
+    if not 0 < len(arguments.check_text("name", name)) <= NAME_CHARACTERS_MAX:
         raise ValueError(f"name must be of 1 to {NAME_CHARACTERS_MAX} characters, got {name!r}")
-    arguments.seconds("heartbeat", heartbeat, most=HEARTBEAT_SECONDS_MAX)
-    arguments.whole("frame_bytes", frame_bytes, least=_FRAME_BYTES_LEAST, most=_FRAME_BYTES_MOST)
+    arguments.check_seconds("heartbeat", heartbeat, maximum=HEARTBEAT_SECONDS_MAX)
+    arguments.check_integer("frame_bytes", frame_bytes, minimum=_FRAME_BYTES_LEAST, maximum=_FRAME_BYTES_MOST)
     return ClientCore(
         name=name,
         instance=instance or secrets.token_hex(8),

@@ -109,7 +109,7 @@ class ValueLoop(_Loop, Generic[T]):
             self._ready = map(self._inbox.decode, self._inbox.prepared_payloads)
             return next(self._ready)
         except DecodeError as error:
-            message = self._inbox.last_message()
+            message = self._inbox.get_last_message()
             self._inbox.nack_last()
             raise undecodable(error, message) from None
 

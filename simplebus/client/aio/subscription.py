@@ -102,7 +102,7 @@ class BaseSubscription(Entry[T]):
             if inbox.active_loop is None:
                 for message in inbox.prepared_messages:
                     return message
-            with anyio.move_on_after(arguments.patience("timeout", timeout)):
+            with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
                 await self.refill()
             if inbox.is_empty:
                 assert timeout is not None, "refill returned, and there was nothing"
@@ -116,7 +116,7 @@ class BaseSubscription(Entry[T]):
         many seconds, none. Says that those before are processed."""
         if most < 1:
             raise ValueError(f"take needs a number of messages from 1 on, got {most}")
-        with anyio.move_on_after(arguments.patience("timeout", timeout)):
+        with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
             await self.refill()
         return [] if self.inbox.is_empty else list(self.take_batch(most))
 
@@ -171,7 +171,7 @@ class BaseSubscription(Entry[T]):
         return self.take_batch()
 
     def take_batch(self, most: int | None = None) -> Batch:
-        batch = self.inbox.next_batch(most)
+        batch = self.inbox.pop_batch(most)
         assert batch is not None, "refill returned, and there was nothing"
         self._since_turn += len(batch)
         self._wire.handed_out()

@@ -171,7 +171,7 @@ class BlockingBus(BlockingPublisher):
 
     def run(self, seconds: float | None = None) -> None:
         """Call handlers for what comes, for so long, or for ever."""
-        deadline = monotonic() + arguments.limit("seconds", seconds)
+        deadline = monotonic() + arguments.timeout_or_infinity("seconds", seconds)
         while self.wire.wait_until(self._has_work, deadline):
             self._work()
 
@@ -237,7 +237,7 @@ class BlockingBus(BlockingPublisher):
     ) -> Any:
         """Publish a message and return the first reply to it, as `simplebus.Bus.request`."""
         decode = None if as_ is None else self._registry.bindings[as_].decode
-        deadline = monotonic() + arguments.limit("timeout", timeout)
+        deadline = monotonic() + arguments.timeout_or_infinity("timeout", timeout)
         asking, inbox = self._replies_open()
         asked = asking.ask(about, timeout=timeout, wake=lambda: None)
         try:

@@ -100,7 +100,7 @@ class BlockingBaseSubscription(Entry[T]):
                 if monotonic() >= self._ack_at:
                     self._push_acks(handing_out=True)
                 return message
-        seconds = arguments.limit("timeout", timeout)
+        seconds = arguments.timeout_or_infinity("timeout", timeout)
         if not self._refill(seconds):
             raise nothing_came(self.target, seconds)
         inbox.prepare_messages(MESSAGES_PER_TURN)
@@ -111,9 +111,9 @@ class BlockingBaseSubscription(Entry[T]):
         many seconds, none. Says that those before are processed."""
         if most < 1:
             raise ValueError(f"take needs a number of messages from 1 on, got {most}")
-        if not self._refill(arguments.limit("timeout", timeout)):
+        if not self._refill(arguments.timeout_or_infinity("timeout", timeout)):
             return []
-        return list(self.inbox.next_batch(most) or ())
+        return list(self.inbox.pop_batch(most) or ())
 
     def _messages(self) -> Iterator[Message[T]]:
         inbox = self.inbox
@@ -142,7 +142,7 @@ class BlockingBaseSubscription(Entry[T]):
         return self._take_batch()
 
     def _take_batch(self) -> Batch:
-        batch = self.inbox.next_batch()
+        batch = self.inbox.pop_batch()
         assert batch is not None, "refill returned, and there was nothing"
         return batch
 
@@ -195,7 +195,7 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
                         if monotonic() >= self._ack_at:
                             self._push_acks()
         except DecodeError as error:
-            message = inbox.last_message()
+            message = inbox.get_last_message()
             inbox.nack_last()
             raise undecodable(error, message) from None
 

@@ -46,7 +46,7 @@ def nack_outcome(delay: float | None = None, error: object = None) -> AckOutcome
     """The verdict for a message that is to come again after so many seconds, and why."""
     if delay is None:
         return (frames.NACK, _encode_error(error)) if error is not None else NACKED
-    seconds = arguments.seconds("delay", delay, most=_DELAY_MAX)
+    seconds = arguments.check_seconds("delay", delay, maximum=_DELAY_MAX)
     return frames.NACK, b" %d" % round(seconds * 1000) + _encode_error(error)
 
 
@@ -66,8 +66,8 @@ def _encode_error(error: object) -> bytes:
         text = ""
     if isinstance(error, BaseException):
         text = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
-    cut = text[:ERROR_BYTES_MAX].encode(errors="replace")[:ERROR_BYTES_MAX]
-    return b"\n" + stuff(cut.decode(errors="ignore").encode())
+    truncated = text[:ERROR_BYTES_MAX].encode(errors="replace")[:ERROR_BYTES_MAX]
+    return b"\n" + stuff(truncated.decode(errors="ignore").encode())
 
 
 class AckSink:
@@ -86,7 +86,7 @@ class AckSink:
 
     def encode_pending(self) -> bytes:
         """Frames for everything."""
-        encoded = b"".join([log.encode_pending() for log in self.ack_buffers])
+        encoded = b"".join([ack_buffer.encode_pending() for ack_buffer in self.ack_buffers])
         self.clear()
         return encoded
 
@@ -137,7 +137,7 @@ class AckBuffer:
         self._is_attached = False
 
     @property
-    def is_waiting(self) -> bool:
+    def has_held_acks(self) -> bool:
         """Whether something waits for the bus to know the subscription again."""
         return bool(self._entries) and not self._is_attached
 
@@ -174,52 +174,52 @@ class AckBuffer:
 
     def acked_sequences(self) -> MessageIds:
         """What the bus is yet to hear that it is processed."""
-        said = [
+        acked = [
             np.asarray(entry.ack_token.sequences[entry.first : entry.last])
             for entry in self._entries
             if entry.outcome is ACKED
         ]
-        return np.concatenate(said) if said else range(0)
+        return np.concatenate(acked) if acked else range(0)
 
     def _count_messages(self) -> int:
         return sum(entry.last - entry.first for entry in self._entries)
 
     def encode_pending(self) -> bytes:
         """Frames for everything in the log, which is empty then."""
-        told: list[tuple[AckOutcome, int, int, int]] = []
-        row = 0
+        ranges: list[tuple[AckOutcome, int, int, int]] = []
+        range_end_index = 0
         for entry in self._entries:
-            verdict, attempt = entry.outcome, 0
+            outcome, attempt = entry.outcome, 0
             count = entry.last - entry.first
-            if verdict[0] == frames.ACK:
+            if outcome[0] == frames.ACK:
                 self.ack_sink.acked_count += count
             else:
-                attempt = self._attempt_to_name(entry)
-                self.ack_sink.nacked_count += count * (verdict[0] == frames.NACK)
-            if self.dropped_redeliveries and verdict[0] != frames.WORKING:
+                attempt = self._attempt_to_encode(entry)
+                self.ack_sink.nacked_count += count * (outcome[0] == frames.NACK)
+            if self.dropped_redeliveries and outcome[0] != frames.WORKING:
                 self._forget_redeliveries(entry)
-            for first, last, row_first, row_last in self._compute_ranges(entry):
-                if told and told[-1][0] == verdict and told[-1][3] == attempt:
-                    _, begin, end, _ = told[-1]
+            for first, last, first_index, last_index in self._compute_ranges(entry):
+                if ranges and ranges[-1][0] == outcome and ranges[-1][3] == attempt:
+                    _, begin, end, _ = ranges[-1]
                     if end == first or (
-                        row_first and row == row_first and end > self.last_out_of_order
+                        first_index and range_end_index == first_index and end > self.last_out_of_order
                     ):
-                        told[-1] = (verdict, begin, last, attempt)
-                        row = row_last
+                        ranges[-1] = (outcome, begin, last, attempt)
+                        range_end_index = last_index
                         continue
-                told.append((verdict, first, last, attempt))
-                row = row_last
+                ranges.append((outcome, first, last, attempt))
+                range_end_index = last_index
         self._entries.clear()
-        return b"".join([self._encode_range(*one) for one in told])
+        return b"".join([self._encode_range(*one) for one in ranges])
 
-    def _attempt_to_name(self, entry: _AckEntry) -> int:
+    def _attempt_to_encode(self, entry: _AckEntry) -> int:
         """Which sending is spoken of; 0 for the last one, also where that was dropped."""
-        receipt = entry.ack_token
+        ack_token = entry.ack_token
         if self.dropped_redeliveries:
-            sequences = np.asarray(receipt.sequences[entry.first : entry.last]).tolist()
+            sequences = np.asarray(ack_token.sequences[entry.first : entry.last]).tolist()
             if not self.dropped_redeliveries.isdisjoint(sequences):
                 return 0
-        return receipt.attempt
+        return ack_token.attempt
 
     def _forget_redeliveries(self, entry: _AckEntry) -> None:
         sequences = np.asarray(entry.ack_token.sequences[entry.first : entry.last]).tolist()
@@ -228,17 +228,17 @@ class AckBuffer:
     def _compute_ranges(self, entry: _AckEntry) -> list[AckRange]:
         """Ranges for the messages of an entry."""
         sequences = entry.ack_token.sequences
-        row = entry.ack_token.arrival_index if self._can_span_gaps else 0
+        arrival_index = entry.ack_token.arrival_index if self._can_span_gaps else 0
         first, last = int(sequences[entry.first]), int(sequences[entry.last - 1]) + 1
-        is_whole = last - first == entry.last - entry.first
-        if is_whole or (row and first > self.last_out_of_order):
-            if not row:
+        is_contiguous = last - first == entry.last - entry.first
+        if is_contiguous or (arrival_index and first > self.last_out_of_order):
+            if not arrival_index:
                 return [(first, last, 0, 0)]
-            return [(first, last, row + entry.first, row + entry.last)]
-        part = np.asarray(sequences)[entry.first : entry.last]
-        breaks = np.flatnonzero(part[1:] != part[:-1] + 1)
-        firsts = part[np.r_[0, breaks + 1]].tolist()
-        lasts = (part[np.r_[breaks, part.size - 1]] + 1).tolist()
+            return [(first, last, arrival_index + entry.first, arrival_index + entry.last)]
+        entry_sequences = np.asarray(sequences)[entry.first : entry.last]
+        breaks = np.flatnonzero(entry_sequences[1:] != entry_sequences[:-1] + 1)
+        firsts = entry_sequences[np.r_[0, breaks + 1]].tolist()
+        lasts = (entry_sequences[np.r_[breaks, entry_sequences.size - 1]] + 1).tolist()
         return [(begin, end, 0, 0) for begin, end in zip(firsts, lasts, strict=True)]
 
     def _encode_range(self, outcome: AckOutcome, first: int, last: int, attempt: int) -> bytes:
@@ -248,9 +248,9 @@ class AckBuffer:
         header = frames.HEADER.pack(frame_type, self._subscription_number, attempt, 0)
         if end <= _ID_COUNT:
             return header + b"%d-%d" % (begin, end) + argument + DELIMITER
-        cut = last - (end - _ID_COUNT)
-        return self._encode_range(outcome, first, cut, attempt) + self._encode_range(
-            outcome, cut, last, attempt
+        wrap_sequence = last - (end - _ID_COUNT)
+        return self._encode_range(outcome, first, wrap_sequence, attempt) + self._encode_range(
+            outcome, wrap_sequence, last, attempt
         )
 
 
@@ -264,7 +264,7 @@ class _AckEntry:
         self.last = last
 
 
-class MessageOwner(Protocol):
+class DecodingOwner(Protocol):
     """Who got messages: a subscription, or a fetch."""
 
     decode: Callable[[bytes], Any] | None
@@ -286,7 +286,7 @@ class AckToken:
 
     def __init__(
         self,
-        owner: MessageOwner,
+        owner: DecodingOwner,
         ack_buffer: AckBuffer | None,
         *,
         class_id: int,
@@ -307,7 +307,7 @@ class AckToken:
         """Messages about which the consumer has said something by hand; None for none."""
 
     @property
-    def is_alive(self) -> bool:
+    def is_ack_wanted(self) -> bool:
         """Whether the bus still wants to hear about these messages."""
         return self._ack_buffer is not None and self._ack_buffer.is_open
 
@@ -339,7 +339,7 @@ class AckToken:
             self._decided_indexes.update(range(first, last))
         self._ack_buffer.ack_sink.on_manual_ack()
 
-    def check_owner(self, owner: object, messages: object) -> None:
+    def check_owner(self, owner: object, message_or_batch: object) -> None:
         """Raise LocalProtocolError if they are another one's messages."""
         if owner is not self.owner:
-            raise LocalProtocolError(f"{messages!r} came from another subscription; ack it there")
+            raise LocalProtocolError(f"{message_or_batch!r} came from another subscription; ack it there")

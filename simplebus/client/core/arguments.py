@@ -11,54 +11,54 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def seconds(name: str, given: float, *, least: float = 0.0, most: float = math.inf) -> float:
+def check_seconds(name: str, value: float, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
     """A span of time."""
-    if isinstance(given, str | bytes):
-        raise _wrong_kind(name, "seconds", given)
+    if isinstance(value, str | bytes):
+        raise _type_error(name, "seconds", value)
     try:
-        is_in_range = least <= given <= most
+        is_in_range = minimum <= value <= maximum
     except TypeError:
-        raise _wrong_kind(name, "seconds", given) from None
+        raise _type_error(name, "seconds", value) from None
     if not is_in_range:
-        upper = "on" if most == math.inf else f"to {most:g}"
-        raise ValueError(f"{name} must be seconds from {least:g} {upper}, got {given!r}")
-    return given
+        upper = "on" if maximum == math.inf else f"to {maximum:g}"
+        raise ValueError(f"{name} must be seconds from {minimum:g} {upper}, got {value!r}")
+    return value
 
 
-def patience(name: str, given: float | None) -> float | None:
+def check_timeout(name: str, value: float | None) -> float | None:
     """How long somebody waits: None for ever, and not at all below 0."""
-    return given if given is None else seconds(name, given, least=-math.inf)
+    return value if value is None else check_seconds(name, value, minimum=-math.inf)
 
 
-def limit(name: str, given: float | None) -> float:
+def timeout_or_infinity(name: str, value: float | None) -> float:
     """The same as a number."""
-    found = patience(name, given)
-    return math.inf if found is None else found
+    timeout = check_timeout(name, value)
+    return math.inf if timeout is None else timeout
 
 
-def whole(name: str, given: int, *, least: int, most: int) -> int:
+def check_integer(name: str, value: int, *, minimum: int, maximum: int) -> int:
     """A whole number."""
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise _wrong_kind(name, "a whole number", given)
-    if not least <= given <= most:
-        raise ValueError(f"{name} must be from {least} to {most}, got {given!r}")
-    return given
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _type_error(name, "a whole number", value)
+    if not minimum <= value <= maximum:
+        raise ValueError(f"{name} must be from {minimum} to {maximum}, got {value!r}")
+    return value
 
 
-def text(name: str, given: str) -> str:
+def check_text(name: str, value: str) -> str:
     """A text."""
-    if not isinstance(given, str):
-        raise _wrong_kind(name, "text", given)
-    return given
+    if not isinstance(value, str):
+        raise _type_error(name, "text", value)
+    return value
 
 
-def refuse_unknown(unknown: Iterable[str], known: Iterable[str]) -> None:
+def reject_unknown_names(unknown: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError if there are arguments that nobody knows."""
     for name in unknown:
-        alike = get_close_matches(name, known, 1)
-        hint = f"did you mean {alike[0]}?" if alike else f"expected one of {', '.join(known)}"
+        similar_names = get_close_matches(name, known, 1)
+        hint = f"did you mean {similar_names[0]}?" if similar_names else f"expected one of {', '.join(known)}"
         raise TypeError(f"there is no argument {name!r}; {hint}")
 
 
-def _wrong_kind(name: str, expected: str, given: object) -> TypeError:
-    return TypeError(f"{name} must be {expected}, got {given!r}")
+def _type_error(name: str, expected: str, value: object) -> TypeError:
+    return TypeError(f"{name} must be {expected}, got {value!r}")

@@ -28,7 +28,7 @@ from simplebus.client.core.frame_runs import FrameRun, split_into_runs
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.core.statistics import ClientStatistics as ClientStatistics
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.errors import BusError, RefusedError
 from simplebus.core.limits import ACKS_MAX, Limits
 from simplebus.core.protocol import frames
@@ -93,7 +93,7 @@ class ClientCore:
     # Connections ---------------------------------------------------------------------------------
 
     @property
-    def durability(self) -> Level:
+    def durability(self) -> Durability:
         """Where a message is when it is confirmed, by the bus that has answered last."""
         return self._connection.durability
 
@@ -198,7 +198,7 @@ class ClientCore:
         content = UnsubscribeRequest(forget=True).encode() if forget else b""
         number = inbox.subscription_number
         request = self._connection.open_requests.open_request(
-            frames.UNSUBSCRIBE, subject_id=number, content=content
+            frames.UNSUBSCRIBE, target_id=number, content=content
         )
         inbox.leave(request)
         if inbox.is_subscribed:
@@ -232,7 +232,7 @@ class ClientCore:
         if create_class:
             self._connection.name_class(class_id)
         content = FetchRequest(first=first, count=count, time=start_time, times=with_times).encode()
-        request = self._connection.send_request(frames.FETCH, subject_id=class_id, content=content)
+        request = self._connection.send_request(frames.FETCH, target_id=class_id, content=content)
         request.remaining_count = count
         return request
 
@@ -256,7 +256,7 @@ class ClientCore:
         content = PurgeRequest(first=first, last=last).encode()
         return self._connection.send_request(
             frames.PURGE,
-            subject_id=class_id,
+            target_id=class_id,
             content=content,
             after_position=self.published_position,
         )

@@ -23,7 +23,7 @@ from simplebus.client.core.inboxes import Inboxes
 from simplebus.client.core.open_requests import OpenRequest, OpenRequests, ReplyBody
 from simplebus.client.core.publish_buffer import PublishBuffer
 from simplebus.client.core.send_queue import SendQueue
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError, RemoteProtocolError
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.protocol import frames
@@ -68,7 +68,7 @@ class ConnectionState:
         self.heartbeat = Heartbeat()
         self.bus_id = ""
         """Whose memory knows us; empty before the first answer."""
-        self.durability = Level.MEMORY
+        self.durability = Durability.MEMORY
         """Where a message is when it is confirmed."""
         self.session_id: int | None = None
         """What the bus calls the connection; None while there is none, or no answer."""
@@ -135,7 +135,7 @@ class ConnectionState:
         self.bus_id, self.run_id = reply.bus, reply.run
         self.duplicate_seconds = reply.duplicates
         self.session_id = reply.session
-        self.durability = Level(min(reply.level, max(Level)))
+        self.durability = Durability(min(reply.level, max(Durability)))
         self.connection_count += 1
         self.heartbeat.start(reply.heartbeat, now)
         outgoing = self.send_queue
@@ -163,12 +163,12 @@ class ConnectionState:
         self,
         frame_type: int,
         *,
-        subject_id: int = 0,
+        target_id: int = 0,
         content: bytes,
         after_position: int | None = None,
     ) -> OpenRequest:
         request = self.open_requests.open_request(
-            frame_type, subject_id=subject_id, content=content
+            frame_type, target_id=target_id, content=content
         )
         request.after_position = after_position
         if self.is_ready:
@@ -178,14 +178,14 @@ class ConnectionState:
     def send_subscribe(self, inbox: Inbox) -> None:
         """Ask the bus for it, as soon as its durable is free."""
         if self.inboxes.is_durable_occupied(inbox):
-            self.inboxes.waiting_inboxes[inbox] = None
+            self.inboxes.inboxes_to_subscribe[inbox] = None
         else:
             self.send_queue.append_frame(inbox.subscribe_request.frame)
 
     def _send_waiting_subscribes(self) -> None:
         """A durable may be free."""
-        waiting = list(self.inboxes.waiting_inboxes)
-        self.inboxes.waiting_inboxes.clear()
+        waiting = list(self.inboxes.inboxes_to_subscribe)
+        self.inboxes.inboxes_to_subscribe.clear()
         for inbox in waiting:
             self.send_subscribe(inbox)
 
@@ -220,7 +220,7 @@ class ConnectionState:
 
     # Hearing -------------------------------------------------------------------------------------
 
-    def handle_run(self, run: FrameRun, woken_inboxes: dict[Inbox, None], now: float) -> None:
+    def handle_run(self, run: FrameRun, inboxes_to_wake: dict[Inbox, None], now: float) -> None:
         """What one run means."""
         kind = run.frame_type
         if not self.is_ready and kind not in _TYPES_BEFORE_CONNECT_REPLY:
@@ -229,7 +229,7 @@ class ConnectionState:
                 f"the bus sent a frame of type {kind:#04x} before it answered the Connect",
             )
         if run.has_messages:
-            self.inboxes.route_run(run, woken_inboxes)
+            self.inboxes.route_run(run, inboxes_to_wake)
         elif kind == frames.DELIVER:
             self.inboxes.set_delivery_header(run)
         elif kind == frames.CONFIRM:
@@ -237,7 +237,7 @@ class ConnectionState:
         elif kind in _REPLY_DECODERS:
             self._handle_reply(run, now)
         elif kind == frames.ERROR:
-            self._handle_error(run, woken_inboxes)
+            self._handle_error(run, inboxes_to_wake)
         elif kind != frames.HEARTBEAT:
             self.ignored_count += 1
 
@@ -263,7 +263,7 @@ class ConnectionState:
             case SubscribeReply():
                 inbox = self.inboxes.find_by_request(request)
                 if inbox is not None:
-                    inbox.handle_subscribed(reply, bus_run=(self.bus_id, self.run_id))
+                    inbox.handle_subscribed(reply, server_run=(self.bus_id, self.run_id))
                     if inbox.unsubscribe_request is not None:
                         self.send_queue.append_frame(inbox.unsubscribe_request.frame)
                         self._send_waiting_subscribes()
@@ -275,7 +275,7 @@ class ConnectionState:
             case _:
                 request.finish(reply)
 
-    def _handle_error(self, run: FrameRun, woken_inboxes: dict[Inbox, None]) -> None:
+    def _handle_error(self, run: FrameRun, inboxes_to_wake: dict[Inbox, None]) -> None:
         """Why a frame had no effect, or why the bus closes."""
         reply = decode(ErrorReply, run.content)
         if reply.fatal:
@@ -298,7 +298,7 @@ class ConnectionState:
                 inbox.subscribe_request.fail(error)
                 self.inboxes.remove(inbox, error)
                 self._send_waiting_subscribes()
-                woken_inboxes[inbox] = None
+                inboxes_to_wake[inbox] = None
                 return
         if request is None:
             self.ignored_count += 1
@@ -326,7 +326,7 @@ class ConnectionState:
     def _handle_unsubscribed(self, request: OpenRequest) -> None:
         """An Unsubscribe is done."""
         request.finish()
-        inbox = self.inboxes.get(request.subject_id)
+        inbox = self.inboxes.get(request.target_id)
         if inbox is not None:
             self.inboxes.remove(inbox)
 

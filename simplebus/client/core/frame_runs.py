@@ -77,7 +77,7 @@ class FrameRun:
         """What the only frame holds."""
         return self.raw[HEADER_BYTES:-DELIMITER_BYTES]
 
-    def part(self, first: int, last: int) -> FrameRun:
+    def slice(self, first: int, last: int) -> FrameRun:
         """Frames first..last-1, with bytes of their own."""
         if first == 0 and last == self.count:
             return self
@@ -125,10 +125,10 @@ def split_into_runs(batch: FrameBatch) -> Iterator[FrameRun]:
                 yield from _split_uniform(batch.slice(first, last))
                 first = last
             return
-    yield from _split_by_loop(batch)
+    yield from _split_few(batch)
 
 
-def _split_by_loop(batch: FrameBatch) -> Iterator[FrameRun]:
+def _split_few(batch: FrameBatch) -> Iterator[FrameRun]:
     """The runs of a few frames."""
     raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
     if len(bounds) == 2:

@@ -15,14 +15,14 @@ class Heartbeat:
         self._interval_seconds = 0.0
         """Silence that neither side lets come about; 0 while there is none agreed."""
         self._received_at = 0.0
-        self._check_at = 0.0
+        self._next_check_at = 0.0
         self._sent_bytes = 0
         """As they were at the last look."""
 
     def start(self, interval_seconds: float, now: float) -> None:
         """This is agreed; 0 for none."""
         self._interval_seconds = interval_seconds
-        self._received_at = self._check_at = now
+        self._received_at = self._next_check_at = now
 
     def mark_received(self, now: float) -> None:
         """The peer has sent something."""
@@ -35,16 +35,16 @@ class Heartbeat:
         """
         if not self._interval_seconds:
             return False
-        silent = now - self._received_at
-        if silent >= self._interval_seconds * HEARTBEATS_MISSED_MAX:
+        silent_seconds = now - self._received_at
+        if silent_seconds >= self._interval_seconds * HEARTBEATS_MISSED_MAX:
             raise RemoteProtocolError(
                 Reason.HEARTBEAT_TIMEOUT,
-                f"the bus was silent for {silent:.1f} s; it was to send something every "
+                f"the bus was silent for {silent_seconds:.1f} s; it was to send something every "
                 f"{self._interval_seconds:g} s",
             )
-        if now < self._check_at:
+        if now < self._next_check_at:
             return False
-        self._check_at = (
+        self._next_check_at = (
             now + self._interval_seconds / 2
         )  # So that no silence is longer than the whole.
         is_silent = sent_bytes == self._sent_bytes
@@ -57,5 +57,5 @@ class Heartbeat:
         if not self._interval_seconds:
             return math.inf
         return min(
-            self._check_at, self._received_at + self._interval_seconds * HEARTBEATS_MISSED_MAX
+            self._next_check_at, self._received_at + self._interval_seconds * HEARTBEATS_MISSED_MAX
         )

@@ -87,19 +87,19 @@ class Inbox:
         self.prepared_messages: Iterator[Message[Any]] = iter(())
         """The prepared messages that were not handed out."""
         self._ack_sink = ack_sink
-        self._ack_buffer = self._new_ack_buffer()
+        self._ack_buffer = self._create_ack_buffer()
         self._next_sequence: int | None = None
         """The sequence behind the furthest that came; None before the first answer."""
-        self._bus_run = ("", "")
+        self._server_run = ("", "")
         """Which bus has answered last, and in which run."""
         self._next_arrival_index = 1
         """The place in the row of the next message that comes in it."""
-        self._untouched_batches: deque[Batch] = deque()
+        self._queued_batches: deque[Batch] = deque()
         self._current_batch: Batch | None = None
         """What the consumer is at; None before the first."""
         self._settled_count = 0
         self._prepared_count = 0
-        self._last_handed_count = 1
+        self._last_handed_out_count = 1
         """How many messages were handed out at once, the last time."""
         self._has_prepared_values = False
         """Whether `payloads` is taken from directly, and `ready` is of no use."""
@@ -112,12 +112,12 @@ class Inbox:
         self.in_handler_sequences: set[int] = set()
         """Sequences that a handler is at, and says what becomes of them."""
 
-    def _new_ack_buffer(self) -> AckBuffer:
+    def _create_ack_buffer(self) -> AckBuffer:
         options = self.options
         # In a group the gaps are other members' messages, and may become ours any time.
-        spans = bool(options.channels) and options.group is None
+        can_span_gaps = bool(options.channels) and options.group is None
         return AckBuffer(
-            self._ack_sink, self.subscription_number, is_auto_ack=self.auto_ack, can_span_gaps=spans
+            self._ack_sink, self.subscription_number, is_auto_ack=self.auto_ack, can_span_gaps=can_span_gaps
         )
 
     @property
@@ -139,11 +139,11 @@ class Inbox:
         """
         if self.unsubscribe_request is not None:
             raise LocalProtocolError("the subscription was left; subscribe again")
-        if self._current_batch is not None and self._handed_count < len(self._current_batch):
+        if self._current_batch is not None and self._handed_out_count < len(self._current_batch):
             return False
-        if self._untouched_batches and not self.auto_ack:
+        if self._queued_batches and not self.auto_ack:
             self._drop_decided()
-        if self._untouched_batches:
+        if self._queued_batches:
             return False
         if self.error is not None:
             raise self.error
@@ -152,10 +152,10 @@ class Inbox:
     @property
     def has_unsettled(self) -> bool:
         """Whether something was handed out and not settled."""
-        return self._settled_count < self._handed_count
+        return self._settled_count < self._handed_out_count
 
     @property
-    def _handed_count(self) -> int:
+    def _handed_out_count(self) -> int:
         return self._prepared_count - length_hint(self.prepared_payloads)
 
     # What comes ----------------------------------------------------------------------------------
@@ -167,44 +167,44 @@ class Inbox:
         sequences: MessageIds
         if isinstance(run.ids, range):
             sequences = range(first, first + run.count)
-            behind = min(max(self._next_sequence - first, 0), run.count)
+            redelivered_count = min(max(self._next_sequence - first, 0), run.count)
         else:
             sequences = run.ids + (first - run.first_id)
-            behind = int(np.searchsorted(sequences, self._next_sequence))
-        copies = (
-            self._accept_redelivered(run.part(0, behind), sequences[:behind], attempt)
-            if behind
+            redelivered_count = int(np.searchsorted(sequences, self._next_sequence))
+        duplicate_count = (
+            self._accept_redelivered(run.slice(0, redelivered_count), sequences[:redelivered_count], attempt)
+            if redelivered_count
             else 0
         )
-        if behind < run.count:
-            if behind:
-                run, sequences = run.part(behind, run.count), sequences[behind:]
+        if redelivered_count < run.count:
+            if redelivered_count:
+                run, sequences = run.slice(redelivered_count, run.count), sequences[redelivered_count:]
             self._next_sequence = int(sequences[-1]) + 1
-            row = 0
+            arrival_index = 0
             if attempt == 1:
-                row = self._next_arrival_index
+                arrival_index = self._next_arrival_index
                 self._next_arrival_index += run.count
             else:
                 self._mark_out_of_order(self._next_sequence - 1)
-            self._append_batch(run, sequences, attempt, row)
-        return copies
+            self._append_batch(run, sequences, attempt, arrival_index)
+        return duplicate_count
 
     def _accept_redelivered(self, run: FrameRun, sequences: MessageIds, attempt: int) -> int:
         """Take what does not still wait here. Returns how many were dropped."""
         self._mark_out_of_order(int(sequences[-1]))
-        numbers = np.asarray(sequences)
-        wanted = np.ones(run.count, np.bool_)
-        for waiting in self._iter_undecided():
-            if isinstance(waiting, range):
-                wanted &= (numbers < waiting.start) | (numbers >= waiting.stop)
+        sequence_array = np.asarray(sequences)
+        is_new = np.ones(run.count, np.bool_)
+        for undecided in self._iter_undecided():
+            if isinstance(undecided, range):
+                is_new &= (sequence_array < undecided.start) | (sequence_array >= undecided.stop)
             else:
-                wanted &= ~np.isin(numbers, waiting)
-        for first, last in ranges_of(wanted):
-            self._append_batch(run.part(first, last), sequences[first:last], attempt, 0)
-        if wanted.all():
+                is_new &= ~np.isin(sequence_array, undecided)
+        for first, last in ranges_of(is_new):
+            self._append_batch(run.slice(first, last), sequences[first:last], attempt, 0)
+        if is_new.all():
             return 0
-        self._ack_buffer.dropped_redeliveries.update(numbers[~wanted].tolist())
-        return run.count - int(np.count_nonzero(wanted))
+        self._ack_buffer.dropped_redeliveries.update(sequence_array[~is_new].tolist())
+        return run.count - int(np.count_nonzero(is_new))
 
     def _mark_out_of_order(self, sequence: int) -> None:
         """Something came otherwise than in the row, up to this sequence."""
@@ -214,7 +214,7 @@ class Inbox:
     def _append_batch(
         self, run: FrameRun, sequences: MessageIds, attempt: int, arrival_index: int
     ) -> None:
-        receipt = AckToken(
+        ack_token = AckToken(
             self,
             self._ack_buffer,
             class_id=run.class_id,
@@ -222,24 +222,24 @@ class Inbox:
             attempt=attempt,
             arrival_index=arrival_index,
         )
-        batch = Batch(run, receipt)
-        self._untouched_batches.append(batch)
+        batch = Batch(run, ack_token)
+        self._queued_batches.append(batch)
         self.buffered_bytes += batch.size
         if not (arrival_index or self.auto_ack):
             self._ack_buffer.undecided_out_of_order.update(np.asarray(sequences).tolist())
 
     def _drop_decided(self) -> None:
         """Drop what came again, is the next, and was judged by hand since it came."""
-        queue, late_ones = self._untouched_batches, self._ack_buffer.undecided_out_of_order
+        queue, undecided = self._queued_batches, self._ack_buffer.undecided_out_of_order
         while queue and queue[0].is_late and queue[0].is_alive:
             batch = queue[0]
-            wanted = np.array(
-                [number in late_ones for number in np.asarray(batch.sequences).tolist()]
+            is_undecided = np.array(
+                [sequence in undecided for sequence in np.asarray(batch.sequences).tolist()]
             )
-            if wanted.all():
+            if is_undecided.all():
                 return
             queue.popleft()
-            parts = [batch.part(first, last) for first, last in ranges_of(wanted)]
+            parts = [batch.part(first, last) for first, last in ranges_of(is_undecided)]
             queue.extendleft(reversed(parts))
             self.buffered_bytes += sum(part.size for part in parts) - batch.size
             if parts:
@@ -255,9 +255,9 @@ class Inbox:
     def _iter_undecided(self) -> Iterator[MessageIds]:
         """Messages of this position of which the bus will hear that they are processed."""
         if self._current_batch is not None and self._current_batch.is_alive:
-            first = self._settled_count if self.auto_ack else self._handed_count
+            first = self._settled_count if self.auto_ack else self._handed_out_count
             yield self._current_batch.sequences[first:]
-        for batch in self._untouched_batches:
+        for batch in self._queued_batches:
             if batch.is_alive:
                 yield batch.sequences
         if self.in_handler_sequences:
@@ -266,16 +266,16 @@ class Inbox:
 
     # Connections ---------------------------------------------------------------------------------
 
-    def handle_subscribed(self, reply: SubscribeReply, *, bus_run: tuple[str, str]) -> None:
+    def handle_subscribed(self, reply: SubscribeReply, *, server_run: tuple[str, str]) -> None:
         """The bus has begun the subscription, on this connection: which bus, and in which run."""
         # A process that has lost what came last has given these sequences to others, or may. What
         # is here came from the run that answered last: others may have greeted since, no more.
-        same_run = bool(bus_run[0]) and bus_run == self._bus_run
-        self._bus_run = bus_run
+        same_run = bool(bus_run[0]) and bus_run == self._server_run
+        self._server_run = server_run
         kept = same_run and (reply.resumed or not self.has_kept_position)
         if not kept or self._next_sequence is None or reply.cursor < self._next_sequence:
             self._ack_buffer.discard()
-            self._ack_buffer = self._new_ack_buffer()
+            self._ack_buffer = self._create_ack_buffer()
             self._next_sequence = reply.cursor
         self._next_arrival_index += 1
         self._ack_buffer.attach()
@@ -286,14 +286,14 @@ class Inbox:
         self.is_subscribed = False
         self._ack_buffer.detach()
         if self.options.group is not None:  # Others in the group get it now.
-            self._pop_untouched()
+            self._pop_unread()
 
     @property
     def has_held_acks(self) -> bool:
         """Whether what was said of messages waits for the bus to begin the subscription again."""
-        return self._ack_buffer.is_waiting
+        return self._ack_buffer.has_held_acks
 
-    def resubscribe_content(self, *, is_same_bus: bool) -> bytes:
+    def encode_resubscribe(self, *, is_same_bus: bool) -> bytes:
         """What the Subscribe says on another connection."""
         options = self.options
         if self._next_sequence is not None and options.seek:  # It was moved; now it goes on.
@@ -314,43 +314,43 @@ class Inbox:
         how many were added; 0 when there are none, or when those before are not used up."""
         if as_values == self._has_prepared_values and length_hint(self.prepared_payloads):
             return 0
-        if not self._advance_batch():
+        if not self._select_batch():
             return 0
         assert self._current_batch is not None
         first = self._prepared_count
         self._prepared_count = min(first + max_count, len(self._current_batch))
-        self._last_handed_count = 1
+        self._last_handed_out_count = 1
         self.prepared_payloads, ready = self._current_batch.messages(first, self._prepared_count)
         self._has_prepared_values = as_values
         self.prepared_messages = iter(()) if as_values else ready
         return self._prepared_count - first
 
-    def next_batch(self, max_count: int | None = None) -> Batch | None:
+    def pop_batch(self, max_count: int | None = None) -> Batch | None:
         """Hand out the next messages in one piece, at most so many."""
-        if not self._advance_batch():
+        if not self._select_batch():
             return None
         assert self._current_batch is not None
         first = self._prepared_count
         left = len(self._current_batch) - first
-        self._last_handed_count = left if max_count is None else min(left, max_count)
-        self._prepared_count = first + self._last_handed_count
+        self._last_handed_out_count = left if max_count is None else min(left, max_count)
+        self._prepared_count = first + self._last_handed_out_count
         return self._current_batch.part(first, self._prepared_count)
 
-    def last_message(self) -> Message[Any]:
+    def get_last_message(self) -> Message[Any]:
         """The message that was handed out last."""
         assert self._current_batch is not None, "nothing was handed out"
-        handed = self._handed_count
+        handed = self._handed_out_count
         return next(self._current_batch.messages(handed - 1, handed)[1])
 
-    def _advance_batch(self) -> bool:
+    def _select_batch(self) -> bool:
         """Go on behind what was handed out, in the next batch if need be."""
         assert not self.has_unsettled, "asked for more before what was handed out is settled"
         self._discard_prepared()
         if self._current_batch is not None and self._prepared_count < len(self._current_batch):
             return True
-        if not self._untouched_batches:
+        if not self._queued_batches:
             return False
-        self._current_batch = self._untouched_batches.popleft()
+        self._current_batch = self._queued_batches.popleft()
         self.buffered_bytes -= self._current_batch.size
         if self._ack_buffer.undecided_out_of_order and self._current_batch.is_late:
             self._ack_buffer.undecided_out_of_order.difference_update(
@@ -386,9 +386,9 @@ class Inbox:
     def settle(self, *, include_last: bool) -> None:
         """What was handed out is processed; the last of it only if `current`."""
         self._settle_ended_loops()
-        last = self._handed_count
+        last = self._handed_out_count
         if not include_last:
-            last -= self._last_handed_count
+            last -= self._last_handed_out_count
         self._settle_until(ACKED, last)
 
     def _settle_until(self, outcome: AckOutcome, end: int) -> None:
@@ -415,8 +415,8 @@ class Inbox:
 
     def _suspend_active_loop(self) -> None:
         """Others ask while a loop is at something, which stays that loop's."""
-        self._settle_until(ACKED, self._handed_count - self._last_handed_count)
-        handed = self._handed_count
+        self._settle_until(ACKED, self._handed_out_count - self._last_handed_out_count)
+        handed = self._handed_out_count
         if self._current_batch is not None and handed > self._settled_count:
             self._unsettled_by_loop[self.active_loop] = (
                 self._current_batch,
@@ -429,7 +429,7 @@ class Inbox:
     def nack_last(self) -> None:
         """The last that was handed out is not processed. The bus will send it again, in time."""
         self.settle(include_last=False)
-        self._settle_until(NACKED, self._handed_count)
+        self._settle_until(NACKED, self._handed_out_count)
 
     def put_back_last(self) -> None:
         """The last that was handed out is not processed, and is the next to be handed out."""
@@ -458,7 +458,7 @@ class Inbox:
     def leave(self, unsubscribe_request: OpenRequest) -> None:
         """The consumer leaves. What it was never handed goes back to the bus."""
         self.unsubscribe_request = unsubscribe_request
-        for batch in self._pop_untouched():
+        for batch in self._pop_unread():
             if self.has_kept_position:
                 batch.settle(NACKED_WITHOUT_DELAY, 0, len(batch))
         self._ack_buffer.close()
@@ -471,30 +471,30 @@ class Inbox:
         self.is_subscribed = False
         self._ack_buffer.discard()
 
-    def _pop_untouched(self) -> list[Batch]:
+    def _pop_unread(self) -> list[Batch]:
         """Returns what was never handed out, which is gone from here then."""
         self._discard_prepared()
-        left = list(self._untouched_batches)
+        left = list(self._queued_batches)
         if self._current_batch is not None and self._prepared_count < len(self._current_batch):
             left.insert(0, self._current_batch.part(self._prepared_count, len(self._current_batch)))
             self._current_batch = (
                 self._current_batch.part(0, self._prepared_count) if self._prepared_count else None
             )
-        self._untouched_batches.clear()
+        self._queued_batches.clear()
         self.buffered_bytes = 0
         return left
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariant holds."""
         size = 0 if self._current_batch is None else len(self._current_batch)
-        assert 0 <= self._settled_count <= self._handed_count <= self._prepared_count <= size, vars(
+        assert 0 <= self._settled_count <= self._handed_out_count <= self._prepared_count <= size, vars(
             self
         )
-        assert self.buffered_bytes == sum(batch.size for batch in self._untouched_batches)
+        assert self.buffered_bytes == sum(batch.size for batch in self._queued_batches)
 
     def _discard_prepared(self) -> None:
         """Prepared messages that were not handed out are untouched again."""
-        self._prepared_count = self._handed_count
+        self._prepared_count = self._handed_out_count
         deque(
             self.prepared_payloads, maxlen=0
         )  # So that whoever still holds `ready` gets nothing from it.

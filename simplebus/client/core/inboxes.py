@@ -35,7 +35,7 @@ class Inboxes:
         self._open_requests = open_requests
         self._ack_sink = ack_sink
         self._inbox_by_number: dict[int, Inbox] = {}
-        self.waiting_inboxes: dict[Inbox, None] = {}
+        self.inboxes_to_subscribe: dict[Inbox, None] = {}
         """Those that the bus is not asked for yet, on this connection."""
         self._last_number = 0
         """The number given last."""
@@ -60,7 +60,7 @@ class Inboxes:
         self._last_number = number
         request = self._open_requests.open_request(
             frames.SUBSCRIBE,
-            subject_id=class_id,
+            target_id=class_id,
             subscription_number=number,
             content=options.encode(),
         )
@@ -123,7 +123,7 @@ class Inboxes:
     def connection_lost(self) -> None:
         """The connection is gone, and with it every subscription whose position is not kept."""
         self._delivery_header = None
-        self.waiting_inboxes.clear()
+        self.inboxes_to_subscribe.clear()
         for inbox in self:
             inbox.connection_lost()
             if inbox.unsubscribe_request is not None and not inbox.has_kept_position:
@@ -135,7 +135,7 @@ class Inboxes:
         """Whom the messages are for that come from now on."""
         self._delivery_header = (run.class_id, run.first_id, run.timer_index)
 
-    def route_run(self, run: FrameRun, woken_inboxes: dict[Inbox, None]) -> None:
+    def route_run(self, run: FrameRun, inboxes_to_wake: dict[Inbox, None]) -> None:
         """Messages have come. Adds who got some of them."""
         self.received_count += run.count
         if (
@@ -150,7 +150,7 @@ class Inboxes:
             )
         _, attempt, number = self._delivery_header
         if number == 0:
-            self._append_fetched(run)
+            self._append_to_fetch(run)
             return
         if attempt != 1:
             self.redelivered_count += run.count
@@ -159,11 +159,11 @@ class Inboxes:
             self.ignored_count += run.count
             return
         self.ignored_count += inbox.accept_run(run, attempt)
-        woken_inboxes[inbox] = None
+        inboxes_to_wake[inbox] = None
 
-    def _append_fetched(self, run: FrameRun) -> None:
+    def _append_to_fetch(self, run: FrameRun) -> None:
         for request in self._open_requests.find_by_type(frames.FETCH):
-            if request.subject_id == run.class_id:
+            if request.target_id == run.class_id:
                 request.remaining_count -= run.count
                 if request.remaining_count < 0:
                     break

@@ -46,15 +46,15 @@ def uniform_envelope_bytes(run: FrameRun) -> int | None:
     if shortest == FRAME_BYTES_MIN or raw[HEADER_BYTES] & _UNKNOWN_FIELDS:
         return None
     fields = raw[HEADER_BYTES]
-    at = HEADER_BYTES + 1 + 8 * (fields & _TIME_FIELDS).bit_count()
-    places = []
-    for text in _TEXT_FIELDS:
-        if fields & text:
-            places.append(at)
-            at += 2 + int.from_bytes(raw[at : at + 2], "big")
-    if at > shortest - DELIMITER_BYTES or not _has_uniform_fields(run, places):
+    offset = HEADER_BYTES + 1 + 8 * (fields & _TIME_FIELDS).bit_count()
+    length_offsets = []
+    for text_field in _TEXT_FIELDS:
+        if fields & text_field:
+            length_offsets.append(offset)
+            offset += 2 + int.from_bytes(raw[offset : offset + 2], "big")
+    if offset > shortest - DELIMITER_BYTES or not _has_uniform_fields(run, length_offsets):
         return None
-    return at - HEADER_BYTES
+    return offset - HEADER_BYTES
 
 
 def _has_uniform_fields(run: FrameRun, length_offsets: list[int]) -> bool:
@@ -65,18 +65,18 @@ def _has_uniform_fields(run: FrameRun, length_offsets: list[int]) -> bool:
             slice(HEADER_BYTES, HEADER_BYTES + 1),
             *(slice(at, at + 2) for at in length_offsets),
         ]
-        begins = range(0, len(raw), run.stride) if run.bounds is None else run.bounds[:-1].tolist()
+        frame_offsets = range(0, len(raw), run.stride) if run.bounds is None else run.bounds[:-1].tolist()
         return all(
             raw[begin + part.start : begin + part.stop] == raw[part]
-            for begin in begins
+            for begin in frame_offsets
             for part in parts
         )
     data = np.frombuffer(raw, np.uint8)
     lengths = frames.unaligned(data, _LENGTH_DTYPE)
-    begins = np.arange(0, data.size, run.stride) if run.bounds is None else run.bounds[:-1]
-    if (data[begins + HEADER_BYTES] != raw[HEADER_BYTES]).any():
+    frame_offsets = np.arange(0, data.size, run.stride) if run.bounds is None else run.bounds[:-1]
+    if (data[frame_offsets + HEADER_BYTES] != raw[HEADER_BYTES]).any():
         return False
-    return not any((lengths[begins + at] != lengths[at]).any() for at in length_offsets)
+    return not any((lengths[frame_offsets + at] != lengths[at]).any() for at in length_offsets)
 
 
 REPLY_TO = "reply-to"
@@ -193,9 +193,9 @@ class Message(Generic[T]):
 
     def __repr__(self) -> str:
         payload = self.payload
-        shown = repr(payload) if len(payload) <= _REPR_BYTES_MAX else f"{len(payload)} bytes"
-        mark = ", redelivered" if self.redelivered else ""
-        return f"<Message {self.sequence} of class {self.class_id}: {shown}{mark}>"
+        payload_text = repr(payload) if len(payload) <= _REPR_BYTES_MAX else f"{len(payload)} bytes"
+        suffix = ", redelivered" if self.redelivered else ""
+        return f"<Message {self.sequence} of class {self.class_id}: {payload_text}{suffix}>"
 
 
 class _EnvelopedMessage(Message[T]):
@@ -243,7 +243,7 @@ class Batch:
     @property
     def is_alive(self) -> bool:
         """Whether the bus still wants to hear about them."""
-        return self._ack_token.is_alive
+        return self._ack_token.is_ack_wanted
 
     @property
     def is_late(self) -> bool:
@@ -287,9 +287,9 @@ class Batch:
         run = self._run
         if run.frame_type == frames.MESSAGE:
             return run.contents(first, last)
-        prefix = uniform_envelope_bytes(run)
-        if prefix is not None:
-            return run.contents(first, last, skip=prefix)
+        envelope_bytes = uniform_envelope_bytes(run)
+        if envelope_bytes is not None:
+            return run.contents(first, last, skip=envelope_bytes)
         return list(map(envelopes.payload_of, run.contents(first, last)))
 
     def messages(self, first: int, last: int) -> tuple[Iterator[bytes], Iterator[Message[Any]]]:
@@ -300,16 +300,16 @@ class Batch:
         """
         payloads = iter(self._slice_payloads(first, last))
         indexes = range(self._first_index + first, self._first_index + last)
-        receipts = repeat(self._ack_token)
+        ack_tokens = repeat(self._ack_token)
         if self._run.frame_type == frames.MESSAGE:
-            return payloads, map(Message, payloads, indexes, receipts)
+            return payloads, map(Message, payloads, indexes, ack_tokens)
         contents = self._run.contents(first, last)
-        return payloads, map(_EnvelopedMessage, payloads, indexes, receipts, contents)
+        return payloads, map(_EnvelopedMessage, payloads, indexes, ack_tokens, contents)
 
     def part(self, first: int, last: int) -> Batch:
         """Messages first..last-1 as a batch of their own."""
         return Batch(
-            self._run.part(first, last), self._ack_token, first_index=self._first_index + first
+            self._run.slice(first, last), self._ack_token, first_index=self._first_index + first
         )
 
     # What becomes of them ------------------------------------------------------------------------
@@ -340,9 +340,9 @@ class Batch:
             WORKING, self._first_index, self._first_index + self._run.count
         )
 
-    def settle(self, verdict: tuple[int, bytes], first: int, last: int) -> None:
+    def settle(self, outcome: tuple[int, bytes], first: int, last: int) -> None:
         """The verdict on first..last-1, as far as nothing was said about them by hand."""
-        self._ack_token.settle(verdict, self._first_index + first, self._first_index + last)
+        self._ack_token.settle(outcome, self._first_index + first, self._first_index + last)
 
     def __len__(self) -> int:
         return self._run.count
@@ -352,8 +352,8 @@ class Batch:
 
     def __repr__(self) -> str:
         sequences = self.sequences
-        mark = ", redelivered" if self.redelivered else ""
+        suffix = ", redelivered" if self.redelivered else ""
         return (
             f"<Batch of class {self.class_id}: {len(self)} messages, "
-            f"{int(sequences[0])} to {int(sequences[-1])}{mark}>"
+            f"{int(sequences[0])} to {int(sequences[-1])}{suffix}>"
         )

@@ -33,13 +33,13 @@ class OpenRequest:
         number: int,
         frame_type: int,
         *,
-        subject_id: int = 0,
+        target_id: int = 0,
         subscription_number: int = 0,
         content: bytes,
     ) -> None:
         self.number = number
         self.frame_type = frame_type
-        self.subject_id = subject_id
+        self.target_id = target_id
         """The class that it is about; for Unsubscribe the subscription. 0 for Connect."""
         self.subscription_number = subscription_number
         """For Subscribe the number of the subscription; 0 for the others."""
@@ -64,7 +64,7 @@ class OpenRequest:
     def frame(self) -> bytes:
         return frames.encode(
             self.frame_type,
-            class_id=self.subject_id,
+            class_id=self.target_id,
             message_id=self.number,
             timer_index=self.subscription_number,
             content=self.content,
@@ -100,7 +100,7 @@ class OpenRequests:
         request = OpenRequest(
             self._next_number,
             frame_type,
-            subject_id=subject_id,
+            target_id=subject_id,
             subscription_number=subscription_number,
             content=content,
         )

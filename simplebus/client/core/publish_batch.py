@@ -91,11 +91,11 @@ class UnnumberedFrames:
         return int(self.bounds[self._popped_count + 1] - self.bounds[self._popped_count])
 
     def pop_batch(
-        self, *, max_bytes: int, room_bytes: int, first_position: int, first_number: int
+        self, *, max_bytes: int, available_bytes: int, first_position: int, first_number: int
     ) -> PublishBatch | None:
         """The next frames, as `fitting` says. The first has this position and this number."""
         begin = self._popped_count
-        count = count_fitting(self.bounds, begin, max_bytes=max_bytes, room_bytes=room_bytes)
+        count = count_fitting(self.bounds, begin, max_bytes=max_bytes, available_bytes=available_bytes)
         if not count:
             return None
         end = self._popped_count = begin + count
@@ -195,14 +195,14 @@ class PublishBatch:
         frames.unaligned(np.frombuffer(self.data, np.uint8), _NUMBER_DTYPE)[places] = numbers
 
 
-def count_fitting(bounds: FrameBounds, first: int, *, max_bytes: int, room_bytes: int) -> int:
+def count_fitting(bounds: FrameBounds, first: int, *, max_bytes: int, available_bytes: int) -> int:
     """How many frames from `begin` on are to be taken: as many as `most` bytes hold, and one in
     any case if there is room for it."""
     start = int(bounds[first])
     count = len(bounds) - 1
-    if int(bounds[count]) - start <= min(max_bytes, room_bytes):
+    if int(bounds[count]) - start <= min(max_bytes, available_bytes):
         return count - first
-    limit = start + min(max_bytes, room_bytes)
+    limit = start + min(max_bytes, available_bytes)
     fits = int(np.searchsorted(bounds, limit, side="right")) - 1 - first
     if fits <= 0:
         fits = int(int(bounds[first + 1]) - start <= room_bytes)

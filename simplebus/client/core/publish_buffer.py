@@ -54,7 +54,7 @@ _NO_CLASS = cast(int, object())
 """Equal to nothing that could be given as a class id, wrong ones included."""
 
 
-def _surely_fitting_bytes(payload_bytes_max: int, envelope: Envelope = _EMPTY_ENVELOPE) -> int:
+def _always_fitting_bytes(payload_bytes_max: int, envelope: Envelope = _EMPTY_ENVELOPE) -> int:
     """A payload of so many bytes fits even if it needs an envelope that is stuffed throughout."""
     return payload_bytes_max // 4 * 3 - len(envelopes.encode(envelope, b""))
 
@@ -77,7 +77,7 @@ class PublishBuffer:
         """Confirmed messages that the bus says it has not."""
         self._frame_bytes_max = frame_bytes_max
         self._payload_bytes_max = frame_bytes_max - FRAME_BYTES_MIN
-        self._unchecked_bytes_max = _surely_fitting_bytes(self._payload_bytes_max)
+        self._unchecked_bytes_max = _always_fitting_bytes(self._payload_bytes_max)
         self._name_class = name_class
         self._message_prefixes: dict[int, bytes] = {}
         self._envelope_prefixes: dict[int, bytes] = {}
@@ -333,7 +333,7 @@ class PublishBuffer:
         next_number: int,
         credit_bytes: int,
         frame_bytes_max: int,
-        is_forgotten: bool = False,
+        is_other_server: bool = False,
         lost_count: int = 0,
     ) -> None:
         """The bus is there and goes on at this number: whatever we have below it is stored.
@@ -354,7 +354,7 @@ class PublishBuffer:
         else:
             behind = (self._number_of(self.confirmed_position) - next_number) & MESSAGE_ID_MASK
             if (
-                not is_forgotten
+                not is_other_server
                 and behind < _HALF_NUMBER_RANGE
                 and behind <= self.confirmed_position
             ):
@@ -387,7 +387,7 @@ class PublishBuffer:
             self._released_position = chunk.end_position
         return chunk
 
-    def _room_bytes(self, next_frame_bytes: int) -> int:
+    def _available_bytes(self, next_frame_bytes: int) -> int:
         """Bytes that may be released; for the next frame, of this size, if nothing is under way."""
         room = self.credit_bytes - self.in_flight_bytes
         return room if self._in_flight_batches else max(room, next_frame_bytes)
@@ -430,7 +430,7 @@ class PublishBuffer:
             self._frame_pending_contents()
         (content,) = self._pending_contents
         size = len(content) + FRAME_BYTES_MIN
-        if size > self._room_bytes(size):
+        if size > self._available_bytes(size):
             return None
         first = self._numbered_position
         self._pending_contents.clear()
@@ -465,7 +465,7 @@ class PublishBuffer:
         if shrinks:
             self._seal_contents()
         self._payload_bytes_max = frame_bytes_max - FRAME_BYTES_MIN
-        self._unchecked_bytes_max = _surely_fitting_bytes(self._payload_bytes_max)
+        self._unchecked_bytes_max = _always_fitting_bytes(self._payload_bytes_max)
         if not shrinks:
             return
         bounds = [chunk.bounds for chunk in self._resend_batches]
@@ -507,7 +507,7 @@ class PublishBuffer:
         taken, self._refusal_by_position = self._refusal_by_position, {}
         return taken
 
-    def _check_released(self, count: int, number: int) -> None:
+    def _check_number_released(self, count: int, number: int) -> None:
         if self.confirmed_position + count > self._released_position:
             raise RemoteProtocolError(
                 Reason.NUMBER_GAP,

@@ -27,8 +27,8 @@ from simplebus.config.parse import (
     DURABILITY,
     MEMORY,
     PATIENCE,
-    Durability,
-    Full,
+    DurabilityChoice,
+    FullPolicyChoice,
     LogFormat,
     LogLevel,
     option,
@@ -125,7 +125,7 @@ def serve(
         ),
     ] = DELIVERIES,
     full: Annotated[
-        Full,
+        FullPolicyChoice,
         option(
             "--full",
             "What happens to a message for a class that is at one of its limits. block: its "
@@ -135,7 +135,7 @@ def serve(
             panel=MEMORY,
             metavar="POLICY",
         ),
-    ] = Full.BLOCK,
+    ] = FullPolicyChoice.BLOCK,
     max_memory: Annotated[
         int,
         size_option(
@@ -281,7 +281,7 @@ def serve(
         ),
     ] = None,
     durability: Annotated[
-        Durability,
+        DurabilityChoice,
         option(
             "--durability",
             "With --data-dir, where a message is when its publisher is told that it is stored. "
@@ -290,7 +290,7 @@ def serve(
             panel=DURABILITY,
             metavar="LEVEL",
         ),
-    ] = Durability.DISK,
+    ] = DurabilityChoice.DISK,
     drain_timeout: Annotated[
         float,
         seconds_option(
@@ -353,7 +353,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    engine: flags.Engine = None,
+    engine: flags.Server = None,
     engine_prefix: flags.Prefix = "simplebus",
     engine_replicas: flags.Replicas = 1,
     engine_storage: flags.Storage = "file",

@@ -357,7 +357,7 @@ def nats_options(
             auth=replace(own, shared=users, shared_permissions=users_nats or {}),
             tls_required=tls is not None and not tls.optional,
             tls_available=tls is not None and tls.optional,
-            tls_verify=tls is not None and tls.wants_certificate,
+            tls_verify=tls is not None and tls.requires_client_certificate,
         )
     except ValueError as error:
         raise ValueError(in_flags(str(error))) from None
@@ -367,7 +367,7 @@ def nats_options(
 
 def _auth(auth: NatsAuth, environment: Mapping[str, str]) -> NatsAuth:
     """Who may come in: what the environment says goes before what the file does."""
-    from simplebus.nats.server.users import User
+    from simplebus.nats.server.users import NatsUser
 
     token, name, password = (environment.get(variable, "") for variable in SECRETS)
     if bool(name) != bool(password):
@@ -376,7 +376,7 @@ def _auth(auth: NatsAuth, environment: Mapping[str, str]) -> NatsAuth:
         auth = replace(auth, token=token)
     if name:
         others = tuple(user for user in auth.users if user.name != name)
-        auth = replace(auth, users=(*others, User(name, password)))
+        auth = replace(auth, users=(*others, NatsUser(name, password)))
     return auth
 
 

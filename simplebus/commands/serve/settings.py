@@ -22,7 +22,7 @@ from simplebus.config.mistakes import ConfigError
 from simplebus.config.parse import HOSTS, Durability, LogFormat, LogLevel, settings, show_size
 
 if TYPE_CHECKING:
-    from simplebus.bridge.settings import Bridge
+    from simplebus.bridge.settings import BridgeSettings
     from simplebus.core.settings import Settings
     from simplebus.server.run import ServeOptions
 
@@ -51,7 +51,7 @@ class Plan:
     options: ServeOptions
     log_level: str
     log_format: str
-    bridges: tuple[Bridge, ...]
+    bridges: tuple[BridgeSettings, ...]
     warnings: tuple[str, ...]
     values: Mapping[str, Any]
     """What was set, by key as in the file: for what has changed."""
@@ -86,7 +86,7 @@ def planned(context: typer.Context) -> Plan:
 
 def _planned(context: typer.Context) -> Plan:
     from simplebus.commands.serve import command as serve_command
-    from simplebus.core.commit_log import Level
+    from simplebus.core.commit_log import Durability
     from simplebus.core.users.rate_limit import Rate
     from simplebus.server.run import ServeOptions
 
@@ -118,7 +118,7 @@ def _planned(context: typer.Context) -> Plan:
         data_dir=values["data_dir"],
         cluster=jetstream_options.engine_options(chosen, environment=os.environ, **values),
         # typer before 0.29 keeps an option's text in `context.params`, not the member of its enum.
-        durability=Level[Durability(values["durability"]).name],
+        durability=Durability[Durability(values["durability"]).name],
         drain_seconds=values["drain_timeout"],
         verbose=values["verbose"],
     )

@@ -137,24 +137,24 @@ def configured_users(users: Path | None, config: Config | None) -> ConfiguredUse
 def trusting(doors: Iterable[TlsOptions | None]) -> list[str]:
     """Warnings: where more certificates are good than is likely to be meant, and where the door's
     own is no good to clients. One that cannot be used is told elsewhere."""
-    from simplebus.server.tls.certificates import doubts
+    from simplebus.server.tls.certificates import certificate_warnings
 
     used = dict.fromkeys(door for door in doors if door)
     found: dict[str, None] = {}
-    if any(door.wants_certificate and door.ca is None for door in used):
+    if any(door.requires_client_certificate and door.ca is None for door in used):
         found[
             "clients must show a certificate, and one of any authority that this system trusts is "
             "good, as there is no --tls-ca"
         ] = None
     for door in used:
         with contextlib.suppress(OSError):
-            found |= dict.fromkeys(doubts(door))
+            found |= dict.fromkeys(certificate_warnings(door))
     return list(found)
 
 
 def shut_out(users: ConfiguredUsers | None, doors: Iterable[TlsOptions | None]) -> list[str]:
     """A warning: who has nothing but a certificate to show, where nobody asks for one."""
-    if users is None or any(door is not None and door.wants_certificate for door in doors):
+    if users is None or any(door is not None and door.requires_client_certificate for door in doors):
         return []
     names = [
         user.name
@@ -193,4 +193,4 @@ def tls_options(
         raise ValueError("--tls-timeout must be above 0")
     from simplebus.server.tls.certificates import TlsOptions
 
-    return TlsOptions(tls_cert, tls_key, tls_ca, tls_verify, seconds=tls_timeout)
+    return TlsOptions(tls_cert, tls_key, tls_ca, tls_verify, handshake_seconds=tls_timeout)

@@ -15,7 +15,7 @@ from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.events import Refused
 from simplebus.core.protocol.requests import NamedClass
-from simplebus.core.ring.columns import Row
+from simplebus.core.ring.columns import MessageRow
 from simplebus.core.session.session import Session
 from simplebus.core.users.permissions import Right, Scope, Verdict, is_private
 
@@ -158,7 +158,7 @@ def mask_unknown_class(session: Session, refusal: Refused) -> Refused:
     return replace(refusal, reason=Reason.UNAUTHORIZED, sentence=sentence)
 
 
-def can_publish(session: Session, cls: MessageClass, row: Row | None) -> bool:
+def can_publish(session: Session, cls: MessageClass, row: MessageRow | None) -> bool:
     """Whether a session may publish a message like this one; None for one without an envelope."""
     assert session.grants is not None
     scope = session.grants.publishing(cls.class_id, cls.name)

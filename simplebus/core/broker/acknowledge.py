@@ -176,7 +176,7 @@ class AckHandler:
         """An acknowledgement may have made room for more to be in flight."""
         limited = subscription.delivery_policy.in_flight_max is not None
         if limited and not subscription.is_queued and subscription.has_work:
-            subscription.outbox.wake(subscription)
+            subscription.outbox.enqueue(subscription)
             self._mark_ready(subscription.outbox)
 
     def distribute_to_members(self, group: Group) -> None:

@@ -21,7 +21,7 @@ from simplebus.core.broker.acknowledge import AckHandler
 from simplebus.core.broker.fetch import FetchHandler
 from simplebus.core.broker.inquire import InquiryHandler
 from simplebus.core.broker.subscription_manager import ConnectionRequests
-from simplebus.core.commit_log import Ledger
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import Group
 from simplebus.core.limits import (
@@ -103,7 +103,7 @@ class Broker:
         *,
         identity: str = "",
         run_id: str = "",
-        commit_log: Ledger | None = None,
+        commit_log: CommitLog | None = None,
     ) -> None:
         """`identity` tells this bus's memory from that of every other one, and `run` this broker
         from others that have had the same; empty where no other has. What it is to keep past the
@@ -115,7 +115,7 @@ class Broker:
             )
         self.users: Users | None = None
         """Who may come in; None for everybody, who may do everything then."""
-        self.clock = Clock()
+        self.clock = BrokerClock()
         """The driver sets `now` before it brings anything."""
         self.sessions: dict[int, Session] = {}
         self.rate_limits = SessionRateLimits(self.clock)
@@ -202,7 +202,7 @@ class Broker:
         who it is. Its outbox shows what it is sent, as if it spoke version 2."""
         session = self.open_session(peer)
         session.is_authenticated, session.user, session.grants = True, user, grants
-        session.mark_foreign()
+        session.mark_local()
         return session
 
     def apply_event(self, session: Session, event: Event) -> None:
@@ -260,7 +260,7 @@ class Broker:
         """A session is to be closed for this reason: tell the peer, if its version has a word."""
         if isinstance(session.decoder, Version2Decoder) and not session.is_closed:
             reply = ErrorReply(code=error.reason, message=error.sentence, fatal=True)
-            session.outbox.reply(frames.encode(frames.ERROR, content=reply.encode()))
+            session.outbox.queue_reply(frames.encode(frames.ERROR, content=reply.encode()))
 
     def close_session(self, session: Session) -> None:
         """The peer is gone. What it published stays; what it did not acknowledge goes on waiting
@@ -422,7 +422,7 @@ class Broker:
                     pass
                 case PurgeAsked():
                     last = self.fetch_handler.check_purge(session, request)
-                    session.outbox.owe(partial(self._purge_in_turn, session, request, last))
+                    session.outbox.defer_reply(partial(self._purge_in_turn, session, request, last))
                     self.mark_ready(session.outbox)
                 case InquiryAsked():
                     check_right(session, Right.INQUIRE)
@@ -464,7 +464,7 @@ class Broker:
                 self.commit_log, self.connection_requests.producer_states, session, refused
             )
         reply = ErrorReply(code=refused.reason, message=refused.sentence, count=refused.count)
-        session.outbox.reply(
+        session.outbox.queue_reply(
             frames.encode(
                 frames.ERROR,
                 class_id=refused.class_id,
@@ -536,7 +536,7 @@ class Broker:
             error = session.tick(limits, seconds, is_blocking_publishers=holds_back)
             if error is not None:
                 overdue.append((session, error))
-            elif session.heartbeat_seconds and not session.outbox.idle:
+            elif session.heartbeat_seconds and not session.outbox.is_idle:
                 self.mark_ready(session.outbox)
         return overdue + select_sessions_to_close(
             self.sessions.values(), limits.total_pending_bytes

@@ -39,7 +39,7 @@ class StoredMessageFetcher:
 
     def fetch(self, session: Session, event: FetchAsked, cls: MessageClass) -> None:
         """A peer asks for messages of a class."""
-        session.outbox.owe(_PendingFetch(self, session, event, cls).try_reply)
+        session.outbox.defer_reply(_PendingFetch(self, session, event, cls).try_reply)
         self.mark_ready(session.outbox)
 
     def fetch_from_memory(
@@ -141,14 +141,14 @@ class _PendingFetch:
         frame = frames.encode(
             frames.FETCH, class_id=cls.class_id, message_id=asked.request, content=reply.encode()
         )
-        self._session.outbox.answer(cls.class_id, pieces, frame)
+        self._session.outbox.queue_fetch_reply(cls.class_id, pieces, frame)
         return True
 
     def _on_read(self, spilled_ranges: Sequence[SpilledRange]) -> None:
         if spilled_ranges:
             self._spilled_end = spilled_ranges[-1].first + spilled_ranges[-1].message_count
             self._spilled_rings = self._fetcher.build_rings(spilled_ranges, self._cls)
-        self._session.outbox.go_on()
+        self._session.outbox.resume_replies()
         if not self._session.is_closed:
             self._fetcher.mark_ready(self._session.outbox)
 
@@ -244,7 +244,7 @@ class FetchHandler:
         event: FetchAsked | PurgeAsked,
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> None:
-        session.outbox.owe(
+        session.outbox.defer_reply(
             RemoteQuery(remote_class, session, event, self._mark_ready, on_refused).try_reply
         )
         self._mark_ready(session.outbox)
@@ -286,5 +286,5 @@ class FetchHandler:
         )
 
     def _send_reply(self, session: Session, frame: bytes) -> None:
-        session.outbox.reply(frame)
+        session.outbox.queue_reply(frame)
         self._mark_ready(session.outbox)

@@ -30,7 +30,7 @@ from simplebus.core.broker.wait_reasons import (
     format_duration,
     format_message_count,
 )
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import (
@@ -66,7 +66,7 @@ from simplebus.core.protocol.inquiry import (
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
-from simplebus.core.settings import Keep
+from simplebus.core.settings import Retention
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
 
@@ -108,12 +108,12 @@ class InquiryHandler:
                 on_refused(error)
                 return
             content = msgspec.json.encode(said)
-            session.outbox.reply(
+            session.outbox.queue_reply(
                 frames.encode(frames.INQUIRE, message_id=event.request, content=content)
             )
 
         elsewhere = partial(self._remote_classes, event.asked)
-        session.outbox.owe(RemoteInquiry(session, elsewhere, say, mark_ready).try_reply)
+        session.outbox.defer_reply(RemoteInquiry(session, elsewhere, say, mark_ready).try_reply)
         mark_ready(session.outbox)
 
     def build_report(
@@ -153,7 +153,7 @@ class InquiryHandler:
     @property
     def _durability_name(self) -> str:
         ledger = self._store.commit_log
-        return (Level.MEMORY if ledger is None else ledger.level).name.lower()
+        return (Durability.MEMORY if ledger is None else ledger.level).name.lower()
 
     def _remote_classes(self, inquiry: Question) -> list[RemoteStorage]:
         """What is to be counted elsewhere for an answer."""
@@ -221,7 +221,7 @@ class InquiryHandler:
                     stored=cls.ring.head - cls.first_sequence,
                     positions=len(cls.subscriptions),
                     publishers=len(cls.blocked_sessions),
-                    dropped=sum(cls.dropped.values()),
+                    dropped=sum(cls.dropped_counts.values()),
                     is_elsewhere=cls.is_remote,
                 )
                 for cls in classes
@@ -270,10 +270,10 @@ class InquiryHandler:
             backlog=_count_backlog(cls),
             purged=stored - _count_unpurged(cls),
             channels=len(cls.channels),
-            delivered=cls.delivered + sum(p.delivered for p in cls.subscriptions),
-            redelivered=cls.redelivered + sum(p.redelivered for p in cls.subscriptions),
-            acknowledged=cls.acknowledged + sum(p.acknowledged for p in cls.subscriptions),
-            dropped=nonzero_counts(cls.count_lost()),
+            delivered=cls.delivered_count + sum(p.delivered for p in cls.subscriptions),
+            redelivered=cls.redelivered_count + sum(p.redelivered for p in cls.subscriptions),
+            acknowledged=cls.acknowledged_count + sum(p.acknowledged for p in cls.subscriptions),
+            dropped=nonzero_counts(cls.count_undelivered()),
             dead_class=dead,
             dead_letters=0 if dead is None else _count_unpurged(store.classes[dead]),
             positions=positions,
@@ -486,7 +486,7 @@ class InquiryHandler:
 
 def protocol_version(session: Session) -> int:
     """Which one is spoken: 0 while that is not known, -1 at another door."""
-    if session.is_foreign:
+    if session.is_local:
         return -1
     if session.decoder is None:
         return 0
@@ -518,7 +518,7 @@ def _count_backlog(cls: MessageClass) -> int:
     return window.in_flight + later
 
 
-def _describe_retention(keep: Keep) -> str:
+def _describe_retention(keep: Retention) -> str:
     kinds = (
         format_message_count(keep.messages) if keep.messages else "",
         format_bytes(keep.bytes) if keep.bytes else "",

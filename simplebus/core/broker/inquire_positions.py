@@ -79,7 +79,7 @@ class PositionReporter:
             size_ = read.size(window.floor, min(window.cursor, read.head)) * in_flight // covered
             most = terms.in_flight_max or 0
             oldest = self._describe_in_flight(
-                cls, delivery_state.oldest(stands.sent, window, terms.pause)
+                cls, delivery_state.oldest(stands.sent, window, terms.redelivery_delay_ticks)
             )
             holder = self.describe_session(outbox)
             is_full = bool(ring.head > window.cursor or again) and not position.has_work
@@ -165,7 +165,7 @@ class PositionReporter:
         cls = self._store.classes[group.class_id]
         sets = member.in_flight_sets()
         oldest = self._describe_in_flight(
-            cls, delivery_state.oldest(sets, group.window, group.delivery_policy.pause)
+            cls, delivery_state.oldest(sets, group.window, group.delivery_policy.redelivery_delay_ticks)
         )
         holder = self.describe_session(member.outbox)
         unsent = member.unsent_count

@@ -16,7 +16,7 @@ from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.limits import IN_FLIGHT_MESSAGES
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.requests import SubscribeRequest
-from simplebus.core.redelivery.delivery_policy import Terms, whole_ticks
+from simplebus.core.redelivery.delivery_policy import DeliveryPolicy, seconds_to_ticks
 from simplebus.core.settings import Settings
 from simplebus.core.subscription.subscription import BrokerSubscription
 
@@ -58,7 +58,7 @@ def check_subscribe_request(request: SubscribeRequest) -> None:
 
 def build_delivery_policy(
     request: SubscribeRequest | None, cls: MessageClass, settings: Settings
-) -> Terms:
+) -> DeliveryPolicy:
     """What is asked for; where nothing is said, what the class says, else the bus. Version 1
     asks for nothing."""
     own = settings.of_class(cls.class_id, cls.name)
@@ -72,11 +72,11 @@ def build_delivery_policy(
         deliveries = 0  # What is given up there is gone: only who says so does that.
     ticks = settings.ack_timeout
     if ack_seconds is not None:
-        ticks = whole_ticks(ack_seconds, settings.tick_seconds)
-    granted = Terms(
-        ack_ticks=ticks,
+        ticks = seconds_to_ticks(ack_seconds, settings.tick_seconds)
+    granted = DeliveryPolicy(
+        ack_timeout_ticks=ticks,
         deliveries_max=settings.deliveries_max if deliveries is None else deliveries,
-        backoff_ticks=tuple(whole_ticks(pause, settings.tick_seconds) for pause in backoff),
+        backoff_ticks=tuple(seconds_to_ticks(pause, settings.tick_seconds) for pause in backoff),
     )
     if request is None:  # What is read back for it from disk takes memory.
         return granted if cls.spill is None else replace(granted, in_flight_max=IN_FLIGHT_MESSAGES)

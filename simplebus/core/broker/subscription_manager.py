@@ -22,7 +22,7 @@ from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import apply_purges
 from simplebus.core.message_class.remote_storage import CatchUpBarrier, RemoteStorage
-from simplebus.core.producer_state import Claim, Publisher, Publishers
+from simplebus.core.producer_state import NameClaim, ProducerState, ProducerStates
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import Greeted, SubscriptionAsked, UnsubscriptionAsked
 from simplebus.core.protocol.requests import (
@@ -33,12 +33,12 @@ from simplebus.core.protocol.requests import (
 )
 from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.delivery_policy import Terms
-from simplebus.core.session.outbox import Feed, Outbox
+from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
+from simplebus.core.session.outbox import SendSource, Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder, producer_key
 from simplebus.core.settings import Settings
-from simplebus.core.snapshot import KeptPosition
+from simplebus.core.snapshot import PositionSnapshot
 from simplebus.core.store.quotas import Quotas
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.channel_filter import ChannelFilter
@@ -60,8 +60,8 @@ def check_first_number(request: ConnectRequest, class_registry: ClassRegistry) -
 
 
 def resume_producer(
-    producer_states: Publishers,
-    claim: Claim,
+    producer_states: ProducerStates,
+    claim: NameClaim,
     request: ConnectRequest,
     class_registry: ClassRegistry,
     now: float,
@@ -100,11 +100,11 @@ class ConnectionRequests:
         schedule_wakeup: Callable[[float, BrokerSubscription], None],
         end_session: Callable[[int, RemoteProtocolError], None],
         durable_owners: DurableOwners,
-        reply_when_durable: Callable[[Session, bytes, int, Feed | None], None],
+        reply_when_durable: Callable[[Session, bytes, int, SendSource | None], None],
     ) -> None:
         self.identity = identity
         self.run_id = run_id
-        self.producer_states = Publishers()
+        self.producer_states = ProducerStates()
         self._store = store
         store.class_registry.on_class_created = self._start_early_subscribers
         store.class_registry.on_renamed = durable_owners.reapply_permissions
@@ -148,7 +148,7 @@ class ConnectionRequests:
             try:
                 self.subscribe_v1(early, class_id)
             except RemoteProtocolError:  # By its name it is not for this one, who cannot be told.
-                self._store.classes[class_id].dropped[Reason.UNAUTHORIZED] += 1
+                self._store.classes[class_id].dropped_counts[Reason.UNAUTHORIZED] += 1
 
     def connect_v2(self, session: Session, greeting: Greeted) -> None:
         """Version 2: the same, and who publishes, how far it is stored, what is granted."""
@@ -221,7 +221,7 @@ class ConnectionRequests:
         coming = CatchUpBarrier(
             session, held, partial(self._send_reply, session, frame), self._mark_ready
         )
-        session.outbox.owe(coming.try_reply)
+        session.outbox.defer_reply(coming.try_reply)
         self._mark_ready(session.outbox)
 
     def _remote_positions(self, session: Session) -> list[tuple[RemoteStorage, BrokerSubscription]]:
@@ -233,7 +233,7 @@ class ConnectionRequests:
                 found.append((cls, held.group if isinstance(held, GroupMember) else held))
         return found
 
-    def _log_producer(self, producer: Publisher) -> None:
+    def _log_producer(self, producer: ProducerState) -> None:
         """Have the journal know whose numbers these are now, and where they go on. What is ahead
         may not be safe yet: the records say it."""
         ledger = self._store.commit_log
@@ -354,7 +354,7 @@ class ConnectionRequests:
             cls.connected_positions[position] = None
         say = partial(self._reply_subscribed, session, event, cls, position, resumed)
         if cls.is_remote:
-            session.outbox.owe(say)
+            session.outbox.defer_reply(say)
             self._mark_ready(session.outbox)
         else:
             say()
@@ -456,8 +456,8 @@ class ConnectionRequests:
     def restore_position(
         self,
         cls: MessageClass,
-        kept: KeptPosition,
-        delivery_policy: Terms,
+        kept: PositionSnapshot,
+        delivery_policy: DeliveryPolicy,
         window: AckWindow,
         spans: list[Span],
     ) -> BrokerSubscription | None:
@@ -488,7 +488,7 @@ class ConnectionRequests:
         cls: MessageClass,
         durable_and_group: tuple[str, str],
         channel_filter: ChannelFilter | None,
-        delivery_policy: Terms,
+        delivery_policy: DeliveryPolicy,
         window: AckWindow,
         spans: list[Span],
     ) -> BrokerSubscription:
@@ -538,7 +538,7 @@ class ConnectionRequests:
         return position
 
     def _set_delivery_policy(
-        self, cls: MessageClass, position: BrokerSubscription, delivery_policy: Terms
+        self, cls: MessageClass, position: BrokerSubscription, delivery_policy: DeliveryPolicy
     ) -> None:
         """Serve a position like this from now on."""
         position.delivery_policy = delivery_policy
@@ -569,7 +569,7 @@ class ConnectionRequests:
     def drop_subscription(self, session: Session, number: int) -> None:
         """A subscription of this session is no more; its position is about to end."""
         held = session.subscriptions.pop(number)
-        held.outbox.forget(held)
+        held.outbox.remove(held)
         if isinstance(held, BrokerSubscription):
             del self._store.classes[held.class_id].connected_positions[held]
 
@@ -609,7 +609,7 @@ class ConnectionRequests:
     def _detach_position(self, position: BrokerSubscription, *, forget: bool) -> None:
         """The same for a position that a session had alone."""
         cls = self._store.classes[position.class_id]
-        position.outbox.forget(position)
+        position.outbox.remove(position)
         del cls.connected_positions[position]
         if position.durable and not (forget or cls.is_remote):
             position.detach()
@@ -662,9 +662,9 @@ class ConnectionRequests:
             for member in position.distribute_messages():
                 self._mark_ready(member.outbox)
         elif position.is_connected:
-            position.outbox.wake(position)
+            position.outbox.enqueue(position)
             self._mark_ready(position.outbox)
 
     def _send_reply(self, session: Session, frame: bytes) -> None:
-        session.outbox.reply(frame)
+        session.outbox.queue_reply(frame)
         self._mark_ready(session.outbox)

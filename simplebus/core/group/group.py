@@ -25,7 +25,7 @@ from simplebus.core.limits import (
     REDELIVERY_MESSAGES,
 )
 from simplebus.core.protocol.frames import Integers
-from simplebus.core.redelivery.ack_timer import Span, Wheel
+from simplebus.core.redelivery.ack_timer import Span, TimerWheel
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import Pieces
 from simplebus.core.redelivery.delivery_state import Sets, Standing
@@ -64,7 +64,7 @@ class GroupMember:
         """Bytes of those messages."""
         self.last_assigned_turn = 0
         """Turn of the group in which it was last assigned messages."""
-        self.ack_timer = Wheel()
+        self.ack_timer = TimerWheel()
         """Messages in flight, by the tick at which they are overdue."""
         self.unsent_spans: deque[Span] = deque()
         """Messages assigned and not sent yet."""
@@ -113,7 +113,7 @@ class GroupMember:
             self.assigned_tick = tick
         self.unsent_spans += spans
         self._adjust_load(spans, 1)
-        self.outbox.wake(self)
+        self.outbox.enqueue(self)
 
     def pop_unsent(self) -> list[Span]:
         """Remove and return the spans that were assigned and not sent."""
@@ -146,7 +146,7 @@ class GroupMember:
 
         With `attempt` other than 0 only messages of that delivery attempt count.
         """
-        return self.ack_timer.holds(first, last, attempt)
+        return self.ack_timer.overlaps(first, last, attempt)
 
     def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
         """Yield the spans in flight, each with the tick at which it is overdue."""
@@ -159,7 +159,7 @@ class GroupMember:
 
         With `attempt` other than 0 only messages of that delivery attempt are removed.
         """
-        spans = self.ack_timer.cut(first, last, attempt)
+        spans = self.ack_timer.remove(first, last, attempt)
         if spans:
             self._adjust_load(spans, -1)
         return spans
@@ -181,7 +181,7 @@ class GroupMember:
 
     def pop_overdue(self, tick: int) -> list[Span]:
         """Remove and return the spans that are overdue at `tick`."""
-        spans = self.ack_timer.pop(tick)
+        spans = self.ack_timer.pop_due(tick)
         if spans:
             self._adjust_load(spans, -1)
         return spans
@@ -202,7 +202,7 @@ class GroupMember:
     def copy_frames(self, tick: int) -> bytes:
         """Return the next assigned messages as frames. See `Feed`."""
         self._mark_responsive()
-        pieces = Pieces(REDELIVERY_BYTES)
+        pieces = CopiedFrames(REDELIVERY_BYTES)
         self.scanned_count = 0
         while self.unsent_spans and not pieces.count and self.scanned_count < LOOKED_MESSAGES_MAX:
             self.scanned_count += self.unsent_spans[0].last - self.unsent_spans[0].first
@@ -278,7 +278,7 @@ class Group(BrokerSubscription):
     def remove_member(self, member: GroupMember) -> None:
         """Remove a member and queue its messages for the others."""
         del self.members[member]
-        member.outbox.forget(member)
+        member.outbox.remove(member)
         self._redelivery_queue += member.pop_unsent()
         for due, span in member.pop_in_flight():
             self._requeue_unacked(span, due)
@@ -374,7 +374,7 @@ class Group(BrokerSubscription):
             space_bytes -= size
         return selection, end_sequence
 
-    def copy_member_span(self, member: GroupMember, span: Span, pieces: Pieces, tick: int) -> None:
+    def copy_member_span(self, member: GroupMember, span: Span, pieces: CopiedFrames, tick: int) -> None:
         """Copy the front of an assigned span into `pieces`, without messages that have expired
         since.
         """
@@ -390,7 +390,7 @@ class Group(BrokerSubscription):
         for begin, end in selection.ranges_before(picked.sendable, last):
             if first < begin:
                 member.unassign_range(first, begin)
-            member.ack_timer.put(tick + self.delivery_policy.pause(attempts), begin, end, attempts)
+            member.ack_timer.put(tick + self.delivery_policy.redelivery_delay_ticks(attempts), begin, end, attempts)
             first = end
         if first < last:
             member.unassign_range(first, last)
@@ -452,10 +452,10 @@ class Group(BrokerSubscription):
     def tick(self, tick: int) -> None:
         for member in self.members:
             for span in member.pop_overdue(tick):
-                self._ack_timer.put(tick, span.first, span.last, span.attempts)
+                self._ack_timer.schedule(tick, span.first, span.last, span.attempts)
         super().tick(tick)
         for member in self.members:
-            if member.has_work and member.assigned_tick + self.delivery_policy.ack_ticks <= tick:
+            if member.has_work and member.assigned_tick + self.delivery_policy.ack_timeout_ticks <= tick:
                 self._reclaim_unsent(member)
 
     def _reclaim_unsent(self, member: GroupMember) -> None:

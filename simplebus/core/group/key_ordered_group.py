@@ -133,7 +133,7 @@ class KeyOrderedGroup(Group):
             self.redelivered += len(sequences)
         else:
             self.delivered += len(sequences)
-        return data, tick + self.delivery_policy.pause(attempt)
+        return data, tick + self.delivery_policy.redelivery_delay_ticks(attempt)
 
     # Members -------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class KeyOrderedMember(GroupMember):
             self.assigned_tick = tick
         self._assigned_batches.append(batch)
         self._adjust_counts(len(batch.sequences), sum(batch.sizes))
-        self.outbox.wake(self)
+        self.outbox.enqueue(self)
 
     def _adjust_counts(self, count: int, size_bytes: int) -> None:
         """Add `count` messages with `size_bytes` bytes; both may be negative."""
@@ -168,7 +168,7 @@ class KeyOrderedMember(GroupMember):
 
     def extend_ack_timeouts(self, first: int, last: int, tick: int, attempt: int) -> None:
         """Restart the ack timeout of the messages in flight of first..last-1."""
-        pause = self.group.delivery_policy.pause
+        pause = self.group.delivery_policy.redelivery_delay_ticks
         self._in_flight.extend_timeouts(
             first, last, lambda attempts: tick + pause(attempts), attempt
         )

@@ -1,7 +1,4 @@
-"""By what classes are asked for.
-
-Rule 1: which ids a name may be given follows from the name, never from who asks or when.
-"""
+"""Class references: the ids and names by which clients refer to classes."""
 
 from __future__ import annotations
 
@@ -13,45 +10,50 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import CLASS_ID_MAX, GIVEN_ID_MIN, GIVEN_IDS_TRIED
 from simplebus.core.protocol.requests import NamedClass
 
-ClassKeyT = TypeVar("ClassKeyT")
-"""How a class is asked for."""
+ClassReferenceT = TypeVar("ClassReferenceT")
+"""Type of a reference to a class: an id, a name or a `NamedClass`."""
 
 
 def candidate_ids(name: str) -> Iterator[int]:
-    """Ids for a class that has this name and no id, the best one first. They follow from the name,
-    so that buses that know nothing of one another mostly give it the same one."""
+    """Yield ids for a new class with this name, the preferred one first.
+
+    The ids depend only on the name, so independent buses usually choose the same id.
+    """
     span = CLASS_ID_MAX + 1 - GIVEN_ID_MIN
     first = zlib.crc32(name.encode())
     return (GIVEN_ID_MIN + (first - n) % span for n in range(GIVEN_IDS_TRIED))
 
 
 def is_id_or_name(reference: object) -> bool:
-    """Whether a class is asked for by an id or a name, and by nothing else."""
+    """Return True if the reference is a plain id or name."""
     return isinstance(reference, int | str)
 
 
-def deduplicate_references(references: Sequence[ClassKeyT]) -> list[ClassKeyT]:
-    """Ids and names, each once, in their order. What says more of a class is not compared."""
+def deduplicate_references(references: Sequence[ClassReferenceT]) -> list[ClassReferenceT]:
+    """Return the references in order, each plain id or name once. Others are not compared."""
     seen: set[int | str] = set()
-    found = []
-    for one in references:
-        if isinstance(one, int | str):
-            if one in seen:
+    unique = []
+    for reference in references:
+        if isinstance(reference, int | str):
+            if reference in seen:
                 continue
-            seen.add(one)
-        found.append(one)
-    return found
+            seen.add(reference)
+        unique.append(reference)
+    return unique
 
 
 def to_named_class(reference: int | str | NamedClass) -> NamedClass:
-    """A class as it is asked for: by its id, by its name, or by both. Raises RemoteProtocolError
-    (bad_connect) for neither."""
+    """Return the reference as a `NamedClass`.
+
+    Raises:
+        RemoteProtocolError: bad_connect, the reference has neither an id nor a name.
+    """
     if isinstance(reference, int):
         return NamedClass(id=reference)
     if isinstance(reference, str):
         return NamedClass(name=reference)
     if reference.id is None and reference.name is None:
         raise RemoteProtocolError(
-            Reason.BAD_CONNECT, "a class is named by its id, by its name or by both"
+            Reason.BAD_CONNECT, "a class has neither id nor name; expected one of them or both"
         )
     return reference

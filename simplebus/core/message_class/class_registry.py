@@ -1,16 +1,16 @@
-"""Which classes there are, by id and by name, and which subjects are bound to them.
+"""All classes of a bus by id and name, their settings, and the subjects bound to them.
 
-Rule 1: a class that is there stays; what cannot be had whole is refused whole, and changes nothing.
-Rule 2: this file makes classes; what happens in them is the store's business.
+A class is never removed. A request that names several classes either succeeds for all of them or
+changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple
 
 from simplebus.core import dead_letters
-from simplebus.core.commit_log import Ledger
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.histogram import Histogram
 from simplebus.core.limits import (
@@ -22,6 +22,7 @@ from simplebus.core.limits import (
     SPILL_MEMORY_PART,
 )
 from simplebus.core.message_class.class_ids import (
+    ClassReferenceT,
     candidate_ids,
     deduplicate_references,
     is_id_or_name,
@@ -34,23 +35,32 @@ from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.ring.memory_budget import MemoryBudget, MemoryShare
 from simplebus.core.ring.ring import Ring
-from simplebus.core.settings import FullPolicy, Keep, Settings
+from simplebus.core.settings import FullPolicy, Retention, Settings
 from simplebus.core.users.permissions import Called, called_so
 
-ClassKeyT = TypeVar("ClassKeyT")
-"""How a class is asked for."""
+
+class _BudgetSizes(NamedTuple):
+    """Sizes of the memory budgets in bytes."""
+
+    rings: int
+    """All classes together."""
+    spill_reads: int
+    """Messages that are read back from disk."""
+    dead_letters: int
+    """Dead letters; part of `rings`."""
+    dead_letters_reserved: int
+    """Part of `rings` that only dead letters may use."""
 
 
-def _compute_budgets(settings: Settings) -> tuple[int, int, int, int]:
-    """Memory of all classes, of what is read back from disk, of dead letters, and what of the first
-    is for those alone."""
+def _compute_budgets(settings: Settings) -> _BudgetSizes:
     total = settings.limits.total_bytes
-    spilled = max(total // SPILL_MEMORY_PART, 4 * settings.limits.frame_bytes)
-    whole = max(total - spilled, total // 2) if settings.spills else total
-    one = 2 * (settings.limits.frame_bytes + RING_BYTES_MIN)  # So that any one finds room.
-    aside = min(max(whole // DEAD_LETTERS_ASIDE, one), whole // 8)
-    # Less is room for none.
-    return whole, spilled, whole // DEAD_LETTERS_PART, aside if aside >= 2 * RING_BYTES_MIN else 0
+    spill_reads = max(total // SPILL_MEMORY_PART, 4 * settings.limits.frame_bytes)
+    rings = max(total - spill_reads, total // 2) if settings.spills else total
+    largest_message = 2 * (settings.limits.frame_bytes + RING_BYTES_MIN)
+    reserved = min(max(rings // DEAD_LETTERS_ASIDE, largest_message), rings // 8)
+    if reserved < 2 * RING_BYTES_MIN:  # Too small for any ring.
+        reserved = 0
+    return _BudgetSizes(rings, spill_reads, rings // DEAD_LETTERS_PART, reserved)
 
 
 def _too_many_classes_error(
@@ -63,62 +73,60 @@ def _too_many_classes_error(
 
 
 class ClassRegistry:
-    """See the module's law."""
+    """All classes of a bus. Creates and configures classes; the store changes their messages."""
 
-    def __init__(self, settings: Settings, commit_log: Ledger | None = None) -> None:
+    def __init__(self, settings: Settings, commit_log: CommitLog | None = None) -> None:
         self.settings = settings
         self.commit_log = commit_log
-        """New classes and names are noted in it; None where nothing is kept past the process."""
+        """Receives new classes and names; None without a journal."""
         self.classes: dict[int, MessageClass] = {}
         self.class_id_by_name: dict[str, int] = {}
-        """Ids of the classes that have names."""
         self.internal_class_ids: set[int] = set()
-        """Ids of those that the bus has made for dead letters: no limit of others keeps it from
-        that."""
+        """Ids of dead-letter classes that the bus created. They do not count towards the limit."""
         self.subject_bindings = ClassSubjectBindings()
-        whole, spilled, dead, aside = _compute_budgets(settings)
-        self.spill_budget = MemoryBudget(spilled)
-        """Of what is read back from disk."""
+        sizes = _compute_budgets(settings)
+        self.spill_budget = MemoryBudget(sizes.spill_reads)
+        """Memory for messages that are read back from disk."""
         self.spill_manager: SpillManager | None = None
         """Set when classes may be larger than memory."""
-        self.budget = MemoryBudget(whole)
-        self.dead_letter_budget = MemoryShare(dead, self.budget, set_aside=aside)
-        """Of all dead letters."""
-        self.make_class: Callable[[Ring, Keep, FullPolicy], MessageClass] = MessageClass
-        """What makes a class."""
+        self.budget = MemoryBudget(sizes.rings)
+        self.dead_letter_budget = MemoryShare(
+            sizes.dead_letters, self.budget, set_aside=sizes.dead_letters_reserved
+        )
+        self.class_factory: Callable[[Ring, Retention, FullPolicy], MessageClass] = MessageClass
         self.dedup_window_seconds = 0.0
-        """Where classes keep their messages elsewhere, these are known there for so long by their
-        publishers' numbers; 0 where they are kept here."""
+        """How long remote storage detects duplicates by message number; 0 for local storage."""
         self.choose_first_number: Callable[[float], int] | None = None
-        """Which number a program begins with that connects at this time; None where all that is
-        known of its name is known here."""
-        self.on_renamed: Callable[[MessageClass, str], None] = lambda cls, why: None
-        """Called with a class of which something else may be true now, and with what has happened:
-        it has a name, or one has whose dead letters it keeps."""
+        """Returns the first message number for a named publisher that connects at the given time.
+        None with local storage, where the producer states are complete."""
+        self.on_renamed: Callable[[MessageClass, str], None] = lambda cls, reason: None
+        """Called with a class whose permissions may have changed, and the reason: the class, or the
+        class whose dead letters it stores, has received a name."""
         self.on_class_created: Callable[[int], None] = lambda class_id: None
-        """Called with the id of a class that is new."""
+        """Called with the id of a new class."""
         self._ack_latency: Histogram | None = None
 
     def enable_ack_latency(self, histogram: Histogram) -> None:
-        """Have every class count how long some messages take until everybody has acknowledged
-        them."""
+        """Measure in every class how long messages take until every position has acknowledged them."""
         self._ack_latency = histogram
         for cls in self.classes.values():
             cls.ack_latency = histogram
 
     def apply_settings(self, settings: Settings) -> None:
-        """Have all classes, those that are there too, do what these say. What is stored beyond a
-        limit that is lower now stays until it is taken."""
+        """Apply new settings to all classes. Messages beyond a lowered limit are not dropped."""
         self.settings = settings
-        whole, spilled, dead, aside = _compute_budgets(settings)
-        self.budget.limit, self.spill_budget.limit = whole, spilled
-        self.dead_letter_budget.resize(dead, set_aside=aside)
+        sizes = _compute_budgets(settings)
+        self.budget.limit, self.spill_budget.limit = sizes.rings, sizes.spill_reads
+        self.dead_letter_budget.resize(sizes.dead_letters, set_aside=sizes.dead_letters_reserved)
         for cls in self.classes.values():
             self._apply_class_settings(cls)
 
     def find_dead_letter_sources(self, text: str) -> list[Called]:
-        """Which classes have dead letters in the class of this name, without what it begins with:
-        those of this name or, without a name, of this id, and those of names too long for it."""
+        """Return (id, name) of the classes whose dead letters are stored in `dead.<text>`.
+
+        `text` is a class name, the id of a class without a name, or the beginning of a name that
+        is too long for the prefix.
+        """
         found = called_so(text)
         ids = {self.class_id_by_name.get(text, -1), *(class_id for class_id, _ in found)}
         if len(dead_letters.PREFIX + text) >= NAME_CHARACTERS_MAX:
@@ -137,11 +145,15 @@ class ClassRegistry:
         are_internal: bool = False,
         creator: str = "",
     ) -> None:
-        """Have the classes with these ids and names, as `find_ids` has found them; "" is for no
-        name, or for the one that it has. The bus's own are not limited. `maker`
-        is the user whose new ones are.
+        """Create the classes with these ids and names that do not exist, and set new names.
 
-        Raises RemoteProtocolError (too_many_classes), and has none of them then.
+        Args:
+            ids_and_names: Result of `resolve_ids`. An empty name leaves the class's name unchanged.
+            are_internal: True for classes of the bus itself, which do not count towards the limit.
+            creator: Name of the user who creates the classes.
+
+        Raises:
+            RemoteProtocolError: too_many_classes. No class has been created.
         """
         names: dict[int, str] = {}
         for class_id, name in ids_and_names:
@@ -163,32 +175,32 @@ class ClassRegistry:
             bytes_max=limits.class_bytes,
             budget=self.dead_letter_budget if dead_letters.are_kept_in(name) else self.budget,
         )
-        cls = self.make_class(ring, self.settings.keep, self.settings.full_policy)
+        cls = self.class_factory(ring, self.settings.keep, self.settings.full_policy)
         cls.ack_latency = self._ack_latency
         self.classes[class_id] = cls
         self._apply_class_settings(cls)
         if self.commit_log is not None:
-            self.commit_log.hurries[class_id] = None
+            self.commit_log.changed_class_ids[class_id] = None
         self.on_class_created(class_id)
 
     def _set_class_name(self, cls: MessageClass, name: str) -> None:
         if self.commit_log is not None and cls.name != name:
-            self.commit_log.hurries[cls.class_id] = None
-        is_news = cls.name != name
+            self.commit_log.changed_class_ids[cls.class_id] = None
+        is_changed = cls.name != name
         cls.name = name
         self.class_id_by_name[name] = cls.class_id
         self._apply_class_settings(cls)
-        if is_news:
-            letters = self.class_id_by_name.get(
+        if is_changed:
+            dead_letter_class_id = self.class_id_by_name.get(
                 dead_letters.class_name(str(cls.class_id)), cls.class_id
             )
-            for class_id in {cls.class_id, letters}:
+            for class_id in {cls.class_id, dead_letter_class_id}:
                 self.on_renamed(
                     self.classes[class_id], f"class {cls.class_id} has the name {name!r} now"
                 )
 
     def _apply_class_settings(self, cls: MessageClass) -> None:
-        """Have a class do what the settings say of it, by the name that it has now."""
+        """Apply the settings for the class's current name."""
         settings, limits = self.settings, self.settings.limits
         own = settings.of_class(cls.class_id, cls.name)
         cls.set_retention(settings.keep if own.keep is None else own.keep)
@@ -203,10 +215,10 @@ class ClassRegistry:
             cls.spill = cls.spill or ClassSpill(cls, self.spill_manager)
             cls.spill.bytes_max = own.disk_bytes_max or 0
         elif cls.spill is not None and not cls.spill.message_count and not cls.spill.readers:
-            cls.spill = None  # Without its name it did what others do.
-        asked = cls.is_last_values_requested if own.last_values is None else own.last_values
+            cls.spill = None  # It spilled by the default settings until it received its name.
+        are_wanted = cls.are_last_values_requested if own.last_values is None else own.last_values
         cls.has_last_values = (
-            bool(asked) and cls.spill is None and not dead_letters.are_kept_in(cls.name)
+            bool(are_wanted) and cls.spill is None and not dead_letters.are_kept_in(cls.name)
         )
         if dead_letters.are_kept_in(cls.name):
             if own.full_policy is not FullPolicy.BLOCK:
@@ -214,110 +226,136 @@ class ClassRegistry:
             ring.bytes_max = min(limits.dead_letter_bytes, ring.bytes_max)
 
     def select_new_ids(self, class_ids: Iterable[int]) -> list[int]:
-        """Those of these classes that do not exist yet. Raises as `open_classes` does."""
+        """Return the ids of classes that do not exist. Raises like `create_classes`."""
         new = [class_id for class_id in dict.fromkeys(class_ids) if class_id not in self.classes]
-        most = self.settings.limits.classes
-        if len(self.classes) + len(new) - len(self.internal_class_ids) > most:
-            raise _too_many_classes_error(len(new), len(self.classes), most)
+        max_count = self.settings.limits.classes
+        if len(self.classes) + len(new) - len(self.internal_class_ids) > max_count:
+            raise _too_many_classes_error(len(new), len(self.classes), max_count)
         return new
 
-    def deduplicate(self, references: Sequence[ClassKeyT]) -> list[ClassKeyT]:
-        """Each id and each name once. Raises RemoteProtocolError (too_many_classes) for more that
-        are new, by either, than there may be by both: nothing else is looked at then."""
-        found = deduplicate_references(references)
+    def deduplicate(self, references: Sequence[ClassReferenceT]) -> list[ClassReferenceT]:
+        """Return each id and each name once, and bound the work for one request.
+
+        Raises:
+            RemoteProtocolError: too_many_classes. New ids and names together are more than twice
+                the limit, so even if each class is named by both there are too many.
+        """
+        unique = deduplicate_references(references)
         known = (
-            one in self.classes or one in self.class_id_by_name
-            for one in found
-            if is_id_or_name(one)
+            reference in self.classes or reference in self.class_id_by_name
+            for reference in unique
+            if is_id_or_name(reference)
         )
-        new, most = len(found) - sum(known), self.settings.limits.classes
-        if new > 2 * most:
-            raise _too_many_classes_error(new, len(self.classes), most)
-        return found
+        new_count, max_count = len(unique) - sum(known), self.settings.limits.classes
+        if new_count > 2 * max_count:
+            raise _too_many_classes_error(new_count, len(self.classes), max_count)
+        return unique
 
     def _resolve_known(
         self, references: Sequence[int | str | NamedClass]
     ) -> list[tuple[int, str]] | None:
-        """What `find_ids` finds where all are known; None where one is not."""
+        """Return the result of `resolve_ids` if all references are plain and known, else None."""
         found = []
-        for one in references:
-            if isinstance(one, str) and one in self.class_id_by_name:
-                found.append((self.class_id_by_name[one], one))
-            elif isinstance(one, int) and one in self.classes:
-                found.append((one, ""))
+        for reference in references:
+            if isinstance(reference, str) and reference in self.class_id_by_name:
+                found.append((self.class_id_by_name[reference], reference))
+            elif isinstance(reference, int) and reference in self.classes:
+                found.append((reference, ""))
             else:
                 return None
         return found
 
     def resolve_ids(self, references: Sequence[int | str | NamedClass]) -> list[tuple[int, str]]:
-        """The id of each class that is asked for, and its name, if it is asked for by name. Who has
-        a new name and no id is given one. Changes nothing.
+        """Return (id, name) of each referenced class. Changes nothing.
 
-        Raises RemoteProtocolError (bad_connect, class_name_conflict, too_many_classes).
+        The name is empty if the reference has none. A new name without an id gets a free id.
+
+        Raises:
+            RemoteProtocolError: bad_connect, class_name_conflict or too_many_classes.
         """
         if (all_known := self._resolve_known(references)) is not None:
             return all_known
-        named = [to_named_class(one) for one in references]
-        ids = {one.id for one in named}
-        id_of: dict[str, int] = {}
-        name_of: dict[int, str] = {}
+        named_classes = [to_named_class(reference) for reference in references]
+        requested_ids = {named.id for named in named_classes}
+        new_id_by_name: dict[str, int] = {}
+        new_name_by_id: dict[int, str] = {}
 
         def is_free(class_id: int) -> bool:
-            return class_id not in self.classes and class_id not in ids and class_id not in name_of
+            return (
+                class_id not in self.classes
+                and class_id not in requested_ids
+                and class_id not in new_name_by_id
+            )
 
-        others = filter(is_free, range(CLASS_ID_MAX, -1, -1))
+        other_free_ids = filter(is_free, range(CLASS_ID_MAX, -1, -1))
         found: list[tuple[int, str]] = []
-        for one in named:
-            name = one.name or ""
-            known = self.class_id_by_name.get(name, id_of.get(name)) if name else None
-            class_id = one.id if one.id is not None else known
+        for named in named_classes:
+            name = named.name or ""
+            known_id = self.class_id_by_name.get(name, new_id_by_name.get(name)) if name else None
+            class_id = named.id if named.id is not None else known_id
             if class_id is None:
                 class_id = next(filter(is_free, candidate_ids(name)), None)
-                class_id = next(others, None) if class_id is None else class_id
+                class_id = next(other_free_ids, None) if class_id is None else class_id
             if class_id is None:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_CLASSES, f"no class id is left for the class {name!r}"
                 )
             if name:
-                there = name_of.get(class_id, "")
+                current_name = new_name_by_id.get(class_id, "")
                 if class_id in self.classes:
-                    there = self.classes[class_id].name or there
-                if (known is not None and known != class_id) or there not in ("", name):
+                    current_name = self.classes[class_id].name or current_name
+                if (known_id is not None and known_id != class_id) or current_name not in (
+                    "",
+                    name,
+                ):
                     raise RemoteProtocolError(
                         Reason.CLASS_NAME_CONFLICT,
                         f"the class {name!r} was named with id {class_id}; "
-                        + (f"that one is {there!r}" if there else f"it has id {known}"),
+                        + (
+                            f"class {class_id} has the name {current_name!r}"
+                            if current_name
+                            else f"the class has id {known_id}"
+                        ),
                     )
-                id_of[name], name_of[class_id] = class_id, name
+                new_id_by_name[name], new_name_by_id[class_id] = class_id, name
             found.append((class_id, name))
         return found
 
     def bind_subject(self, subject: str, class_: int | str) -> int:
-        """Have what NATS clients publish on a subject stored in a class, too; the class, given by
-        id or name, is made if it is not there. Returns its id.
+        """Store what NATS clients publish on a subject in a class, which is created if needed.
 
-        Raises RemoteProtocolError as `name_classes` does.
+        Returns:
+            The class id.
+
+        Raises:
+            RemoteProtocolError: As `declare_classes` does.
         """
         if isinstance(class_, int):
-            asked = NamedClass(id=class_, subjects=[subject])
+            reference = NamedClass(id=class_, subjects=[subject])
         else:
-            asked = NamedClass(name=class_, subjects=[subject])
-        [(class_id, _)] = self.declare_classes([asked])
+            reference = NamedClass(name=class_, subjects=[subject])
+        [(class_id, _)] = self.declare_classes([reference])
         return class_id
 
     def declare_classes(
         self, references: Sequence[int | str | NamedClass], *, creator: str = ""
     ) -> list[tuple[int, str]]:
-        """Have these classes, bound to these subjects. `maker` is the user whose new ones are.
-        Returns what `find_ids` does.
+        """Create the referenced classes if needed, and apply their names, subjects and last values.
 
-        Raises RemoteProtocolError as `find_ids`, `new_classes` and `Bound.check` do, and has none
-        of them then.
+        Args:
+            references: Classes by id, by name, or as `NamedClass`.
+            creator: Name of the user who creates the classes.
+
+        Returns:
+            (id, name) of each class, as `resolve_ids` returns them.
+
+        Raises:
+            RemoteProtocolError: As `check_declaration` does. Nothing has changed then.
         """
         found, bound = self.check_declaration(references)
         self.create_classes(found, creator=creator)
-        for (class_id, _), one in zip(found, references, strict=True):
-            if isinstance(one, NamedClass) and one.last_values:
+        for (class_id, _), reference in zip(found, references, strict=True):
+            if isinstance(reference, NamedClass) and reference.last_values:
                 self.enable_last_values(class_id)
         for class_id, subject in bound:
             self.subject_bindings.bind(class_id, subject)
@@ -325,46 +363,57 @@ class ClassRegistry:
 
     @property
     def is_remote(self) -> bool:
-        """Whether classes are such that keep their messages elsewhere."""
+        """True if the messages of all classes are stored by another system."""
         return self.dedup_window_seconds > 0
 
     def enable_last_values(self, class_id: int) -> None:
-        """Have a class keep its last values, unless the settings say that it does not."""
+        """Keep the last values of a class, unless its settings forbid this."""
         cls = self.classes[class_id]
-        if not cls.is_last_values_requested:
-            cls.is_last_values_requested = True
+        if not cls.are_last_values_requested:
+            cls.are_last_values_requested = True
             self._apply_class_settings(cls)
             for first, last in cls.purged_sequences:
                 cls.last_values.discard_range(first, last)
             if self.commit_log is not None:
-                self.commit_log.hurries[class_id] = None
+                self.commit_log.changed_class_ids[class_id] = None
 
     def check_declaration(
         self, references: Sequence[int | str | NamedClass]
     ) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-        """Raise what `name_classes` would. Returns what `find_ids` does, and which subjects are
-        bound then to which ids."""
+        """Return what `declare_classes` would do, without a change.
+
+        Returns:
+            (id, name) of each class, and the (class id, subject) pairs to bind.
+
+        Raises:
+            RemoteProtocolError: As `resolve_ids`, `select_new_ids` and
+                `ClassSubjectBindings.check_bindings` do; bad_request if a class cannot keep
+                last values.
+        """
         found = self.resolve_ids(references)
         self.select_new_ids(class_id for class_id, _ in found)
         if self.is_remote and any(isinstance(o, NamedClass) and o.last_values for o in references):
             raise RemoteProtocolError(
-                Reason.BAD_REQUEST, "a door before a JetStream cluster keeps no last values"
+                Reason.BAD_REQUEST,
+                "a stateless server, with its classes in a JetStream cluster, keeps no last values",
             )
-        for (class_id, name), one in zip(found, references, strict=True):
-            if isinstance(one, NamedClass) and one.last_values:
+        for (class_id, name), reference in zip(found, references, strict=True):
+            if isinstance(reference, NamedClass) and reference.last_values:
                 self._check_last_values(class_id, name)
-        bound = [
+        bindings = [
             (class_id, subject)
-            for (class_id, _), one in zip(found, references, strict=True)
-            if isinstance(one, NamedClass)
-            for subject in one.subjects
+            for (class_id, _), reference in zip(found, references, strict=True)
+            if isinstance(reference, NamedClass)
+            for subject in reference.subjects
         ]
-        self.subject_bindings.check_bindings(bound)
-        return found, bound
+        self.subject_bindings.check_bindings(bindings)
+        return found, bindings
 
     def _check_last_values(self, class_id: int, name: str) -> None:
-        """Raise RemoteProtocolError (bad_request) for a class that keeps no last values, unless
-        the settings say just that."""
+        """Raise RemoteProtocolError (bad_request) if a class cannot keep last values as it spills.
+
+        A request that the class's own settings override is ignored instead.
+        """
         if not name and class_id in self.classes:
             name = self.classes[class_id].name
         own = self.settings.of_class(class_id, name)
@@ -372,12 +421,15 @@ class ClassRegistry:
         if spills and own.last_values is None:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
-                f"class {name or class_id} spills, and such a class keeps no last values",
+                f"class {name or class_id} spills to disk and therefore keeps no last values",
             )
 
     def open_dead_letter_class(self, source_class: str) -> MessageClass:
-        """The class of this one's dead letters, made if it is not there. Raises
-        RemoteProtocolError as `find_ids` does."""
+        """Return the class for the dead letters of `source_class`, which is created if needed.
+
+        Raises:
+            RemoteProtocolError: As `resolve_ids` does.
+        """
         name = dead_letters.class_name(source_class)
         class_id = self.class_id_by_name.get(name)
         if class_id is None:

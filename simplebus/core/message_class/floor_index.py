@@ -1,7 +1,7 @@
-"""The lowest floor of a class's positions, found without looking at all of them.
+"""Lowest floor of a class's positions, without scanning all of them.
 
-Rule 1: a floor only grows. What was noted of a position is never too high, so the lowest note is
-the lowest floor as soon as it is right; a note is put right once for each move, not at each look.
+A floor only grows, so a heap entry is never higher than the floor it stands for. Only the top entry
+is corrected, when the lowest floor is requested.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from simplebus.core.subscription.subscription import BrokerSubscription
 
-# Notes about positions that are gone are thrown away when they are the most, and not so few.
+# The heap is rebuilt if it has more entries than this and most belong to removed positions.
 _STALE_ENTRIES_MIN = 64
 
 
 class FloorIndex:
-    """See the module's law."""
+    """Heap of positions by floor, with entries that are corrected lazily."""
 
     def __init__(self) -> None:
         self._number_by_position: dict[BrokerSubscription, int] = {}
-        """Each position's, so that notes of equal floors have an order."""
+        """A unique number per position, which orders entries with equal floors."""
         self._next_number = 0
         self._heap: list[tuple[int, int, BrokerSubscription]] = []
-        """A heap of floors, as they were when they were looked at last, and whose they are."""
+        """Entries (floor, number, position). The floor is the one at the last correction."""
 
     def __len__(self) -> int:
-        """How many notes are kept."""
+        """Return the number of heap entries."""
         return len(self._heap)
 
     def add(self, position: BrokerSubscription) -> None:
@@ -44,14 +44,14 @@ class FloorIndex:
             heapq.heapify(self._heap)
 
     def lowest_floor(self) -> int:
-        """The lowest floor of all; there must be one."""
-        notes = self._heap
+        """Return the lowest floor. There must be at least one position."""
+        heap = self._heap
         while True:
-            noted, number, position = notes[0]
+            entry_floor, number, position = heap[0]
             if position not in self._number_by_position:
-                heapq.heappop(notes)
+                heapq.heappop(heap)
                 continue
             floor = position.window.floor
-            if floor == noted:
+            if floor == entry_floor:
                 return floor
-            heapq.heapreplace(notes, (floor, number, position))
+            heapq.heapreplace(heap, (floor, number, position))

@@ -1,14 +1,12 @@
-"""The last message of each channel of one class: which of its stored messages that are.
+"""Last values of a class: the sequence of the newest message of each channel.
 
-Rule 1: this file knows channel numbers and sequences. A ring holds the messages; what lies below
-its floor is nobody's last one any more.
-Rule 2: messages are looked at when somebody asks, each of them once, and never when they come.
-Rule 3: a message that is not the last one of its channel never becomes it again; so the lowest
-value is found by going on from the one before.
-Rule 4: an empty payload takes its channel's value away, and what has expired is no value.
+Only channel numbers and sequences are stored here; the messages are in the ring. A message is
+scanned once, when last values are requested, not when it arrives. A message that stopped being a
+last value never becomes one again, so the search for the lowest value continues where it ended.
+A channel whose newest message has an empty payload or has expired has no value.
 
     sequence   3    4    5    6    7    8    9
-    channel    a    b    a    c    a    b    b and nothing else
+    channel    a    b    a    c    a    b    b (empty payload)
     values                    6    7              c: 6   a: 7   b: none
 """
 
@@ -31,39 +29,39 @@ from simplebus.core.protocol.frames import Flags, FrameBatch, Integers, unaligne
 from simplebus.core.ring.ring import Ring
 
 BRIDGE_RECORDS_CLASS = "bridges"
-"""The class in which bridges write down where they are, on every bus: it keeps its last values, and
-so never spills."""
-# So few are looked at one after the other: arrays have a price of their own.
+"""Name of the class in which bridges store their positions. It keeps last values and never spills.
+"""
+# Up to this many messages are scanned without arrays, which have a fixed cost.
 _SCALAR_MESSAGES_MAX = 8
-# Fields that can stand before an empty payload are never longer, stuffed or not.
+# The fields before a payload are never longer, with or without byte stuffing.
 _FIELDS_BYTES_MAX = 512 * 1024
 _LENGTH_DTYPE: np.dtype[np.uint16] = np.dtype(">u2")
 _TIME_FIELDS_BYTES = np.array(TIMES_BYTES)
 
 
 class LastValues:
-    """Of one ring."""
+    """Last values of one ring."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._last_sequences: Integers = np.full(1, -1, np.int64)
-        """By channel number, the sequence of its last message; -1 where that took the value away.
-        """
+        """Sequence of the last value by channel number; -1 if the channel has none."""
         self._scanned_end = ring.floor
-        """Messages below it were looked at."""
+        """All messages below are scanned."""
         self._lowest_candidate = ring.floor
-        """There is no value below it."""
+        """No message below is a last value."""
         self._compaction_end = ring.floor
-        """Values below it are to be stored anew."""
+        """Values below must be compacted."""
         self._check_threshold_bytes = CLUTTER_BYTES_MIN
-        """So many bytes may be held before it is looked how many of them are values'."""
+        """Below this size it is not checked whether compaction is worthwhile."""
         self._fill_checked_head = -1
+        """Head when `is_ring_mostly_values` was computed last; -1 before the first time."""
         self._is_mostly_values = False
 
-    # What they are -------------------------------------------------------------------------------
+    # Lookup --------------------------------------------------------------------------------------
 
     def find_sequences(self, first: int, last: int, now: float) -> Integers:
-        """The values among messages first..last-1, ascending."""
+        """Return the sequences of the last values in `first <= sequence < last`, ascending."""
         self._scan_new()
         first = max(first, self._ring.floor)
         if first >= last:
@@ -77,73 +75,71 @@ class LastValues:
         return found if expires is None else found[expires > now]
 
     def lowest_value(self, end_sequence: int, now: float) -> int:
-        """The lowest value below `until`, or `until`."""
+        """Return the sequence of the lowest value below `end_sequence`, else `end_sequence`."""
         self._scan_new()
-        low, many = max(self._lowest_candidate, self._ring.floor), _SCALAR_MESSAGES_MAX
+        low, step = max(self._lowest_candidate, self._ring.floor), _SCALAR_MESSAGES_MAX
         while low < end_sequence and not self._is_value(low, now):
-            end = min(end_sequence, low + many)
-            here = self._are_values(low, end, now)
-            if here.any():
-                low += int(here.argmax())
+            end = min(end_sequence, low + step)
+            are_values = self._are_values(low, end, now)
+            if are_values.any():
+                low += int(are_values.argmax())
                 break
             low = end
-            many = min(8 * many, LOOK_AHEAD_MESSAGES)
+            step = min(8 * step, LOOK_AHEAD_MESSAGES)
         self._lowest_candidate = max(self._lowest_candidate, low)
         return min(low, end_sequence)
 
     def leading_values_end(self, now: float) -> int:
-        """The first message that is no value, of so many that are looked at at once; or behind
-        these."""
+        """Return the end of the run of values at the ring's floor, of a bounded length."""
         self._scan_new()
         first, last = self._ring.floor, min(self._ring.head, self._ring.floor + LOOK_AHEAD_MESSAGES)
         if first == last or not self._is_value(first, now):
             return first
-        here = self._are_values(first, last, now)
-        return last if here.all() else first + int(here.argmin())
+        are_values = self._are_values(first, last, now)
+        return last if are_values.all() else first + int(are_values.argmin())
 
     def count_values(self, now: float) -> int:
-        """How many there are."""
         return self.find_sequences(self._ring.floor, self._ring.head, now).size
 
     def discard_range(self, first: int, last: int) -> None:
-        """Messages first..last-1 are nobody's, and no values."""
+        """Record that messages `first` to `last - 1` were purged and are no longer values."""
         self._scan_new()
         self._last_sequences[(self._last_sequences >= first) & (self._last_sequences < last)] = -1
 
     def _is_value(self, sequence: int, now: float) -> bool:
-        """Whether this message, which was looked at, is one."""
+        """Return True if a scanned message is a last value."""
         row = self._ring.row(sequence)
         return bool(self._last_sequences[row.channel] == sequence and row.expires > now)
 
     def _are_values(self, first: int, last: int, now: float) -> Flags:
-        """Which of messages first..last-1, which were looked at, are values."""
+        """Return which of the scanned messages `first` to `last - 1` are last values."""
         rows = self._ring.rows(first, last)
-        here: Flags = self._last_sequences[rows.channels] == np.arange(first, last)
+        are_values: Flags = self._last_sequences[rows.channels] == np.arange(first, last)
         if rows.expires is not None:
-            here &= rows.expires > now
-        return here
+            are_values &= rows.expires > now
+        return are_values
 
-    # Looking -------------------------------------------------------------------------------------
+    # Scanning ------------------------------------------------------------------------------------
 
     def _scan_new(self) -> None:
-        """At what has come since it was looked last."""
+        """Scan the messages that arrived since the last scan."""
         ring = self._ring
-        at = max(self._scanned_end, ring.floor)
-        while at < ring.head:
-            last = min(ring.head, at + LOOK_AHEAD_MESSAGES)
-            if last - at <= _SCALAR_MESSAGES_MAX:
-                self._scan_one_by_one(at, last)
+        first = max(self._scanned_end, ring.floor)
+        while first < ring.head:
+            last = min(ring.head, first + LOOK_AHEAD_MESSAGES)
+            if last - first <= _SCALAR_MESSAGES_MAX:
+                self._scan_one_by_one(first, last)
             else:
-                batch, last = ring.batch(at, last, SEND_BYTES)
-                channels = ring.rows(at, last).channels
+                batch, last = ring.batch(first, last, SEND_BYTES)
+                channels = ring.rows(first, last).channels
                 self._grow_to(channels if isinstance(channels, int) else int(channels.max()))
-                # Of several in one channel the last one counts: they are written in order.
-                numbers = np.arange(at, last)
-                self._last_sequences[np.broadcast_to(channels, numbers.shape)] = np.where(
-                    empty_payload_flags(batch), -1, numbers
+                # numpy assigns in order, so the newest message of a channel wins.
+                sequences = np.arange(first, last)
+                self._last_sequences[np.broadcast_to(channels, sequences.shape)] = np.where(
+                    empty_payload_flags(batch), -1, sequences
                 )
-            at = last
-        self._scanned_end = at
+            first = last
+        self._scanned_end = first
 
     def _scan_one_by_one(self, first: int, last: int) -> None:
         for sequence in range(first, last):
@@ -155,41 +151,54 @@ class LastValues:
     def _grow_to(self, channel_number: int) -> None:
         size = self._last_sequences.size
         if channel_number >= size:
-            more = np.full(max(channel_number + 1, 2 * size) - size, -1, np.int64)
-            self._last_sequences = np.concatenate([self._last_sequences, more])
+            added = np.full(max(channel_number + 1, 2 * size) - size, -1, np.int64)
+            self._last_sequences = np.concatenate([self._last_sequences, added])
 
-    # What lies between them ----------------------------------------------------------------------
+    # Compaction ----------------------------------------------------------------------------------
 
     def find_compaction_end(self, end_sequence: int, now: float) -> int:
-        """Messages below `until` are held for their values alone. Where most of their bytes are
-        others', values are to be stored anew: those below what is returned, if there are any."""
+        """Return the end of the range whose values must be compacted.
+
+        Messages below `end_sequence` are stored only for their last values. Compaction begins when
+        other messages use most of their bytes.
+
+        Returns:
+            The ring's floor if nothing must be compacted.
+        """
         ring = self._ring
         if ring.floor < min(self._compaction_end, end_sequence):
             return min(self._compaction_end, end_sequence)
-        held = ring.size(ring.floor, end_sequence)
-        if held <= self._check_threshold_bytes:
-            if held < self._check_threshold_bytes // 4:
+        total_bytes = ring.size(ring.floor, end_sequence)
+        if total_bytes <= self._check_threshold_bytes:
+            if total_bytes < self._check_threshold_bytes // 4:
                 self._check_threshold_bytes = max(
                     CLUTTER_BYTES_MIN, self._check_threshold_bytes // 2
                 )
             return ring.floor
-        values = ring.sizes(self.find_sequences(ring.floor, end_sequence, now))
-        if held - values > max(values, CLUTTER_BYTES_MIN):
+        value_bytes = ring.sizes(self.find_sequences(ring.floor, end_sequence, now))
+        if total_bytes - value_bytes > max(value_bytes, CLUTTER_BYTES_MIN):
             self._compaction_end, self._check_threshold_bytes = end_sequence, CLUTTER_BYTES_MIN
             return end_sequence
-        self._check_threshold_bytes = max(2 * values + CLUTTER_BYTES_MIN, held + held // 4)
+        self._check_threshold_bytes = max(
+            2 * value_bytes + CLUTTER_BYTES_MIN, total_bytes + total_bytes // 4
+        )
         return ring.floor
 
     def oldest_values(self, end_sequence: int, size_bytes: int, now: float) -> Integers:
-        """The oldest values below `until`, about `size` bytes of them, one at least if there is."""
+        """Return the oldest values below `end_sequence`, of about `size_bytes` together.
+
+        At least one is returned if there is any.
+        """
         found = self.find_sequences(self._ring.floor, end_sequence, now)[:REDELIVERY_MESSAGES]
         begins, ends = self._ring.places(found)
-        together = np.cumsum(ends - begins)
-        return found[: max(1, int(together.searchsorted(size_bytes, side="right")))]
+        total_bytes = np.cumsum(ends - begins)
+        return found[: max(1, int(total_bytes.searchsorted(size_bytes, side="right")))]
 
     def is_ring_mostly_values(self, now: float) -> bool:
-        """Whether nearly all that is stored are values, by bytes or by number. Where little has
-        come since this was asked last, the answer is the same."""
+        """Return True if over 3/4 of the ring are last values, by bytes or by number.
+
+        The result is cached until the ring has received 1/8 more messages.
+        """
         ring = self._ring
         if not 0 <= ring.head - self._fill_checked_head < max(1, len(ring) // 8):
             values = self.find_sequences(ring.floor, ring.head, now)
@@ -201,7 +210,7 @@ class LastValues:
 
 
 def has_empty_payload(frame: memoryview) -> bool:
-    """Whether a stored frame has an empty payload."""
+    """Return True if a stored frame has an empty payload."""
     if frame[0] != frames.ENVELOPE:
         return len(frame) == FRAME_BYTES_MIN
     if len(frame) > _FIELDS_BYTES_MAX:
@@ -210,22 +219,22 @@ def has_empty_payload(frame: memoryview) -> bool:
 
 
 def empty_payload_flags(batch: FrameBatch) -> Flags:
-    """The same of each frame of a batch."""
+    """Return which frames of a batch have an empty payload."""
     data, starts, ends = batch.data, batch.starts, batch.ends
     empty: Flags = ends - starts == FRAME_BYTES_MIN
-    at = np.flatnonzero(data[starts] == frames.ENVELOPE)
-    if not at.size:
+    envelopes = np.flatnonzero(data[starts] == frames.ENVELOPE)
+    if not envelopes.size:
         return empty
-    if STUFFED in data.tobytes():  # What stands behind one is shifted.
+    if STUFFED in data.tobytes():  # Byte stuffing shifts the fields after it.
         view = data.data
-        for index in at.tolist():
+        for index in envelopes.tolist():
             empty[index] = has_empty_payload(view[starts[index] : ends[index]])
         return empty
-    fields = data[starts[at] + HEADER_BYTES]
-    places = starts[at] + (HEADER_BYTES + 1) + _TIME_FIELDS_BYTES[fields & TIMES]
+    fields = data[starts[envelopes] + HEADER_BYTES]
+    offsets = starts[envelopes] + (HEADER_BYTES + 1) + _TIME_FIELDS_BYTES[fields & TIMES]
     lengths = unaligned(data, _LENGTH_DTYPE)
-    for text in (CHANNEL, KEY, HEADERS):
-        has = np.flatnonzero(fields & text)
-        places[has] += 2 + lengths[places[has]].astype(np.int64)
-    empty[at] = places == ends[at] - DELIMITER_BYTES
+    for field_flag in (CHANNEL, KEY, HEADERS):
+        with_field = np.flatnonzero(fields & field_flag)
+        offsets[with_field] += 2 + lengths[offsets[with_field]].astype(np.int64)
+    empty[envelopes] = offsets == ends[envelopes] - DELIMITER_BYTES
     return empty

@@ -1,27 +1,29 @@
-"""Messages that nobody is to have any more, though they are stored.
+"""Purge: discarding stored messages for all existing and future positions.
 
-Rule 1: what is purged is done for every position, those to come included, and for what waits. It
-goes as soon as nothing in front of it is stored.
-Rule 2: purging is idempotent: what is purged again changes nothing, and does not count again.
+Purged messages are freed when no older message is stored. Purging a message again has no effect and
+is not counted.
 
     ring    floor ─ 3 ─ 4 ─ 5 ─ 6 ─ 7 ─ head
-    purged              ■   ■                     3 goes, and they go with it
+    purged              ■   ■                     freed together with 3
 """
 
 from __future__ import annotations
 
-from simplebus.core.commit_log import Ledger
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PURGED_RANGES_MAX
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.subscription.subscription import BrokerSubscription
 
 
-def purge_messages(cls: MessageClass, first: int, last: int, commit_log: Ledger | None) -> int:
-    """Have messages first..last-1, as far as they are stored, be nobody's; `release` is to follow.
-    Returns how many of them were not purged before.
+def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitLog | None) -> int:
+    """Purge the stored messages among `first` to `last - 1`. The caller trims the class afterwards.
 
-    Raises RemoteProtocolError (memory_limit) where there would be too many rows of them.
+    Returns:
+        The number of messages that were not purged before.
+
+    Raises:
+        RemoteProtocolError: memory_limit, there are too many separate purged ranges.
     """
     ring, purged = cls.ring, cls.purged_sequences
     first, last = max(first, cls.first_sequence), min(last, ring.head)
@@ -31,8 +33,8 @@ def purge_messages(cls: MessageClass, first: int, last: int, commit_log: Ledger 
     if purged.ranges >= PURGED_RANGES_MAX and first > cls.first_sequence:
         raise RemoteProtocolError(
             Reason.MEMORY_LIMIT,
-            f"class {cls.class_id} has {purged.ranges} rows of purged messages behind others that "
-            f"are stored, and may have {PURGED_RANGES_MAX}; purge or acknowledge the oldest first",
+            f"class {cls.class_id} has {purged.ranges} purged ranges between stored messages, "
+            f"{PURGED_RANGES_MAX} are allowed; purge or acknowledge the oldest messages first",
         )
     before = len(purged)
     purged.add(first, last)
@@ -42,19 +44,21 @@ def purge_messages(cls: MessageClass, first: int, last: int, commit_log: Ledger 
         position.purge(first, last)
     _purge_backlog(cls, first, last)
     count = len(purged) - before
-    cls.dropped[Reason.PURGED] += count
+    cls.dropped_counts[Reason.PURGED] += count
     if commit_log is not None:
-        commit_log.purge(cls.class_id, first, last)
-    front = purged.within(cls.first_sequence, cls.first_sequence + 1)
-    if front:  # It is not kept either.
+        commit_log.append_purge(cls.class_id, first, last)
+    is_oldest_purged = bool(purged.within(cls.first_sequence, cls.first_sequence + 1))
+    if is_oldest_purged:  # Purged messages are not subject to retention.
         [(_, end)] = purged.within(cls.first_sequence, ring.head)[:1]
         cls.release_below(min(end, cls.floor()))
     return count
 
 
 def _purge_backlog(cls: MessageClass, first: int, last: int) -> None:
-    """The same of what waits for a first subscription. What waits before it counts as sent, since
-    nobody may have been sent what lies behind."""
+    """Acknowledge the purged messages in the backlog.
+
+    The backlog is extended up to `last`, because only messages below its cursor can be acknowledged.
+    """
     window = cls.backlog_window
     if not cls.subscriptions:
         window.cursor = max(window.cursor, last)
@@ -64,6 +68,6 @@ def _purge_backlog(cls: MessageClass, first: int, last: int) -> None:
 
 
 def apply_purges(cls: MessageClass, position: BrokerSubscription) -> None:
-    """A new position does not have what is purged."""
+    """Acknowledge all purged messages in a new position."""
     for first, last in cls.purged_sequences.within(cls.first_sequence, cls.ring.head):
         position.purge(first, last)

@@ -1,7 +1,7 @@
-"""What is asked of messages that a class keeps elsewhere: the same answers as of those that are
-here, when what was asked is known.
+"""Requests for messages of classes that another system stores.
 
-Rule 1: who asks waits, and whoever asks behind him on the same connection; nobody else does.
+A remote storage calls back when it has the result. Until then the request's reply is deferred, and
+with it later replies to the same session; other sessions are not affected.
 """
 
 from __future__ import annotations
@@ -26,74 +26,84 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 
 @dataclass(frozen=True, slots=True)
 class RemoteFetchResult:
-    """Messages in a row, as they are stored elsewhere."""
+    """Consecutive messages fetched from a remote storage."""
 
     first_sequence: int
-    """Sequence of the first one; where to ask on if there is none."""
+    """Sequence of the first message; without messages, the sequence to continue with."""
     batches: list[FrameBatch]
     accepted_times: list[float]
-    """When each was accepted, in seconds since 1970."""
+    """Unix time in seconds of each message."""
     floor: int
     head: int
     read_at: float
-    """When it was looked at, by the same clock."""
+    """Unix time of the fetch, by the clock of `accepted_times`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteInventory:
-    """What lies elsewhere of a class, in figures."""
+    """Counts and limits of the messages of a remote class."""
 
     message_count: int
     stored_bytes: int
     floor: int
-    """The lowest sequence that is there."""
+    """Lowest stored sequence."""
     head: int
-    """The next one to be given out there."""
+    """Next sequence to be assigned."""
     messages_max: int
-    """How many may be there; 0 for any number."""
+    """Limit on stored messages; 0 for no limit."""
     bytes_max: int
-    """And how many bytes."""
+    """Limit on stored bytes; 0 for no limit."""
     backlog_count: int
-    """Messages that wait for a first subscription."""
+    """Messages without a position."""
     is_oldest_in_backlog: bool
-    """Whether the oldest one is among them."""
+    """True if the oldest message is one of them."""
     floor_holder: BrokerSubscription | str
-    """Who else has not acknowledged the oldest one: a position that is here, or what to call
-    another one; empty for nobody."""
+    """Position that has not acknowledged the oldest message, or the name of a position of another
+    server;
+    empty if there is none.
+    """
 
 
 RemoteFetchOutcome = RemoteFetchResult | RemoteProtocolError
 RemotePurgeOutcome = int | RemoteProtocolError
 RemoteCountOutcome = RemoteInventory | str
-"""Or why it is not known what is there."""
+"""The inventory, or the reason why it is unknown."""
 
 
 class RemoteStorage(Protocol):
-    """A class that is not here. Each calls back once, perhaps at once."""
+    """Storage of one class in another system. Each callback is called once, possibly immediately."""
 
     class_id: int
 
     def fetch_messages(
         self, request: FetchRequest, on_fetched: Callable[[RemoteFetchOutcome], None]
     ) -> None:
-        """Which messages there are, from where on `wish` says."""
+        """Fetch messages."""
 
     def purge_messages(
         self, first: int, last: int | None, on_purged: Callable[[RemotePurgeOutcome], None]
     ) -> None:
-        """Have messages first..last-1 be nobody's any more; None for all from `first` on. How many
-        there were."""
+        """Purge messages `first` to `last - 1`, or all from `first` on if `last` is None.
+
+        `on_purged` receives the number of purged messages.
+        """
 
     def count_messages(self, on_counted: Callable[[RemoteCountOutcome], None]) -> None:
-        """How much there is, and for whom."""
+        """Count the stored messages."""
 
     def has_caught_up(self, position: BrokerSubscription, on_caught_up: Callable[[], None]) -> bool:
-        """Whether all that is stored for a position has come to here, as far as it may. If not,
-        `tell` is called, later: it has then, or nobody knows."""
+        """Return True if all stored messages of a position have been fetched, as far as its limits
+        allow.
+
+        Otherwise `on_caught_up` is called later, when they have been fetched or the storage has
+        failed.
+        """
 
 
 class CatchUpBarrier:
-    """What a session is told when all that is stored for its subscriptions has come."""
+    """Deferred reply that is sent when all stored messages of a session's positions have been
+    fetched.
+    """
 
     def __init__(
         self,
@@ -102,8 +112,8 @@ class CatchUpBarrier:
         send_reply: Callable[[], None],
         mark_ready: Callable[[Outbox], None],
     ) -> None:
-        """`held` tells the session's positions; they are looked at when what it asked before is
-        answered."""
+        """Create a barrier for the positions that `list_remote_positions` returns when the reply
+        becomes the first one of the session."""
         self._session = session
         self._list_remote_positions = list_remote_positions
         self._send_reply = send_reply
@@ -112,7 +122,7 @@ class CatchUpBarrier:
         self._missing_count = 0
 
     def try_reply(self) -> bool:
-        """Say it. Returns False while something has not come."""
+        """Send the reply if all positions have caught up, else return False."""
         if not self._is_started:
             self._is_started = True
             for cls, position in self._list_remote_positions():
@@ -124,13 +134,13 @@ class CatchUpBarrier:
 
     def _on_caught_up(self) -> None:
         self._missing_count -= 1
-        self._session.outbox.go_on()
+        self._session.outbox.resume_replies()
         if not self._session.is_closed:
             self._mark_ready(self._session.outbox)
 
 
 class RemoteInquiry:
-    """A question about classes of which some may be elsewhere, and how much of each lies there."""
+    """Deferred reply to an inquiry that needs the inventories of remote classes."""
 
     def __init__(
         self,
@@ -139,8 +149,8 @@ class RemoteInquiry:
         send_reply: Callable[[dict[int, RemoteCountOutcome]], None],
         mark_ready: Callable[[Outbox], None],
     ) -> None:
-        """`classes` tells those that are elsewhere; they are counted when what the session asked
-        before is answered."""
+        """Create an inquiry about the classes that `list_remote_classes` returns when the reply
+        becomes the first one of the session."""
         self._session = session
         self._list_remote_classes = list_remote_classes
         self._send_reply = send_reply
@@ -149,7 +159,7 @@ class RemoteInquiry:
         self._missing_class_ids: set[int] | None = None
 
     def try_reply(self) -> bool:
-        """Say it. Returns False while it is not known."""
+        """Send the reply if all classes are counted, else return False."""
         if self._missing_class_ids is None:
             classes = self._list_remote_classes()
             self._missing_class_ids = {cls.class_id for cls in classes}
@@ -161,16 +171,16 @@ class RemoteInquiry:
         return True
 
     def _on_counted(self, class_id: int, outcome: RemoteCountOutcome) -> None:
-        assert self._missing_class_ids is not None, "nobody tells what was not asked"
+        assert self._missing_class_ids is not None, "a count arrived that was not requested"
         self._outcome_by_class[class_id] = outcome
         self._missing_class_ids.discard(class_id)
-        self._session.outbox.go_on()
+        self._session.outbox.resume_replies()
         if not self._session.is_closed:
             self._mark_ready(self._session.outbox)
 
 
 class RemoteQuery:
-    """One question that is to be answered."""
+    """Deferred reply to a fetch or purge request for a remote class."""
 
     def __init__(
         self,
@@ -189,7 +199,7 @@ class RemoteQuery:
         self._outcome: RemoteFetchOutcome | int | None = None
 
     def try_reply(self) -> bool:
-        """Say it. Returns False while it is not known."""
+        """Send the reply if the outcome is known, else return False."""
         if not self._is_query_sent:
             self._is_query_sent = True
             self._send_query()
@@ -198,10 +208,10 @@ class RemoteQuery:
                 return self._session.is_closed
             case RemoteProtocolError() as error:
                 self._on_refused(error)
-            case RemoteFetchResult() as found:
-                self._send_fetch_reply(found)
+            case RemoteFetchResult() as fetch_result:
+                self._send_fetch_reply(fetch_result)
             case int(count):
-                self._session.outbox.reply(
+                self._session.outbox.queue_reply(
                     frames.encode(
                         frames.PURGE,
                         class_id=self._remote_class.class_id,
@@ -212,54 +222,50 @@ class RemoteQuery:
         return True
 
     def _send_query(self) -> None:
-        wish = self._event.asked
-        if isinstance(wish, FetchRequest):
-            self._remote_class.fetch_messages(wish, self._on_outcome)
+        request = self._event.asked
+        if isinstance(request, FetchRequest):
+            self._remote_class.fetch_messages(request, self._on_outcome)
         else:
-            self._remote_class.purge_messages(wish.first, wish.last, self._on_outcome)
+            self._remote_class.purge_messages(request.first, request.last, self._on_outcome)
 
     def _on_outcome(self, outcome: RemoteFetchOutcome | int) -> None:
         self._outcome = outcome
-        self._session.outbox.go_on()
+        self._session.outbox.resume_replies()
         if not self._session.is_closed:
             self._mark_ready(self._session.outbox)
 
     def _send_fetch_reply(self, fetch_result: RemoteFetchResult) -> None:
-        wish = self._event.asked
-        assert isinstance(wish, FetchRequest)
+        request = self._event.asked
+        assert isinstance(request, FetchRequest)
         ring = Ring(
             class_id=self._remote_class.class_id,
             messages_max=1 << 30,
             bytes_max=1 << 40,
-            budget=MemoryBudget(1 << 40),  # It is gone when it is answered.
+            budget=MemoryBudget(1 << 40),  # The ring lives only until the reply is queued.
         )
         ring.begin(fetch_result.first_sequence)
         for batch in fetch_result.batches:
             ring.append(batch, 0)
-        last = min(ring.head, fetch_result.first_sequence + wish.count)
-        if wish.times:
-            last = min(last, fetch_result.first_sequence + FETCH_TIMES_MAX)
+        first = fetch_result.first_sequence
+        last = min(ring.head, first + request.count)
+        if request.times:
+            last = min(last, first + FETCH_TIMES_MAX)
         pieces: list[memoryview] = []
-        at, space = fetch_result.first_sequence, FETCH_BYTES_MAX
-        while at < last and space > 0:
-            piece, at = ring.piece(at, last, space)
+        next_sequence, free_bytes = first, FETCH_BYTES_MAX
+        while next_sequence < last and free_bytes > 0:
+            piece, next_sequence = ring.piece(next_sequence, last, free_bytes)
             pieces.append(piece)
-            space -= len(piece)
-        times = (
-            enumerate(
-                fetch_result.accepted_times[: at - fetch_result.first_sequence],
-                fetch_result.first_sequence,
-            )
-            if wish.times
-            else ()
-        )
+            free_bytes -= len(piece)
+        times: list[tuple[int, float]] = []
+        if request.times:
+            times = list(enumerate(fetch_result.accepted_times[: next_sequence - first], first))
         reply = FetchReply(
-            first=fetch_result.first_sequence,
-            next=at,
+            first=first,
+            next=next_sequence,
             floor=fetch_result.floor,
             head=fetch_result.head,
-            times=list(times),
-            now=fetch_result.read_at if wish.times else 0,
+            times=times,
+            now=fetch_result.read_at if request.times else 0,
         )
         frame = frames.encode(
             frames.FETCH,
@@ -267,4 +273,4 @@ class RemoteQuery:
             message_id=self._event.request,
             content=reply.encode(),
         )
-        self._session.outbox.answer(self._remote_class.class_id, pieces, frame)
+        self._session.outbox.queue_fetch_reply(self._remote_class.class_id, pieces, frame)

@@ -1,7 +1,4 @@
-"""Messages as they were kept, made ready for a ring.
-
-Rule 1: what was kept is whole; bytes that are not are an error that says so.
-"""
+"""Decoder of message frames that a journal stores, as batches for a ring."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frame_splitter import Scratch, split
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.ring.columns import Rows, Times
+from simplebus.core.ring.columns import MessageRows, Times
 
 if TYPE_CHECKING:
     from simplebus.core.store.store import Store
 
 
 class StoredFrameReader:
-    """For the classes of one store."""
+    """Reads stored frames for the classes of one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -31,8 +28,13 @@ class StoredFrameReader:
         self._scratch: Scratch | None = None
 
     def split_frames(self, buffer: bytearray, begin: int, end: int, count: int) -> list[FrameBatch]:
-        """The frames in buffer[begin:end], behind which SPARE_BYTES follow. Raises ValueError
-        unless that are `count`, and nothing else."""
+        """Return the frames in `buffer[begin:end]`.
+
+        `buffer` must have SPARE_BYTES after `end`.
+
+        Raises:
+            ValueError: The bytes are not exactly `count` frames.
+        """
         if self._scratch is None or end - begin > self._scratch_bytes:
             self._scratch_bytes = max(self._scratch_bytes, 1 << (end - begin).bit_length())
             self._scratch = Scratch(self._scratch_bytes)
@@ -40,7 +42,7 @@ class StoredFrameReader:
         while begin < end:
             batch = split(buffer, begin, end, self._scratch)
             if batch is None:
-                raise ValueError(f"{end - begin} bytes behind the last frame are none")
+                raise ValueError(f"{end - begin} bytes after the last frame are not a frame")
             batches.append(batch)
             begin += batch.data.size
             count -= batch.count
@@ -50,11 +52,20 @@ class StoredFrameReader:
 
     def iter_runs(
         self, cls: MessageClass, batch: FrameBatch, accepted_times: float | Times
-    ) -> Iterator[tuple[FrameBatch, Rows | None]]:
-        """The same in runs of one frame type, each to be appended before the next one is asked for,
-        and what is known of those with envelopes, which were accepted at these times. Raises
-        ValueError for frames that are no messages, and MemoryError without memory for their
-        channels."""
+    ) -> Iterator[tuple[FrameBatch, MessageRows | None]]:
+        """Yield runs of frames of one type, and the column values of envelopes.
+
+        The caller must append each run before it requests the next one.
+
+        Args:
+            cls: Class of the messages.
+            batch: Stored frames.
+            accepted_times: Time when all, or each, of the frames were accepted.
+
+        Raises:
+            ValueError: A frame is not a valid message.
+            MemoryError: There is no memory for the channels.
+        """
         types = batch.data[batch.starts]
         breaks = np.flatnonzero(types[1:] != types[:-1]) + 1
         bounds = [0, *breaks.tolist(), batch.count]
@@ -64,14 +75,14 @@ class StoredFrameReader:
                 read = envelope_batch.scan(run)
                 if read.count < run.count:
                     raise ValueError("an envelope cannot be read")
-                at = (
+                run_times = (
                     accepted_times
                     if isinstance(accepted_times, float)
                     else accepted_times[begin:end]
                 )
-                rows = self._store.build_rows(cls, read, at)
+                rows = self._store.build_rows(cls, read, run_times)
                 if rows is None:
                     raise MemoryError("there is no memory for channels")
             elif run.data[0] != frames.MESSAGE:
-                raise ValueError(f"a frame of type {run.data[0]} is no message")
+                raise ValueError(f"a frame of type {run.data[0]} is not a message")
             yield run, rows

@@ -45,7 +45,7 @@ class Span:
         return self.attempts + 1
 
 
-class Wheel:
+class TimerWheel:
     """Messages by the tick at which they are due, and by how often they were sent."""
 
     def __init__(self) -> None:
@@ -56,18 +56,18 @@ class Wheel:
         """How many spans there are."""
         return sum(1 for _ in self)
 
-    def put(self, tick: int, first: int, last: int, attempts: int) -> None:
+    def schedule(self, tick: int, first: int, last: int, attempts: int) -> None:
         """Messages first..last-1 are due at this tick."""
         self._set(tick, attempts).add(first, last)
 
-    def pop(self, tick: int) -> list[Span]:
+    def pop_due(self, tick: int) -> list[Span]:
         """What is due at this tick, ascending."""
         return _spans(self._due.pop(tick, {}))
 
     def __bool__(self) -> bool:
         return bool(self._due)
 
-    def cut(self, first: int, last: int, attempt: int = 0) -> list[Span]:
+    def remove(self, first: int, last: int, attempt: int = 0) -> list[Span]:
         """Take messages first..last-1 out, wherever they lie; or those that were sent so often."""
         out: list[Span] = []
         for tick, attempts, sequences in self._sets(attempt):
@@ -75,7 +75,7 @@ class Wheel:
             self._drop_empty(tick, attempts)
         return out
 
-    def holds(self, first: int, last: int, attempt: int = 0) -> bool:
+    def overlaps(self, first: int, last: int, attempt: int = 0) -> bool:
         """Whether any of messages first..last-1 lies in here; or of those that were sent so
         often."""
         return any(held.overlaps(first, last) for _, _, held in self._sets(attempt))

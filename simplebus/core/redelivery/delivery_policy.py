@@ -24,10 +24,10 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class DeliveryPolicy:
     """How a subscription is served."""
 
-    ack_ticks: int
+    ack_timeout_ticks: int
     """Ticks until what was sent counts as lost, the first time."""
     in_flight_max: int | None = None
     """Messages that may be in flight; None for as many as there are."""
@@ -35,26 +35,26 @@ class Terms:
     """How often a message is sent before it is given up; 0 for without end."""
     pending_max: int | None = None
     """Messages that may wait for it or be in flight before `slow` decides."""
-    slow: str = "block"
-    takes_envelopes: bool = False
+    slow_policy: str = "block"
+    accepts_envelopes: bool = False
     """Whether the peer knows envelopes; else it gets payloads."""
     backoff_ticks: tuple[int, ...] = ()
     """Ticks before the second sending, the third and so on, the last one for all further ones;
     none for the ack timeout, doubled each time."""
 
-    def pause(self, attempts: int) -> int:
+    def redelivery_delay_ticks(self, attempts: int) -> int:
         """Ticks between a sending and the next, for what is not acknowledged in time."""
-        return max(self.refused_pause(attempts), self.ack_ticks)
+        return max(self.nack_delay_ticks(attempts), self.ack_timeout_ticks)
 
-    def refused_pause(self, attempts: int) -> int:
+    def nack_delay_ticks(self, attempts: int) -> int:
         """Ticks from a refusal to the next sending."""
         if self.backoff_ticks:
             return self.backoff_ticks[min(max(attempts, 1), len(self.backoff_ticks)) - 1]
-        doubled = self.ack_ticks << min(max(attempts - 1, 0), 16)
-        return max(min(doubled, REDELIVERY_PAUSE_TICKS_MAX), self.ack_ticks)
+        doubled = self.ack_timeout_ticks << min(max(attempts - 1, 0), 16)
+        return max(min(doubled, REDELIVERY_PAUSE_TICKS_MAX), self.ack_timeout_ticks)
 
 
-def whole_ticks(seconds: float, tick_seconds: float) -> int:
+def seconds_to_ticks(seconds: float, tick_seconds: float) -> int:
     """A time in ticks, rounded up, one at least."""
     return max(1, math.ceil(seconds / tick_seconds))
 

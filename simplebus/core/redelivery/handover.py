@@ -63,17 +63,17 @@ class Left:
         """What a window has passed, by how often it was sent."""
         return covering(window.floor, window.cursor, self.sent, otherwise=0)
 
-    def held_back(self, window: AckWindow, tick: int, terms: Terms) -> list[tuple[int, int, int]]:
+    def held_back(self, window: AckWindow, tick: int, terms: DeliveryPolicy) -> list[tuple[int, int, int]]:
         """`ticks` of what is not acknowledged. No pause is longer, from this tick on, than whoever
         takes over would have it: it may not know what another one asked for."""
-        most = tick + terms.pause(max((often for _, _, often in self.sent), default=1))
+        most = tick + terms.redelivery_delay_ticks(max((often for _, _, often in self.sent), default=1))
         return [
             (first, last, min(due, most))
             for first, last, due in self.ticks
             if window.unacked(first, last)
         ]
 
-    def pauses(self, clock: Clock, tick_seconds: float) -> Pauses:
+    def pauses(self, clock: BrokerClock, tick_seconds: float) -> Pauses:
         """For how many seconds from now on messages first..last-1 are not to be sent, ascending."""
         pauses = [(a, b, (tick - clock.tick) * tick_seconds) for a, b, tick in self.ticks]
         return sorted(pauses + [(a, b, time - clock.now) for a, b, time in self.times])

@@ -29,22 +29,22 @@ AT_ONCE = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class MessageRows:
     """What is known of some messages in a row. None says that a column has nothing for them."""
 
     count: int
     channels: Channels | int = 0
     expires: Times | None = None
-    opens: Times | None = None
+    not_before: Times | None = None
 
-    def part(self, first: int, last: int) -> Rows:
+    def slice(self, first: int, last: int) -> MessageRows:
         """Messages first..last-1 of these."""
         here = slice(first, last)
-        return Rows(
+        return MessageRows(
             last - first,
             self.channels if isinstance(self.channels, int) else self.channels[here],
             None if self.expires is None else self.expires[here],
-            None if self.opens is None else self.opens[here],
+            None if self.not_before is None else self.not_before[here],
         )
 
     @property
@@ -53,10 +53,10 @@ class Rows:
 
     @property
     def is_timed(self) -> bool:
-        return self.expires is not None or self.opens is not None
+        return self.expires is not None or self.not_before is not None
 
 
-class Row(NamedTuple):
+class MessageRow(NamedTuple):
     """What is known of one message."""
 
     channel: int = 0
@@ -82,18 +82,18 @@ class Columns:
         self.uses = np.zeros(1, np.int64)
         """By channel number, but for 0: how many stored messages carry it."""
 
-    def missing_bytes(self, rows: Rows) -> int:
+    def missing_bytes(self, rows: MessageRows) -> int:
         """Memory of one row of the columns that these rows need and that do not exist."""
         missing = 0
         if self.channels is None and not (isinstance(rows.channels, int) and rows.channels == 0):
             missing += 4
         if self.expires is None and rows.expires is not None:
             missing += 8
-        if self.opens is None and rows.opens is not None:
+        if self.opens is None and rows.not_before is not None:
             missing += 8
         return missing
 
-    def add_for(self, rows: Rows, slots: int) -> None:
+    def add_for(self, rows: MessageRows, slots: int) -> None:
         """Make the columns that these rows need. Raises MemoryError, and makes none then."""
         missing, columns = self.missing_bytes(rows), (self.channels, self.expires, self.opens)
         channels, expires, opens = columns
@@ -101,12 +101,12 @@ class Columns:
             channels = np.zeros(slots, np.uint32)
         if expires is None and rows.expires is not None:
             expires = np.full(slots, NEVER)
-        if opens is None and rows.opens is not None:
+        if opens is None and rows.not_before is not None:
             opens = np.full(slots, AT_ONCE)
         self.channels, self.expires, self.opens = channels, expires, opens
         self.row_bytes += missing
 
-    def lacks(self, row: Row) -> bool:
+    def lacks(self, row: MessageRow) -> bool:
         """Whether there is no place for something that is known of this message."""
         return bool(
             (row.channel and self.channels is None)
@@ -114,7 +114,7 @@ class Columns:
             or (row.opens != AT_ONCE and self.opens is None)
         )
 
-    def put_one(self, slot: int, row: Row) -> None:
+    def put_one(self, slot: int, row: MessageRow) -> None:
         """Write one row, for which nothing is lacking."""
         if self.channels is not None:
             self.channels[slot] = row.channel
@@ -123,10 +123,10 @@ class Columns:
         if self.opens is not None:
             self.opens[slot] = row.opens
 
-    def get_one(self, slot: int) -> Row:
+    def get_one(self, slot: int) -> MessageRow:
         """One row."""
         channels, expires, opens = self.channels, self.expires, self.opens
-        return Row(
+        return MessageRow(
             0 if channels is None else int(channels[slot]),
             NEVER if expires is None else float(expires[slot]),
             AT_ONCE if opens is None else float(opens[slot]),
@@ -155,7 +155,7 @@ class Columns:
         for start, stop in pieces:
             np.subtract.at(self.uses, self.channels[start:stop], 1)
 
-    def put(self, pieces: list[tuple[int, int]], rows: Rows) -> None:
+    def put(self, pieces: list[tuple[int, int]], rows: MessageRows) -> None:
         """Write rows into the slot ranges `pieces`, which hold as many."""
         done = 0
         for start, stop in pieces:
@@ -167,16 +167,16 @@ class Columns:
             if self.expires is not None:
                 self.expires[here] = NEVER if rows.expires is None else rows.expires[part]
             if self.opens is not None:
-                self.opens[here] = AT_ONCE if rows.opens is None else rows.opens[part]
+                self.opens[here] = AT_ONCE if rows.not_before is None else rows.not_before[part]
 
-    def get(self, pieces: list[tuple[int, int]]) -> Rows:
+    def get(self, pieces: list[tuple[int, int]]) -> MessageRows:
         """Copies of the rows in these slot ranges."""
         count = sum(stop - start for start, stop in pieces)
         channels: Channels | int = 0
         if self.channels is not None:
             channels = np.concatenate([self.channels[a:b] for a, b in pieces])
         expires, opens = self.expires, self.opens
-        return Rows(
+        return MessageRows(
             count,
             channels,
             None if expires is None else np.concatenate([expires[a:b] for a, b in pieces]),
@@ -193,10 +193,10 @@ class Columns:
         start, stop = pieces[0]
         return self.channels[start:stop]
 
-    def get_at(self, slots: npt.NDArray[np.int64]) -> Rows:
+    def get_at(self, slots: npt.NDArray[np.int64]) -> MessageRows:
         """The same of these slots."""
         channels, expires, opens = self.channels, self.expires, self.opens
-        return Rows(
+        return MessageRows(
             slots.size,
             0 if channels is None else channels[slots],
             None if expires is None else expires[slots],
@@ -211,7 +211,7 @@ class Columns:
             None if self.opens is None else np.full(slots, AT_ONCE),
         )
 
-    def resize(self, rows: Rows, blank: Blank, pieces: list[tuple[int, int]]) -> None:
+    def resize(self, rows: MessageRows, blank: Blank, pieces: list[tuple[int, int]]) -> None:
         """Go over to these columns, with these rows in the slot ranges `pieces`."""
         self.channels, self.expires, self.opens = blank
         if rows.count:

@@ -26,7 +26,7 @@ from simplebus.core.limits import (
     RING_SLOTS_MIN,
 )
 from simplebus.core.protocol.frames import DELIMITER, FrameBatch, Integers, stamp, unaligned
-from simplebus.core.ring.columns import AT_ONCE, NEVER, Channels, Columns, Row, Rows
+from simplebus.core.ring.columns import AT_ONCE, NEVER, Channels, Columns, MessageRow, MessageRows
 from simplebus.core.ring.memory_budget import MemoryBudget, allocate, at_least
 
 _HEADER_AT = 1
@@ -38,7 +38,7 @@ _WORD: np.dtype[np.uint64] = np.dtype(np.uint64)
 _TIMER: np.dtype[np.uint16] = np.dtype(">u2")
 _FOUR: np.dtype[np.uint32] = np.dtype(">u4")
 _DELIMITER = int.from_bytes(DELIMITER, "big")
-_PLAIN = Row()
+_PLAIN = MessageRow()
 _NO_ID_OVERFLOW = np.uint64(~((MESSAGE_ID_MASK + 1) << 16) & 0xFFFFFFFFFFFFFFFF)
 
 
@@ -122,7 +122,7 @@ class Ring:
 
     # Filling -------------------------------------------------------------------------------------
 
-    def append(self, batch: FrameBatch, timer_index: int, rows: Rows | None = None) -> int:
+    def append(self, batch: FrameBatch, timer_index: int, rows: MessageRows | None = None) -> int:
         """Copy in as many of the batch's frames as fit, numbered and stamped. Returns how many.
 
         `rows` describes frames with envelopes, one row each; plain frames have none.
@@ -133,9 +133,9 @@ class Ring:
         taken = self._append(batch, timer_index)
         if taken and rows is not None:
             self.envelopes_until = self.special_until = self.head
-            self._describe(first, rows if taken == rows.count else rows.part(0, taken))
+            self._describe(first, rows if taken == rows.count else rows.slice(0, taken))
         elif taken and self.columns.row_bytes:
-            self._describe(first, Rows(taken))
+            self._describe(first, MessageRows(taken))
         return taken
 
     def _append(self, batch: FrameBatch, timer_index: int) -> int:
@@ -156,7 +156,7 @@ class Ring:
             self._note_peak()
         return taken
 
-    def append_one(self, frame: memoryview, timer_index: int, row: Row | None = None) -> bool:
+    def append_one(self, frame: memoryview, timer_index: int, row: MessageRow | None = None) -> bool:
         """Copy in one frame, numbered and stamped, where there is plainly room for it. `row`
         describes one with an envelope.
 
@@ -192,14 +192,14 @@ class Ring:
         self._note_peak()
         return True
 
-    def _describe(self, first: int, rows: Rows) -> None:
+    def _describe(self, first: int, rows: MessageRows) -> None:
         """Note what is known of the messages from `first` on, which were just appended."""
         self.columns.put(self._pieces(first, first + rows.count), rows)
         self.columns.use(rows.channels, rows.count)
         if rows.is_timed:
             self.timed_until = first + rows.count
 
-    def _widen(self, rows: Rows) -> bool:
+    def _widen(self, rows: MessageRows) -> bool:
         """Have the columns that rows need, if limits and budget allow."""
         missing = self.columns.missing_bytes(rows)
         if missing == 0:
@@ -217,11 +217,11 @@ class Ring:
             return False
         return True
 
-    def row(self, sequence: int) -> Row:
+    def row(self, sequence: int) -> MessageRow:
         """What is known of one message."""
         return self.columns.get_one(sequence & self._mask)
 
-    def rows(self, first: int, last: int) -> Rows:
+    def rows(self, first: int, last: int) -> MessageRows:
         """What is known of messages first..last-1, copied."""
         return self.columns.get(self._pieces(first, last))
 
@@ -229,7 +229,7 @@ class Ring:
         """Their channels alone, valid until the ring changes; one number if all have the same."""
         return self.columns.channels_in(self._pieces(first, last))
 
-    def rows_at(self, sequences: Integers) -> Rows:
+    def rows_at(self, sequences: Integers) -> MessageRows:
         """The same of these messages."""
         return self.columns.get_at(self.slots(sequences))
 
@@ -549,7 +549,7 @@ class Ring:
             return False
         old_arena, old_position = self._arena, self._position
         old_pieces = self._pieces(self.floor, self.head) if len(self) else []
-        rows = self.columns.get(old_pieces) if old_pieces else Rows(0)
+        rows = self.columns.get(old_pieces) if old_pieces else MessageRows(0)
         segments = [(self.floor, self.head)]
         if self.floor < self._wrap < self.head:
             segments = [(self.floor, self._wrap), (self._wrap, self.head)]

@@ -32,7 +32,7 @@ class ConnectionLimits:
             1
             for session in self._sessions.values()
             if session.user == user.name
-            and not session.is_foreign  # Counted by their own listeners.
+            and not session.is_local  # Counted by their own listeners.
         )
         count += sum(count_at_listener(user.name) for count_at_listener in self.external_counters)
         if count >= user.connections:

@@ -36,7 +36,7 @@ def address_network(address: str) -> str:
 class SessionRateLimits:
     """Rate limits of one bus."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: BrokerClock) -> None:
         self._clock = clock
         self._user_buckets: dict[str, Meter] = {}
         self._address_buckets: dict[str, Meter] = {}

@@ -29,7 +29,7 @@ from simplebus.core.protocol.events import AckedOne, Event, PublishedOne
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.session import version2
-from simplebus.core.session.outbox import Feed, Outbox
+from simplebus.core.session.outbox import SendSource, Outbox
 from simplebus.core.session.version1 import Version1Decoder
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.users.rate_limit import Meter
@@ -83,7 +83,7 @@ class Session:
         """Messages that wait for room in their class, in order, as (class id, frames)."""
         self.parked_bytes = 0
         self.is_closed = False
-        self.is_foreign = False
+        self.is_local = False
         """True for a client of another listener, which decodes its bytes. Replies are encoded as
         version 2.
         """
@@ -97,7 +97,7 @@ class Session:
         """The same, including confirms that wait for the journal."""
         self.pending_confirms: deque[tuple[int, int]] = deque()
         """Confirms that wait: log position and number."""
-        self.pending_replies: deque[tuple[int, bytes, Feed | None]] = deque()
+        self.pending_replies: deque[tuple[int, bytes, SendSource | None]] = deque()
         """Replies that wait for a log position, and the feed that may begin after each."""
         self.has_write_backlog = False
         """True if a peer without credit is not read from because too much waits to be written to
@@ -156,14 +156,14 @@ class Session:
             self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
 
     @property
-    def can_make_room(self) -> bool:
+    def can_free_space(self) -> bool:
         """True if its acks may make room for its own messages."""
         return bool(self.subscriptions)
 
     @property
     def can_receive_error(self) -> bool:
         """True if the peer can be sent an Error frame (version 2)."""
-        return self.outbox.names_feeds
+        return self.outbox.has_deliver_frames
 
     def reduce_read_size(self) -> None:
         """Read less at once, because others cannot keep up with its messages."""
@@ -176,9 +176,9 @@ class Session:
             bool(self.parked_messages) and not isinstance(self.decoder, Version2Decoder)
         )
 
-    def mark_foreign(self) -> None:
+    def mark_local(self) -> None:
         """Leave the decoding of bytes to another listener."""
-        self.is_foreign = self.outbox.names_feeds = True
+        self.is_local = self.outbox.has_deliver_frames = True
         self.decoder = Version1Decoder(self._known_classes)
 
     def receive(self, buffer: ReceiveBuffer, received_bytes: int) -> Iterator[Event]:
@@ -231,7 +231,7 @@ class Session:
         opening = batch.slice(first, first + 1)
         if version2.is_version2_connect(opening):
             self.decoder = Version2Decoder(self._known_classes, lambda: self.handled_count)
-            self.outbox.names_feeds = True
+            self.outbox.has_deliver_frames = True
             yield version2.parse_connect(opening)
             first += 1
         else:
@@ -259,13 +259,13 @@ class Session:
         ) or not self.is_authenticated
         sent_no_frame = sent_no_frame and not self.is_authenticating
         has_partial_frame = receiver.tail_bytes and receiver.frames == self._last_frame_count
-        is_send_blocked = has_sent_nothing and not outbox.idle
+        is_send_blocked = has_sent_nothing and not outbox.is_idle
         is_blocking_others = is_blocking_publishers and is_send_blocked
         self.send_blocked_ticks = self.send_blocked_ticks + 1 if is_send_blocked else 0
         self.parked_ticks = self.parked_ticks + 1 if self.parked_messages else 0
         self._last_frame_count, self._last_sent_bytes = receiver.frames, outbox.sent_bytes
         if (
-            self.is_reading_paused or self.is_foreign
+            self.is_reading_paused or self.is_local
         ):  # Nothing is read here, so nothing can be late.
             sent_no_frame = has_partial_frame = False
         self._no_frame_ticks = self._no_frame_ticks + 1 if sent_no_frame else 0
@@ -303,7 +303,7 @@ class Session:
             return None
         self._no_send_ticks = self._no_send_ticks + 1 if has_sent_nothing else 0
         if not self.outbox.has_bytes and (self._no_send_ticks + 1) * tick_seconds >= seconds:
-            self.outbox.reply(frames.encode(frames.HEARTBEAT))
+            self.outbox.queue_reply(frames.encode(frames.HEARTBEAT))
         self._no_receive_ticks = self._no_receive_ticks + 1 if has_received_nothing else 0
         limit_seconds = seconds * HEARTBEATS_MISSED_MAX
         if self._no_receive_ticks * tick_seconds <= limit_seconds:

@@ -26,7 +26,7 @@ from simplebus.core.limits import (
     MESSAGE_ID_MASK,
     PLAIN_FRAMES_MAX,
 )
-from simplebus.core.producer_state import Ahead, Publisher
+from simplebus.core.producer_state import NumberBitmap, ProducerState
 from simplebus.core.protocol import frames, inquiry, requests
 from simplebus.core.protocol.envelope import unstuff
 from simplebus.core.protocol.events import (
@@ -77,7 +77,7 @@ class Version2Decoder(Version1Decoder):
         super().__init__(known_classes)
         self._handled_count = handled_count
         self.is_greeted = False
-        self.producer = Publisher()
+        self.producer = ProducerState()
         """State of the publisher whose messages they are."""
         self.next_number = 0
         """Number that the next message must carry, or at least if numbers may be skipped."""
@@ -91,7 +91,7 @@ class Version2Decoder(Version1Decoder):
         The first one is the lowest number that waits.
         """
 
-    def start_producer(self, producer: Publisher, *, can_skip_numbers: bool = False) -> None:
+    def start_producer(self, producer: ProducerState, *, can_skip_numbers: bool = False) -> None:
         """Decode the messages of this publisher from now on."""
         self.producer = producer
         self.can_skip_numbers = can_skip_numbers
@@ -105,7 +105,7 @@ class Version2Decoder(Version1Decoder):
             return self._parked_numbers[0]
         return self.next_number
 
-    def build_unconfirmed_range(self, first_number: int, parked: list[FrameBatch]) -> Ahead | None:
+    def build_unconfirmed_range(self, first_number: int, parked: list[FrameBatch]) -> NumberBitmap | None:
         """Return which numbers from `first_number` on are stored, without the parked messages.
 
         All numbers below `first_number` are stored.
@@ -119,7 +119,7 @@ class Version2Decoder(Version1Decoder):
             is_stored[received_count:] = self.producer.ahead.holds(numbers[received_count:])
         for batch in parked:
             is_stored &= ~np.isin(numbers, message_numbers(batch, None))
-        return Ahead.of(first_number, is_stored)
+        return NumberBitmap.of(first_number, is_stored)
 
     def _known_numbers_from(self, first: int) -> Integers:
         """Return all numbers from `first` on, up to the last one that is known to be
@@ -251,7 +251,7 @@ class Version2Decoder(Version1Decoder):
         stored = np.isin(known, handled_numbers)
         if self.producer.ahead is not None:
             stored |= self.producer.ahead.holds(known)
-        self.next_number, self.producer.ahead = first, Ahead.of(first, stored)
+        self.next_number, self.producer.ahead = first, NumberBitmap.of(first, stored)
 
     def _select_fresh(self, numbers: Integers) -> tuple[Flags, RemoteProtocolError | None]:
         """Return which messages are to be stored, and the error of the first number that is too

@@ -20,7 +20,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import CARRIED_BYTES, DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frames import FrameBatch, Integers
-from simplebus.core.ring.columns import AT_ONCE, NEVER, Row, Rows
+from simplebus.core.ring.columns import AT_ONCE, NEVER, MessageRow, MessageRows
 from simplebus.core.settings import FullPolicy
 from simplebus.core.subscription.subscription import BrokerSubscription
 
@@ -38,7 +38,7 @@ class LastValueCopy:
     old_sequences: Integers
     """Their former sequences."""
     batch: FrameBatch
-    rows: Rows | None
+    rows: MessageRows | None
     acknowledged_by: list[BrokerSubscription]
     """Who has acknowledged all of them."""
     old_floor: int
@@ -81,8 +81,8 @@ def copy_values(store: Store, cls: MessageClass, sequences: Integers) -> LastVal
     is_timed = np.zeros(sequences.size, np.bool_)
     if rows.expires is not None:
         is_timed |= rows.expires != NEVER
-    if rows.opens is not None:
-        is_timed |= rows.opens != AT_ONCE
+    if rows.not_before is not None:
+        is_timed |= rows.not_before != AT_ONCE
     if is_timed.any():
         copies = [ring.frame(sequence) for sequence in sequences.tolist()]
         for index in np.flatnonzero(is_timed).tolist():
@@ -92,14 +92,14 @@ def copy_values(store: Store, cls: MessageClass, sequences: Integers) -> LastVal
         begins, ends = ring.places(sequences)
         lengths, joined = ends - begins, ring.joined(sequences, store.timer_index)
     batch = FrameBatch(np.frombuffer(joined, np.uint8), np.r_[0, np.cumsum(lengths)], 0)
-    described: Rows | None = None
+    described: MessageRows | None = None
     if (batch.data[batch.starts] == frames.ENVELOPE).any():
-        described = rows if is_timed.any() else Rows(rows.count, rows.channels)
+        described = rows if is_timed.any() else MessageRows(rows.count, rows.channels)
     had = [position for position in cls.subscriptions if position.window.floor >= behind]
     return LastValueCopy(sequences, batch, described, had, ring.floor)
 
 
-def _rebase_times(frame: bytes, row: Row, now: float) -> bytes:
+def _rebase_times(frame: bytes, row: MessageRow, now: float) -> bytes:
     """A message whose times count from now."""
     read, payload = envelope_batch.decode(frame[HEADER_BYTES:-DELIMITER_BYTES])
     read = read._replace(
@@ -119,7 +119,7 @@ def append_copy(store: Store, cls: MessageClass, copied: LastValueCopy) -> None:
     first = ring.head
     stored = store.append_and_log(cls, batch, rows, None)
     if stored < batch.count:
-        cls.dropped[Reason.LAST_VALUE_DROPPED] += batch.count - stored
+        cls.dropped_counts[Reason.LAST_VALUE_DROPPED] += batch.count - stored
     if not stored:
         return
     cls.compacted_count += stored
@@ -199,7 +199,7 @@ class EvictionCompactor:
             return copy_values(self._store, cls, values) if values.size else None
         lost = cls.last_values.find_sequences(cls.ring.floor, min(new_floor, cls.floor()), now).size
         if lost:
-            cls.dropped[Reason.LAST_VALUE_DROPPED] += lost
+            cls.dropped_counts[Reason.LAST_VALUE_DROPPED] += lost
         return None
 
 
@@ -207,5 +207,5 @@ def _evict_values(cls: MessageClass, end: int, now: float) -> None:
     """Let go of all below `until`, which nobody needs but for its values."""
     lost = cls.last_values.find_sequences(cls.ring.floor, end, now).size
     if lost:
-        cls.dropped[Reason.LAST_VALUE_DROPPED] += lost
+        cls.dropped_counts[Reason.LAST_VALUE_DROPPED] += lost
     cls.ring.release(end)

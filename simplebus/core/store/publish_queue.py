@@ -32,7 +32,7 @@ class PublishQueue:
         budget: MemoryBudget,
         append_batch: Callable[[MessageClass, FrameBatch, Session], int],
         dead_letter_budget: MemoryBudget,
-        clock: Clock,
+        clock: BrokerClock,
     ) -> None:
         self._classes = classes
         self._budget = budget
@@ -189,6 +189,6 @@ class PublishQueue:
 
     def _drop_parked(self, session: Session) -> None:
         for class_id, batch in session.parked_messages:
-            self._classes[class_id].dropped[Reason.UNDELIVERED_AT_CLOSE] += batch.count
+            self._classes[class_id].dropped_counts[Reason.UNDELIVERED_AT_CLOSE] += batch.count
         session.parked_messages.clear()
         session.parked_bytes = 0

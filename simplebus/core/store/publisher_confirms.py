@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ErrorReply
-from simplebus.core.session.outbox import Feed, Outbox
+from simplebus.core.session.outbox import SendSource, Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
 
@@ -28,7 +28,7 @@ class PublisherConfirms:
 
     def __init__(
         self,
-        commit_log: Ledger | None,
+        commit_log: CommitLog | None,
         refusal_counts: Counter[Reason],
         mark_ready: Callable[[Outbox], None],
     ) -> None:
@@ -69,17 +69,17 @@ class PublisherConfirms:
         self._waiting_sessions[session] = None
 
     def reply_when_durable(
-        self, session: Session, reply: bytes, log_position: int, held_feed: Feed | None
+        self, session: Session, reply: bytes, log_position: int, held_feed: SendSource | None
     ) -> None:
         """Say this once the ledger has come to this mark, and after the answers before it. What a
         feed sends comes behind it."""
         ledger = self._commit_log
         if not session.pending_replies and (ledger is None or not ledger.owes(log_position)):
-            session.outbox.reply(reply)
+            session.outbox.queue_reply(reply)
             self._mark_ready(session.outbox)
             return
         if held_feed is not None:
-            session.outbox.hold(held_feed)
+            session.outbox.pause(held_feed)
         session.pending_replies.append((log_position, reply, held_feed))
         self._waiting_sessions[session] = None
         if ledger is not None and ledger.failure is not None:
@@ -116,7 +116,7 @@ class PublisherConfirms:
         reason, sentence = failure
         said = f"{sentence}; what was accepted before is confirmed when it is written"
         reply = ErrorReply(code=reason, message=said, count=0)
-        session.outbox.reply(frames.encode(frames.ERROR, content=reply.encode()))
+        session.outbox.queue_reply(frames.encode(frames.ERROR, content=reply.encode()))
         self._mark_ready(session.outbox)
 
     def _send_due_replies(self, session: Session, durable_position: int) -> None:
@@ -124,13 +124,13 @@ class PublisherConfirms:
         unanswered, outbox = session.pending_replies, session.outbox
         while unanswered and unanswered[0][0] <= durable_position:
             _, frame, feed = unanswered.popleft()
-            outbox.reply(frame)
+            outbox.queue_reply(frame)
             if feed is not None:
-                outbox.let_go(feed)
+                outbox.resume(feed)
         self._mark_ready(outbox)
 
     def _send_confirm(self, session: Session, number: int) -> None:
         session.confirmed_number = number
-        level = Level.MEMORY if self._commit_log is None else self._commit_log.level
-        session.outbox.confirm(number, level)
+        level = Durability.MEMORY if self._commit_log is None else self._commit_log.level
+        session.outbox.queue_confirm(number, level)
         self._mark_ready(session.outbox)

@@ -19,7 +19,7 @@ from simplebus.core.users.rate_limit import Meter
 class RateQueue:
     """Of one broker. Wakes by its alarms, see `alarms.Waiter`."""
 
-    def __init__(self, clock: Clock, retry_session: Callable[[Session], None]) -> None:
+    def __init__(self, clock: BrokerClock, retry_session: Callable[[Session], None]) -> None:
         self.scanned_count = 0
         """Nothing: what it does at once is bounded by the rates."""
         self.schedule_wakeup: Callable[[float, RateQueue], None] = lambda due, waiter: None

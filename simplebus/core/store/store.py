@@ -14,8 +14,8 @@ import numpy as np
 
 from simplebus.core import commit_log, dead_letters
 from simplebus.core.authorization.session_permissions import can_publish, publish_denied_text
-from simplebus.core.commit_log import Ledger
-from simplebus.core.dead_letters import Dead
+from simplebus.core.commit_log import CommitLog
+from simplebus.core.dead_letters import DeadMessage
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
@@ -37,7 +37,7 @@ from simplebus.core.protocol.events import Refused
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.redelivery.delivery_policy import Clock
 from simplebus.core.redelivery.failure_reasons import LastErrors
-from simplebus.core.ring.columns import AT_ONCE, Rows, Times
+from simplebus.core.ring.columns import AT_ONCE, MessageRows, Times
 from simplebus.core.session import version2
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
@@ -64,12 +64,12 @@ class Store:
     def __init__(
         self,
         settings: Settings,
-        clock: Clock,
+        clock: BrokerClock,
         *,
         mark_ready: Callable[[Outbox], None],
         on_refused: Callable[[Session, Refused], None],
         on_slow_consumer: Callable[[BrokerSubscription], None],
-        commit_log: Ledger | None = None,
+        commit_log: CommitLog | None = None,
     ) -> None:
         self.settings = settings
         self.clock = clock
@@ -170,7 +170,7 @@ class Store:
         cls = self.classes[class_id]
         failure = commit_log.failure(self.commit_log, session)
         if failure:
-            cls.dropped[failure[0]] += batch.count
+            cls.dropped_counts[failure[0]] += batch.count
             self._refuse_messages(session, batch, *failure)
             return
         if session.grants is not None and not self._check_can_publish(session, cls, batch):
@@ -223,7 +223,7 @@ class Store:
         if scope.verdict is Verdict.SOME and (has_channels or scope.allows("")):
             return True
         sentence = publish_denied_text(session, cls, "")
-        if not isinstance(session.decoder, Version2Decoder) and not session.is_foreign:
+        if not isinstance(session.decoder, Version2Decoder) and not session.is_local:
             raise RemoteProtocolError(Reason.UNAUTHORIZED, sentence)
         self._refuse_messages(session, batch, Reason.UNAUTHORIZED, sentence)
         return False
@@ -236,7 +236,7 @@ class Store:
         return scope.verdict is Verdict.ALL or cls.channels.are_all_allowed(scope, channels)
 
     def _refuse_denied_channels(
-        self, session: Session, cls: MessageClass, batch: FrameBatch, rows: Rows
+        self, session: Session, cls: MessageClass, batch: FrameBatch, rows: MessageRows
     ) -> tuple[int, int]:
         """Of messages with channels, some of which a session may not publish: how many it may, in
         front; or else how many in front it may not, which are refused."""
@@ -254,7 +254,7 @@ class Store:
             refused = batch.slice(0, count)
             self._refuse_messages(session, refused, Reason.UNAUTHORIZED, sentence)
         else:
-            cls.dropped[Reason.UNAUTHORIZED] += count
+            cls.dropped_counts[Reason.UNAUTHORIZED] += count
         return 0, count
 
     def _append_batch(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
@@ -291,7 +291,7 @@ class Store:
         return self._append_envelopes(cls, batch, session)
 
     def append_and_log(
-        self, cls: MessageClass, batch: FrameBatch, rows: Rows | None, session: Session | None
+        self, cls: MessageClass, batch: FrameBatch, rows: MessageRows | None, session: Session | None
     ) -> int:
         """Put messages into the ring, as far as there is room, and into the ledger."""
         first = cls.ring.head
@@ -323,7 +323,7 @@ class Store:
                         dealt += refused
                         continue
                     if allowed < good.count:
-                        good, rows = good.slice(0, allowed), rows.part(0, allowed)
+                        good, rows = good.slice(0, allowed), rows.slice(0, allowed)
                         dealt += (taken := self.append_and_log(cls, good, rows, session))
                         if taken < allowed:
                             break
@@ -341,7 +341,7 @@ class Store:
 
     def build_rows(
         self, cls: MessageClass, columns: envelope_batch.EnvelopeColumns, accepted_at: float | Times
-    ) -> Rows | None:
+    ) -> MessageRows | None:
         """What is known of messages accepted now, or each at its time; None when there is no memory
         for their channels."""
         numbers = cls.channels.intern_names(columns.names)
@@ -351,7 +351,7 @@ class Store:
             channels: int | np.ndarray = numbers[columns.channels] if numbers else 0
         else:
             channels = np.array(numbers, np.uint32)[columns.channels]
-        return Rows(
+        return MessageRows(
             columns.count,
             channels,
             None if columns.expires is None else columns.expires + accepted_at,
@@ -379,7 +379,7 @@ class Store:
         """There is something new for everyone subscribed to the class."""
         for subscription in cls.connected_positions:
             if subscription.is_connected:  # One of version 1 may wait for what another one left.
-                subscription.outbox.wake(subscription)
+                subscription.outbox.enqueue(subscription)
                 self._mark_ready(subscription.outbox)
         for group in cls.groups:
             for member in group.distribute_messages():
@@ -392,7 +392,7 @@ class Store:
         spare = LOOKED_MESSAGES_MAX
         for position in list(cls.limited_positions):
             position.count_backlog(min(spare, REDELIVERY_MESSAGES))
-            if position.delivery_policy.slow == "disconnect":
+            if position.delivery_policy.slow_policy == "disconnect":
                 if not position.is_too_slow and position.is_over_pending_limit():
                     position.is_too_slow = True
                     self.classes_to_trim[cls] = (
@@ -408,7 +408,7 @@ class Store:
     # Full ----------------------------------------------------------------------------------------
 
     def _drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> None:
-        cls.dropped[Reason.DROP_NEWEST] += batch.count
+        cls.dropped_counts[Reason.DROP_NEWEST] += batch.count
         if session is not None and isinstance(session.decoder, Version2Decoder):
             why = "it drops the newest" if len(cls.ring) else "other classes hold the memory"
             sentence = f"class {cls.class_id} is full: {why}"
@@ -430,14 +430,14 @@ class Store:
             floor = max(floor, saving.leading_values_end())
             needed = min(max(cls.first_sequence, cls.floor()), floor)
             saved = saving.copy_evicted(floor)
-            cls.dropped[Reason.DROP_OLDEST] += floor - needed
+            cls.dropped_counts[Reason.DROP_OLDEST] += floor - needed
             for subscription in cls.subscriptions:
                 subscription.skip_to(floor)
             if cls.has_backlog:
                 cls.backlog_window.skip_to(floor)
             cls.release_below(floor if cls.has_last_values else max(floor, cls.floor()))
             if saved is not None:
-                cls.dropped[Reason.DROP_OLDEST] -= saved.count_from(needed)
+                cls.dropped_counts[Reason.DROP_OLDEST] -= saved.count_from(needed)
                 compaction.append_copy(self, cls, saved)
             taken = self._append_with(append, session, cls, batch)
             if taken == batch.count:
@@ -464,7 +464,7 @@ class Store:
         except RemoteProtocolError:
             self.defer_dead_letters(cls, position)
             return ranges[0][0]
-        death = dead_letters.Death(
+        death = dead_letters.DeadLetterCause(
             reason=reason,
             class_=of,
             attempts=attempts,
@@ -476,7 +476,7 @@ class Store:
         there = [range(max(a, ring.floor), min(b, ring.head)) for a, b in ranges]
         letters = dead_letters.write(
             (
-                Dead(
+                DeadMessage(
                     sequence,
                     ring.frame(sequence),
                     cls.accepted_at(position, sequence),
@@ -491,16 +491,16 @@ class Store:
         )
         lost = letters.lost + selection.count_sequences(ranges) - sum(map(len, there))
         if letters.batch is not None:
-            before = dead.dropped[Reason.DROP_NEWEST]
+            before = dead.dropped_counts[Reason.DROP_NEWEST]
             laid = self._append_dead_letters(dead, letters.batch, letters.columns)
             if laid < letters.batch.count:
                 until = letters.sequences[laid]
                 ranges = selection.ranges_before(ranges, until)
                 lost = selection.count_sequences(ranges) - laid
                 self.defer_dead_letters(cls, position)
-            lost += dead.dropped[Reason.DROP_NEWEST] - before  # One that is too long for them.
+            lost += dead.dropped_counts[Reason.DROP_NEWEST] - before  # One that is too long for them.
         if lost:
-            cls.dropped[Reason.NO_DEAD_LETTER] += lost
+            cls.dropped_counts[Reason.NO_DEAD_LETTER] += lost
         cls.on_dead_lettered(position, ranges, dead.class_id)
         return until
 
@@ -519,7 +519,7 @@ class Store:
             return 0
 
         def put(rest: FrameBatch) -> int:
-            those = rows.part(rows.count - rest.count, rows.count)
+            those = rows.slice(rows.count - rest.count, rows.count)
             return self.append_and_log(dead_letter_class, rest, those, None)
 
         taken = self._append_with(put, None, dead_letter_class, batch)
@@ -621,7 +621,7 @@ class Store:
         while (at := waiting.floor) < end:
             last = min(end, at + many)
             floor = selection.first_unexpired(ring, at, last, self.clock.now)
-            cls.dropped[Reason.EXPIRED] += waiting.skip_to(floor)
+            cls.dropped_counts[Reason.EXPIRED] += waiting.skip_to(floor)
             if waiting.floor < last:
                 break
             many = min(4 * many, REDELIVERY_MESSAGES)

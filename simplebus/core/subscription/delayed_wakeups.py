@@ -31,7 +31,7 @@ class WakeupTarget(Protocol):
 class DelayedWakeups:
     """Wakeup targets of one broker."""
 
-    def __init__(self, clock: Clock, on_wakeup: Callable[[WakeupTarget], int]) -> None:
+    def __init__(self, clock: BrokerClock, on_wakeup: Callable[[WakeupTarget], int]) -> None:
         """Create an empty set.
 
         Args:

@@ -32,7 +32,7 @@ from simplebus.core.redelivery.failure_reasons import LastErrors
 from simplebus.core.redelivery.handover import Left
 from simplebus.core.redelivery.in_flight_bytes import Weight
 from simplebus.core.ring.ring import Ring
-from simplebus.core.session.outbox import Nowhere, Outbox
+from simplebus.core.session.outbox import NullOutbox, Outbox
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.subscription.backlog import BacklogCounter
 from simplebus.core.subscription.channel_filter import ChannelFilter
@@ -54,10 +54,10 @@ class Position(ABC):
         ring: Ring,
         window: AckWindow,
         outbox: Outbox | None = None,
-        delivery_policy: Terms,
+        delivery_policy: DeliveryPolicy,
         timer_index_modulus: int = 0,
         subscription_number: int = 0,
-        clock: Clock | None = None,
+        clock: BrokerClock | None = None,
         channel_filter: ChannelFilter | None = None,
         on_floor_moved: Callable[[], None] = lambda: None,
         dead_letter: Callable[
@@ -76,7 +76,7 @@ class Position(ABC):
         messages.
         """
         self.window = window
-        self.outbox = outbox or Nowhere()
+        self.outbox = outbox or NullOutbox()
         self.delivery_policy = delivery_policy
         self.subscription_number = subscription_number
         self.channel_filter = channel_filter
@@ -108,9 +108,9 @@ class Position(ABC):
         """Tick of the last check for that."""
         self.undelivered: Counter[Reason] = Counter()
         """Messages that it was never sent, or not again, by reason."""
-        self._timer_index_modulus = timer_index_modulus or delivery_policy.ack_ticks
+        self._timer_index_modulus = timer_index_modulus or delivery_policy.ack_timeout_ticks
         """Modulus of timer indexes, the same for the whole class."""
-        self._clock = clock or Clock()
+        self._clock = clock or BrokerClock()
         self._on_floor_moved = on_floor_moved
         """Called when the floor may have moved without an ack."""
         self._dead_letter = dead_letter
@@ -132,8 +132,8 @@ class Position(ABC):
         """Messages that the cursor has passed, or that waited behind it from the start."""
         self._skipped_count = 0
         """Those of them that are finished without an ack."""
-        self._ack_timer = Wheel()
-        self._nack_timer = Wheel()
+        self._ack_timer = TimerWheel()
+        self._nack_timer = TimerWheel()
         self._delayed_spans: list[tuple[float, int, Span]] = []
         self._redelivery_queue: deque[Span] = deque()
         self._spilled_redeliveries: list[Span] = []
@@ -161,7 +161,7 @@ class Position(ABC):
 
     @property
     def is_connected(self) -> bool:
-        return not isinstance(self.outbox, Nowhere)
+        return not isinstance(self.outbox, NullOutbox)
 
     @property
     def has_frames_to_copy(self) -> bool:
@@ -183,7 +183,7 @@ class Position(ABC):
         return (
             self.is_filtered
             or cursor < ring.timed_until
-            or (cursor < ring.envelopes_until and not self.delivery_policy.takes_envelopes)
+            or (cursor < ring.envelopes_until and not self.delivery_policy.accepts_envelopes)
         )
 
     @property
@@ -322,7 +322,7 @@ class Position(ABC):
 
         With `include_waiting` messages that wait for redelivery count, too.
         """
-        is_in_flight = self._ack_timer.holds(first, last, attempt)
+        is_in_flight = self._ack_timer.overlaps(first, last, attempt)
         return is_in_flight or (
             include_waiting and bool(self._find_waiting_redeliveries(first, last, attempt))
         )
@@ -365,11 +365,11 @@ class Position(ABC):
             attempt: Only messages of this delivery attempt; 0 for any.
             error: Reason given by the consumer, kept for dead letters.
         """
-        for span in self._ack_timer.cut(first, last, attempt):
+        for span in self._ack_timer.remove(first, last, attempt):
             self._mark_waiting(span)
             self._schedule_redelivery(span, delay_seconds, tick, error)
         if self._redelivery_queue:
-            self.outbox.wake(self)
+            self.outbox.enqueue(self)
 
     def _schedule_redelivery(
         self, span: Span, delay_seconds: float | None, tick: int, error: str
@@ -378,8 +378,8 @@ class Position(ABC):
         self._failure_reasons.note(self, span.first, span.last, error)
         self.nack_count += 1
         if delay_seconds is None:
-            due = tick + self.delivery_policy.refused_pause(span.attempts)
-            self._nack_timer.put(due, span.first, span.last, span.attempts)
+            due = tick + self.delivery_policy.nack_delay_ticks(span.attempts)
+            self._nack_timer.schedule(due, span.first, span.last, span.attempts)
         elif delay_seconds <= 0:
             self._redelivery_queue.append(span)
         else:
@@ -390,22 +390,22 @@ class Position(ABC):
         self._postpone_timeouts(self._ack_timer, first, last, tick, attempt)
 
     def _postpone_timeouts(
-        self, ack_timer: Wheel, first: int, last: int, tick: int, attempt: int
+        self, ack_timer: TimerWheel, first: int, last: int, tick: int, attempt: int
     ) -> None:
         ack_timer.postpone(
-            first, last, lambda attempts: tick + self.delivery_policy.pause(attempts), attempt
+            first, last, lambda attempts: tick + self.delivery_policy.redelivery_delay_ticks(attempts), attempt
         )
 
     def tick(self, tick: int) -> None:
         """Queue the redelivery of everything that is overdue at `tick`."""
-        due = [span for span in self._ack_timer.pop(tick) if span.last > self.window.floor]
+        due = [span for span in self._ack_timer.pop_due(tick) if span.last > self.window.floor]
         for span in due:
             self._mark_waiting(span)
-        if self._nack_timer and (rejected := self._nack_timer.pop(tick)):
+        if self._nack_timer and (rejected := self._nack_timer.pop_due(tick)):
             due = sorted(due + rejected, key=lambda span: span.first)
         self._redelivery_queue += due
         if self._redelivery_queue:
-            self.outbox.wake(self)
+            self.outbox.enqueue(self)
         self.window.release_memory()
 
     @property
@@ -420,7 +420,7 @@ class Position(ABC):
         while self._delayed_spans and self._delayed_spans[0][0] <= self._clock.now:
             self._redelivery_queue.append(heapq.heappop(self._delayed_spans)[2])
         if self._redelivery_queue:
-            self.outbox.wake(self)
+            self.outbox.enqueue(self)
         return bool(self._redelivery_queue)
 
     def _delay_span(self, due_time: float, span: Span) -> None:
@@ -447,8 +447,8 @@ class Position(ABC):
         backoff,
         so that a consumer that keeps crashing does not use up a message's deliveries.
         """
-        self.outbox.forget(self)
-        self.outbox = Nowhere()
+        self.outbox.remove(self)
+        self.outbox = NullOutbox()
         for due, span in self._ack_timer.clear():
             self._mark_waiting(span)
             self._requeue_unacked(span, due)
@@ -463,7 +463,7 @@ class Position(ABC):
         if span.attempts < 2:
             self._redelivery_queue.append(span)
         else:
-            self._nack_timer.put(due_tick, span.first, span.last, span.attempts)
+            self._nack_timer.schedule(due_tick, span.first, span.last, span.attempts)
 
     def mark_removed(self) -> None:
         """Cancel wakeups and forget the failure reasons of a removed position."""
@@ -504,7 +504,7 @@ class Position(ABC):
         self._redelivery_queue.extendleft(reversed(self._spilled_redeliveries))
         self._spilled_redeliveries.clear()
         if self._redelivery_queue:
-            self.outbox.wake(self)
+            self.outbox.enqueue(self)
 
     def list_attempts(self) -> list[tuple[int, int, int]]:
         """Return ranges (first, last, attempts) of unacknowledged messages whose attempts are not
@@ -564,7 +564,7 @@ class Position(ABC):
             if due is None:
                 self._redelivery_queue.append(span)
             else:
-                self._nack_timer.put(int(due), span.first, span.last, span.attempts)
+                self._nack_timer.schedule(int(due), span.first, span.last, span.attempts)
 
     def _iter_spans(self) -> Iterator[Span]:
         """Yield all unacknowledged spans."""

@@ -71,8 +71,8 @@ def select_messages(
     if rows.expires is not None:
         expired = sendable & (rows.expires <= now)
         sendable &= ~expired
-    if rows.opens is not None:
-        delayed = sendable & (rows.opens > now)
+    if rows.not_before is not None:
+        delayed = sendable & (rows.not_before > now)
         sendable &= ~delayed
     skipped = ~sendable if delayed is None else ~(sendable | delayed)
     return MessageSelection(
@@ -172,7 +172,7 @@ def opening_times(ring: Ring, first: int, last: int) -> list[tuple[float, int, i
     """Return rows (due, first, last) for the delayed messages first..last-1, in runs of equal
     times.
     """
-    times = ring.rows(first, last).opens
+    times = ring.rows(first, last).not_before
     assert times is not None, "delayed messages have a time"
     breaks = (np.flatnonzero(times[1:] != times[:-1]) + 1).tolist()
     return [

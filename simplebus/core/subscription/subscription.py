@@ -61,7 +61,7 @@ class BrokerSubscription(Position):
         first, head = self.window.cursor, self.ring.head
         if self.channel_filter is None or first < self.ring.timed_until:
             return False
-        if first < self.ring.envelopes_until and not self.delivery_policy.takes_envelopes:
+        if first < self.ring.envelopes_until and not self.delivery_policy.accepts_envelopes:
             return False
         last = min(head, first + LOOK_AHEAD_MESSAGES)
         run_end = selection.matching_run_end(self.ring, first, last, self.channel_filter)
@@ -71,7 +71,7 @@ class BrokerSubscription(Position):
         return True
 
     def _copy_redeliveries(self, tick: int) -> bytes:
-        pieces = Pieces(
+        pieces = CopiedFrames(
             REDELIVERY_PLAIN_BYTES if self._is_next_redelivery_plain() else REDELIVERY_BYTES
         )
         while not pieces.count and (room := self._in_flight_room()):
@@ -154,7 +154,7 @@ class BrokerSubscription(Position):
 
     def _copy_new(self, tick: int) -> bytes:
         """Return the frames of the next new messages that match."""
-        pieces = Pieces(REDELIVERY_BYTES)
+        pieces = CopiedFrames(REDELIVERY_BYTES)
         first = self.window.cursor
         self.attempt = 1
         selected, last = self._select_new(REDELIVERY_MESSAGES, self._in_flight_room())
@@ -202,19 +202,19 @@ class BrokerSubscription(Position):
                 self.scanned_count += LOOKED_FOR_ONE
                 self._delay_span(due, Span(first, last, attempts))
 
-    def _copy_ranges(self, ranges: Ranges, end_sequence: int, pieces: Pieces, tick: int) -> int:
+    def _copy_ranges(self, ranges: Ranges, end_sequence: int, pieces: CopiedFrames, tick: int) -> int:
         """Copy frames while `pieces` has space. Returns `end_sequence`, or where copying
         stopped.
         """
         if not ranges:
             return end_sequence
         self.ring.stamp(ranges[0][0], ranges[-1][1], tick % self._timer_index_modulus)
-        plain_only = not self.delivery_policy.takes_envelopes
+        plain_only = not self.delivery_policy.accepts_envelopes
         for begin, end in ranges:
             while begin < end:
-                if pieces.space <= 0:
+                if pieces.free_bytes <= 0:
                     return begin
-                piece, piece_end = self.ring.piece(begin, end, pieces.space)
+                piece, piece_end = self.ring.piece(begin, end, pieces.free_bytes)
                 if plain_only and begin < self.ring.envelopes_until:
                     self.scanned_count += LOOKED_FOR_ONE * (piece_end - begin)
                     payload_frames, uncarriable = selection.strip_envelopes(
@@ -271,7 +271,7 @@ class BrokerSubscription(Position):
 
     def _start_ack_timeout(self, first: int, last: int, attempts: int, tick: int) -> None:
         """Start the ack timeout of first..last-1."""
-        self._ack_timer.put(tick + self.delivery_policy.pause(attempts), first, last, attempts)
+        self._ack_timer.put(tick + self.delivery_policy.redelivery_delay_ticks(attempts), first, last, attempts)
 
     def _start_ack_timeout_except(
         self, excluded: Ranges, first: int, last: int, attempts: int, tick: int
@@ -355,7 +355,7 @@ class BrokerSubscription(Position):
         for waiting in (self._unsent_sequences, self._resend_sequences, self.pending_dead_letters):
             waiting.remove(0, floor)
         if self._redelivery_queue:
-            self.outbox.wake(self)
+            self.outbox.enqueue(self)
         return skipped_count - unsent
 
     def count_pending(self) -> int:
@@ -407,9 +407,9 @@ class BrokerSubscription(Position):
         """
         excess, dropped = self.count_excess(), 0
         if excess and self._backlog_counter is not None:
-            if self.delivery_policy.slow == "drop_oldest":
+            if self.delivery_policy.slow_policy == "drop_oldest":
                 dropped = self._drop_oldest(excess, self._backlog_counter)
-            elif self.delivery_policy.slow == "drop_newest":
+            elif self.delivery_policy.slow_policy == "drop_newest":
                 dropped = self._drop_newest(excess, self._backlog_counter)
         self.dropped += dropped
         self._count_undelivered(Reason.SLOW_CONSUMER, dropped)
@@ -536,7 +536,7 @@ class BrokerSubscription(Position):
             attempt: Only messages of this delivery attempt; 0 for any.
             error: Reason given by the consumer, kept for the dead letters.
         """
-        spans = self._ack_timer.cut(first, last, attempt)
+        spans = self._ack_timer.remove(first, last, attempt)
         if self.has_consumer:
             for begin, end in self._find_waiting_redeliveries(first, last, attempt):
                 self._resend_sequences.remove(begin, end)
@@ -573,7 +573,7 @@ class BrokerSubscription(Position):
                 rest = Span(span.first, span.last, span.attempts, Reason.TERMINATED)
                 self._mark_waiting(rest)
                 self._redelivery_queue.append(rest)
-                self.outbox.wake(self)
+                self.outbox.enqueue(self)
 
     def _give_up_leading(
         self, ranges: Ranges, end_sequence: int, attempts: int, reason: Reason

@@ -35,7 +35,7 @@ import trio
 from simplebus.bridge.build import between, to_nats
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.runner import run as run_lanes
-from simplebus.bridge.settings import Copied, is_nats, lane_name, record_channel
+from simplebus.bridge.settings import CopiedClass, is_nats_address, copier_name, record_channel
 from simplebus.bridge.target.bus import FarTerms
 from simplebus.client.addresses import Address
 from simplebus.client.aio.transport import SocketPlace
@@ -93,7 +93,7 @@ def _names(found: ClassStatistics, class_: int | str) -> Iterator[tuple[str, int
     """Under which it was sent, and how many messages wait for each."""
     for each in found.subscriptions:
         match = _DURABLE.match(each.durable)
-        if match and each.durable == lane_name(match[1], class_, back=False):
+        if match and each.durable == copier_name(match[1], class_, back=False):
             yield match[1], each.in_flight + each.waiting
 
 
@@ -229,14 +229,14 @@ class Uplink(Module):
     def _lane(self, class_: int | str, name: str) -> Copier:
         table, access = self._table, self._access
         terms = FarTerms(
-            name=lane_name(name, class_, back=False),
+            name=copier_name(name, class_, back=False),
             channel=record_channel(name, class_, back=False),
             class_=class_,
             auth=access.auth,
         )
         here = self._memory.place
-        if is_nats(table.to):
-            copied = Copied(class_, stream=table.stream, under_way=table.under_way)
+        if is_nats_address(table.to):
+            copied = CopiedClass(class_, stream=table.stream, under_way=table.under_way)
             shown = self.settings.nats_access
             open_ends = to_nats(here, table.to, terms, copied, shown=shown)
         else:

@@ -21,9 +21,9 @@ import msgspec
 from simplebus.bridge.build import NatsAccess
 from simplebus.bridge.nats_connection import addresses
 from simplebus.bridge.reserved_headers import is_reserved
-from simplebus.bridge.settings import Copied, is_nats, record_channel
+from simplebus.bridge.settings import CopiedClass, is_nats_address, record_channel
 from simplebus.client.addresses import Address
-from simplebus.client.core.arguments import whole
+from simplebus.client.core.arguments import check_integer
 from simplebus.client.credentials import VARIABLES, Access
 from simplebus.config.mistakes import unknown
 from simplebus.core import dead_letters
@@ -107,7 +107,7 @@ def parse(raw: Mapping[str, Any], environment: Mapping[str, str] | None = None) 
     names_somebody = _check_address(table)
     if table.channel:
         check_name(table.channel)
-    if is_nats(table.to) and is_reserved(table.channel):
+    if is_nats_address(table.to) and is_reserved(table.channel):
         raise ValueError(f"channel: {table.channel!r} is the NATS server's own")
     if table.data_dir and Path(table.data_dir).exists() and not Path(table.data_dir).is_dir():
         raise ValueError(f"data_dir: {table.data_dir} is no directory")
@@ -121,7 +121,7 @@ def parse(raw: Mapping[str, Any], environment: Mapping[str, str] | None = None) 
         if error.filename:
             why = f"{error.filename} cannot be read: {why}"
         raise ValueError(why) from None
-    if is_nats(table.to):
+    if is_nats_address(table.to):
         made.nats_access.check()
     return made
 
@@ -141,13 +141,13 @@ def _without_table(table: UplinkTable) -> UplinkTable:
 def _check_class(table: UplinkTable) -> None:
     class_ = table.class_
     if isinstance(class_, int):
-        whole("class", class_, least=0, most=CLASS_ID_MAX)
+        check_integer("class", class_, minimum=0, maximum=CLASS_ID_MAX)
     elif not class_.isprintable() or not 0 < len(class_) <= NAME_CHARACTERS_MAX:
         raise ValueError(
             f"class: expected an id, or a name of 1 to {NAME_CHARACTERS_MAX} characters, got "
             f"{class_!r}"
         )
-    Copied(class_)
+    CopiedClass(class_)
     if isinstance(class_, str) and dead_letters.are_kept_in(class_):
         raise ValueError(
             f"class: in {class_!r} a bus has its dead letters, and drops the oldest of them; "
@@ -163,8 +163,8 @@ def _check_class(table: UplinkTable) -> None:
 
 def _check_address(table: UplinkTable) -> bool:
     """Whether the address says who it is. Raises ValueError for what goes with no such address."""
-    if is_nats(table.to):
-        Copied(table.class_, stream=table.stream, under_way=table.under_way)
+    if is_nats_address(table.to):
+        CopiedClass(table.class_, stream=table.stream, under_way=table.under_way)
         names_somebody = addresses(table.to)[0].credentials is not None
         if names_somebody and any(getattr(table, name) for name in (*_WHO, "credentials")):
             raise ValueError("who it is stands in the address and beside it, expected either")

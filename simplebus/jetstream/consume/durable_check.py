@@ -63,7 +63,7 @@ class Judge:
         """How a position is served, as a word of its consumer's metadata."""
         seconds, terms = self._broker.settings.tick_seconds, position.delivery_policy
         agreed = _Agreed(
-            ack=round(terms.ack_ticks * seconds, 6),
+            ack=round(terms.ack_timeout_ticks * seconds, 6),
             deliveries=terms.deliveries_max,
             backoff=[round(ticks * seconds, 6) for ticks in terms.backoff_ticks],
         )
@@ -101,7 +101,7 @@ def askers_of(broker: Broker, position: BrokerSubscription) -> list[Session]:
 def let_answer(broker: Broker, sessions: list[Session]) -> None:
     """What was not known when they were to be told may be known now."""
     for session in sessions:
-        session.outbox.go_on()
+        session.outbox.resume_replies()
         broker.mark_ready(session.outbox)
 
 

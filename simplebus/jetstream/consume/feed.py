@@ -26,7 +26,7 @@ from simplebus.core.group.group import Group
 from simplebus.core.limits import GROUP_IN_FLIGHT_MESSAGES
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frames import Flags, FrameBatch, Integers
-from simplebus.core.ring.columns import Rows
+from simplebus.core.ring.columns import MessageRows
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
@@ -406,7 +406,7 @@ class Feed:
                 position.requeue_with_attempts(first, int(attempts[0]) - 1)
         return taken, good
 
-    def _rows(self, batch: FrameBatch, messages: Messages, came_at: float) -> Rows | None:
+    def _rows(self, batch: FrameBatch, messages: Messages, came_at: float) -> MessageRows | None:
         """What is known of them; None where there is no memory for it, or the stream is to be asked
         what time it is."""
         read = envelope_batch.scan(batch)

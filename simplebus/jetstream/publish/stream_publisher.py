@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from simplebus.core.commit_log import Lot
+from simplebus.core.commit_log import WriteBatch
 from simplebus.core.protocol.frames import FrameBatch, Integers
 from simplebus.core.session.version2 import message_numbers
 from simplebus.jetstream import api
@@ -164,7 +164,7 @@ class Uplink:
         """Whether what comes had better be gathered to a larger lot."""
         return any(lane.is_crowded(now) for lane in self._lanes.values())
 
-    def put(self, lot: Lot) -> None:
+    def put(self, lot: WriteBatch) -> None:
         """Have a lot published. `go_on` does it."""
         pieces = 0
         for entry in lot.entries:

@@ -231,7 +231,7 @@ class Deliveries:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent."""
-        return self.guest.outbox.idle
+        return self.guest.outbox.is_idle
 
     def add(self, subscription: AckedSubscription) -> None:
         """One more."""
@@ -301,7 +301,7 @@ class Deliveries:
             if not piece:
                 break
             data = bytes(piece)
-            outbox.sent(len(data), tick)
+            outbox.mark_sent(len(data), tick)
             self._write(data, written)
         return b"".join(written)
 
@@ -343,7 +343,7 @@ class Deliveries:
         message = message_of(frame, subject, acks_to.encode())
         if self.session.replies is not None:
             self.session.replies.heard(message.reply)
-        return encode.one(message, to.sid, headers=self.session.takes_headers)
+        return encode.encode_message(message, to.sid, headers=self.session.takes_headers)
 
 
 # What comes back ---------------------------------------------------------------------------------

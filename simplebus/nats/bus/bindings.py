@@ -18,7 +18,7 @@ from simplebus.core.message_class.subject_bindings import (
     ClassSubjectBindings,
 )
 from simplebus.nats.bus.convert import Packer, Parcel
-from simplebus.nats.protocol.events import Mix, Positions, Pub, Run
+from simplebus.nats.protocol.events import MixedBatch, Indexes, Pub, UniformBatch
 from simplebus.nats.server.routes import Routes
 from simplebus.nats.server.session import NatsSession
 
@@ -51,11 +51,11 @@ class Binding:
             return False
         return self._store(origin, self.class_id, self._packer.one(message))
 
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
+    def many(self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None) -> None:
         if origin is None:
             return
-        if isinstance(messages, Run):
-            if messages.head.subject.startswith(_RESERVED):
+        if isinstance(messages, UniformBatch):
+            if messages.first_message.subject.startswith(_RESERVED):
                 return
         elif any(subject.startswith((b"*", b">")) for subject in self.subjects):
             rows = self._without_reserved(messages, rows)
@@ -64,8 +64,8 @@ class Binding:
         parcel = self._packer.many(messages, rows, self._names)
         self._store(origin, self.class_id, parcel)
 
-    def _without_reserved(self, messages: Mix, rows: Positions | None) -> Positions:
-        numbers = messages.subjects if rows is None else messages.subjects[rows]
+    def _without_reserved(self, messages: MixedBatch, rows: Indexes | None) -> Indexes:
+        numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
         reserved = [n for n in set(numbers.tolist()) if self._names[n].startswith(_RESERVED)]
         kept = np.flatnonzero(~np.isin(numbers, reserved))
         return kept if rows is None else rows[kept]

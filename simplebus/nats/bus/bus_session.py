@@ -50,12 +50,12 @@ from simplebus.nats.bus.convert import Parcel
 from simplebus.nats.bus.subjects import ASKS, CLASSES
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.limits import ACK_BYTES
-from simplebus.nats.protocol.events import Mix, Positions, Pub, Run, Sub, singles
+from simplebus.nats.protocol.events import MixedBatch, Indexes, Pub, UniformBatch, Sub, iter_messages
 from simplebus.nats.server.class_permissions import BoundClasses, asked_for
 from simplebus.nats.server.routes import Listening, Routes
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.server.subscription import Subscription
-from simplebus.nats.subjects import quoted
+from simplebus.nats.subjects import quote
 
 
 class Classes:
@@ -205,7 +205,7 @@ class Classes:
     def _tell(session: NatsSession, what: str, subject: bytes, why: str) -> None:
         """Tell a client what is refused. Clients stay connected after no other error than this."""
         why = why.replace("'", "`").replace("\r", " ").replace("\n", " ")
-        session.send(error_line(f"Permissions Violation for {what} to {quoted(subject)} ({why})"))
+        session.send(error_line(f"Permissions Violation for {what} to {quote(subject)} ({why})"))
 
     # Subscribing ---------------------------------------------------------------------------------
 
@@ -378,10 +378,10 @@ class _Acks:
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
         return origin is not None and self._classes.acknowledge(origin, message)
 
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
+    def many(self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None) -> None:
         if origin is None:
             return
         chosen = None if rows is None else set(rows.tolist())
-        for at, message in enumerate(singles(messages, self._names)):
+        for at, message in enumerate(iter_messages(messages, self._names)):
             if chosen is None or at in chosen:
                 self._classes.acknowledge(origin, message)

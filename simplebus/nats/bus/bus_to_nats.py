@@ -22,7 +22,7 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope import CHANNEL, STUFFED
 from simplebus.core.protocol.frames import DELIMITER, ranges_of, strided
-from simplebus.core.ring.columns import Rows
+from simplebus.core.ring.columns import MessageRows
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription import selection
@@ -30,7 +30,7 @@ from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import NEVER
 from simplebus.core.subscription.selection import Ranges
 from simplebus.nats.bus.convert import class_subject, message_of
-from simplebus.nats.protocol.events import Mix, Pub, Run
+from simplebus.nats.protocol.events import MixedBatch, Pub, UniformBatch
 from simplebus.nats.server.class_permissions import BoundClasses
 from simplebus.nats.server.routes import Routes
 
@@ -48,7 +48,7 @@ _LATER_MIN = 1024
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
 
-Deliver = Callable[[Pub | Run | Mix], None]
+Deliver = Callable[[Pub | UniformBatch | MixedBatch], None]
 """Sends messages to whoever has subscribed to their subjects; a mix knows these itself."""
 
 
@@ -88,7 +88,7 @@ class Tap:
     def see(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
         """Messages first..last-1 of a class have just been stored; who has published them, None for
         the bus itself."""
-        if session is not None and session.is_foreign:
+        if session is not None and session.is_local:
             return  # What NATS clients publish, NATS subscriptions have seen.
         ring = cls.ring
         if session is None or first >= ring.special_until:
@@ -104,7 +104,7 @@ class Tap:
             here &= self._is_open(rows)
         self._send_those(cls, first, here)
 
-    def _allowed(self, session: Session, cls: MessageClass, rows: Rows) -> frames.Flags:
+    def _allowed(self, session: Session, cls: MessageClass, rows: MessageRows) -> frames.Flags:
         """Which of these messages a session would be allowed to publish at this door."""
         numbers, inverse = np.unique(np.atleast_1d(np.asarray(rows.channels)), return_inverse=True)
         names = [cls.channels.name_of(number).encode() for number in numbers.tolist()]
@@ -113,16 +113,16 @@ class Tap:
         )[inverse]
         return may if may.size == rows.count else np.repeat(may, rows.count)
 
-    def _is_open(self, rows: Rows) -> frames.Flags:
+    def _is_open(self, rows: MessageRows) -> frames.Flags:
         """Which of these messages may be delivered now."""
         here: frames.Flags = np.ones(rows.count, np.bool_)
         if rows.expires is not None:
             here &= rows.expires > self._clock.now
-        if rows.opens is not None:
-            here &= rows.opens <= self._clock.now
+        if rows.not_before is not None:
+            here &= rows.not_before <= self._clock.now
         return here
 
-    def _wanted_of(self, cls: MessageClass, rows: Rows) -> frames.Flags:
+    def _wanted_of(self, cls: MessageClass, rows: MessageRows) -> frames.Flags:
         """Which of these messages anybody wants."""
         numbers = np.atleast_1d(np.asarray(rows.channels))
         verdicts = self._verdicts_of(cls, int(numbers.max()))
@@ -210,9 +210,9 @@ class Tap:
         """The same as `see`, where nobody is there to see anything now: who is when they open sees
         those of the messages that open later."""
         rows = cls.ring.rows(first, last)
-        if rows.opens is None:
+        if rows.not_before is None:
             return
-        later: frames.Flags = rows.opens > self._clock.now
+        later: frames.Flags = rows.not_before > self._clock.now
         if session is not None and session.grants is not None:
             later &= self._allowed(session, cls, rows)
         for begin, end in ranges_of(later):
@@ -271,7 +271,7 @@ class _Gathered:
             self._deliver(Pub(subject, b"", size, b"", 0, memoryview(payload)))
 
 
-def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> Mix:
+def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> MixedBatch:
     """Messages in one event."""
     numbers: dict[bytes, int] = {}
     parts: list[bytes] = []
@@ -283,7 +283,7 @@ def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> Mix:
     bounds = np.zeros(len(each) + 1, np.int64)
     np.cumsum(lengths.sum(axis=1), out=bounds[1:])
     ends = bounds[:-1] + 4 + np.array([len(subject) for subject in subjects], np.int64)
-    return Mix(
+    return MixedBatch(
         np.frombuffer(b"".join(parts), np.uint8),
         bounds,
         ends,
@@ -293,7 +293,7 @@ def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> Mix:
     )
 
 
-def _run_of(piece: memoryview, first: int, last: int, subject: bytes) -> Run | None:
+def _run_of(piece: memoryview, first: int, last: int, subject: bytes) -> UniformBatch | None:
     """Messages first..last-1, as they are stored, on this subject; None if they are not all plain
     and of one length."""
     count = last - first
@@ -315,4 +315,4 @@ def _run_of(piece: memoryview, first: int, last: int, subject: bytes) -> Run | N
     out[:, len(line) : -2] = payload
     out[:, -2:] = np.frombuffer(b"\r\n", np.uint8)
     head = Pub(subject, b"", b"%d" % size, b"", 0, payload[0].copy().data)
-    return Run(head, out, len(line))
+    return UniformBatch(head, out, len(line))

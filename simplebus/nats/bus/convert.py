@@ -37,7 +37,7 @@ from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
 from simplebus.core.protocol.frames import DELIMITER, HEADER, FrameBatch
 from simplebus.nats import subjects
 from simplebus.nats.limits import PACKED_ALONE_BYTES, PACKED_BYTES
-from simplebus.nats.protocol.events import Mix, Positions, Pub, Run, singles
+from simplebus.nats.protocol.events import MixedBatch, Indexes, Pub, UniformBatch, iter_messages
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -164,21 +164,21 @@ class Packer:
             return Parcel(None, [refused])
         return Parcel(FrameBatch.of_one(memoryview(frame)))
 
-    def many(self, messages: Run | Mix, rows: Positions | None, names: list[bytes]) -> Parcel:
+    def many(self, messages: UniformBatch | MixedBatch, rows: Indexes | None, names: list[bytes]) -> Parcel:
         """Those of the messages that are in these rows; None for all. `names` are the subjects by
         their numbers."""
-        if isinstance(messages, Mix):
+        if isinstance(messages, MixedBatch):
             return self._mix(messages, rows, names)
         if rows is not None:
-            messages = Run(messages.head, messages.rows[rows], messages.body_at)
+            messages = UniformBatch(messages.first_message, messages.rows[rows], messages.body_column)
         return self._run(messages)
 
-    def _run(self, messages: Run) -> Parcel:
-        rows, head, begin = messages.rows, messages.head, messages.body_at
+    def _run(self, messages: UniformBatch) -> Parcel:
+        rows, head, begin = messages.rows, messages.first_message, messages.body_column
         end = begin + head.header_bytes
         block = rows[:, begin:end]
         if messages.count <= _PLAIN_MAX or (block != block[0]).any():
-            return self._each(singles(messages, []))
+            return self._each(iter_messages(messages, []))
         try:
             prefix = self._head + encode(_envelope(head), b"")
             self._check_length(len(prefix) + rows.shape[1] - 2 - end + DELIMITER_BYTES)
@@ -192,13 +192,13 @@ class Packer:
         out[:, -DELIMITER_BYTES:] = np.frombuffer(DELIMITER, np.uint8)
         whole = out.tobytes()
         if whole.count(_OPEN) != messages.count:  # Something is to be stuffed.
-            return self._each(singles(messages, []))
+            return self._each(iter_messages(messages, []))
         bounds = np.arange(0, len(whole) + 1, stride, dtype=np.int64)
         return Parcel(FrameBatch(np.frombuffer(whole, np.uint8), bounds, stride))
 
-    def _mix(self, messages: Mix, rows: Positions | None, names: list[bytes]) -> Parcel:
+    def _mix(self, messages: MixedBatch, rows: Indexes | None, names: list[bytes]) -> Parcel:
         each = range(messages.count) if rows is None else rows.tolist()
-        numbers, bodies = messages.subjects.tolist(), messages.bodies.tolist()
+        numbers, bodies = messages.subject_numbers.tolist(), messages.body_starts.tolist()
         ends, data = (messages.bounds[1:] - 2).tolist(), messages.data.data
         parts: list[bytes | memoryview] = []
         lengths: list[int] = []
@@ -218,7 +218,7 @@ class Packer:
             if whole.count(_OPEN) == len(lengths):
                 batch = _batch(whole, lengths) if lengths else None
                 return Parcel(batch, weight=PACKED_BYTES * len(lengths))
-        chosen = list(singles(messages, names))
+        chosen = list(iter_messages(messages, names))
         return self._each([chosen[at] for at in each])
 
     def _each(self, messages: Iterable[Pub]) -> Parcel:
@@ -332,7 +332,7 @@ def message_of(frame: bytes, class_subject: bytes, acks_to: bytes = b"") -> Pub:
     if not acks_to and headers and headers[0][0] == REPLY:
         reply = headers[0][1].encode()
         is_subject = 0 < len(reply) <= _REPLY_BYTES_MAX and not _NO_SUBJECT.search(reply)
-        if is_subject and not subjects.is_reserved(reply):
+        if is_subject and not subjects.is_reserved_reply(reply):
             headers = headers[1:]
         else:
             reply = b""

@@ -18,7 +18,7 @@ import numpy as np
 
 from simplebus.core.protocol.frames import Bytes, Flags, Integers, Words, unaligned
 from simplebus.nats.client.events import Messages
-from simplebus.nats.numbers import numbers_alike
+from simplebus.nats.numbers import parse_similar_numbers
 
 STRETCH_MESSAGES_MIN = 16
 """Fewer in a row are read one by one."""
@@ -85,15 +85,15 @@ class Scan:
         plain &= (sid_ends - subject_ends - 1 <= _SID_DIGITS_MAX) & (
             line_ends - header_ends - 1 <= _SIZE_DIGITS_MAX
         )
-        sids, good = numbers_alike(data, subject_ends + 1, sid_ends)
+        sids, good = parse_similar_numbers(data, subject_ends + 1, sid_ends)
         plain &= good
-        sizes, good = numbers_alike(data, header_ends + 1, line_ends)
+        sizes, good = parse_similar_numbers(data, header_ends + 1, line_ends)
         plain &= good & (sizes <= self._most)
         headers = np.zeros(sizes.size, np.int64)
         long = np.flatnonzero(is_long)
         if long.size:
             begins, ends = reply_ends[long] + 1, header_ends[long]
-            found, good = numbers_alike(data, begins, ends)
+            found, good = parse_similar_numbers(data, begins, ends)
             good &= (found <= sizes[long]) & (ends - begins <= _SIZE_DIGITS_MAX)
             plain[long] &= good
             headers[long] = np.where(plain[long], found, 0)

@@ -24,7 +24,7 @@ from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.encode import Column
 from simplebus.nats.client.events import Complaint, Info, Messages, Ping, Pong
 from simplebus.nats.client.parser import MESSAGE_BYTES_MAX, Parser
-from simplebus.nats.numbers import numbers
+from simplebus.nats.numbers import parse_numbers
 
 NUMBER_DIGITS = 12
 _INBOX_SID = 1
@@ -272,7 +272,7 @@ class ClientCore:
         if not answers.all():
             yield messages.pick(~answers)
             part = messages.pick(answers)
-        found, good = numbers(part.data, part.subjects + len(self._inbox), part.subject_ends)
+        found, good = parse_numbers(part.data, part.subjects + len(self._inbox), part.subject_ends)
         if not good.all():  # Somebody guessed the inbox; nobody asked for that.
             found, part = found[good], part.pick(good)
         yield Replies(found, part)

@@ -31,7 +31,7 @@ from simplebus.core.protocol.frames import Bytes, Flags, Integers, unaligned
 from simplebus.nats.client import jetstream_types
 from simplebus.nats.client.encode import HEADERS, Column, alike, digits, table
 from simplebus.nats.client.events import Messages
-from simplebus.nats.numbers import DIGITS_MAX, numbers
+from simplebus.nats.numbers import DIGITS_MAX, parse_numbers
 
 API = "$JS.API."
 MSG_ID = b"Nats-Msg-Id"
@@ -241,7 +241,7 @@ def _plain_acks(messages: Messages, sequences: Integers) -> Flags:
         heads = np.lib.stride_tricks.sliding_window_view(data, prefix.size)[begins[likely]]
         same = (heads == prefix).all(axis=1) & (data[last[likely]] == ord("}"))
         likely = likely[same]
-        found, good = numbers(data, begins[likely] + prefix.size, last[likely])
+        found, good = parse_numbers(data, begins[likely] + prefix.size, last[likely])
         good &= found > 0
         sequences[likely[good]] = found[good]
         plain[likely[good]] = True
@@ -326,7 +326,7 @@ def _read_plainly(messages: Messages) -> tuple[Flags, list[Integers]]:
         firsts.append(padded[np.minimum(at + token, padded.size - 1)] + 1)
         lasts.append(padded[np.minimum(at + token + 1, padded.size - 1)])
     lasts[-1] = np.where(tokens != _LONG_ACK_TOKENS + 1, ends, lasts[-1])
-    found, are_numbers = numbers(data, np.concatenate(firsts), np.concatenate(lasts))
+    found, are_numbers = parse_numbers(data, np.concatenate(firsts), np.concatenate(lasts))
     good &= are_numbers.reshape(5, -1).all(axis=0)
     columns: list[Integers] = list(found.reshape(5, -1))
     if not good.all():

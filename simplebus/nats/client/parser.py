@@ -16,9 +16,9 @@ from simplebus.core.errors import RemoteProtocolError
 from simplebus.nats.client.bulk_parser import Scan
 from simplebus.nats.client.events import Event, Messages
 from simplebus.nats.client.line_parser import Reader, Row
-from simplebus.nats.numbers import DIGITS_BEHIND
+from simplebus.nats.numbers import PADDING_BYTES
 
-PADDING = bytes(DIGITS_BEHIND)
+PADDING = bytes(PADDING_BYTES)
 """Lies in front of what is searched, and behind it."""
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Longest message accepted unless told otherwise, headers included: the most that a reference

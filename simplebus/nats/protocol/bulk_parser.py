@@ -27,8 +27,8 @@ from simplebus.nats.limits import (
     SUBJECT_BYTES_FAST,
     NatsLimits,
 )
-from simplebus.nats.numbers import value as digits_value
-from simplebus.nats.protocol.events import Mix
+from simplebus.nats.numbers import parse_digits as digits_value
+from simplebus.nats.protocol.events import MixedBatch
 from simplebus.nats.server.subject_table import Numbers, SubjectTable, are_words
 
 _VERB = b"PUB "
@@ -43,11 +43,11 @@ _HEAD = np.uint64(int.from_bytes(_CR_LF + _VERB, "little"))
 _HEAD_BITS = np.uint64((1 << 8 * len(_CR_LF + _VERB)) - 1)
 
 
-def _every(byte: int) -> np.uint64:
+def _repeat_byte(byte: int) -> np.uint64:
     return np.uint64(byte * 0x0101010101010101)
 
 
-_ZEROS, _LOW_BITS, _NINES_UP, _TOPS = _every(0x30), _every(0x7F), _every(0x76), _every(0x80)
+_ZEROS, _LOW_BITS, _NINES_UP, _TOPS = _repeat_byte(0x30), _repeat_byte(0x7F), _repeat_byte(0x76), _repeat_byte(0x80)
 _EIGHT, _TOP_BYTE, _EXPONENT = np.uint64(8), np.uint64(56), np.uint64(52)
 _SEVEN_TOPS = np.uint64(int(_TOPS) >> 8)
 _BIAS = 1023
@@ -59,7 +59,7 @@ _BLANK_BITS: Words = np.array([0xFF << 8 * n for n in range(6)] + [0, 0], np.uin
 _BLANK_MAX = 5
 
 
-def line_feeds(raw: bytearray, first: int, last: int) -> Integers:
+def find_line_feeds(raw: bytearray, first: int, last: int) -> Integers:
     """Where in raw[first:last] a LF is: positions in raw, ascending. Up to eight bytes behind
     `last` are looked at."""
     begin = first - first % _SIZE
@@ -89,7 +89,7 @@ def line_feeds(raw: bytearray, first: int, last: int) -> Integers:
     return feeds[feeds.searchsorted(first) : feeds.searchsorted(last)]
 
 
-class Scan:
+class BulkParser:
     """The candidates in raw[first:last], where a message or another command begins at `first`.
 
     Valid until raw changes. It has 16 bytes behind `last`, whatever they are.
@@ -104,13 +104,13 @@ class Scan:
         self._data: Bytes = np.frombuffer(raw, np.uint8)
         self._words = unaligned(self._data, _WORD)
         self._find_starts(first)
-        self._read_lines(limits)
-        self._find_numbers()
-        self._link()
+        self._parse_lines(limits)
+        self._look_up_subjects()
+        self._link_candidates()
 
     def _find_starts(self, first: int) -> None:
         """Where candidates begin, and where the LF of each is."""
-        feeds = line_feeds(self._raw, first, self._last)
+        feeds = find_line_feeds(self._raw, first, self._last)
         heads = self._words[feeds - 1]
         heads &= _HEAD_BITS
         lines = np.flatnonzero(heads == _HEAD)
@@ -125,7 +125,7 @@ class Scan:
             self.starts[0] = first
         self._lines: Integers = feeds.take(lines)
 
-    def _read_lines(self, limits: NatsLimits) -> None:
+    def _parse_lines(self, limits: NatsLimits) -> None:
         """What the candidates say: subjects, sizes, and whether they are plain."""
         words = self._words[self._lines - _SIZE]
         digits = words ^ _ZEROS
@@ -158,7 +158,7 @@ class Scan:
         self._plain = plain
         self._lengths: Integers = np.where(plain, lengths, 1)
 
-    def _find_numbers(self) -> None:
+    def _look_up_subjects(self) -> None:
         """The numbers of the subjects that are known. Others are seen to have no blank in them."""
         subjects = self.starts + len(_VERB)
         self._numbers: Numbers = self._table.find(self._words, subjects, self._lengths)
@@ -168,7 +168,7 @@ class Scan:
             good = are_words(self._words, subjects[unknown], self._lengths[unknown])
             self._plain[unknown] = good
 
-    def _link(self) -> None:
+    def _link_candidates(self) -> None:
         """Which candidates end where the next one begins; and where others lead."""
         linked = np.zeros(self.starts.size, np.bool_)
         np.equal(self.ends[:-1], self.starts[1:], out=linked[:-1])
@@ -182,11 +182,11 @@ class Scan:
         self._breaks: list[int] = breaks.tolist()
         self._jumps: list[int] = np.where(good, jumps, -1).tolist()
 
-    def stretch(self, at: int) -> Mix | None:
+    def parse_batch(self, offset: int) -> MixedBatch | None:
         """The messages in a row from `at` on, where a command begins, up to MIX_MESSAGES_MAX; None
         if they are too few."""
-        row = int(self.starts.searchsorted(at))
-        if row == self.starts.size or self.starts[row] != at:
+        row = int(self.starts.searchsorted(offset))
+        if row == self.starts.size or self.starts[row] != offset:
             return None
         pieces: list[tuple[int, int]] = []
         count = 0
@@ -194,7 +194,7 @@ class Scan:
         while True:
             stop = self._breaks[step]
             following = self._jumps[step]
-            if following >= 0 or self._is_whole(stop):
+            if following >= 0 or self._is_complete(stop):
                 stop += 1
             stop = min(stop, row + MIX_MESSAGES_MAX - count)
             if stop > row:
@@ -206,14 +206,14 @@ class Scan:
             step = bisect_left(self._breaks, row, step + 1)
         if count < MIX_MESSAGES_LEAST:
             return None
-        return self._mix(pieces, at, int(self.ends[pieces[-1][1] - 1]))
+        return self._build_batch(pieces, offset, int(self.ends[pieces[-1][1] - 1]))
 
-    def _is_whole(self, row: int) -> bool:
+    def _is_complete(self, row: int) -> bool:
         """Whether a candidate that another one follows nowhere is plain, and ends as it has to."""
         end = int(self.ends[row])
         return bool(self._plain[row]) and self._raw.startswith(_CR_LF, end - len(_CR_LF))
 
-    def _mix(self, pieces: list[tuple[int, int]], at: int, end: int) -> Mix:
+    def _build_batch(self, pieces: list[tuple[int, int]], offset: int, end: int) -> MixedBatch:
         """The messages in these rows."""
         rows: slice | Integers
         if len(pieces) == 1:
@@ -222,14 +222,14 @@ class Scan:
             rows = np.concatenate([np.arange(*piece) for piece in pieces])
         starts = self.starts[rows]
         bounds = np.empty(starts.size + 1, np.int64)
-        np.subtract(starts, at, out=bounds[:-1])
-        bounds[-1] = end - at
+        np.subtract(starts, offset, out=bounds[:-1])
+        bounds[-1] = end - offset
         subject_ends = bounds[:-1] + self._lengths[rows]
         subject_ends += len(_VERB)
-        bodies = self._lines[rows] - (at - 1)
-        return Mix(self._data[at:end], bounds, subject_ends, bodies, self._numbers_of(rows))
+        bodies = self._lines[rows] - (offset - 1)
+        return MixedBatch(self._data[offset:end], bounds, subject_ends, bodies, self._assign_numbers(rows))
 
-    def _numbers_of(self, rows: slice | Integers) -> Numbers:
+    def _assign_numbers(self, rows: slice | Integers) -> Numbers:
         """Of all these rows, which are plain; those that had no number get one."""
         numbers = self._numbers[rows]
         unknown = np.flatnonzero(numbers < 0)

@@ -13,7 +13,7 @@ import numpy as np
 
 from simplebus.core.protocol.frames import unaligned
 from simplebus.nats.limits import MIX_MESSAGES_LEAST
-from simplebus.nats.protocol.events import Mix, Octets, Positions, Pub, Run
+from simplebus.nats.protocol.events import MixedBatch, Octets, Indexes, Pub, UniformBatch
 
 _CR_LF = b"\r\n"
 _VERB = b"MSG "
@@ -28,11 +28,11 @@ _SHORT_BYTES = 384
 # Messages are few that are less than this part of a batch.
 _FEW = 16
 
-Part: TypeAlias = tuple[bytes, Positions | None]
+Part: TypeAlias = tuple[bytes, Indexes | None]
 """A sid, and the rows that are for it; None for all."""
 
 
-def one(message: Pub, sid: bytes, *, headers: bool) -> bytes:
+def encode_message(message: Pub, sid: bytes, *, headers: bool) -> bytes:
     """A message for a subscription with this sid, whose client takes `headers`, or does not."""
     if not (message.reply or message.header_size):  # The same, sooner.
         words = (_VERB, message.subject, b" ", sid, b" ", message.size, _CR_LF)
@@ -41,7 +41,7 @@ def one(message: Pub, sid: bytes, *, headers: bool) -> bytes:
     return b"".join([line, message.body[skipped:], _CR_LF])
 
 
-def nobody(message: Pub) -> Pub:
+def no_responders_message(message: Pub) -> Pub:
     """What a requester is told where nobody is there to answer."""
     status = b"NATS/1.0 503\r\nNats-Subject: " + message.subject + b"\r\n\r\n"
     size = b"%d" % len(status)
@@ -65,14 +65,14 @@ def _line(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, int]:
     return verb + b" ".join(words) + _CR_LF, skipped
 
 
-def run(messages: Run, sid: bytes, rows: Positions | None, *, headers: bool) -> memoryview:
+def run(messages: UniformBatch, sid: bytes, rows: Indexes | None, *, headers: bool) -> memoryview:
     """The same for those of the messages that are in these rows; None for all."""
     if rows is not None:
-        messages = Run(messages.head, messages.rows[rows], messages.body_at)
+        messages = UniformBatch(messages.first_message, messages.rows[rows], messages.body_column)
     return _whole_run(messages, [sid], headers=headers)
 
 
-def mix(messages: Mix, sid: bytes, rows: Positions | None) -> bytes | bytearray | memoryview:
+def mix(messages: MixedBatch, sid: bytes, rows: Indexes | None) -> bytes | bytearray | memoryview:
     """The same, also for a client without headers: there are none."""
     if rows is not None and len(rows) < MIX_MESSAGES_LEAST:
         return _cut(messages, rows, [b" " + sid] * len(rows))
@@ -92,7 +92,7 @@ def mix(messages: Mix, sid: bytes, rows: Positions | None) -> bytes | bytearray 
     return _around(data, words, np.frombuffer(b" " + sid, np.uint8))
 
 
-def _around(data: Octets, places: Positions, word: Octets) -> memoryview:
+def _around(data: Octets, places: Indexes, word: Octets) -> memoryview:
     """All of the data, with the word at each of these places."""
     written = np.empty(data.size + places.size * word.size, np.uint8)
     seams = places + np.arange(places.size) * word.size
@@ -104,18 +104,18 @@ def _around(data: Octets, places: Positions, word: Octets) -> memoryview:
     return written.data
 
 
-def several(messages: Run | Mix, parts: list[Part], *, headers: bool) -> bytes | memoryview:
+def several(messages: UniformBatch | MixedBatch, parts: list[Part], *, headers: bool) -> bytes | memoryview:
     """What several subscriptions of one client are sent, message by message."""
-    if isinstance(messages, Run) and all(rows is None for _, rows in parts):
+    if isinstance(messages, UniformBatch) and all(rows is None for _, rows in parts):
         return _whole_run(messages, [sid for sid, _ in parts], headers=headers)
     chosen = [np.arange(messages.count) if rows is None else rows for _, rows in parts]
     rows = np.concatenate(chosen)
     numbers = np.repeat(np.arange(len(parts)), [len(those) for those in chosen])
     order = np.argsort(rows, kind="stable")
     rows, numbers = rows[order], numbers[order]
-    if isinstance(messages, Run):
-        lines = [_line(messages.head, sid, headers=headers) for sid, _ in parts]
-        begin, data = messages.body_at + lines[0][1], _sliced(messages.rows, rows, messages.count)
+    if isinstance(messages, UniformBatch):
+        lines = [_line(messages.first_message, sid, headers=headers) for sid, _ in parts]
+        begin, data = messages.body_column + lines[0][1], _sliced(messages.rows, rows, messages.count)
         size = messages.rows.shape[1]
         return b"".join(
             [
@@ -128,7 +128,7 @@ def several(messages: Run | Mix, parts: list[Part], *, headers: bool) -> bytes |
     return _cut(messages, rows, [sids[number] for number in numbers.tolist()])
 
 
-def _cut(messages: Mix, rows: Positions, words: list[bytes]) -> bytes:
+def _cut(messages: MixedBatch, rows: Indexes, words: list[bytes]) -> bytes:
     """The messages in these rows, each with a word of its own behind its subject."""
     data, size = _sliced(messages.data, rows, messages.count), len(_VERB)
     begins = messages.bounds[rows].tolist()
@@ -143,16 +143,16 @@ def _cut(messages: Mix, rows: Positions, words: list[bytes]) -> bytes:
     )
 
 
-def _sliced(data: Octets, rows: Positions, count: int) -> bytes | memoryview:
+def _sliced(data: Octets, rows: Indexes, count: int) -> bytes | memoryview:
     """What to take the messages in these rows from, of so many. Slices of bytes are cheap, and
     nothing for the garbage collector to look at: a copy pays, unless they are few."""
     return data.tobytes() if len(rows) * _FEW >= count else data.reshape(-1).data
 
 
-def _whole_run(messages: Run, sids: list[bytes], *, headers: bool) -> memoryview:
+def _whole_run(messages: UniformBatch, sids: list[bytes], *, headers: bool) -> memoryview:
     """Each message for each of the sids."""
-    lines = [_line(messages.head, sid, headers=headers) for sid in sids]
-    bodies = messages.rows[:, messages.body_at + lines[0][1] :]
+    lines = [_line(messages.first_message, sid, headers=headers) for sid in sids]
+    bodies = messages.rows[:, messages.body_column + lines[0][1] :]
     size = bodies.shape[1]
     width = sum(len(line) for line, _ in lines) + len(lines) * size
     written = np.empty((len(bodies), width), np.uint8)
@@ -165,7 +165,7 @@ def _whole_run(messages: Run, sids: list[bytes], *, headers: bool) -> memoryview
     return written.reshape(-1).data
 
 
-def _taken(messages: Mix, rows: Positions | None) -> tuple[bytearray, Positions, Positions]:
+def _taken(messages: MixedBatch, rows: Indexes | None) -> tuple[bytearray, Indexes, Indexes]:
     """A copy of these messages; where in it each begins, and where its subject ends."""
     bounds, words = messages.bounds, messages.subject_ends
     if rows is None:

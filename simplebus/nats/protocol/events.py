@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Octets = npt.NDArray[np.uint8]
-Positions = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -37,14 +37,14 @@ class Pub:
 
 
 @dataclass(slots=True)
-class Run:
+class UniformBatch:
     """Messages with the same line in front of each, back to back: PUB or HPUB."""
 
-    head: Pub
+    first_message: Pub
     """What the line says; its body is the first message's."""
     rows: Octets
     """Shape (n, stride): each message from its verb to the CR LF behind its payload."""
-    body_at: int
+    body_column: int
     """In which column bodies begin; they end two columns before the last."""
 
     @property
@@ -52,41 +52,41 @@ class Run:
         return len(self.rows)
 
     @property
-    def mean_bytes(self) -> int:
+    def mean_message_bytes(self) -> int:
         """How long a message is, from its verb to its end."""
         return int(self.rows.shape[1])
 
 
 @dataclass(slots=True)
-class Mix:
+class MixedBatch:
     """Messages of any subjects and sizes, back to back: each `PUB subject size`, with one blank
     between words, and without a reply."""
 
     data: Octets
     """All of them, shape (bytes,)."""
-    bounds: Positions
+    bounds: Indexes
     """Shape (n + 1,): where in data each begins, and where the last one ends."""
-    subject_ends: Positions
+    subject_ends: Indexes
     """Shape (n,): where in data each one's subject ends. It begins four bytes behind the bound."""
-    bodies: Positions
+    body_starts: Indexes
     """Shape (n,): where in data each one's payload begins; it ends two bytes before the next."""
-    subjects: npt.NDArray[np.int32]
+    subject_numbers: npt.NDArray[np.int32]
     """Shape (n,): numbers of the subjects, in the parser's `SubjectTable` or in `names`."""
-    names: tuple[bytes, ...] | None = None
+    subject_names: tuple[bytes, ...] | None = None
     """Subjects by numbers of its own, where it comes from no parser."""
 
     @property
     def count(self) -> int:
-        return len(self.bodies)
+        return len(self.body_starts)
 
-    def subject(self, row: int) -> bytes:
+    def subject_at(self, row: int) -> bytes:
         """Of the message in this row."""
         return self.data[self.bounds[row] + len(b"PUB ") : self.subject_ends[row]].tobytes()
 
     @property
-    def mean_bytes(self) -> int:
+    def mean_message_bytes(self) -> int:
         """About how long a message is, from its verb to its end."""
-        return self.data.size // len(self.bodies)
+        return self.data.size // len(self.body_starts)
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Unsub:
     """A subscription is to end: at once, or when it has been sent so many messages."""
 
     sid: bytes
-    most: int
+    max_messages: int
     """0 for at once."""
 
 
@@ -112,7 +112,7 @@ class Unsub:
 class Connect:
     """Who is there: JSON, not looked at yet."""
 
-    options: bytes
+    options_json: bytes
 
 
 @dataclass(slots=True)
@@ -125,28 +125,28 @@ class Pong:
     """I am."""
 
 
-Event = Pub | Run | Mix | Sub | Unsub | Connect | Ping | Pong
+ClientEvent = Pub | UniformBatch | MixedBatch | Sub | Unsub | Connect | Ping | Pong
 
 
-def all_of(messages: Run | Mix, rows: Positions | None) -> Positions:
+def row_indexes(batch: UniformBatch | MixedBatch, rows: Indexes | None) -> Indexes:
     """Positions in a batch; None stands for all."""
-    return np.arange(messages.count) if rows is None else rows
+    return np.arange(batch.count) if rows is None else rows
 
 
-def singles(event: Run | Mix, names: Sequence[bytes] = ()) -> Iterator[Pub]:
+def iter_messages(batch: UniformBatch | MixedBatch, subject_names: Sequence[bytes] = ()) -> Iterator[Pub]:
     """Each message by itself. `names` are the subjects by their numbers, where a mix has none."""
-    if isinstance(event, Run):
-        head = event.head
-        for row in event.rows:
-            body = row[event.body_at : -2].data
+    if isinstance(batch, UniformBatch):
+        head = batch.first_message
+        for row in batch.rows:
+            body = row[batch.body_column : -2].data
             yield Pub(
                 head.subject, head.reply, head.size, head.header_size, head.header_bytes, body
             )
         return
-    data, names = event.data.data, event.names or names
-    bounds, ends = event.bounds.tolist(), event.subject_ends.tolist()
+    data, subject_names = batch.data.data, batch.subject_names or subject_names
+    bounds, ends = batch.bounds.tolist(), batch.subject_ends.tolist()
     for at, (end, body, number) in enumerate(
-        zip(ends, event.bodies.tolist(), event.subjects.tolist(), strict=True)
+        zip(ends, batch.body_starts.tolist(), batch.subject_numbers.tolist(), strict=True)
     ):
         size = bytes(data[end + 1 : body - 2])
-        yield Pub(names[number], b"", size, b"", 0, data[body : bounds[at + 1] - 2])
+        yield Pub(subject_names[number], b"", size, b"", 0, data[body : bounds[at + 1] - 2])

@@ -126,7 +126,7 @@ def options(text: bytes, before: Options = DEFAULTS) -> Options:
     except (ValueError, RecursionError) as error:
         # What it said is not shown: there may be a password in it.
         raise NatsError(
-            Reason.BAD_CONNECT, f"a CONNECT is no good: {error}", closed="Parse Error"
+            Reason.BAD_CONNECT, f"a CONNECT is no good: {error}", closed_reason="Parse Error"
         ) from None
     return msgspec.structs.replace(before, **changes) if changes else before
 

@@ -19,7 +19,7 @@ import msgspec
 from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import SIZE_DIGITS_MAX, NatsLimits
-from simplebus.nats.protocol.events import Connect, Event, Ping, Pong, Pub, Sub, Unsub
+from simplebus.nats.protocol.events import Connect, ClientEvent, Ping, Pong, Pub, Sub, Unsub
 
 # What nearly every PUB and HPUB looks like.
 _PUB = re.compile(
@@ -30,61 +30,61 @@ _HPUB = re.compile(
     rb"([0-9]{1,9}+)[ \t]++([0-9]{1,9}+)\r?\n"
 )
 _VERB = re.compile(rb"(?i:(PUB|HPUB|SUB|UNSUB|-ERR)[ \t]++|(CONNECT|INFO)[ \t]*+|(PING|PONG|\+OK))")
-_REST, _NOTHING = 2, 3  # Groups of it: what is behind such a verb.
+_FREE_TEXT_GROUP, _NO_ARGUMENTS_GROUP = 2, 3  # Groups of it: what is behind such a verb.
 _VERBS = (b"PUB ", b"HPUB ", b"SUB ", b"UNSUB ", b"-ERR ", b"CONNECT", b"INFO", b"PING", b"PONG")
-_BEGINNINGS = frozenset(verb[:n] for verb in (*_VERBS, b"+OK") for n in range(len(verb)))
+_VERB_PREFIXES = frozenset(verb[:n] for verb in (*_VERBS, b"+OK") for n in range(len(verb)))
 _SIZE = re.compile(rb"[0-9]{1,%d}" % SIZE_DIGITS_MAX)
 _PUB_WORDS = re.compile(rb"[^ \t]+")
 _SUB_WORDS = re.compile(rb"[^ \t\r\n]+")
 _CR, _LF = b"\r\n"
-_SHOWN_BYTES = 60
+_QUOTED_BYTES_MAX = 60
 _CLOSED = "Protocol Violation"
 
 
-def _shown(line: bytes | bytearray) -> str:
-    more = f"… ({len(line)} bytes)" if len(line) > _SHOWN_BYTES else ""
-    return f"{bytes(line[:_SHOWN_BYTES])!r}{more}"
+def _shorten(line: bytes | bytearray) -> str:
+    more = f"… ({len(line)} bytes)" if len(line) > _QUOTED_BYTES_MAX else ""
+    return f"{bytes(line[:_QUOTED_BYTES_MAX])!r}{more}"
 
 
-def _unknown(sentence: str) -> NatsError:
+def _unknown_operation(sentence: str) -> NatsError:
     return NatsError(
-        Reason.UNKNOWN_TYPE, sentence, says="Unknown Protocol Operation", closed=_CLOSED
+        Reason.UNKNOWN_TYPE, sentence, error_text="Unknown Protocol Operation", closed_reason=_CLOSED
     )
 
 
-def _bad(sentence: str) -> NatsError:
+def _protocol_violation(sentence: str) -> NatsError:
     """Of what the reference server closes a connection for without a word."""
-    return NatsError(Reason.BAD_REQUEST, sentence, closed=_CLOSED)
+    return NatsError(Reason.BAD_REQUEST, sentence, closed_reason=_CLOSED)
 
 
-class Reader:
+class LineParser:
     """Of one client: what `read` found, beside what it returns."""
 
-    __slots__ = ("_limits", "event", "headers", "need", "shortened")
+    __slots__ = ("_limits", "event", "accepts_headers", "required_bytes", "shortened_tail")
 
     def __init__(self, limits: NatsLimits) -> None:
         self._limits = limits
-        self.headers = False
+        self.accepts_headers = False
         """Whether HPUB is accepted."""
-        self.event: Event | None = None
+        self.event: ClientEvent | None = None
         """What the command says; None for one that says nothing."""
-        self.need = 0
+        self.required_bytes = 0
         """With fewer bytes than this, from its first one, a command cannot be read further; 0 when
         that is not known."""
-        self.shortened = b""
+        self.shortened_tail = b""
         """What may be kept instead of a command that is not whole; empty for nothing else."""
 
-    def take(self) -> Event | None:
+    def pop_event(self) -> ClientEvent | None:
         """What the command that was read says. It is not kept: it may hold much memory."""
         event, self.event = self.event, None
         return event
 
-    def read(self, raw: bytearray, at: int, last: int, searched: int = 0) -> int:
+    def parse_command(self, raw: bytearray, at: int, last: int, searched: int = 0) -> int:
         """Where the command at raw[at:last], which is not empty, ends; -1 if it is not whole.
 
         Its first `searched` bytes hold no LF behind the verb. Raises NatsError.
         """
-        self.need, self.shortened = 0, b""
+        self.required_bytes, self.shortened_tail = 0, b""
         if not searched:
             if raw[at] not in b"Hh":
                 match = _PUB.match(raw, at, last)
@@ -93,64 +93,64 @@ class Reader:
                     if body - at <= self._limits.max_control_line:
                         subject, reply, size = match.groups(b"")
                         message = Pub(subject, reply, size, b"", 0, _NO_BODY)
-                        return self._message(raw, at, body, last, message)
-            elif self.headers:
+                        return self._parse_body(raw, at, body, last, message)
+            elif self.accepts_headers:
                 match = _HPUB.match(raw, at, last)
                 if match is not None and match.end() - at <= self._limits.max_control_line:
                     subject, reply, header_size, size = match.groups(b"")
                     header_bytes = int(header_size)
                     if header_bytes <= int(size):
                         message = Pub(subject, reply, size, header_size, header_bytes, _NO_BODY)
-                        return self._message(raw, at, match.end(), last, message)
-        return self._read(raw, at, last, searched)
+                        return self._parse_body(raw, at, match.end(), last, message)
+        return self._parse_any_command(raw, at, last, searched)
 
-    def _read(self, raw: bytearray, at: int, last: int, searched: int) -> int:
+    def _parse_any_command(self, raw: bytearray, at: int, last: int, searched: int) -> int:
         verb = _VERB.match(raw, at, last)
         if verb is None:
-            if bytes(raw[at : min(last, at + 8)]).upper() not in _BEGINNINGS:
-                raise _unknown(f"{_shown(raw[at:last])} came, expected a NATS protocol verb")
+            if bytes(raw[at : min(last, at + 8)]).upper() not in _VERB_PREFIXES:
+                raise _unknown_operation(f"{_shorten(raw[at:last])} came, expected a NATS protocol verb")
             return -1
         words = verb.end()
-        if verb.lastindex == _NOTHING:
+        if verb.lastindex == _NO_ARGUMENTS_GROUP:
             end = raw.find(b"\n", words, last) + 1
-            name = verb[_NOTHING].upper()
+            name = verb[_NO_ARGUMENTS_GROUP].upper()
             self.event = Ping() if name == b"PING" else Pong() if name == b"PONG" else None
-            self.shortened = verb[_NOTHING]
+            self.shortened_tail = verb[_NO_ARGUMENTS_GROUP]
             return end or -1
         if words == last:
             name = verb[verb.lastindex or 0]
-            self.shortened = name if verb.lastindex == _REST else name + b" "
+            self.shortened_tail = name if verb.lastindex == _FREE_TEXT_GROUP else name + b" "
             return -1
         feed = raw.find(b"\n", max(words + 1, at + searched), last)
         most = self._limits.max_control_line
         if feed < 0:
             if last - words > most and last - words - (raw.find(b"\r", words + 1, last) > 0) > most:
-                raise self._too_long(raw[at:last], last - words)
+                raise self._line_too_long(raw[at:last], last - words)
             return -1
         line = bytes(raw[words:feed])
         if line.find(b"\r", 1) > 0:
             line = line[:-1]
         if len(line) > most:
-            raise self._too_long(line, len(line))
-        return self._command(verb[verb.lastindex or 0].upper(), line, raw, at, feed + 1, last)
+            raise self._line_too_long(line, len(line))
+        return self._parse_arguments(verb[verb.lastindex or 0].upper(), line, raw, at, feed + 1, last)
 
-    def _command(
+    def _parse_arguments(
         self, verb: bytes, line: bytes, raw: bytearray, at: int, after: int, last: int
     ) -> int:
         """What this verb with this line behind it says. `after` is where the line ends."""
         match verb:
             case b"PUB" | b"HPUB":
-                message = self._pub(line) if verb == b"PUB" else self._hpub(line)
-                return self._message(raw, at, after, last, message)
+                message = self._parse_pub(line) if verb == b"PUB" else self._parse_hpub(line)
+                return self._parse_body(raw, at, after, last, message)
             case b"SUB":
                 words = _SUB_WORDS.findall(line)
                 if len(words) not in (2, 3):
-                    raise _bad(f"SUB {_shown(line)} came, expected: subject [queue] sid")
+                    raise _protocol_violation(f"SUB {_shorten(line)} came, expected: subject [queue] sid")
                 self.event = Sub(words[0], words[1] if len(words) == 3 else b"", words[-1])
             case b"UNSUB":
                 words = _SUB_WORDS.findall(line)
                 if len(words) not in (1, 2):
-                    raise _bad(f"UNSUB {_shown(line)} came, expected: sid [max]")
+                    raise _protocol_violation(f"UNSUB {_shorten(line)} came, expected: sid [max]")
                 is_size = len(words) == 2 and _SIZE.fullmatch(words[1])
                 self.event = Unsub(words[0], int(words[1]) if is_size else 0)
             case b"CONNECT":
@@ -161,43 +161,43 @@ class Reader:
             case _:
                 raise NatsError(
                     Reason.BAD_REQUEST,
-                    f"the client reported an error: {_shown(line)}",
-                    closed="Parse Error",
+                    f"the client reported an error: {_shorten(line)}",
+                    closed_reason="Parse Error",
                 )
         return after
 
-    def _pub(self, line: bytes) -> Pub:
+    def _parse_pub(self, line: bytes) -> Pub:
         words = _PUB_WORDS.findall(line)
         if len(words) not in (2, 3):
-            raise _bad(f"PUB {_shown(line)} came, expected: subject [reply] size")
+            raise _protocol_violation(f"PUB {_shorten(line)} came, expected: subject [reply] size")
         if not _SIZE.fullmatch(words[-1]):
-            raise _bad(f"PUB {_shown(line)} came, expected a size of 1 to 9 digits at its end")
+            raise _protocol_violation(f"PUB {_shorten(line)} came, expected a size of 1 to 9 digits at its end")
         return Pub(words[0], words[1] if len(words) == 3 else b"", words[-1], b"", 0, _NO_BODY)
 
-    def _hpub(self, line: bytes) -> Pub:
-        if not self.headers:
-            raise _bad("HPUB came from a client that did not announce headers in CONNECT")
+    def _parse_hpub(self, line: bytes) -> Pub:
+        if not self.accepts_headers:
+            raise _protocol_violation("HPUB came from a client that did not announce headers in CONNECT")
         words = _PUB_WORDS.findall(line)
         if len(words) not in (3, 4):
-            raise _bad(f"HPUB {_shown(line)} came, expected: subject [reply] header-size size")
+            raise _protocol_violation(f"HPUB {_shorten(line)} came, expected: subject [reply] header-size size")
         if not (_SIZE.fullmatch(words[-2]) and _SIZE.fullmatch(words[-1])):
-            raise _bad(f"HPUB {_shown(line)} came, expected two sizes of 1 to 9 digits at its end")
+            raise _protocol_violation(f"HPUB {_shorten(line)} came, expected two sizes of 1 to 9 digits at its end")
         header_bytes = int(words[-2])
         if header_bytes > int(words[-1]):
-            raise _bad(f"HPUB {_shown(line)} came: its headers are longer than all of it")
+            raise _protocol_violation(f"HPUB {_shorten(line)} came: its headers are longer than all of it")
         reply = words[1] if len(words) == 4 else b""
         return Pub(words[0], reply, words[-1], words[-2], header_bytes, _NO_BODY)
 
-    def _message(self, raw: bytearray, at: int, body: int, last: int, message: Pub) -> int:
+    def _parse_body(self, raw: bytearray, at: int, body: int, last: int, message: Pub) -> int:
         """A message whose body begins at raw[body]."""
         size = int(message.size)
         if size > self._limits.max_payload:
             raise NatsError(
                 Reason.FRAME_TOO_LONG,
-                f"a message on {_shown(message.subject)} is {size} bytes long; "
+                f"a message on {_shorten(message.subject)} is {size} bytes long; "
                 f"at most {self._limits.max_payload} are accepted",
-                says="Maximum Payload Violation",
-                closed="Maximum Message Payload Exceeded",
+                error_text="Maximum Payload Violation",
+                closed_reason="Maximum Message Payload Exceeded",
             )
         end = body + size
         if end + 1 < last:
@@ -207,23 +207,23 @@ class Reader:
                 return end + 2
         elif end == last - 1:
             if raw[end] == _CR:
-                self.need = end + 2 - at
+                self.required_bytes = end + 2 - at
                 return -1
         else:
-            self.need = end + 1 - at
+            self.required_bytes = end + 1 - at
             return -1
-        raise _unknown(
-            f"a message on {_shown(message.subject)} was announced with {size} bytes; behind them "
+        raise _unknown_operation(
+            f"a message on {_shorten(message.subject)} was announced with {size} bytes; behind them "
             f"came {bytes(raw[end : min(end + 2, last)])!r}, expected CR LF"
         )
 
-    def _too_long(self, line: bytes | bytearray, size: int) -> NatsError:
+    def _line_too_long(self, line: bytes | bytearray, size: int) -> NatsError:
         return NatsError(
             Reason.FRAME_TOO_LONG,
-            f"a line has {size} bytes behind its verb: {_shown(line)}; "
+            f"a line has {size} bytes behind its verb: {_shorten(line)}; "
             f"at most {self._limits.max_control_line} are accepted",
-            says="maximum control line exceeded",
-            closed="Maximum Control Line Exceeded",
+            error_text="maximum control line exceeded",
+            closed_reason="Maximum Control Line Exceeded",
         )
 
 
@@ -237,4 +237,4 @@ def _check_info(line: bytes) -> None:
     except (msgspec.DecodeError, RecursionError):
         value = False
     if not (value is None or isinstance(value, dict)):
-        raise _bad(f"INFO {_shown(line)} came, expected a JSON object")
+        raise _protocol_violation(f"INFO {_shorten(line)} came, expected a JSON object")

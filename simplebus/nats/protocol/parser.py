@@ -27,9 +27,9 @@ from simplebus.nats.limits import (
     RUN_MESSAGES_MIN,
     NatsLimits,
 )
-from simplebus.nats.protocol.bulk_parser import Scan
-from simplebus.nats.protocol.events import Event, Mix, Pub, Run
-from simplebus.nats.protocol.line_parser import Reader
+from simplebus.nats.protocol.bulk_parser import BulkParser
+from simplebus.nats.protocol.events import ClientEvent, MixedBatch, Pub, UniformBatch
+from simplebus.nats.protocol.line_parser import LineParser
 from simplebus.nats.server.subject_table import SubjectTable
 
 _CR_LF = b"\r\n"
@@ -39,34 +39,34 @@ _HALF: np.dtype[np.uint16] = np.dtype("<u2")
 _SIZE = _WORD.itemsize  # A PUB line, `PUB a 1` and LF, has eight bytes at least.
 
 
-class Parser:
+class NatsParser:
     """Of one client."""
 
-    __slots__ = ("_limits", "_reader", "_searched", "_table", "_tail")
+    __slots__ = ("_limits", "_line_parser", "_searched_bytes", "_table", "_tail")
 
     def __init__(self, limits: NatsLimits, table: SubjectTable) -> None:
         self._limits = limits
         self._table = table
-        self._reader = Reader(limits)
+        self._line_parser = LineParser(limits)
         self._tail = bytearray()
-        self._searched = 0
+        self._searched_bytes = 0
         """How many bytes of the tail hold no LF behind the verb."""
 
     @property
-    def headers(self) -> bool:
+    def accepts_headers(self) -> bool:
         """Whether the client may send headers: HPUB."""
-        return self._reader.headers
+        return self._line_parser.accepts_headers
 
-    @headers.setter
-    def headers(self, value: bool) -> None:
-        self._reader.headers = value
+    @accepts_headers.setter
+    def accepts_headers(self, value: bool) -> None:
+        self._line_parser.accepts_headers = value
 
     @property
     def tail_bytes(self) -> int:
         """Bytes of what is not whole yet."""
         return len(self._tail)
 
-    def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[Event]:
+    def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[ClientEvent]:
         """Yield what `count` fresh bytes in the buffer complete.
 
         Apply each event before asking for the next one. What an event holds of the buffer is valid
@@ -75,7 +75,7 @@ class Parser:
         """
         first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
         if self._tail:
-            need = self._reader.need
+            need = self._line_parser.required_bytes
             if len(self._tail) + count < need:
                 self._tail += buffer.view[first:last]
                 return
@@ -85,84 +85,84 @@ class Parser:
                 self._tail.clear()
                 first = begin
             else:
-                first = self._grow(buffer, first, last)
+                first = self._extend_tail(buffer, first, last)
                 if self._tail:
                     return
-                if (event := self._reader.take()) is not None:
+                if (event := self._line_parser.pop_event()) is not None:
                     yield event
                     event = None
                 if first == last:
                     return
-        reader = self._reader
-        end = reader.read(buffer.raw, first, last)
+        reader = self._line_parser
+        end = reader.parse_command(buffer.raw, first, last)
         if end == last:
-            if (event := reader.take()) is not None:
+            if (event := reader.pop_event()) is not None:
                 yield event
             return
-        at = yield from self._whole(buffer.raw, first, end, last)
+        at = yield from self._parse_complete(buffer.raw, first, end, last)
         if at < last:
-            self._searched = 0
-            self._tail += reader.shortened or buffer.view[at:last]
+            self._searched_bytes = 0
+            self._tail += reader.shortened_tail or buffer.view[at:last]
 
-    def _grow(self, buffer: ReceiveBuffer, first: int, last: int) -> int:
+    def _extend_tail(self, buffer: ReceiveBuffer, first: int, last: int) -> int:
         """Grow the long tail from buffer[first:last] until its command is whole, or there is no
         more. In the first case there is no tail then. Returns where the next command begins."""
-        tail, reader = self._tail, self._reader
+        tail, reader = self._tail, self._line_parser
         while first < last:
-            needed = reader.need - len(tail) if reader.need else last
+            needed = reader.required_bytes - len(tail) if reader.required_bytes else last
             stop = min(last, first + needed)
             tail += buffer.view[first:stop]
             first = stop
-            end = reader.read(tail, 0, len(tail), self._searched)
+            end = reader.parse_command(tail, 0, len(tail), self._searched_bytes)
             if end >= 0:
                 self._tail = bytearray()  # The event has the other one.
                 return first - (len(tail) - end)
-            self._searched = 0 if reader.need else len(tail)
+            self._searched_bytes = 0 if reader.required_bytes else len(tail)
         return first
 
-    def _whole(self, raw: bytearray, at: int, end: int, last: int) -> Generator[Event, None, int]:
+    def _parse_complete(self, raw: bytearray, at: int, end: int, last: int) -> Generator[ClientEvent, None, int]:
         """Yield what whole commands in raw[at:last] say. The first one, which was just read, ends
         at `end`; -1 if it is not whole. Returns where they end."""
-        reader = self._reader
-        scan: Scan | None = None
+        reader = self._line_parser
+        scan: BulkParser | None = None
         alone = misses = 0  # So many more messages are taken one by one; and after the next miss.
         while end >= 0:
-            event = reader.take()
+            event = reader.pop_event()
             if type(event) is Pub:
                 if alone:
                     alone -= 1
                 else:
                     likely = (last - at) // (end - at)
-                    many: Run | Mix | None = None
+                    many: UniformBatch | MixedBatch | None = None
                     if likely >= RUN_MESSAGES_MIN:
-                        many = _run(raw, at, end, likely, event)
-                    if many is None and (scan is not None or _may_mix(end - at, last - at)):
+                        many = _find_uniform_batch(raw, at, end, likely, event)
+                    if many is None and (scan is not None or _can_bulk_parse(end - at, last - at)):
                         if scan is None:
-                            scan = Scan(raw, at, last, self._limits, self._table)
-                        many = scan.stretch(at)
+                            scan = BulkParser(raw, at, last, self._limits, self._table)
+                        many = scan.parse_batch(at)
                         if many is None:
                             alone, misses = misses, min(2 * misses + 1, PLAIN_MESSAGES)
                     if many is not None:
                         event, misses = many, 0
-                        end = at + (many.rows.size if isinstance(many, Run) else many.data.size)
+                        end = at + (many.rows.size if isinstance(many, UniformBatch) else many.data.size)
             at = end
             if event is not None:
                 yield event
             if at == last:
                 break
-            end = reader.read(raw, at, last)
+            end = reader.parse_command(raw, at, last)
         return at
 
 
-def _may_mix(size: int, left: int) -> bool:
+def _can_bulk_parse(size: int, remaining_bytes: int) -> bool:
     """Whether arrays are worth while where a message of this size is followed by others, in so many
     bytes together."""
     return size <= MIX_MESSAGE_BYTES_MAX and (
-        left >= MIX_MESSAGES_MIN * size or left >= MIX_BYTES_MIN
+        remaining_bytes >= MIX_MESSAGES_MIN * size or remaining_bytes >= MIX_BYTES_MIN
     )
 
 
-def _run(raw: bytearray, at: int, end: int, likely: int, head: Pub) -> Run | None:
+def _find_uniform_batch(raw: bytearray, at: int, end: int, max_count: int, head: Pub) -> UniformBatch | None:
     """Messages with the same line as the one in raw[at:end], from there on: up to `likely`."""
     stride = end - at
     body_at = stride - len(head.body) - len(_CR_LF)
@@ -171,21 +171,21 @@ def _run(raw: bytearray, at: int, end: int, likely: int, head: Pub) -> Run | Non
         raw.startswith(line, end) and raw.startswith(line, at + (RUN_MESSAGES_MIN - 1) * stride)
     ):
         return None
-    data = np.frombuffer(raw, np.uint8, likely * stride, at)
+    data = np.frombuffer(raw, np.uint8, max_count * stride, at)
     count, block = 0, RUN_BLOCK_MESSAGES
-    while count < likely:
-        looked = min(block, likely - count)
-        same = _count_same(data[count * stride :], line, stride, looked)
+    while count < max_count:
+        looked = min(block, max_count - count)
+        same = _count_matching(data[count * stride :], line, stride, looked)
         count += same
         if same < looked:
             break
         block = min(4 * block, RUN_BLOCK_MESSAGES_MAX)
     if count < RUN_MESSAGES_MIN:
         return None
-    return Run(head, data[: count * stride].reshape(count, stride), body_at)
+    return UniformBatch(head, data[: count * stride].reshape(count, stride), body_at)
 
 
-def _count_same(data: Bytes, line: bytearray, stride: int, count: int) -> int:
+def _count_matching(data: Bytes, line: bytearray, stride: int, count: int) -> int:
     """How many of `count` messages, from the first one on, begin with the line and end with CR LF,
     if each is as long as the stride."""
     good = strided(data, _HALF, stride - _HALF.itemsize, stride, count) == _CR_LF_WORD

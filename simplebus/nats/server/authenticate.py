@@ -20,7 +20,7 @@ from simplebus.nats.server.class_permissions import BoundClasses, ClassGrants, G
 from simplebus.nats.server.permissions import Grants, Permissions
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.server.subject_table import SubjectTable
-from simplebus.nats.server.users import NatsAuth, User, is_signed
+from simplebus.nats.server.users import NatsAuth, NatsUser, is_signed
 
 _NONCE_BYTES = 12
 _SHOWN_CHARACTERS = 400
@@ -69,7 +69,7 @@ class Gate:
         )
         return base64.urlsafe_b64encode(digest.digest()).decode()
 
-    def hear(self, session: NatsSession, said: bytes) -> tuple[Options, User | None]:
+    def hear(self, session: NatsSession, said: bytes) -> tuple[Options, NatsUser | None]:
         """What a CONNECT says, and who says it; None where nobody is asked. Raises NatsError when
         it is not let in."""
         options = handshake.options(said, session.options)
@@ -83,8 +83,8 @@ class Gate:
             raise NatsError(
                 error.reason,
                 error.sentence,
-                says="Too Many Authentication Attempts",
-                closed="Authentication Failure",
+                error_text="Too Many Authentication Attempts",
+                closed_reason="Authentication Failure",
             ) from None
         user = self.admit(
             options,
@@ -103,7 +103,7 @@ class Gate:
         certified: str = "",
         names: Sequence[str] = (),
         address: str = "",
-    ) -> User | None:
+    ) -> NatsUser | None:
         """Who says this of itself; None where nobody is asked.
 
         `certified` is the user whose certificate it showed, `names` are what that calls its holder,
@@ -119,21 +119,21 @@ class Gate:
             raise NatsError(
                 Reason.BAD_CONNECT,
                 f"it speaks protocol {options.protocol}, expected one of {PROTOCOLS}",
-                says="invalid client protocol",
-                closed="Protocol Violation",
+                error_text="invalid client protocol",
+                closed_reason="Protocol Violation",
             )
         if options.no_responders and not options.headers:
             raise NatsError(
                 Reason.BAD_CONNECT,
                 "it wants to hear that nobody is there to answer, without headers",
-                says="no responders requires headers support",
-                closed="No Responders Requires Headers",
+                error_text="no responders requires headers support",
+                closed_reason="No Responders Requires Headers",
             )
         return user
 
     def _shared(
         self, options: Options, nonce: str, names: Sequence[str], address: str
-    ) -> User | None:
+    ) -> NatsUser | None:
         """The same of users of all doors; None for none of these."""
         auth = options.words
         nkey = options.nkey
@@ -143,7 +143,7 @@ class Gate:
 
     def _user(
         self, options: Options, nonce: str, certified: str, names: Sequence[str]
-    ) -> User | None:
+    ) -> NatsUser | None:
         auth = self.auth
         if certified:
             found = auth.named(certified)
@@ -168,7 +168,7 @@ class Gate:
             raise violation(f"it says to be {who!r}, and could not show it")
         return found
 
-    def grants(self, user: User | None) -> Grants | None:
+    def grants(self, user: NatsUser | None) -> Grants | None:
         """What this user may do; None for everything."""
         permissions = self.auth.permissions(user) if user else None
         rights = self.rights(user)
@@ -184,7 +184,7 @@ class Gate:
             self._grants[key] = found
         return found
 
-    def guest_rights(self, user: User | None) -> Rights | None:
+    def guest_rights(self, user: NatsUser | None) -> Rights | None:
         """What this user may do as a guest of the broker; None for everything."""
         grants = self.grants(user)
         if user is None or user.shared is not None or grants is None:
@@ -195,7 +195,7 @@ class Gate:
             found = self._guest_rights[key] = GuestRights(grants, self._classes)
         return found
 
-    def rights(self, user: User | None) -> Rights | None:
+    def rights(self, user: NatsUser | None) -> Rights | None:
         """What a user of all doors may do with classes; None for everything."""
         if user is None or user.shared is None or self.auth.shared is None:
             return None
@@ -208,7 +208,7 @@ def connections_of(sessions: Mapping[int, NatsSession], name: str) -> int:
     return sum(1 for user in users if user is not None and user.shared and user.name == name)
 
 
-def is_same(one: User | None, other: User | None) -> bool:
+def is_same(one: NatsUser | None, other: NatsUser | None) -> bool:
     """Whether these are one user: of this door alone, or of all doors, whose limits may be others
     meanwhile."""
     if one is None or other is None:
@@ -216,7 +216,7 @@ def is_same(one: User | None, other: User | None) -> bool:
     return one == other if one.shared is None else bool(other.shared) and one.name == other.name
 
 
-def check_visits(visits: ConnectionLimits, user: User | None) -> None:
+def check_visits(visits: ConnectionLimits, user: NatsUser | None) -> None:
     """Raises NatsError when a user of all doors has as many connections as it may."""
     if user is not None and user.shared is not None:
         try:
@@ -225,8 +225,8 @@ def check_visits(visits: ConnectionLimits, user: User | None) -> None:
             raise NatsError(
                 error.reason,
                 error.sentence,
-                says="maximum connections for user exceeded",
-                closed="Maximum Connections Exceeded",
+                error_text="maximum connections for user exceeded",
+                closed_reason="Maximum Connections Exceeded",
             ) from None
 
 
@@ -235,6 +235,6 @@ def violation(sentence: str) -> NatsError:
     return NatsError(
         Reason.UNAUTHORIZED,
         sentence,
-        says="Authorization Violation",
-        closed="Authentication Failure",
+        error_text="Authorization Violation",
+        closed_reason="Authentication Failure",
     )

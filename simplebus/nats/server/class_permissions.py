@@ -78,7 +78,7 @@ class ClassGrants(Grants):
     def _may_publish(self, name: str) -> bool:
         subject = name.encode()
         bound = list(self._classes.of(subject))
-        channel = subjects.text(subject)
+        channel = subjects.to_text(subject)
         if bound:
             return all(
                 self.rights.publishing(cls.class_id, cls.name).allows(channel) for cls in bound
@@ -119,7 +119,7 @@ class ClassGrants(Grants):
             subject = name.encode()
             bound = list(classes.of(subject))
             if bound:
-                channel = subjects.text(subject)
+                channel = subjects.to_text(subject)
                 return not all(
                     rights.subscribing(cls.class_id, cls.name).allows(channel) for cls in bound
                 )
@@ -197,7 +197,7 @@ class _Shown(_Epochs):
             return True
         scope: Scope = self._rights.subscribing(shown.class_id, shown.name)
         is_plain = subject == class_subject(shown.class_id, shown.name)
-        return not scope.allows("" if is_plain else subjects.text(subject))
+        return not scope.allows("" if is_plain else subjects.to_text(subject))
 
 
 def asked_for(

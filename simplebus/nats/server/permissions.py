@@ -88,7 +88,7 @@ class Verdicts:
         if verdict is None:
             if len(self._by_name) >= VERDICTS_MAX:
                 self._by_name.clear()
-            verdict = self._by_name[subject] = self._judge(subjects.key(subject))
+            verdict = self._by_name[subject] = self._judge(subjects.index_key(subject))
         return verdict
 
     def of(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
@@ -132,7 +132,7 @@ class Grants:
 
     def may_subscribe(self, subject: bytes, queue: bytes) -> bool:
         """Whether one may subscribe to it, as a member of this queue group (empty: of none)."""
-        name, key = subjects.key(subject), subjects.key(queue)
+        name, key = subjects.index_key(subject), subjects.index_key(queue)
         if not (self._subscribes_all or self._allow.allow(name, key)):
             return False
         return not self._is_denied(name, key)
@@ -140,8 +140,8 @@ class Grants:
     def may_ask(self, asked: Asked, queue: bytes) -> bool:
         """Whether one may ask for a class, whose messages have subjects of their own. Who may not
         have everything needs leave for that by a pattern that says so."""
-        key = subjects.key(queue)
-        names = [subjects.key(each.encode()) for each in asked.own]
+        key = subjects.index_key(queue)
+        names = [subjects.index_key(each.encode()) for each in asked.own]
         if self._takes_some and not any(
             self._allow_classes.allow(name, key) and self._allow.allow(name, key) for name in names
         ):
@@ -150,9 +150,9 @@ class Grants:
 
     def is_denied(self, asked: Asked, queue: bytes = b"") -> bool:
         """Whether asking for a class is, as a member of this queue group (empty: of none)."""
-        key = subjects.key(queue)
+        key = subjects.index_key(queue)
         return any(
-            self._is_denied(subjects.key(name.encode()), key)
+            self._is_denied(subjects.index_key(name.encode()), key)
             for each in (*asked.own, *asked.others)
             for name in beginnings(each)
         )
@@ -164,10 +164,10 @@ class Grants:
 
     def denied(self, subject: bytes, queue: bytes) -> tuple[str, ...]:
         """Patterns of what is not to be delivered of it, to members of this queue group."""
-        name = subjects.key(subject)
+        name = subjects.index_key(subject)
         denied = {pattern for pattern in self._deny.plain if overlaps(pattern, name)}
         if queue:
-            key = subjects.key(queue)
+            key = subjects.index_key(queue)
             denied |= {
                 pattern
                 for pattern, group in self._deny.queued
@@ -237,7 +237,7 @@ class _Patterns:
         self.queued: list[tuple[str, str]] = []
         """With the pattern of the queue's name."""
         for pattern in patterns:
-            subject, *queue = (subjects.key(part.encode()) for part in pattern.split())
+            subject, *queue = (subjects.index_key(part.encode()) for part in pattern.split())
             if queue:
                 self.queued.append((subject, queue[0]))
             else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from simplebus.nats.protocol.events import Mix, Positions, Pub, Run, all_of
+from simplebus.nats.protocol.events import MixedBatch, Indexes, Pub, UniformBatch, row_indexes
 from simplebus.nats.server.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Dice:
             self._drawn = self._generator.random(_DRAWN).tolist()
         return int(self._drawn.pop() * below)
 
-    def many(self, below: int, count: int) -> Positions:
+    def many(self, below: int, count: int) -> Indexes:
         """Shape (count,)."""
         return self._generator.integers(below, size=count)
 
@@ -108,13 +108,13 @@ class _Sharing(ABC):
         takers = self._who_take(message.subject, origin)
         return bool(takers) and takers[self._dice.one(len(takers))].one(message, origin)
 
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
+    def many(self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None) -> None:
         members = self.current()
         if len(members) <= 1:
             for member in members:
                 member.many(messages, rows, origin)
             return
-        left = self._share(members, messages, all_of(messages, rows), origin)
+        left = self._share(members, messages, row_indexes(messages, rows), origin)
         if not left.size:
             return
         for subject, rest in _by_subject(messages, left):
@@ -135,10 +135,10 @@ class _Sharing(ABC):
     def _share(
         self,
         takers: _Members,
-        messages: Run | Mix,
-        rows: Positions,
+        messages: UniformBatch | MixedBatch,
+        rows: Indexes,
         origin: NatsSession | None,
-    ) -> Positions:
+    ) -> Indexes:
         """Put the messages to these members. Returns those that none takes, in ascending order."""
         if rows.size <= _FEW_ROWS:
             return self._share_few(takers, messages, rows, origin)
@@ -154,10 +154,10 @@ class _Sharing(ABC):
     def _share_few(
         self,
         takers: _Members,
-        messages: Run | Mix,
-        rows: Positions,
+        messages: UniformBatch | MixedBatch,
+        rows: Indexes,
         origin: NatsSession | None,
-    ) -> Positions:
+    ) -> Indexes:
         """The same for a few rows: arrays cost more than they save."""
         chosen: dict[int, list[int]] = {}
         for row in rows.tolist():
@@ -235,12 +235,12 @@ class JoinedGroup(_Sharing):
         return self._members
 
 
-def _by_subject(messages: Run | Mix, rows: Positions) -> Iterator[tuple[bytes, Positions]]:
+def _by_subject(messages: UniformBatch | MixedBatch, rows: Indexes) -> Iterator[tuple[bytes, Indexes]]:
     """Rows of the same subject together."""
-    if isinstance(messages, Run):
-        yield messages.head.subject, rows
+    if isinstance(messages, UniformBatch):
+        yield messages.first_message.subject, rows
         return
-    numbers = messages.subjects[rows]
+    numbers = messages.subject_numbers[rows]
     for number in np.unique(numbers).tolist():
         these = rows[numbers == number]
-        yield messages.subject(these[0]), these
+        yield messages.subject_at(these[0]), these

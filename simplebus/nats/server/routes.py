@@ -22,7 +22,7 @@ from simplebus.core.limits import EXPLAINED_CHARACTERS, Limits
 from simplebus.core.protocol.inquiry import Listener
 from simplebus.nats import subjects
 from simplebus.nats.limits import JOINED_MAX, SCATTERED_PART, SUBJECTS_MAX, TIDIED_AT_ONCE
-from simplebus.nats.protocol.events import Mix, Positions, Run
+from simplebus.nats.protocol.events import MixedBatch, Indexes, UniformBatch
 from simplebus.nats.server.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.server.subject_table import SubjectTable
 from simplebus.nats.server.subscription import Sink, Subscription
@@ -104,11 +104,11 @@ class Routes:
 
     def add(self, subject: bytes, sink: Sink) -> None:
         """What matches this legal subject is for the sink."""
-        self._sublist.insert(subjects.key(subject), sink)
+        self._sublist.insert(subjects.index_key(subject), sink)
 
     def remove(self, subject: bytes, sink: Sink) -> None:
         """No longer."""
-        self._sublist.remove(subjects.key(subject), sink)
+        self._sublist.remove(subjects.index_key(subject), sink)
 
     def subscribe(self, subscription: Subscription) -> bool:
         """The same for a subscription, which may be one of a group. Returns whether there is room
@@ -185,7 +185,7 @@ class Routes:
 
     def of(self, subject: bytes) -> Sinks:
         """Where a message on this subject goes."""
-        sinks = self._sublist.match(subjects.key(subject))
+        sinks = self._sublist.match(subjects.index_key(subject))
         if self.has_twins:
             sinks = tuple(dict.fromkeys(sinks))
         if len(sinks) > 1 and len(self._groups) > 1:
@@ -215,7 +215,7 @@ class Routes:
             joined.append(found)
         return tuple(joined)
 
-    def split(self, numbers: npt.NDArray[np.int32]) -> Iterator[tuple[Sinks, Positions | None]]:
+    def split(self, numbers: npt.NDArray[np.int32]) -> Iterator[tuple[Sinks, Indexes | None]]:
         """Where messages on the subjects with these numbers go: sinks, and the positions of the
         messages that are for them; None for all."""
         results = self._results_of(numbers)
@@ -253,19 +253,19 @@ class Routes:
             results = self._result_of[numbers]
         return results
 
-    def takers(self, messages: Run | Mix) -> Iterator[tuple[Sink, Positions | None]]:
+    def takers(self, messages: UniformBatch | MixedBatch) -> Iterator[tuple[Sink, Indexes | None]]:
         """Where messages go that come from elsewhere: a sink, and the positions of those that are
         for it; None for all. A mix has its own names."""
-        if isinstance(messages, Run):
-            yield from ((sink, None) for sink in self.of(messages.head.subject))
+        if isinstance(messages, UniformBatch):
+            yield from ((sink, None) for sink in self.of(messages.first_message.subject))
             return
-        names, numbers = messages.names or (), dict[Sink, list[int]]()
+        names, numbers = messages.subject_names or (), dict[Sink, list[int]]()
         for number, name in enumerate(names):
             for sink in self.of(name):
                 numbers.setdefault(sink, []).append(number)
         for sink, those in numbers.items():
             everything = len(those) == len(names)
-            yield sink, None if everything else np.flatnonzero(np.isin(messages.subjects, those))
+            yield sink, None if everything else np.flatnonzero(np.isin(messages.subject_numbers, those))
 
     def _result(self, sinks: Sinks) -> int:
         number = self._results.get(sinks)

@@ -22,7 +22,7 @@ from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats import subjects
 from simplebus.nats.bus.acked import AckedSubscription
 from simplebus.nats.bus.bus_session import Classes
-from simplebus.nats.errors import NatsError, error_line, stale
+from simplebus.nats.errors import NatsError, error_line, stale_connection
 from simplebus.nats.limits import (
     DROPPED_AT_ONCE,
     EVENT_BYTES,
@@ -35,18 +35,18 @@ from simplebus.nats.limits import (
 from simplebus.nats.protocol import encode, handshake
 from simplebus.nats.protocol.events import (
     Connect,
-    Event,
-    Mix,
+    ClientEvent,
+    MixedBatch,
     Ping,
     Pong,
-    Positions,
+    Indexes,
     Pub,
-    Run,
+    UniformBatch,
     Sub,
     Unsub,
-    singles,
+    iter_messages,
 )
-from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.authenticate import (
     Gate,
     check_visits,
@@ -61,9 +61,9 @@ from simplebus.nats.server.session import NatsSession, Written
 from simplebus.nats.server.slow_consumers import Limited, Pace
 from simplebus.nats.server.subscription import Sink, Subscription
 from simplebus.nats.server.subscription_memory import limit_of
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.statistics import FrontStatistics, snapshot
+from simplebus.nats.statistics import NatsServerStatistics, collect_statistics
 
 _OK = b"+OK\r\n"
 _PING = b"PING\r\n"
@@ -151,7 +151,7 @@ class Front:
         )
         session = NatsSession(
             info,
-            Parser(settings.limits, self.routes.table),
+            NatsParser(settings.limits, self.routes.table),
             peer=peer,
             pending_mark=self.pace.mark,
             ready=self._make_ready,
@@ -252,9 +252,9 @@ class Front:
         cut, self._cut = self._cut, []
         return cut
 
-    def statistics(self) -> FrontStatistics:
+    def statistics(self) -> NatsServerStatistics:
         """A snapshot."""
-        return snapshot(self)
+        return collect_statistics(self)
 
     def take_faults(self) -> list[Exception]:
         """What went wrong through faults of ours, to be logged."""
@@ -292,8 +292,8 @@ class Front:
                 NatsError(
                     Reason.HELLO_TIMEOUT,
                     f"it said no CONNECT within {limits.auth_seconds:g} s",
-                    says="Authentication Timeout",
-                    closed="Authentication Timeout",
+                    error_text="Authentication Timeout",
+                    closed_reason="Authentication Timeout",
                 ),
             )
             return now
@@ -306,7 +306,7 @@ class Front:
             if now < quiet_until:
                 return quiet_until
             if session.pings >= limits.pings_max:
-                self.cut(session, stale(session.pings))
+                self.cut(session, stale_connection(session.pings))
                 return now
         session.is_probed = True
         session.pings += 1
@@ -350,16 +350,16 @@ class Front:
 
     # Events --------------------------------------------------------------------------------------
 
-    def _apply(self, session: NatsSession, event: Event) -> None:
+    def _apply(self, session: NatsSession, event: ClientEvent) -> None:
         match event:
             case Pub():
                 self._publish(session, event)
-            case Run():
+            case UniformBatch():
                 if self._is_plain_run(session, event):
                     self._publish_run(session, event)
                 else:
                     self._publish_each(session, event)
-            case Mix():
+            case MixedBatch():
                 if self._is_plain_mix(session, event):
                     self._publish_mix(session, event)
                 else:
@@ -390,16 +390,16 @@ class Front:
 
     def _connect(self, session: NatsSession, event: Connect) -> None:
         """A client says who it is. One that says it again loses its subscriptions."""
-        options, user = self.gate.hear(session, event.options)
+        options, user = self.gate.hear(session, event.options_json)
         session.options = options
-        session.parser.headers = options.headers
+        session.parser.accepts_headers = options.headers
         if session.has_said_connect:
             self._drop_all(session)
         session.has_said_connect = True
         self._let_in(session, user)
         self._ok(session)
 
-    def _let_in(self, session: NatsSession, user: User | None) -> None:
+    def _let_in(self, session: NatsSession, user: NatsUser | None) -> None:
         """It is known who it is. Raises NatsError for one that is there too often."""
         if self.classes is not None and not is_same(session.user, user):
             check_visits(self.classes.broker.connection_limits, user)
@@ -415,32 +415,32 @@ class Front:
 
     # Publishing ----------------------------------------------------------------------------------
 
-    def _is_plain_run(self, session: NatsSession, event: Run) -> bool:
+    def _is_plain_run(self, session: NatsSession, event: UniformBatch) -> bool:
         """Whether nothing is to be said or judged of each message."""
-        head, options = event.head, session.options
+        head, options = event.first_message, session.options
         return not (
             options.verbose
             or (options.pedantic and not subjects.is_literal(head.subject))
             or (session.grants and not session.grants.publishing.one(head.subject))
-            or (head.reply and (options.no_responders or subjects.is_reserved(head.reply)))
+            or (head.reply and (options.no_responders or subjects.is_reserved_reply(head.reply)))
         )
 
-    def _is_plain_mix(self, session: NatsSession, event: Mix) -> bool:
+    def _is_plain_mix(self, session: NatsSession, event: MixedBatch) -> bool:
         """The same."""
         return not (
             session.options.verbose
             or session.options.pedantic
-            or (session.grants and not session.grants.publishing.of(event.subjects).all())
-            or self.routes.is_scattered(event.subjects)
+            or (session.grants and not session.grants.publishing.of(event.subject_numbers).all())
+            or self.routes.is_scattered(event.subject_numbers)
         )
 
-    def _publish_each(self, session: NatsSession, event: Run | Mix) -> None:
+    def _publish_each(self, session: NatsSession, event: UniformBatch | MixedBatch) -> None:
         """One by one. Where each leads has been looked up for all, and holds until that changes."""
         routes, found = self.routes, None
         generation = routes.generation
-        if isinstance(event, Mix):
-            found = routes.each(event.subjects)
-        for at, message in enumerate(singles(event, routes.table.names)):
+        if isinstance(event, MixedBatch):
+            found = routes.each(event.subject_numbers)
+        for at, message in enumerate(iter_messages(event, routes.table.names)):
             if found is not None and routes.generation != generation:
                 found = None
             self._publish(session, message, None if found is None else found[at])
@@ -452,10 +452,10 @@ class Front:
         if session.options.pedantic and not subjects.is_literal(message.subject):
             session.send(error_line("Invalid Publish Subject"))
         if session.grants and not self._may_publish(session, message.subject):
-            self._deny(session, f"Publish to {subjects.quoted(message.subject)}")
+            self._deny(session, f"Publish to {subjects.quote(message.subject)}")
             return
-        if message.reply and subjects.is_reserved(message.reply):
-            self._deny(session, f"Publish with Reply of {subjects.quoted(message.reply)}")
+        if message.reply and subjects.is_reserved_reply(message.reply):
+            self._deny(session, f"Publish with Reply of {subjects.quote(message.reply)}")
             return
         self._ok(session)
         taken = False
@@ -477,20 +477,20 @@ class Front:
         self.denied += 1
         session.send(error_line(f"Permissions Violation for {what}"))
 
-    def _publish_run(self, session: NatsSession, event: Run) -> None:
+    def _publish_run(self, session: NatsSession, event: UniformBatch) -> None:
         session.in_messages += event.count
-        session.in_bytes += event.count * len(event.head.body)
-        sinks = self.routes.of(event.head.subject)
+        session.in_bytes += event.count * len(event.first_message.body)
+        sinks = self.routes.of(event.first_message.subject)
         self._made += len(sinks) * TAKER_BYTES
         for sink in sinks:
             sink.many(event, None, session)
         self._write(event)
 
-    def _publish_mix(self, session: NatsSession, event: Mix) -> None:
+    def _publish_mix(self, session: NatsSession, event: MixedBatch) -> None:
         session.in_messages += event.count
-        session.in_bytes += int((event.bounds[1:] - event.bodies).sum()) - 2 * event.count
-        parts: dict[Sink, list[Positions]] = {}
-        for sinks, rows in self.routes.split(event.subjects):
+        session.in_bytes += int((event.bounds[1:] - event.body_starts).sum()) - 2 * event.count
+        parts: dict[Sink, list[Indexes]] = {}
+        for sinks, rows in self.routes.split(event.subject_numbers):
             self._made += len(sinks) * TAKER_BYTES
             for sink in sinks:
                 if sink.is_ordered and rows is not None:
@@ -501,14 +501,14 @@ class Front:
             sink.many(event, np.sort(np.concatenate(those)), session)
         self._write(event)
 
-    def deliver(self, messages: Pub | Run | Mix) -> None:
+    def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
         """Send what no client of this door publishes to whoever has subscribed to its subject. A
         mix has its own names."""
         if isinstance(messages, Pub):
             for sink in self.routes.of(messages.subject):
                 sink.one(messages, None)
         elif self._gathering:  # Behind another batch.
-            for message in singles(messages):
+            for message in iter_messages(messages):
                 self.deliver(message)
         else:
             for sink, rows in self.routes.takers(messages):
@@ -519,7 +519,7 @@ class Front:
         """What is looked at was as much work as this output is."""
         self._made += made
 
-    def _write(self, messages: Run | Mix) -> None:
+    def _write(self, messages: UniformBatch | MixedBatch) -> None:
         """Have those sessions write for which something was gathered."""
         written: Written = {}
         for session in self._gathering:
@@ -529,10 +529,10 @@ class Front:
     def _say_nobody(self, session: NatsSession, message: Pub) -> None:
         """Tell a requester that nobody is there to answer, where it waits for the answer. It does
         not count as a message there."""
-        answer = encode.nobody(message)
+        answer = encode.no_responders_message(message)
         for sink in self.routes.of(message.reply):
             if isinstance(sink, Subscription) and sink.session is session and not sink.is_over:
-                session.send(encode.one(answer, sink.sid, headers=True))
+                session.send(encode.encode_message(answer, sink.sid, headers=True))
                 return
 
     # Subscribing ---------------------------------------------------------------------------------
@@ -543,8 +543,8 @@ class Front:
         asks_class = self.classes is not None and self.classes.are_asked_for(event.subject)
         judges = None if asks_class else grants  # Of a class it is judged what it is.
         if judges and not judges.may_subscribe(event.subject, event.queue):
-            queue = f" using queue {subjects.quoted(event.queue)}" if event.queue else ""
-            self._deny(session, f"Subscription to {subjects.quoted(event.subject)}{queue}")
+            queue = f" using queue {subjects.quote(event.queue)}" if event.queue else ""
+            self._deny(session, f"Subscription to {subjects.quote(event.subject)}{queue}")
             return
         if limits.max_subs and len(session.subscriptions) >= limits.max_subs:
             session.send(_TOO_MANY)
@@ -554,7 +554,7 @@ class Front:
                 session.send(error_line("Invalid Subject"))
                 return
             if subjects.is_too_deep(event.subject):
-                what = f"Subscription to {subjects.quoted(event.subject)}, too many tokens"
+                what = f"Subscription to {subjects.quote(event.subject)}, too many tokens"
                 self._deny(session, what)
                 return
             if asks_class:
@@ -576,8 +576,8 @@ class Front:
         self._made += SUBSCRIPTION_BYTES
         subscription = session.subscriptions.get(event.sid)
         if subscription is not None:
-            subscription.most = event.most
-            if event.most <= subscription.delivered:
+            subscription.most = event.max_messages
+            if event.max_messages <= subscription.delivered:
                 self._end(subscription)
         self._ok(session)
 

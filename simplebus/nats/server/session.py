@@ -21,9 +21,9 @@ from simplebus.nats.limits import (
     READ_BYTES_MIN,
 )
 from simplebus.nats.protocol import encode
-from simplebus.nats.protocol.events import Mix, Positions, Run
+from simplebus.nats.protocol.events import MixedBatch, Indexes, UniformBatch
 from simplebus.nats.protocol.handshake import Info, Options
-from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.outbox import Outbox
 from simplebus.nats.server.permissions import Grants, Replies
 from simplebus.nats.server.subscription import Subscription
@@ -31,9 +31,9 @@ from simplebus.nats.server.subscription import Subscription
 if TYPE_CHECKING:
     from simplebus.nats.bus.acked import Deliveries
     from simplebus.nats.server.slow_consumers import Hold
-    from simplebus.nats.server.users import User
+    from simplebus.nats.server.users import NatsUser
 
-Gathered: TypeAlias = list[tuple[bytes, Positions | None]]
+Gathered: TypeAlias = list[tuple[bytes, Indexes | None]]
 """What a client is to be sent of one batch: under which sid, and which messages."""
 Written: TypeAlias = dict[tuple[bytes, bool], memoryview]
 """What was written of one batch, all of it: by sid, and whether with headers."""
@@ -49,7 +49,7 @@ class NatsSession:
     def __init__(
         self,
         info: Info,
-        parser: Parser,
+        parser: NatsParser,
         *,
         peer: str,
         pending_mark: int,
@@ -70,7 +70,7 @@ class NatsSession:
         """What it was told of the server."""
         self.certified = ""
         """Name of the user whose certificate it showed."""
-        self.user: User | None = None
+        self.user: NatsUser | None = None
         """Who it is; None where nobody is asked, or a token was."""
         self.admission_error: RemoteProtocolError | None = None
         """Why it is not to be let in, whoever it says to be."""
@@ -235,7 +235,7 @@ class NatsSession:
         if self.outbox.pending_bytes > self._pending_mark:
             self._overflow(self)
 
-    def gather(self, sid: bytes, rows: Positions | None, size: int) -> None:
+    def gather(self, sid: bytes, rows: Indexes | None, size: int) -> None:
         """These messages of the batch that is looked at are for it, under this sid: about so many
         bytes."""
         if not self._gathered:
@@ -256,7 +256,7 @@ class NatsSession:
         self._gathered.clear()
         self._gathered_bytes = 0
 
-    def write(self, messages: Run | Mix, written: Written) -> int:
+    def write(self, messages: UniformBatch | MixedBatch, written: Written) -> int:
         """Queue what was gathered of a batch. `written` is what others were sent of it. Returns how
         many bytes that are."""
         if not self._gathered:
@@ -272,7 +272,7 @@ class NatsSession:
             if rows is None and key in written:
                 piece = written[key]
             else:
-                if isinstance(messages, Run):
+                if isinstance(messages, UniformBatch):
                     piece = memoryview(encode.run(messages, sid, rows, headers=headers))
                 else:
                     piece = memoryview(encode.mix(messages, sid, rows))

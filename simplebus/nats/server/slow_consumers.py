@@ -36,7 +36,7 @@ from simplebus.nats.limits import (
     NatsLimits,
 )
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.users import User
+from simplebus.nats.server.users import NatsUser
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -46,7 +46,7 @@ class Limited:
     """Of one front."""
 
     def __init__(self, broker: Broker | None) -> None:
-        self._clock = broker.clock if broker is not None else Clock()
+        self._clock = broker.clock if broker is not None else BrokerClock()
         self._metering = (
             broker.rate_limits if broker is not None else SessionRateLimits(self._clock)
         )
@@ -55,7 +55,7 @@ class Limited:
         """A client has come, of whom nothing is known but the address."""
         session.adopt(self._metering.token_buckets_for(None, session.address))
 
-    def enter(self, session: NatsSession, user: User | None) -> None:
+    def enter(self, session: NatsSession, user: NatsUser | None) -> None:
         """It is known who it is."""
         shared = user.shared if user is not None else None
         session.adopt(self._metering.token_buckets_for(shared, session.address))
@@ -141,7 +141,7 @@ class Pace:
         return NatsError(
             Reason.SLOW_CONSUMER,
             f"{waiting} bytes wait for it, {most} may{_shown(session)}",
-            closed="Slow Consumer (Pending Bytes)",
+            closed_reason="Slow Consumer (Pending Bytes)",
         )
 
     def hold(self, *, others: bool, is_alone: bool = False) -> Hold | None:
@@ -250,7 +250,7 @@ class Pace:
                         Reason.SLOW_CONSUMER,
                         f"it took none of the {outbox.pending_bytes} bytes that wait for it in "
                         f"{seconds:g} s{_shown(session)}",
-                        closed="Slow Consumer (Write Deadline)",
+                        closed_reason="Slow Consumer (Write Deadline)",
                     ),
                 )
 
@@ -273,7 +273,7 @@ class Pace:
                     Reason.PENDING_LIMIT,
                     f"{weight} bytes are kept for it; for all together {self._total} may, and it "
                     f"has the most{_shown(session)}",
-                    closed="Slow Consumer (Pending Bytes)",
+                    closed_reason="Slow Consumer (Pending Bytes)",
                 ),
             )
 

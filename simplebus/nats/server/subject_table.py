@@ -21,8 +21,8 @@ from simplebus.core.protocol.frames import Flags, Words
 from simplebus.nats.limits import SUBJECT_BYTES_FAST, SUBJECTS_MAX
 
 Numbers = npt.NDArray[np.int32]
-Positions = npt.NDArray[np.int64]
-Parts: TypeAlias = list[tuple[Positions | None, Words]]
+Indexes = npt.NDArray[np.int64]
+Parts: TypeAlias = list[tuple[Indexes | None, Words]]
 """Subjects, eight bytes at a time: whose they are, None for everybody's, and the bytes."""
 
 _SIZE = 8
@@ -51,7 +51,7 @@ class SubjectTable:
         self._numbers: dict[bytes, int] = {}
         self._slots: Numbers = np.zeros(_SLOTS, np.int32)
         self._hashes: Words = np.zeros(SUBJECTS_MAX + 1, np.uint64)
-        self._lengths: Positions = np.zeros(SUBJECTS_MAX + 1, np.int64)
+        self._lengths: Indexes = np.zeros(SUBJECTS_MAX + 1, np.int64)
         self._columns = [np.zeros(SUBJECTS_MAX + 1, np.uint64)]
 
     def make_room(self, count: int) -> None:
@@ -63,7 +63,7 @@ class SubjectTable:
         self._slots.fill(0)
         self.generation += 1
 
-    def find(self, words: Words, starts: Positions, lengths: Positions) -> Numbers:
+    def find(self, words: Words, starts: Indexes, lengths: Indexes) -> Numbers:
         """The numbers of many subjects; -1 for one that is not known, or not found by arrays.
 
         `words` are the eight bytes at every byte of a buffer; starts and lengths, shape (n,), are
@@ -91,7 +91,7 @@ class SubjectTable:
         return found
 
     def numbers(
-        self, subjects: list[bytes], words: Words, starts: Positions, lengths: Positions
+        self, subjects: list[bytes], words: Words, starts: Indexes, lengths: Indexes
     ) -> list[int]:
         """The numbers of subjects that `find`, which was asked about the same, did not find. There
         is room for them."""
@@ -111,7 +111,7 @@ class SubjectTable:
             self._place(known, _parts(words, starts[fresh], lengths[fresh]), lengths[fresh])
         return found
 
-    def _place(self, number: int, parts: Parts, lengths: Positions) -> None:
+    def _place(self, number: int, parts: Parts, lengths: Indexes) -> None:
         """Have arrays find these subjects, which have numbers from this one on."""
         indexes = np.arange(number + 1, number + 1 + lengths.size, dtype=np.int32)
         hashes = _hashes(parts, lengths)
@@ -129,7 +129,7 @@ class SubjectTable:
             indexes, hashes = indexes[left], hashes[left]
 
 
-def are_words(words: Words, starts: Positions, lengths: Positions) -> Flags:
+def are_words(words: Words, starts: Indexes, lengths: Indexes) -> Flags:
     """Which of many subjects have neither a blank nor a tab in them. See `SubjectTable.find`."""
     good = np.ones(starts.size, np.bool_)
     for rows, part in _parts(words, starts, lengths):
@@ -143,19 +143,19 @@ def are_words(words: Words, starts: Positions, lengths: Positions) -> Flags:
     return good
 
 
-def _slots(hashes: Words, shift: int) -> Positions:
+def _slots(hashes: Words, shift: int) -> Indexes:
     """Where hashes lead by this shift."""
     slots = hashes >> np.uint64(shift)
     slots &= np.uint64(_SLOTS - 1)
     return slots.view(np.int64)
 
 
-def _parts(words: Words, starts: Positions, lengths: Positions) -> Parts:
+def _parts(words: Words, starts: Indexes, lengths: Indexes) -> Parts:
     """Of subjects that lie at these places."""
     first = words[starts]
     first &= _KEEP.take(lengths, mode="clip")
     parts: Parts = [(None, first)]
-    rows: Positions | None = None
+    rows: Indexes | None = None
     for at in range(_SIZE, SUBJECT_BYTES_FAST, _SIZE):
         longer = np.flatnonzero((lengths if rows is None else lengths[rows]) > at)
         if not longer.size:
@@ -172,7 +172,7 @@ def _parts(words: Words, starts: Positions, lengths: Positions) -> Parts:
     return parts
 
 
-def _hashes(parts: Parts, lengths: Positions) -> Words:
+def _hashes(parts: Parts, lengths: Indexes) -> Words:
     """Of each subject."""
     factor, fold = np.uint64(_FACTOR), np.uint64(_FOLD)
     hashes = lengths.view(np.uint64) * factor

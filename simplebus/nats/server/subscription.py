@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from simplebus.nats.protocol import encode
-from simplebus.nats.protocol.events import Mix, Positions, Pub, Run, all_of
+from simplebus.nats.protocol.events import MixedBatch, Indexes, Pub, UniformBatch, row_indexes
 from simplebus.nats.server.permissions import Verdicts
 
 if TYPE_CHECKING:
     from simplebus.nats.server.session import NatsSession
 
-_NONE: Positions = np.empty(0, np.int64)
+_NONE: Indexes = np.empty(0, np.int64)
 
 
 class Sink(Protocol):
@@ -35,7 +35,7 @@ class Sink(Protocol):
     def one(self, message: Pub, origin: NatsSession | None) -> bool:
         """Take a message. Returns whether anybody does."""
 
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
+    def many(self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None) -> None:
         """Take these of the messages, in ascending order; None for all."""
 
 
@@ -97,54 +97,54 @@ class Subscription:
         if not self.takes(message.subject, origin):
             return False
         session = self.session
-        session.send(encode.one(message, self.sid, headers=session.takes_headers))
+        session.send(encode.encode_message(message, self.sid, headers=session.takes_headers))
         if message.reply and session.replies is not None:
             session.replies.heard(message.reply)
         self._count(1)
         return True
 
-    def many(self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None) -> None:
+    def many(self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None) -> None:
         self.part(messages, rows, origin)
 
     def part(
-        self, messages: Run | Mix, rows: Positions | None, origin: NatsSession | None
-    ) -> Positions:
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
+    ) -> Indexes:
         """The same; returns those that it does not take."""
         if not self.hears(origin):
-            return all_of(messages, rows)
+            return row_indexes(messages, rows)
         left = _NONE
         if self.denied is not None:
             rows, left = self._allowed(messages, rows, self.denied)
         count = messages.count if rows is None else len(rows)
         most = self.most - self.delivered
         if self.most and count > most:
-            rows = all_of(messages, rows)
+            rows = row_indexes(messages, rows)
             left = np.sort(np.concatenate((left, rows[most:])))
             rows, count = rows[:most], most
         if count:
             session = self.session
-            session.gather(self.sid, rows, count * messages.mean_bytes)
-            if isinstance(messages, Run) and messages.head.reply and session.replies is not None:
-                session.replies.heard(messages.head.reply)
+            session.gather(self.sid, rows, count * messages.mean_message_bytes)
+            if isinstance(messages, UniformBatch) and messages.first_message.reply and session.replies is not None:
+                session.replies.heard(messages.first_message.reply)
             self._count(count)
         return left
 
     def _allowed(
-        self, messages: Run | Mix, rows: Positions | None, denied: Verdicts
-    ) -> tuple[Positions | None, Positions]:
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, denied: Verdicts
+    ) -> tuple[Indexes | None, Indexes]:
         """Those of the messages that may be delivered, and the others."""
-        if isinstance(messages, Run):
-            if denied.one(messages.head.subject):
-                return _NONE, all_of(messages, rows)
+        if isinstance(messages, UniformBatch):
+            if denied.one(messages.first_message.subject):
+                return _NONE, row_indexes(messages, rows)
             return rows, _NONE
-        numbers = messages.subjects if rows is None else messages.subjects[rows]
-        if messages.names is None:
+        numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
+        if messages.subject_names is None:
             are_denied = denied.of(numbers)
         else:
-            are_denied = np.array([denied.one(name) for name in messages.names])[numbers]
+            are_denied = np.array([denied.one(name) for name in messages.subject_names])[numbers]
         if not are_denied.any():
             return rows, _NONE
-        rows = all_of(messages, rows)
+        rows = row_indexes(messages, rows)
         return rows[~are_denied], rows[are_denied]
 
     def _count(self, count: int) -> None:

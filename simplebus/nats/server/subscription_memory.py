@@ -22,7 +22,7 @@ from simplebus.nats.limits import (
     KEPT_BYTES_OF_STEP,
     KEPT_BYTES_OF_SUBSCRIPTION,
 )
-from simplebus.nats.subjects import is_wild
+from simplebus.nats.subjects import has_wildcard
 
 if TYPE_CHECKING:
     from simplebus.nats.server.subscription import Subscription
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def kept_bytes(subject: bytes, queue: bytes, sid: bytes) -> int:
     """About what a subscription takes."""
     size = KEPT_BYTES_OF_SUBSCRIPTION + KEPT_BYTES_OF_BYTE * len(subject) + len(queue) + len(sid)
-    if is_wild(subject):
+    if has_wildcard(subject):
         behind = max(0, subject.count(b".") + 1 - HEAD_STEPS)
         size += KEPT_BYTES_OF_PATTERN + KEPT_BYTES_OF_STEP * behind
     return size + KEPT_BYTES_OF_QUEUE if queue else size

@@ -25,38 +25,38 @@ from simplebus.nats.server.permissions import Permissions
 _KINDS = {"email": Kind.EMAIL, "DNS": Kind.DNS, "URI": Kind.URI}
 
 
-def by_spelling(users: Collection[str]) -> dict[str, str]:
+def certificate_name_index(users: Collection[str]) -> dict[str, str]:
     """Names of users, by themselves and by how they are spelled in certificates."""
     found = {user: user for user in users}
     for user in users:
-        found.setdefault(_spelled(user) or user, user)
+        found.setdefault(_normalize_name(user) or user, user)
     return found
 
 
-def user_of(certificate: Mapping[str, Any], users: Mapping[str, str]) -> str:
+def find_certificate_user(certificate: Mapping[str, Any], users: Mapping[str, str]) -> str:
     """Which of these users, see `by_spelling`, a certificate is of; what it calls its holder if it
     is none of them.
 
     `certificate` has the form of Python's `ssl.SSLSocket.getpeercert`.
     """
-    found = names(certificate) or ("nobody",)
+    found = certificate_names(certificate) or ("nobody",)
     return next((users[name] for name in found if name in users), found[0])
 
 
-def names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
+def certificate_names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
     """What a certificate calls its holder, the likeliest name first."""
     alternatives = certificate.get("subjectAltName", ())
     found = [
         name
         for key, kind in _KINDS.items()
         for k, written in alternatives
-        if k == key and kind_of(written) is kind and (name := _spelled(written))
+        if k == key and kind_of(written) is kind and (name := _normalize_name(written))
     ]
     own = subject(reversed(certificate.get("subject", ())))
     return (*found, own) if own else tuple(found)
 
 
-def _spelled(name: str) -> str:
+def _normalize_name(name: str) -> str:
     """In the one spelling; empty for what is no name."""
     try:
         return spelled(name)
@@ -71,7 +71,7 @@ _BCRYPT = ("$2a$", "$2b$", "$2x$", "$2y$")
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class NatsUser:
     """One who may connect: by name and password, or by an nkey's public half.
 
     Raises ValueError, naming the user, when it has neither or both, or the key is no user's.
@@ -102,7 +102,7 @@ class User:
             )
 
 
-_NOBODY = User("nobody", "a password that is compared where there is no such user")
+_NOBODY = NatsUser("nobody", "a password that is compared where there is no such user")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class NatsAuth:
     Raises ValueError when what it says contradicts itself.
     """
 
-    users: tuple[User, ...] = ()
+    users: tuple[NatsUser, ...] = ()
     token: str = field(default="", repr=False)
     """What anybody may say instead of being a user; empty for none."""
     no_auth_user: str = ""
@@ -123,9 +123,9 @@ class NatsAuth:
     """Users of all doors; None for none."""
     shared_permissions: Mapping[str, Permissions] = field(default_factory=dict)
     """By name, what they may do with subjects that are bound to no class."""
-    _known: dict[str, User] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _known: dict[str, NatsUser] = field(init=False, repr=False, compare=False, default_factory=dict)
     """By name or nkey."""
-    _known_shared: dict[str, User] = field(
+    _known_shared: dict[str, NatsUser] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
     """By name."""
@@ -170,7 +170,7 @@ class NatsAuth:
 
     def at_all_doors(
         self, auth: Auth | None, nkey: str, *, certified: Sequence[str], address: str
-    ) -> User | None:
+    ) -> NatsUser | None:
         """Who of the users of all doors says this, has signed with this key, shows a certificate
         with these names, or comes from this address; None for nobody."""
         shared = self.shared
@@ -185,21 +185,21 @@ class NatsAuth:
                 found = None
         return None if found is None else self._here(found)
 
-    def at_this_door(self, name: str) -> User | None:
+    def at_this_door(self, name: str) -> NatsUser | None:
         """Who of the users of all doors has this name; None for nobody."""
         found = self.shared.named(name) if self.shared is not None else None
         return None if found is None else self._here(found)
 
-    def _here(self, found: SharedUser) -> User:
+    def _here(self, found: SharedUser) -> NatsUser:
         """A user of all doors at this one."""
         made = self._known_shared.get(found.name)
         if made is None:
             permissions = self.shared_permissions.get(found.name)
-            made = User(found.name, permissions=permissions, shared=found)
+            made = NatsUser(found.name, permissions=permissions, shared=found)
             self._known_shared[found.name] = made
         return made
 
-    def permissions(self, user: User) -> Permissions | None:
+    def permissions(self, user: NatsUser) -> Permissions | None:
         """What this user may do; None for everything."""
         if user.shared is not None:
             return user.permissions
@@ -213,7 +213,7 @@ class NatsAuth:
             return self.has_token(auth.token)
         return self.user(auth.user, auth.password) is not None
 
-    def user(self, name: str, password: str) -> User | None:
+    def user(self, name: str, password: str) -> NatsUser | None:
         """Who has this name and password; None for nobody."""
         user = self._known.get(name, _NOBODY)
         if not user.password:  # By words it is nobody: it has a key, or comes by a certificate.
@@ -225,7 +225,7 @@ class NatsAuth:
         """Whether this is the token."""
         return bool(self.token) and _same(self.token, token)
 
-    def holder(self, nkey: str, signature: str, nonce: bytes) -> User | None:
+    def holder(self, nkey: str, signature: str, nonce: bytes) -> NatsUser | None:
         """Whose key this is, if it signed the nonce; None for nobody.
 
         The signature is in base 64: for URLs without `=`, or plain with it.
@@ -235,11 +235,11 @@ class NatsAuth:
             return None
         return user
 
-    def silent_user(self) -> User | None:
+    def silent_user(self) -> NatsUser | None:
         """Who those are who say nothing of who they are; None if they have to."""
         return self._known[self.no_auth_user] if self.no_auth_user else None
 
-    def named(self, name: str) -> User | None:
+    def named(self, name: str) -> NatsUser | None:
         """Who has this name, whatever proves it; None for nobody."""
         user = self._known.get(name)
         return user if user is not None and user.name else None

@@ -35,11 +35,11 @@ from simplebus.monitor.requests import (
     Response,
     problem,
 )
-from simplebus.nats.server.users import names
+from simplebus.nats.server.users import certificate_names
 from simplebus.server import listeners, process
 from simplebus.server.http.auth import Names
 from simplebus.server.http.stream import HttpStream
-from simplebus.server.preauth.address_limits import Buckets, is_loopback
+from simplebus.server.preauth.address_limits import KeyedTokenBuckets, is_loopback
 from simplebus.server.preauth.queue import Anteroom
 from simplebus.server.tls.handshake import HandshakeError
 
@@ -123,7 +123,7 @@ class HttpDoor:
         """Processor time of the event loop for what is answered, and for looking once a second."""
         self._connections: dict[_HttpConnection, None] = {}
         """Who has been silent longest comes first."""
-        self._comers = Buckets(COMERS_AT_ONCE, COMERS_PER_SECOND)
+        self._comers = KeyedTokenBuckets(COMERS_AT_ONCE, COMERS_PER_SECOND)
         self._waiting: deque[tuple[socket.socket, str]] = deque()
         """Who has come too fast,"""
         self._doorstep: deque[socket.socket] = deque()
@@ -161,7 +161,7 @@ class HttpDoor:
         """Take over a connected, non-blocking socket."""
         assert self._nursery is not None, "the door is not running"
         self.accepted += 1
-        if self._comers.take(address_network(listeners.host_of(peer)), trio.current_time()):
+        if self._comers.take_token(address_network(listeners.host_of(peer)), trio.current_time()):
             self._begin(sock, peer)
             return
         if len(self._waiting) < WAITING_MAX:
@@ -442,7 +442,7 @@ class _HttpConnection:
         if self._door.gate is None:
             return None
         authorization = _headers(asked).get(b"authorization", b"").decode("latin-1")
-        certified = names(self._stream.certificate())
+        certified = certificate_names(self._stream.certificate())
         denial = await self._door.gate(request, self.peer, authorization, certified)
         await self._stream.turn()
         return denial

@@ -16,7 +16,7 @@ import trio
 
 from simplebus.net.tls import TlsSocket, has_unread, is_flushed
 from simplebus.server.preauth.queue import Guest
-from simplebus.server.tls.handshake import shake_hands
+from simplebus.server.tls.handshake import accept_tls
 
 _READ_BYTES = 8 * 1024
 
@@ -41,7 +41,7 @@ class HttpStream:
         """Make the handshake, if there is to be one. Raises HandshakeError."""
         made = self._context
         if made is not None:
-            self._wire = await shake_hands(
+            self._wire = await accept_tls(
                 lambda: TlsSocket(self._socket, made()), self.guest, seconds
             )
 

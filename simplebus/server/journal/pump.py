@@ -15,7 +15,7 @@ import trio
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.checkpoint import Checkpointer
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.histogram import HistogramSnapshot
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.server.journal.reader import Reader
@@ -39,7 +39,7 @@ Soon = Callable[..., None]
 class JournalStatistics:
     """A snapshot of a journal and of what it has to do."""
 
-    level: Level
+    level: Durability
     lots: int
     """How many lots are under way."""
     held_bytes: int
@@ -73,7 +73,7 @@ class Keeping:
         """`settle` is called when confirms have become due."""
         assert broker.commit_log is not None
         self._broker = broker
-        self._ledger: Ledger = broker.commit_log
+        self._ledger: CommitLog = broker.commit_log
         self._settle = settle
         self._keeper = Checkpointer(broker)
         self._give: Soon = _in_no_loop
@@ -215,7 +215,7 @@ def load(broker: Broker, directory: Directory) -> None:
     for sentence in found.dropped:
         log.warning("left out: %s", sentence)
     try:
-        settle(directory, found, to_disk=broker.commit_log.level is Level.DISK)
+        settle(directory, found, to_disk=broker.commit_log.level is Durability.DISK)
     except OSError as error:
         raise JournalError(
             f"{directory.path} cannot be used as a journal: {error.strerror}"

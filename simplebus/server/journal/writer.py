@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from simplebus.core.commit_log import Lot
+from simplebus.core.commit_log import WriteBatch
 from simplebus.core.errors import Reason
 from simplebus.core.histogram import Histogram
 from simplebus.storage.append_file import FULL
@@ -67,7 +67,7 @@ class Writer:
         self._needed = Needed({}, ())
         self._written = 0
         """The last lot that is written."""
-        self._queue: queue.SimpleQueue[Lot | Needed | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[WriteBatch | Needed | None] = queue.SimpleQueue()
         self.failures = 0
         """How often something could not be written."""
         self.lots_written = 0
@@ -82,7 +82,7 @@ class Writer:
         self._written = written
         self._thread.start()
 
-    def put(self, work: Lot | Needed) -> None:
+    def put(self, work: WriteBatch | Needed) -> None:
         """A lot to be written, or how far segments are not needed any more."""
         self._queue.put(work)
 
@@ -109,12 +109,12 @@ class Writer:
     def _turn(self) -> bool:
         """Write what waits. Returns whether there may be more. Without the reserve nothing is
         accepted, so nothing may come that would be waited for: it looks by itself."""
-        work: list[Lot | Needed | None] = []
+        work: list[WriteBatch | Needed | None] = []
         with contextlib.suppress(queue.Empty):
             work.append(self._queue.get(timeout=_RETRY_SECONDS if self._is_short else None))
             while True:
                 work.append(self._queue.get_nowait())
-        lots = [each for each in work if isinstance(each, Lot)]
+        lots = [each for each in work if isinstance(each, WriteBatch)]
         if lots and not self._write(lots):
             return False
         for each in work:
@@ -131,7 +131,7 @@ class Writer:
         self._is_short = self._reserve is not None and not self._reserve.take()
         return not self._is_short
 
-    def _write(self, lots: list[Lot]) -> bool:
+    def _write(self, lots: list[WriteBatch]) -> bool:
         """Write and sync lots, however long it takes. Returns False when it was stopped before."""
         is_withdrawn = True
         while True:

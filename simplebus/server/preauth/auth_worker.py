@@ -25,7 +25,7 @@ from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
 from simplebus.core.users.users import Users
-from simplebus.server.preauth.address_limits import Buckets
+from simplebus.server.preauth.address_limits import KeyedTokenBuckets
 from simplebus.server.preauth.greeting import Greetings
 
 log = logging.getLogger("simplebus.server")
@@ -64,8 +64,8 @@ class Gatekeeper:
         """What is heard of those who have not said who they are."""
         self.checks = 0
         """Slow passwords that were looked at."""
-        self._wrong = Buckets(_WRONG_AT_ONCE, _WRONG_PER_SECOND)
-        self._wrong_of_place = Buckets(_WRONG_OF_PLACE_AT_ONCE, _WRONG_OF_PLACE_PER_SECOND)
+        self._wrong = KeyedTokenBuckets(_WRONG_AT_ONCE, _WRONG_PER_SECOND)
+        self._wrong_of_place = KeyedTokenBuckets(_WRONG_OF_PLACE_AT_ONCE, _WRONG_OF_PLACE_PER_SECOND)
         self._line: dict[str, deque[_Check]] = {}
         """By place: who has had its turn last is last."""
         self._asked: dict[tuple[str, str], _Check] = {}
@@ -110,14 +110,14 @@ class Gatekeeper:
 
     def _note_wrong(self, place: str, auth: Auth) -> None:
         now = trio.current_time()
-        self._wrong_of_place.take(place, now)
+        self._wrong_of_place.take_token(place, now)
         if not auth.token:
-            self._wrong.take(_key(place, auth), now)
+            self._wrong.take_token(_key(place, auth), now)
 
     def _check_may_try(self, place: str, auth: Auth) -> None:
         now = trio.current_time()
-        may_try = self._wrong_of_place.has(place, now)
-        if may_try and (auth.token or self._wrong.has(_key(place, auth), now)):
+        may_try = self._wrong_of_place.has_token(place, now)
+        if may_try and (auth.token or self._wrong.has_token(_key(place, auth), now)):
             return
         raise RemoteProtocolError(
             Reason.TOO_MANY_ATTEMPTS,
@@ -187,7 +187,7 @@ class Gatekeeper:
     def _wrongs(self, place: str) -> int:
         """How often it has been wrong of late."""
         now = trio.current_time()
-        return _WRONG_OF_PLACE_AT_ONCE - int(self._wrong_of_place.left(place, now))
+        return _WRONG_OF_PLACE_AT_ONCE - int(self._wrong_of_place.token_count(place, now))
 
 
 def _key(place: str, auth: Auth) -> str:

@@ -10,36 +10,36 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-FAREWELLS_MAX = 64
+CLOSING_CONNECTIONS_MAX = 64
 
 Close = Callable[[], object]
 """Closes a socket, at once."""
 
 
-class Farewells:
+class ClosingConnections:
     """Invariant: no more of them than FAREWELLS_MAX."""
 
     def __init__(self) -> None:
-        self._all: OrderedDict[Close, None] = OrderedDict()
+        self._closers: OrderedDict[Close, None] = OrderedDict()
         """Who was told first comes first."""
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._closers)
 
-    def come(self, close: Close) -> None:
+    def add(self, close: Close) -> None:
         """One more has been told. `go` when it has hung up, or has had its time."""
-        if len(self._all) >= FAREWELLS_MAX:
-            self.make_room()
-        self._all[close] = None
+        if len(self._closers) >= CLOSING_CONNECTIONS_MAX:
+            self.close_oldest()
+        self._closers[close] = None
 
-    def go(self, close: Close) -> None:
+    def discard(self, close: Close) -> None:
         """It is closed, perhaps by us."""
-        self._all.pop(close, None)
+        self._closers.pop(close, None)
 
-    def make_room(self) -> bool:
+    def close_oldest(self) -> bool:
         """Close one. Returns whether there was any: its descriptor is free then."""
-        if not self._all:
+        if not self._closers:
             return False
-        close, _ = self._all.popitem(last=False)
+        close, _ = self._closers.popitem(last=False)
         close()
         return True

@@ -40,47 +40,47 @@ class TlsOptions:
     """Whether TLS begins with the first byte, not behind INFO."""
     optional: bool = False
     """Whether clients may also go on without."""
-    seconds: float = HANDSHAKE_SECONDS
+    handshake_seconds: float = HANDSHAKE_SECONDS
     """How long a client of the binary door may take for its handshake."""
 
     @property
-    def wants_certificate(self) -> bool:
+    def requires_client_certificate(self) -> bool:
         return self.verify or self.verify_and_map
 
 
-def context(options: TlsOptions) -> ssl.SSLContext:
+def create_ssl_context(options: TlsOptions) -> ssl.SSLContext:
     """What sockets are wrapped with. Raises CertificateError."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.options |= ssl.OP_NO_RENEGOTIATION
-    for problem in unreadable(options):
+    ssl_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ssl_context.minimum_version = ssl.TLSVersion.TLSv1_2
+    ssl_context.options |= ssl.OP_NO_RENEGOTIATION
+    for problem in check_readable(options):
         raise problem
     try:
-        made.load_cert_chain(options.cert, options.key, password=_no_password)
+        ssl_context.load_cert_chain(options.cert, options.key, password=_raise_encrypted_key)
     except ssl.SSLError as error:
         raise CertificateError(
             f"{options.cert} and {options.key} are no certificate and its key, as PEM: "
-            f"{_reason(error)}"
+            f"{_describe_ssl_error(error)}"
         ) from None
-    except _PasswordWantedError:
+    except _EncryptedKeyError:
         raise CertificateError(
             f"the key {options.key} has a password; write it without one"
         ) from None
-    if options.wants_certificate:
-        made.verify_mode = ssl.CERT_REQUIRED
+    if options.requires_client_certificate:
+        ssl_context.verify_mode = ssl.CERT_REQUIRED
         if options.ca is None:
-            made.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+            ssl_context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     if options.ca is not None:
         try:
-            made.load_verify_locations(options.ca)
+            ssl_context.load_verify_locations(options.ca)
         except ssl.SSLError as error:
             raise CertificateError(
-                f"{options.ca} holds no certificates as PEM: {_reason(error)}"
+                f"{options.ca} holds no certificates as PEM: {_describe_ssl_error(error)}"
             ) from None
-    return made
+    return ssl_context
 
 
-def unreadable(options: TlsOptions) -> list[CertificateError]:
+def check_readable(options: TlsOptions) -> list[CertificateError]:
     """Those of its files that cannot be read: why, a sentence each."""
     found = []
     for path, what in (
@@ -97,11 +97,11 @@ def unreadable(options: TlsOptions) -> list[CertificateError]:
     return found
 
 
-def doubts(options: TlsOptions) -> list[str]:
+def certificate_warnings(options: TlsOptions) -> list[str]:
     """Why clients may not trust a certificate that can be used, and whom a key is not safe from:
     sentences. Raises CertificateError where it cannot be used."""
     found = []
-    if (problem := _untimely(options)) is not None:
+    if (problem := _validity_problem(options)) is not None:
         found.append(f"the certificate {options.cert} {problem}: clients that check it stay away")
     with contextlib.suppress(OSError):
         if options.key.stat().st_mode & stat.S_IROTH:
@@ -109,18 +109,18 @@ def doubts(options: TlsOptions) -> list[str]:
     return found
 
 
-_UNTIMELY = {9: "is not valid yet", 10: "has expired"}
+_VALIDITY_ERRORS = {9: "is not valid yet", 10: "has expired"}
 """By what OpenSSL calls X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
-def _untimely(options: TlsOptions) -> str | None:
+def _validity_problem(options: TlsOptions) -> str | None:
     """What is wrong with the time of a certificate, as one hears who trusts nothing else."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     client.load_verify_locations(options.cert)
     come, go = ssl.MemoryBIO(), ssl.MemoryBIO()
-    theirs = context(replace(options, verify=False, verify_and_map=False, ca=None))
+    theirs = create_ssl_context(replace(options, verify=False, verify_and_map=False, ca=None))
     ends = client.wrap_bio(come, go), theirs.wrap_bio(go, come, server_side=True)
     for end in (*ends, ends[0]):  # It says hello, hears of the certificate, and judges it.
         try:
@@ -128,19 +128,19 @@ def _untimely(options: TlsOptions) -> str | None:
         except ssl.SSLWantReadError:
             continue
         except ssl.SSLCertVerificationError as error:
-            return _UNTIMELY.get(error.verify_code)
+            return _VALIDITY_ERRORS.get(error.verify_code)
     return None
 
 
-class _PasswordWantedError(Exception):
+class _EncryptedKeyError(Exception):
     """A key is encrypted. Without a way to say so, OpenSSL would ask on the terminal."""
 
 
-def _no_password() -> NoReturn:
-    raise _PasswordWantedError
+def _raise_encrypted_key() -> NoReturn:
+    raise _EncryptedKeyError
 
 
-def _reason(error: ssl.SSLError) -> str:
+def _describe_ssl_error(error: ssl.SSLError) -> str:
     """What OpenSSL has against it, in words."""
     words = (error.reason or str(error)).replace("_", " ").lower()
     return {"pem lib": "no such part in the file", "no start line": "it is no PEM"}.get(
@@ -148,18 +148,18 @@ def _reason(error: ssl.SSLError) -> str:
     )
 
 
-class Certificates:
+class ReloadableCertificate:
     """What a door shows and asks for, as it was read last. Raises CertificateError."""
 
     def __init__(self, options: TlsOptions) -> None:
         self.options = options
-        self.context = context(options)
+        self.context = create_ssl_context(options)
         """For the next handshake."""
 
     def reload(self) -> list[str]:
         """Read the files again, for handshakes to come. Returns `doubts`. Raises CertificateError
         when one is no good; then nothing has changed."""
-        made = context(self.options)
-        found = doubts(self.options)
+        made = create_ssl_context(self.options)
+        found = certificate_warnings(self.options)
         self.context = made
         return found

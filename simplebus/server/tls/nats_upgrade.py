@@ -19,93 +19,93 @@ from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
 from simplebus.nats.server.server import Front
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.users import names, user_of
+from simplebus.nats.server.users import certificate_names, find_certificate_user
 from simplebus.net.tls import TlsSocket
 from simplebus.server.connection import Connection
-from simplebus.server.tls.certificates import Certificates
-from simplebus.server.tls.handshake import HandshakeError, shake_hands
+from simplebus.server.tls.certificates import ReloadableCertificate
+from simplebus.server.tls.handshake import HandshakeError, accept_tls
 
 if TYPE_CHECKING:
     from simplebus.server.nats_listener import NatsDoor
 
-_CLOSED = "TLS Handshake Failure"
-_HANDSHAKE = 0x16
+_CLOSE_REASON = "TLS Handshake Failure"
+_HANDSHAKE_RECORD_TYPE = 0x16
 """The first byte of a TLS client."""
 
 
-class TlsConnection(Connection[NatsSession]):
+class NatsTlsConnection(Connection[NatsSession]):
     """Of a client that uses TLS, or may."""
 
     def __init__(
         self,
         sock: socket.socket,
         session: NatsSession,
-        door: NatsDoor,
-        front: Front,
+        listener: NatsDoor,
+        nats_server: Front,
         *,
-        certificates: Certificates,
-        users: Mapping[str, str],
-        seconds: float,
+        certificate: ReloadableCertificate,
+        user_by_spelling: Mapping[str, str],
+        handshake_seconds: float,
     ) -> None:
         """`users` are those who may be mapped to, see `certificates.by_spelling`."""
-        super().__init__(sock, session, door)
-        self._front = front
-        self._options = certificates.options
-        self._certificates = certificates
-        self._users = users
-        self._seconds = seconds
-        self._holds = self._options.handshake_first
+        super().__init__(sock, session, listener)
+        self._nats_server = nats_server
+        self._options = certificate.options
+        self._certificate = certificate
+        self._user_by_spelling = user_by_spelling
+        self._handshake_seconds = handshake_seconds
+        self._is_sending_blocked = self._options.handshake_first
         """Whether nothing may be sent."""
 
     def flush(self) -> None:
-        if not self._holds:
+        if not self._is_sending_blocked:
             super().flush()
 
     def _say_farewell(self) -> bool:
-        return not self._holds and super()._say_farewell()
+        return not self._is_sending_blocked and super()._say_farewell()
 
     async def begin(self) -> None:
-        await self._secure()
-        self._front.now = trio.current_time()
-        self._front.start(self.session)
+        await self._run_handshake()
+        self._nats_server.now = trio.current_time()
+        self._nats_server.start(self.session)
 
-    async def _secure(self) -> None:
+    async def _run_handshake(self) -> None:
         """Make the handshake. Raises NatsError when there is none in time."""
         if not self._options.handshake_first:
             self.flush()  # INFO, in clear.
-        if self._options.optional and not await self._starts_tls():
+        if self._options.optional and not await self._client_starts_tls():
             return
-        self._holds = True
-        await self._finish_info()
-        certificates = self._certificates
+        self._is_sending_blocked = True
+        await self._flush_info()
+        certificates = self._certificate
         try:
-            tls = await shake_hands(
-                lambda: TlsSocket(self.socket, certificates.context), self.guest, self._seconds
+            tls = await accept_tls(
+                lambda: TlsSocket(self.socket, certificates.context), self.guest, self._handshake_seconds
             )
         except HandshakeError as error:
             self.session.forget_all()
             raise NatsError(
-                Reason.TLS_HANDSHAKE, f"the TLS handshake {error}", closed=_CLOSED
+                Reason.TLS_HANDSHAKE, f"the TLS handshake {error}", closed_reason=_CLOSE_REASON
             ) from None
         certificate = tls.certificate() or {}
-        self.session.certificate_names = names(certificate)
+        self.session.certificate_names = certificate_names(certificate)
         if self._options.verify_and_map:
-            self.session.certified = user_of(certificate, self._users)
+            self.session.certified = find_certificate_user(certificate, self._user_by_spelling)
         self.wire = self.tls = tls
-        self._holds = False
+        self._is_sending_blocked = False
         self.flush()
 
-    async def _starts_tls(self) -> bool:
+    async def _client_starts_tls(self) -> bool:
         """Whether a client that may use TLS does."""
         with contextlib.suppress(OSError, trio.TooSlowError):
-            await self.guest.readable(trio.current_time() + self._seconds)
+            await self.guest.readable(trio.current_time() + self._handshake_seconds)
             first = self.socket.recv(1, socket.MSG_PEEK)
-            return bool(first) and first[0] == _HANDSHAKE
+            return bool(first) and first[0] == _HANDSHAKE_RECORD_TYPE
         return False  # If it is gone, whoever reads on will notice.
 
-    async def _finish_info(self) -> None:
+    async def _flush_info(self) -> None:
         """What is still to be sent of INFO goes first."""
-        with trio.move_on_after(self._seconds):
+        with trio.move_on_after(self._handshake_seconds):
             while not self.session.outbox.idle and not self._options.handshake_first:
                 await trio.lowlevel.wait_writable(self.socket)
                 self._send()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from simplebus.bridge.bus_connection import near_wired
-from simplebus.bridge.interfaces import Found
+from simplebus.bridge.interfaces import SourceBatch
 from simplebus.bridge.source.bus import NearBus
 from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import place, run
@@ -15,10 +15,10 @@ from tests.bridge.memory_buses import place, run
 COUNT = 2000
 
 
-def rows(found: Found) -> list[tuple[int, bytes]]:
+def rows(found: SourceBatch) -> list[tuple[int, bytes]]:
     """Each message's sequence and frame."""
     read = []
-    for piece in found.pieces:
+    for piece in found.runs:
         raw, bounds = bytes(piece.raw), piece.bounds.tolist()
         for row, sequence in enumerate(piece.sequences.tolist()):
             read.append((sequence, raw[bounds[row] : bounds[row + 1]]))
@@ -45,9 +45,9 @@ def test_what_is_found_at_once_is_what_is_found_one_answer_after_the_other(
             await end.open()
             while at < COUNT:
                 found = await end.find(at)
-                assert (found.first, found.missed) == (at, 0)
+                assert (found.first_sequence, found.missed_count) == (at, 0)
                 got += rows(found)
-                at, finds = found.next, finds + 1
+                at, finds = found.next_sequence, finds + 1
                 await wire.answered(wire.core.sync())  # What is asked for beforehand is here now.
             assert end.head == COUNT
         return got, finds

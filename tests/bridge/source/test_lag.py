@@ -12,7 +12,7 @@ from load.ports import HOST, free_port
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.metrics import facts_of
 from simplebus.bridge.runner import lanes, line_of
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.memory.bus import MemoryBus
@@ -199,8 +199,8 @@ def test_a_bus_that_asks_for_no_more_is_not_asked_how_much_waits() -> None:
 
 
 def lane(name: str, near: str, far: str, class_: str, **more: Any) -> Copier:
-    copied = Copied(class_, start=more.pop("start", "earliest"), **more)
-    (made,) = lanes([Bridge(name, near, far, (copied,))])
+    copied = CopiedClass(class_, start=more.pop("start", "earliest"), **more)
+    (made,) = lanes([BridgeSettings(name, near, far, (copied,))])
     return made
 
 

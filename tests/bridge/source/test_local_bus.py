@@ -9,28 +9,28 @@ import pytest
 import trio
 
 from simplebus.bridge.bus_connection import near_wired
-from simplebus.bridge.interfaces import Found
+from simplebus.bridge.interfaces import SourceBatch
 from simplebus.bridge.source.bus import NearBus
 from simplebus.client.aio.connect import open_bus
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.server.local_client import Inside
+from simplebus.server.local_client import LocalEndpoint
 from tests.support.running_server import serving
 
 PATIENCE_SECONDS = 120.0
 COUNT = 600
 
 
-def told(found: Found) -> list[object]:
+def told(found: SourceBatch) -> list[object]:
     """All that a lane uses of it, but the part of headers that only a session has a use for."""
     frames = []
-    for piece in found.pieces:
+    for piece in found.runs:
         raw, bounds = bytes(piece.raw), piece.bounds.tolist()
         frames += [
             (sequence, raw[a : a + 1] + raw[a + 9 : b])
             for sequence, a, b in zip(piece.sequences.tolist(), bounds, bounds[1:], strict=False)
         ]
-    marks = [found.mark(sequence) for sequence, _ in frames[:3]]
-    return [frames, marks, found.first, found.next, found.head, found.missed]
+    marks = [found.fingerprint(sequence) for sequence, _ in frames[:3]]
+    return [frames, marks, found.first_sequence, found.next_sequence, found.head, found.missed_count]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -44,7 +44,7 @@ async def test_what_is_seen_is_what_would_be_told(
     orders = ClassSettings(full_policy=FullPolicy.DROP_OLDEST, bytes_max=262_144)
     settings = Settings(classes={"orders": orders})
     async with serving(settings) as server:
-        place = Inside(server.engine, "a test")
+        place = LocalEndpoint(server.server, "a test")
         with trio.fail_after(PATIENCE_SECONDS):
             async with (
                 open_bus([place]) as bus,
@@ -70,9 +70,9 @@ async def test_what_is_seen_is_what_would_be_told(
                 while at < COUNT:
                     asked, looked = [await end.find(at) for end in ends]
                     assert told(looked) == told(asked)
-                    for mine, theirs in zip(looked.pieces, asked.pieces, strict=False):
-                        when = asked.now - theirs.ages[: mine.count]
-                        assert np.allclose(looked.now - mine.ages, when, rtol=0, atol=1e-5)
-                    seen += sum(piece.count for piece in looked.pieces)
-                    at = looked.next
+                    for mine, theirs in zip(looked.runs, asked.runs, strict=False):
+                        when = asked.read_at - theirs.ages[: mine.count]
+                        assert np.allclose(looked.read_at - mine.ages, when, rtol=0, atol=1e-5)
+                    seen += sum(piece.count for piece in looked.runs)
+                    at = looked.next_sequence
                 assert 0 < seen < COUNT

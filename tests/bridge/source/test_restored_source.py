@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from simplebus.bridge.checkpoint import Mark
-from simplebus.bridge.interfaces import Found, Made
+from simplebus.bridge.interfaces import SourceBatch, TargetBatch
 from simplebus.bridge.source.bus import NearBus
 from simplebus.bridge.target.bus import FarBus
 from simplebus.memory.bus import MemoryBus
@@ -69,12 +69,12 @@ def test_what_nobody_has_any_more_is_not_looked_for_one_by_one(
     folder, copy = tmp_path / "far", tmp_path / "copy"
     asked: list[int] = []
 
-    def copied_first(end: FarBus, made: Made) -> None:
+    def copied_first(end: FarBus, made: TargetBatch) -> None:
         if not copy.exists():
             shutil.copytree(folder, copy)
         send(end, made)
 
-    async def counted(end: NearBus, at: int) -> Found:
+    async def counted(end: NearBus, at: int) -> SourceBatch:
         asked.append(at)
         return await find(end, at)
 
@@ -108,4 +108,4 @@ def test_a_mark_is_that_of_a_message_and_of_no_other() -> None:
     assert not Mark.of(b"\x03headers.content<\r\n>", 1000.0).may_be(there)
     assert not Mark.of(b"\x02headers.content<\r\n>", 600.0).may_be(there)  # It came later.
     assert Mark.of(b"\x02headers.content<\r\n>", 0.0).may_be(there)  # Nobody knows.
-    assert Found([], 0, 0, 0).mark(0) is None
+    assert SourceBatch([], 0, 0, 0).fingerprint(0) is None

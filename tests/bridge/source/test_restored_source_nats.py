@@ -11,7 +11,7 @@ import pytest
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.client.aio.transport import Place
 from simplebus.memory.bus import MemoryBus
 from tests.bridge import memory_buses
@@ -68,10 +68,10 @@ async def test_what_has_the_sequences_of_lost_messages_is_stored(
         for those in ((0, 20), (90, 110), (990, 1020))
     )
     place, near, copy = Moving(), tmp_path / "near", tmp_path / "copy"
-    copied = Copied("orders", stream=name, rewrite=(("#", f"{name}.#"),), start="earliest")
+    copied = CopiedClass("orders", stream=name, rewrite=(("#", f"{name}.#"),), start="earliest")
 
     def made() -> Copier:
-        return lanes([Bridge("old", "", nats.url, (copied,))], here=place)[0]
+        return lanes([BridgeSettings("old", "", nats.url, (copied,))], here=place)[0]
 
     async with wired(nats) as wire:
         await stream(wire, name, f"{name}.>")

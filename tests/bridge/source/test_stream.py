@@ -17,7 +17,7 @@ from simplebus.bridge.copier import Copier
 from simplebus.bridge.dead_letters import letters_at
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.source.pull_consumer import Pulled
 from simplebus.bridge.source.stream import NearStream
 from simplebus.core.errors import BusConnectionError
@@ -38,8 +38,8 @@ from tests.jetstream.nats_servers import nats_server
 
 
 def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
-    copied = Copied(name, stream=name, **more)
-    return lanes([Bridge(name, nats.url, server.address, (copied,))])[0]
+    copied = CopiedClass(name, stream=name, **more)
+    return lanes([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
 
 def near_end(wire: NatsWire, name: str, **more: Any) -> NearStream:
@@ -75,8 +75,8 @@ async def found(near: NearStream, at: int, end: int) -> int:
     while at < end:
         some = await near.find(at)
         await trio.lowlevel.checkpoint()  # Else nothing would come where nothing was found.
-        count += sum(piece.count for piece in some.pieces)
-        at = some.next
+        count += sum(piece.count for piece in some.runs)
+        at = some.next_sequence
     return count
 
 
@@ -284,7 +284,7 @@ async def test_what_is_dropped_while_a_lane_of_some_subjects_is_away_is_missed(
         await say(wire, "drops.a", 5, 30)
         near = near_end(own, "DROPS", subjects=["drops.a"])
         some = await near.find(await near.open())
-        assert (some.first, some.missed) == (6, 15)
+        assert (some.first_sequence, some.missed_count) == (6, 15)
 
 
 async def test_what_a_mirror_of_some_subjects_never_had_is_not_missed(nats: NatsServer) -> None:
@@ -301,8 +301,8 @@ async def test_what_a_mirror_of_some_subjects_never_had_is_not_missed(nats: Nats
         count, missed, at = 0, 0, 1
         while at < 20:
             some = await near.find(at)
-            count += sum(piece.count for piece in some.pieces)
-            missed, at = missed + some.missed, some.next
+            count += sum(piece.count for piece in some.runs)
+            missed, at = missed + some.missed_count, some.next_sequence
         assert (count, missed) == (10, 0)
 
 

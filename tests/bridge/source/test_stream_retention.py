@@ -14,7 +14,7 @@ from load.ports import free_port
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.source.stream import NearStream, consumer_name
 from simplebus.client.core.messages import Message
 from simplebus.client.credentials import Access
@@ -42,8 +42,8 @@ KINDS = ["interest", "workqueue", "limits"]
 
 
 def lane(nats: NatsServer, server: BusServer, name: str, **more: object) -> Copier:
-    copied = Copied(name, stream=name, **more)  # type: ignore[arg-type]
-    return lanes([Bridge(name, nats.url, server.address, (copied,))])[0]
+    copied = CopiedClass(name, stream=name, **more)  # type: ignore[arg-type]
+    return lanes([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
 
 async def say(wire: NatsWire, name: str, first: int, last: int) -> None:
@@ -150,8 +150,8 @@ async def test_of_a_work_queue_no_lane_reads_more_than_before(
         )
         assert await stored(wire, name) == 1
         await wire.link.ask(f"CONSUMER.DELETE.{name}.{of_lane(name)}")
-        copied = Copied(name, stream=name, channels=tuple(subjects))
-        (other,) = lanes([Bridge("other", nats.url, server.address, (copied,))])
+        copied = CopiedClass(name, stream=name, channels=tuple(subjects))
+        (other,) = lanes([BridgeSettings("other", nats.url, server.address, (copied,))])
         async with copying(other):
             assert await payloads(bus, name, 1) == [b"waits"]
             await is_empty(wire, name)
@@ -181,9 +181,9 @@ async def test_what_was_copied_and_not_acknowledged_is_not_copied_again_and_goes
 @asynccontextmanager
 async def waiting(wire: NatsWire, nats: NatsServer, name: str) -> AsyncIterator[None]:
     """A bridge whose far end is away has its consumer, and waits."""
-    copied = Copied(name, stream=name, start="new")
+    copied = CopiedClass(name, stream=name, start="new")
     nowhere = f"127.0.0.1:{free_port()}"
-    async with copying(*lanes([Bridge(name, nats.url, nowhere, (copied,))])):
+    async with copying(*lanes([BridgeSettings(name, nats.url, nowhere, (copied,))])):
         await interested(wire, name)
         yield
 
@@ -351,8 +351,8 @@ async def test_an_interest_stream_is_read_by_other_subjects_when_the_bridge_is_t
     name = "OTHER"
 
     def some(letter: str) -> Copier:
-        copied = Copied(name, stream=name, channels=(f"{name}.{letter}",))
-        return lanes([Bridge(name, nats.url, server.address, (copied,))])[0]
+        copied = CopiedClass(name, stream=name, channels=(f"{name}.{letter}",))
+        return lanes([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, f"{name}.>", retention="interest")
@@ -390,7 +390,7 @@ async def test_what_is_too_long_for_the_bus_lies_there_as_dead_letters_that_lack
             if kind:
                 await stream(wire, name, f"{name}.>", retention=kind)
             source = {"stream": name} if kind else {"channels": (f"{name}.>",)}
-            begun = lanes([Bridge("b", nats.url, server.address, (Copied(name, **source),))])[0]  # type: ignore[arg-type]
+            begun = lanes([BridgeSettings("b", nats.url, server.address, (CopiedClass(name, **source),))])[0]  # type: ignore[arg-type]
             async with copying(begun, up=True):
                 if kind:
                     await interested(wire, name)
@@ -439,12 +439,12 @@ async def test_what_can_neither_be_copied_nor_be_a_dead_letter_waits_in_the_stre
         await stream(wire, name, f"{name}.>", retention=kind)
         begun = lanes(
             [
-                Bridge(
+                BridgeSettings(
                     name,
                     nats.url,
                     str(address),
-                    (Copied(name, stream=name),),
-                    far_access=Access(token="token"),
+                    (CopiedClass(name, stream=name),),
+                    target_access=Access(token="token"),
                 )
             ]
         )[0]
@@ -454,7 +454,7 @@ async def test_what_can_neither_be_copied_nor_be_a_dead_letter_waits_in_the_stre
             await until(lambda: begun.statistics().losses > 2)
             assert "has nothing to do with class 'dead." in begun.statistics().problem
             assert await stored(wire, name) == 100
-            server.engine.adopt_users(users(name, f"dead.{name}"))
+            server.server.replace_users(users(name, f"dead.{name}"))
             await until(lambda: begun.statistics().at == 101)
             found = begun.statistics()
             assert (found.copied, found.missed) == (100 - found.refused, 0)

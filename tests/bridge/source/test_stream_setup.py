@@ -14,7 +14,7 @@ from simplebus.bridge.dead_letters import letters_at
 from simplebus.bridge.loop_header import PATH
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.source.core_nats import NearCore
 from simplebus.bridge.source.stream import NearStream
 from simplebus.bridge.target.nats_frames import Framer
@@ -34,7 +34,7 @@ FEW = {"consumer_limits": {"max_ack_pending": 10}}
 
 
 def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
-    return lanes([Bridge(name, nats.url, server.address, (Copied(name, stream=name),), **more)])[0]
+    return lanes([BridgeSettings(name, nats.url, server.address, (CopiedClass(name, stream=name),), **more)])[0]
 
 
 def publish(wire: NatsWire, subject: str, count: int, path: str = "") -> None:
@@ -77,15 +77,15 @@ async def test_what_is_to_be_sent_again_is_not_taken_for_gone_where_fewer_may_wa
         )
         at = await near.open()
         while at < 11:
-            at = (await near.find(at)).next
+            at = (await near.find(at)).next_sequence
             await wire.echoed()  # Else nothing would come where nothing was found.
         with pytest.raises(BusConnectionError, match="lets 10 messages wait for their acks"):
             await near.find(at)
         await near.keep(6, now=True)  # All that was under way before is settled.
         while at < 16:
-            at = (await near.find(at)).next
+            at = (await near.find(at)).next_sequence
             await wire.echoed()
-        assert (await near.find(at)).next == at == 16
+        assert (await near.find(at)).next_sequence == at == 16
 
 
 async def test_what_is_left_out_is_acknowledged_too(server: BusServer, nats: NatsServer) -> None:
@@ -113,7 +113,7 @@ async def test_what_is_left_out_is_not_held_either(server: BusServer, nats: Nats
             await wire.echoed()
             await near.wait(at)
             assert near._out.count == 0
-            at = (await near.find(at)).next
+            at = (await near.find(at)).next_sequence
             assert near._out.count > 0
 
 

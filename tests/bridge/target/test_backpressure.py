@@ -11,9 +11,9 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.bridge.interfaces import Made, Refusal
+from simplebus.bridge.interfaces import TargetBatch, Refusal
 from simplebus.bridge.runner import lanes, run
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.target import bus as target_bus
 from simplebus.bridge.target import nats as target_nats
 from simplebus.core.limits import Limits
@@ -62,7 +62,7 @@ async def test_a_far_end_that_settles_nothing_is_sent_a_few_batches(
     sent, waited = 0, trio.Event()
     send = kind.send
 
-    def counted(end: Any, made: Made) -> None:
+    def counted(end: Any, made: TargetBatch) -> None:
         nonlocal sent
         sent += 1
         send(end, made)
@@ -78,8 +78,8 @@ async def test_a_far_end_that_settles_nothing_is_sent_a_few_batches(
         with trio.fail_after(PATIENCE_SECONDS):
             async with simplebus.connect(address(up)) as here:
                 await here.publish_many(numbered(0, COUNT), class_id="orders")
-            copied = Copied("orders", start="earliest")
-            nursery.start_soon(run, lanes([Bridge("b", address(up), to, (copied,))]))
+            copied = CopiedClass("orders", start="earliest")
+            nursery.start_soon(run, lanes([BridgeSettings("b", address(up), to, (copied,))]))
             await waited.wait()
         nursery.cancel_scope.cancel()
     assert 0 < sent <= most
@@ -94,12 +94,12 @@ def test_for_a_bus_that_is_full_a_few_batches_are_made(monkeypatch: pytest.Monke
         target_bus.FarBus.settle,
     )
 
-    def announced(end: target_bus.FarBus, planned: Sequence[Made]) -> None:
+    def announced(end: target_bus.FarBus, planned: Sequence[TargetBatch]) -> None:
         nonlocal most
         most = max(most, open_ + len(planned))
         announce(end, planned)
 
-    def sent(end: target_bus.FarBus, made: Made) -> None:
+    def sent(end: target_bus.FarBus, made: TargetBatch) -> None:
         nonlocal open_
         open_ += 1
         send(end, made)

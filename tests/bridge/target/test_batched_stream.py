@@ -26,10 +26,10 @@ from hypothesis import strategies as st
 
 import simplebus
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.interfaces import STREAM_FULL, Found, Made, Refusal
+from simplebus.bridge.interfaces import STREAM_FULL, SourceBatch, TargetBatch, Refusal
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.source.bus import NearBus
 from simplebus.bridge.source.identity import Looked
 from simplebus.bridge.target.batched_stream import FarChains
@@ -259,14 +259,14 @@ class Wire:
         raise BusConnectionError(f"{what} did not come")
 
 
-def found_from(at: int, end: int) -> Found:
+def found_from(at: int, end: int) -> SourceBatch:
     whole = [
         frames.encode(frames.MESSAGE, class_id=7, message_id=n, content=b"%03d" % n)
         for n in range(at, end)
     ]
     bounds = np.cumsum([0, *map(len, whole)])
     piece = Piece(b"".join(whole), bounds, np.arange(at, end), 0.0)
-    return Found([piece], at, end, COUNT)
+    return SourceBatch([piece], at, end, COUNT)
 
 
 def far_of(led: Led, kind: Callable[..., FarNats], **own: Any) -> FarNats:
@@ -285,24 +285,24 @@ def far_end(led: Led) -> FarNats:
 async def copy(far: FarNats, led: Led, at: int) -> AsyncIterator[int]:
     """What a lane does, from there on. Returns how far it is, and whether it is through."""
     chance, cursor = led.chance, at
-    under_way: deque[Made] = deque()
+    under_way: deque[TargetBatch] = deque()
     while at < COUNT:
         while cursor < COUNT and len(under_way) < 3:
             made = far.make(found_from(cursor, min(COUNT, cursor + chance.randint(1, 25))))
             far.send(made)
             under_way.append(made)
-            cursor = made.next
+            cursor = made.next_sequence
         later: list[Refusal] = []
         made = under_way.popleft()
         later += await far.settle()
-        last = made.next
+        last = made.next_sequence
         while later and under_way:
-            last = under_way.popleft().next
+            last = under_way.popleft().next_sequence
             later += await far.settle()
         while later:
             assert {each.code for each in later} == {STREAM_FULL}
             again = far.make(
-                Found(found_from(0, COUNT).only(np.array([e.sequence for e in later])), 0, 0, 0)
+                SourceBatch(found_from(0, COUNT).select(np.array([e.sequence for e in later])), 0, 0, 0)
             )
             far.send(again)
             later = await far.settle()
@@ -398,8 +398,8 @@ def test_a_stream_that_knows_ids_for_less_time_than_asking_takes_has_each_messag
 
 
 def into(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
-    copied = Copied(name.lower(), stream=name, start="earliest", **more)
-    return lanes([Bridge(name, server.address, nats.url, (copied,))])[0]
+    copied = CopiedClass(name.lower(), stream=name, start="earliest", **more)
+    return lanes([BridgeSettings(name, server.address, nats.url, (copied,))])[0]
 
 
 async def payloads_of(wire: NatsWire, name: str) -> list[bytes]:

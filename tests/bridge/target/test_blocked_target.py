@@ -9,7 +9,7 @@ import simplebus
 from simplebus.bridge.copier import HELD_UP_SECONDS, Copier
 from simplebus.bridge.metrics import facts_of
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.memory.bus import MemoryBus
@@ -104,8 +104,8 @@ async def test_a_stream_that_is_full_is_told_until_it_has_room(
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "HELD", "class.held", max_msgs=ROOM, discard="new")
         await bus.publish_many(numbered(0, 25), class_id="held")
-        copied = Copied("held", start="earliest", stream="HELD")
-        bridge = Bridge("b", server.address, nats.url, (copied,))
+        copied = CopiedClass("held", start="earliest", stream="HELD")
+        bridge = BridgeSettings("b", server.address, nats.url, (copied,))
         (made,) = lanes([bridge])
         async with copying(made):
             await until(lambda: made.statistics().copied == ROOM)

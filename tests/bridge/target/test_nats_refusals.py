@@ -10,7 +10,7 @@ import pytest
 
 import simplebus
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream_codec import JetStreamError, PubAcks
@@ -46,8 +46,8 @@ async def test_a_channel_that_fits_into_no_line_is_refused_and_the_rest_goes_on(
         for size in sizes:
             channel = f"{class_}.".ljust(size, "x")
             await bus.publish(b"", class_id=class_, channel=channel)
-        copied = Copied(class_, stream=name, start="earliest")
-        (lane,) = lanes([Bridge("lines", server.address, nats.url, (copied,), path=False)])
+        copied = CopiedClass(class_, stream=name, start="earliest")
+        (lane,) = lanes([BridgeSettings("lines", server.address, nats.url, (copied,), has_path=False)])
         async with copying(lane):
             await until(lambda: lane.statistics().at == len(sizes))
         found = lane.statistics()
@@ -80,8 +80,8 @@ async def test_what_is_denied_is_refused_however_its_subject_is_shown(
                 await stream(wire, name, "", **more)
             for channel in channels:
                 await bus.publish(b"", class_id=class_, channel=channel)
-            copied = Copied(class_, stream=name, start="earliest")
-            (lane,) = lanes([Bridge("denied", server.address, url, (copied,))])
+            copied = CopiedClass(class_, stream=name, start="earliest")
+            (lane,) = lanes([BridgeSettings("denied", server.address, url, (copied,))])
             async with copying(lane):
                 await until(lambda: lane.statistics().at == len(channels))
             found = lane.statistics()
@@ -98,8 +98,8 @@ async def test_a_subject_that_is_full_holds_up_no_other(
         await stream(wire, "EACH", "each.>", **per_subject)
         for channel in "each.a", "each.a", "each.a", "each.b":
             await bus.publish(b"", class_id="each", channel=channel)
-        copied = Copied("each", stream="EACH", start="earliest")
-        (lane,) = lanes([Bridge("each", server.address, nats.url, (copied,))])
+        copied = CopiedClass("each", stream="EACH", start="earliest")
+        (lane,) = lanes([BridgeSettings("each", server.address, nats.url, (copied,))])
         async with copying(lane):
             await until(lambda: lane.statistics().at == 4)
         assert (lane.statistics().copied, lane.statistics().refused) == (3, 1)
@@ -122,16 +122,16 @@ authorization {
 @pytest.mark.parametrize(
     ("user", "copied", "problem"),
     [
-        ("half", Copied("a", channels=("heard.x", "not.x")), 'Subscription to "not.x"'),
-        ("deaf", Copied("b", channels=("heard.x",)), 'Subscription to "_INBOX.>"'),
-        ("mute", Copied("e", channels=("heard.x",)), 'Publish to "_INBOX.>"'),
-        ("mute", Copied("c", stream="S"), 'Publish to "$JS.API.STREAM.INFO.S"'),
-        ("few", Copied("d", stream="S"), 'Publish to "$JS.ACK.>"'),
+        ("half", CopiedClass("a", channels=("heard.x", "not.x")), 'Subscription to "not.x"'),
+        ("deaf", CopiedClass("b", channels=("heard.x",)), 'Subscription to "_INBOX.>"'),
+        ("mute", CopiedClass("e", channels=("heard.x",)), 'Publish to "_INBOX.>"'),
+        ("mute", CopiedClass("c", stream="S"), 'Publish to "$JS.API.STREAM.INFO.S"'),
+        ("few", CopiedClass("d", stream="S"), 'Publish to "$JS.ACK.>"'),
     ],
 )
 async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
     user: str,
-    copied: Copied,
+    copied: CopiedClass,
     problem: str,
     server: BusServer,
     tmp_path: Path,
@@ -151,7 +151,7 @@ async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
             await stream(wire, "S", "s")
             wire.core.publish("s", b"1")
             await wire.echoed()
-            (lane,) = lanes([Bridge("needs", url(user), server.address, (copied,))])
+            (lane,) = lanes([BridgeSettings("needs", url(user), server.address, (copied,))])
             async with copying(lane):
                 await until(lambda: lane.statistics().losses >= 3)
                 await until(lambda: problem in lane.statistics().problem)
@@ -186,8 +186,8 @@ async def test_what_a_stream_may_store_later_is_no_dead_letter(
         name = f"DOUBTFUL{why.code}"
         await stream(wire, name, f"class.{name}")
         await bus.publish_many(numbered(0, 10), class_id=name)
-        copied = Copied(name, stream=name, start="earliest")
-        (lane,) = lanes([Bridge("doubtful", server.address, nats.url, (copied,))])
+        copied = CopiedClass(name, stream=name, start="earliest")
+        (lane,) = lanes([BridgeSettings("doubtful", server.address, nats.url, (copied,))])
         monkeypatch.setattr(jetstream_codec, "pub_acks", doubtful)
         async with copying(lane):
             await until(lambda: lane.statistics().at == 10)
@@ -211,7 +211,7 @@ async def test_a_lane_to_a_server_without_a_stream_publishes_on_its_subjects_alo
             for number in range(3):
                 await bus.publish(b"", class_id="only", channel=f"only.{number}")
             await bus.publish(b"", class_id="only", channel="else")
-            (lane,) = lanes([Bridge("only", server.address, url, (Copied("only"),))])
+            (lane,) = lanes([BridgeSettings("only", server.address, url, (CopiedClass("only"),))])
             async with copying(lane):
                 await until(lambda: lane.statistics().at == 4)
             found = lane.statistics()
@@ -248,8 +248,8 @@ async def test_what_only_somebody_else_hears_is_refused_and_the_rest_goes_on(
         await wire.echoed()
         for channel in channels:
             await bus.publish(channel.encode(), class_id=own, channel=channel)
-        copied = Copied(own, stream=name, start="earliest", **under_way)
-        (lane,) = lanes([Bridge(name, server.address, nats.url, (copied,), heartbeat=1.0)])
+        copied = CopiedClass(own, stream=name, start="earliest", **under_way)
+        (lane,) = lanes([BridgeSettings(name, server.address, nats.url, (copied,), heartbeat_seconds=1.0)])
         async with copying(lane):
             await until(lambda: lane.statistics().at == len(channels))
         found, good = lane.statistics(), [each for each in channels if each.startswith(own)]

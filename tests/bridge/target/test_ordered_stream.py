@@ -22,7 +22,7 @@ from simplebus.bridge.build import end_for
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import nats_wired
 from simplebus.bridge.runner import lanes
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.source.identity import Looked
 from simplebus.bridge.target.batched_stream import FarChains
 from simplebus.bridge.target.nats import FarNats, body_of
@@ -139,7 +139,7 @@ async def test_fewer_messages_are_under_way_than_a_stream_has_room_for_before_it
     while far.has_room([]) and batches < 100:
         made = far.make(found_from(at, at + 10_000))
         far.send(made)
-        at, batches = made.next, batches + 1
+        at, batches = made.next_sequence, batches + 1
     assert fewest <= at < most
 
 
@@ -226,7 +226,7 @@ async def test_what_a_stream_takes_under_another_subject_is_not_refused_while_no
 def test_how_messages_go_into_a_stream_is_what_keeps_their_order_unless_it_is_said(
     config: dict[str, Any] | None, under_way: int | None, kind: type, own: dict[str, Any]
 ) -> None:
-    assert end_for(config, Copied(7, stream="S", under_way=under_way)) == (kind, own)
+    assert end_for(config, CopiedClass(7, stream="S", under_way=under_way)) == (kind, own)
 
 
 # Real servers ------------------------------------------------------------------------------------
@@ -369,8 +369,8 @@ async def test_a_stream_of_three_servers_has_each_message_once_though_its_leader
     caplog.set_level("INFO", "simplebus.bridge")
     with cluster(tmp_path) as servers, trio.fail_after(PATIENCE_SECONDS):
         urls = ", ".join(each.url for each in servers)
-        copied = Copied("led", stream="LED", start="earliest", under_way=under_way)
-        (lane,) = lanes([Bridge("into", server.address, urls, (copied,), heartbeat=1.0)])
+        copied = CopiedClass("led", stream="LED", start="earliest", under_way=under_way)
+        (lane,) = lanes([BridgeSettings("into", server.address, urls, (copied,), heartbeat_seconds=1.0)])
         async with nats_wired(urls, "test", {}) as wire:
             await made(wire, "LED", takes_chains=False)
         published, led, some = 0, 0, under_way or 100

@@ -15,7 +15,7 @@ from load.ports import HOST, free_ports
 from simplebus.bridge.build import between
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.runner import lanes, run
-from simplebus.bridge.settings import Bridge, Copied
+from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.target.bus import FarTerms
 from simplebus.client.addresses import Address
 from simplebus.client.aio.bus import Bus
@@ -57,9 +57,9 @@ async def test_what_is_copied_to_a_door_is_there_once_and_in_order(nats: NatsSer
             simplebus.connect(address(other)) as there,
         ):
             near = f"simplebus://{up.addresses[0]}"
-            copied = Copied("a", start="earliest", channels=("x.#",))
+            copied = CopiedClass("a", start="earliest", channels=("x.#",))
             for at, far in (0, one), (1000, other), (2000, one):
-                async with bridged(Bridge("b", near, address(far), (copied,))) as (lane,):
+                async with bridged(BridgeSettings("b", near, address(far), (copied,))) as (lane,):
                     for first in range(at, at + 1000, 100):
                         payloads = numbered(first, first + 100)
                         await here.publish_many(payloads[:60], class_id="a", channel="x.y")
@@ -92,9 +92,9 @@ async def test_what_a_door_refuses_is_a_dead_letter_of_the_near_end(nats: NatsSe
                 await here.publish(b"%d" % number, class_id="a", channel=channel, confirm=False)
             await here.flush()
             far_access = Access(token="writes")
-            copied = Copied("a", start="earliest", channels=("x.#", "z"))
+            copied = CopiedClass("a", start="earliest", channels=("x.#", "z"))
             near = f"simplebus://{up.addresses[0]}"
-            bridge = Bridge("b", near, address(one), (copied,), far_access=far_access)
+            bridge = BridgeSettings("b", near, address(one), (copied,), target_access=far_access)
             async with bridged(bridge) as (lane,):
                 while lane.statistics().at < 300:  # noqa: ASYNC110 - it has no event.
                     await trio.sleep(0.01)
@@ -118,11 +118,11 @@ async def test_what_went_through_a_cluster_does_not_come_back_to_it(nats: NatsSe
         ):
             urls = [address(up) for up in (a, b, one, other)]
             buses = [await stack.enter_async_context(simplebus.connect(url)) for url in urls]
-            copied = (Copied("a", start="earliest"),)
+            copied = (CopiedClass("a", start="earliest"),)
             made = lanes(
                 [
-                    Bridge("a", urls[0], urls[2], copied, both=True),
-                    Bridge("b", urls[1], urls[3], copied, both=True),
+                    BridgeSettings("a", urls[0], urls[2], copied, is_bidirectional=True),
+                    BridgeSettings("b", urls[1], urls[3], copied, is_bidirectional=True),
                 ]
             )
             heard: list[set[bytes]] = [set() for _ in buses]
@@ -199,9 +199,9 @@ async def test_from_nats_to_a_door(nats: NatsServer, stream: str) -> None:
             config = {"name": stream, "subjects": [subject], "storage": "memory"}
             await wire.link.ask(f"STREAM.CREATE.{stream}", config)
         with trio.fail_after(PATIENCE_SECONDS):
-            copied = Copied("a", stream=stream, channels=(subject,))
+            copied = CopiedClass("a", stream=stream, channels=(subject,))
             for first in range(0, 600, 200):
-                async with bridged(Bridge("b", nats.url, address(one), (copied,))) as (lane,):
+                async with bridged(BridgeSettings("b", nats.url, address(one), (copied,))) as (lane,):
                     while not lane.statistics().is_up:  # noqa: ASYNC110 - it has no event.
                         await trio.sleep(0.01)
                     for number in range(first, first + 200):

@@ -340,6 +340,6 @@ def test_a_program_that_computes_for_long_stays_if_it_says_that_it_works(says: b
                 job.working()
                 bus.flush()
             server.tick()
-        assert server.ask(lambda up: up.engine.cut_off.total()) == (0 if says else 1)
+        assert server.ask(lambda up: up.server.disconnect_counts.total()) == (0 if says else 1)
         bus.publish(b"done", class_id=2)
         assert bus.statistics().reconnections == (0 if says else 1)

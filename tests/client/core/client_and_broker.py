@@ -73,7 +73,7 @@ class Pair:
         data = bytes(outbox.peek(tick)[: most or self.chunk])
         if not data:
             return False
-        outbox.sent(len(data), tick)
+        outbox.mark_sent(len(data), tick)
         inboxes = self.core.receive(self._buffer, self._buffer.fill(data), self.now)
         if woken is not None:
             woken.update(dict.fromkeys(inboxes))

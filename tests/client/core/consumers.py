@@ -27,7 +27,7 @@ def take_batches(inbox: Inbox, most: int | None = None) -> list[Batch]:
     """Consume everything in batches of at most so many. All of it is settled."""
     batches = []
     inbox.settle(include_last=True)
-    while (batch := inbox.next_batch(most)) is not None:
+    while (batch := inbox.pop_batch(most)) is not None:
         batches.append(batch)
         inbox.settle(include_last=True)
         inbox.check_invariants()

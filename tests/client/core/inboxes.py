@@ -42,7 +42,7 @@ class HeardInbox(Inbox):
     def begin(self, cursor: int, *, resumed: bool = False, same_run: bool = False) -> None:
         self.runs += not same_run
         reply = SubscribeReply(cursor=cursor, floor=cursor, resumed=resumed)
-        self.handle_subscribed(reply, bus_run=("bus", f"{self.runs}"))
+        self.handle_subscribed(reply, server_run=("bus", f"{self.runs}"))
 
     def come(self, sequences: Iterable[int], attempt: int = 1, payload: bytes = b"%06d") -> int:
         """These messages have come. Returns how many were dropped."""

@@ -287,10 +287,10 @@ def test_what_is_said_before_the_bus_knows_the_subscription_waits() -> None:
 def test_what_is_said_to_nobody_is_forgotten() -> None:
     log = log_of()
     came = receipt(log, range(6))
-    assert came.is_alive
+    assert came.is_ack_wanted
     log.close()
     came.record_outcome(ACKED, 0, 1)
-    assert not came.is_alive
+    assert not came.is_ack_wanted
     assert (log.ack_sink.pending_count, told(log)) == (0, [])
 
 

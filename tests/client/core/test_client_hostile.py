@@ -155,7 +155,7 @@ def test_any_bytes_are_taken_or_refused_as_the_bus_s_fault(data: bytes, answered
     except RemoteProtocolError:
         core.connection_lost()
     core.check_invariants()
-    while inbox.error is None and (batch := inbox.next_batch()) is not None:
+    while inbox.error is None and (batch := inbox.pop_batch()) is not None:
         assert len(batch) > 0
         inbox.settle(include_last=True)
     core.send_queue.peek()

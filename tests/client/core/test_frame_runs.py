@@ -141,7 +141,7 @@ def test_a_part_of_a_run_is_a_run(uneven: bool, count: int, step: int, data: st.
     (run,) = runs_of([whole])
     first = data.draw(st.integers(0, count - 1))
     last = data.draw(st.integers(first + 1, count))
-    part = run.part(first, last)
+    part = run.slice(first, last)
     assert_says_what_came([part], part.raw)
     assert list(part.ids) == list(ids[first:last])
     assert part.contents(0, part.count) == payloads[first:last] == run.contents(first, last)

@@ -83,7 +83,7 @@ def test_a_batch_that_is_put_back_is_the_next_one() -> None:
     inbox = inbox_with(5)
     take(inbox, 2)
     inbox.settle(include_last=True)
-    assert inbox.next_batch() is not None
+    assert inbox.pop_batch() is not None
     inbox.put_back_last()
     assert payloads(inbox, 1) == [b"000002"]
 
@@ -235,7 +235,7 @@ def test_an_iterator_that_is_kept_past_its_time_gives_nothing() -> None:
     take(inbox, 1)
     kept, raw = inbox.prepared_messages, inbox.prepared_payloads
     inbox.settle(include_last=True)
-    inbox.next_batch()
+    inbox.pop_batch()
     assert (list(kept), list(raw)) == ([], [])
 
 
@@ -244,7 +244,7 @@ def test_payloads_may_be_taken_in_the_place_of_messages() -> None:
     inbox.prepare_messages(3)
     assert next(inbox.prepared_payloads) == b"000000"
     assert next(inbox.prepared_payloads) == b"000001"
-    assert inbox.last_message().sequence == 1
+    assert inbox.get_last_message().sequence == 1
     inbox.settle(include_last=False)
     assert inbox.told() == ["+0-1"]
     assert list(inbox.prepared_payloads) == [b"000002"]
@@ -256,7 +256,7 @@ def test_asking_for_more_before_the_last_is_settled_is_our_bug() -> None:
     inbox = inbox_with(1, 1)
     take(inbox, 1)
     with pytest.raises(AssertionError, match="before what was handed out is settled"):
-        inbox.next_batch()
+        inbox.pop_batch()
 
 
 # Leaving -----------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_messages_and_batches_say_what_they_are() -> None:
     inbox.settle(include_last=True)
     inbox.told()
     inbox.come([0, 1], attempt=3, payload=b"7 bytes")
-    batch = inbox.next_batch()
+    batch = inbox.pop_batch()
     assert batch is not None
     assert repr(batch) == "<Batch of class 1: 2 messages, 0 to 1, redelivered>"
     assert (batch.class_id, batch.attempt, len(batch)) == (1, 3, 2)

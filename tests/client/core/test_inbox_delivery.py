@@ -233,5 +233,5 @@ def test_a_subscription_goes_on_where_it_was(
     inbox = HeardInbox(options)
     inbox.come(range(10))
     inbox.connection_lost()
-    content = inbox.resubscribe_content(is_same_bus=same_bus)
+    content = inbox.encode_resubscribe(is_same_bus=same_bus)
     assert content == SubscribeRequest(start=expected, durable=options.durable).encode()

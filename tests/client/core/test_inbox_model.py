@@ -48,7 +48,7 @@ class InboxMachine(RuleBasedStateMachine):
     def take_batch(self, most: int | None) -> None:
         self.inbox.settle(include_last=True)
         self.settle(current=True)
-        batch = self.inbox.next_batch(most)
+        batch = self.inbox.pop_batch(most)
         assert (batch is None) == (not self.waiting)
         if batch is not None:
             self.hand_out([*batch.sequences])

@@ -39,7 +39,7 @@ some_contents = st.lists(
 def frames_of(segment: UnnumberedFrames | None) -> bytes:
     assert segment is not None
     chunk = segment.pop_batch(
-        max_bytes=1 << 20, room_bytes=1 << 20, first_position=0, first_number=5
+        max_bytes=1 << 20, available_bytes=1 << 20, first_position=0, first_number=5
     )
     assert chunk is not None
     assert segment.is_empty
@@ -76,7 +76,7 @@ def test_frames_are_numbered_on_however_they_are_taken(
     while not segment.is_empty:
         most = data.draw(st.integers(0, 2000))
         chunk = segment.pop_batch(
-            max_bytes=most, room_bytes=2000, first_position=first, first_number=number + first
+            max_bytes=most, available_bytes=2000, first_position=first, first_number=number + first
         )
         assert chunk is not None
         chunk.assign_numbers((number + first) % ID_COUNT)
@@ -94,7 +94,7 @@ def test_a_chunk_can_be_cut_and_numbered_anew(
 ) -> None:
     contents = [*some, b"one more"] * times
     chunk = segment_of(contents).pop_batch(
-        max_bytes=1 << 20, room_bytes=1 << 20, first_position=7, first_number=1
+        max_bytes=1 << 20, available_bytes=1 << 20, first_position=7, first_number=1
     )
     assert chunk is not None
     cut = data.draw(st.integers(1, chunk.count - 1))
@@ -115,7 +115,7 @@ def test_a_chunk_can_be_cut_and_numbered_anew(
 @pytest.mark.parametrize("count", [3, 100])
 def test_the_end_of_the_frame_that_a_byte_belongs_to_is_found(count: int) -> None:
     chunk = segment_of([b"abc"] * count).pop_batch(
-        max_bytes=1 << 20, room_bytes=1 << 20, first_position=0, first_number=0
+        max_bytes=1 << 20, available_bytes=1 << 20, first_position=0, first_number=0
     )
     assert chunk is not None
     for at in range(1, chunk.size_bytes + 1):
@@ -150,7 +150,7 @@ def test_as_many_frames_fit_as_there_are_bytes_for(
     if not expected and lengths[begin] <= room:
         expected = 1
     for either in (bounds, np.array(bounds)):
-        assert count_fitting(either, begin, max_bytes=most, room_bytes=room) == expected
+        assert count_fitting(either, begin, max_bytes=most, available_bytes=room) == expected
         part = slice_bounds(either, begin, begin + expected)
         assert np.diff(part).tolist() == lengths[begin : begin + expected]
         assert int(part[0]) == 0

@@ -21,7 +21,7 @@ from simplebus.core.protocol.inquiry import (
     SessionSaid,
     explained,
 )
-from simplebus.core.settings import Keep, Settings
+from simplebus.core.settings import Retention, Settings
 from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import Bus
 from tests.behaviour.wire_peer_v2 import (
@@ -275,7 +275,7 @@ def test_publishers_that_wait_are_named_with_what_holds_the_room() -> None:
 
 
 def test_a_class_without_subscriptions_says_what_waits() -> None:
-    bus = Bus(Settings(keep=Keep(messages=2, seconds=60)))
+    bus = Bus(Settings(keep=Retention(messages=2, seconds=60)))
     peer2(bus, publish(1, 0, *[b"x"] * 4), classes=[{"id": 1, "name": "orders"}])
     said = of_class(bus, "orders")
     assert (said.class_id, said.name, said.backlog, said.stored) == (1, "orders", 4, 4)

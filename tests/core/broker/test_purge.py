@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason
 from simplebus.core.message_class import purge as message_class_purge
-from simplebus.core.settings import Keep, Settings
+from simplebus.core.settings import Retention, Settings
 from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import Bus
 from tests.behaviour.wire_peer_v2 import (
@@ -91,7 +91,7 @@ def test_the_oldest_go_at_once_and_others_when_nothing_is_in_front_of_them() -> 
 
 
 def test_what_is_kept_though_nobody_needs_it_goes_too() -> None:
-    bus = Bus(Settings(keep=Keep(messages=100)))
+    bus = Bus(Settings(keep=Retention(messages=100)))
     peer = filled(bus)
     reader = peer2(bus, subscribe(1, 5))
     reader.ids()
@@ -371,7 +371,7 @@ def test_many_purges_take_turns_with_others() -> None:
         bus.check()
         assert bus.statistics(1).dropped[Reason.PURGED] == heard + 1, "one a turn"
         heard += 1
-        peer.session.outbox.sent(len(peer.session.outbox.peek(0)), 0)
+        peer.session.outbox.mark_sent(len(peer.session.outbox.peek(0)), 0)
     assert heard == 20
     assert others.ids() == [0, *range(21, 30)]
 
@@ -383,5 +383,5 @@ def test_what_a_session_has_asked_for_that_has_ended_is_not_done() -> None:
     peer.say(purge(0, 1), purge(1, 2))
     bus.broker.close_session(peer.session)
     while piece := peer.session.outbox.peek(0):
-        peer.session.outbox.sent(len(piece), 0)
+        peer.session.outbox.mark_sent(len(piece), 0)
     assert bus.statistics(1).dropped == {}

@@ -11,7 +11,7 @@ from simplebus.core.limits import HEAVY_READ_BYTES, Limits
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import NamedClass
-from simplebus.core.settings import ClassSettings, FullPolicy, Keep, Settings
+from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from tests.behaviour.wire_peer import Bus
 from tests.behaviour.wire_peer_v2 import peer2
 
@@ -21,17 +21,17 @@ LIMITS = Limits(
 
 
 def table(**own: ClassSettings) -> ClassRegistry:
-    return ClassRegistry(Settings(limits=LIMITS, keep=Keep(messages=5), classes=own))
+    return ClassRegistry(Settings(limits=LIMITS, keep=Retention(messages=5), classes=own))
 
 
 def test_a_class_obeys_what_is_said_of_its_name_from_when_it_has_it() -> None:
-    classes = table(logs=ClassSettings(Keep(seconds=9.0), FullPolicy.DROP_OLDEST, 7, 1 << 19))
+    classes = table(logs=ClassSettings(Retention(seconds=9.0), FullPolicy.DROP_OLDEST, 7, 1 << 19))
     classes.create_classes([(3, "")])
     cls = classes.classes[3]
-    assert (cls.retention, cls.full_policy) == (Keep(messages=5), FullPolicy.BLOCK)
+    assert (cls.retention, cls.full_policy) == (Retention(messages=5), FullPolicy.BLOCK)
     assert (cls.ring.messages_max, cls.ring.bytes_max) == (100, 1 << 20)
     classes.create_classes([(3, "logs")])
-    assert (cls.retention, cls.full_policy) == (Keep(seconds=9.0), FullPolicy.DROP_OLDEST)
+    assert (cls.retention, cls.full_policy) == (Retention(seconds=9.0), FullPolicy.DROP_OLDEST)
     assert (cls.ring.messages_max, cls.ring.bytes_max) == (7, 1 << 19)
 
 
@@ -49,7 +49,7 @@ def test_what_is_said_of_a_name_wins_over_what_is_said_of_an_id() -> None:
         FullPolicy.DROP_NEWEST,
         FullPolicy.DROP_OLDEST,
     ]
-    other = table(logs=ClassSettings(keep=Keep()))
+    other = table(logs=ClassSettings(keep=Retention()))
     other.create_classes([(1, "logs"), (2, "news")])
     assert [bool(other.classes[n].retention) for n in (1, 2)] == [False, True]
 

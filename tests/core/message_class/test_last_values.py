@@ -15,7 +15,7 @@ from simplebus.core.message_class.last_values import (
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.settings import ClassSettings, Keep, Settings
+from simplebus.core.settings import ClassSettings, Retention, Settings
 from tests.behaviour.wire_peer import Bus
 from tests.behaviour.wire_peer_v2 import (
     PURGE,
@@ -193,7 +193,7 @@ def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
         bus = Bus()
         writer = Writer(bus)
         bus.broker.classes[1].has_last_values = keeps
-        bus.broker.classes[1].is_last_values_requested = keeps
+        bus.broker.classes[1].are_last_values_requested = keeps
         for number in range(6):
             writer.put("abc"[number % 3], b"%d" % number)
         holder = peer2(bus, subscribe(1, 4))
@@ -230,7 +230,7 @@ def test_settings_say_which_classes_keep_them_and_win() -> None:
 
 
 def test_retention_holds_beside_them() -> None:
-    own = {1: ClassSettings(last_values=True, keep=Keep(messages=2))}
+    own = {1: ClassSettings(last_values=True, keep=Retention(messages=2))}
     bus = Bus(Settings(classes=own))
     writer = Writer(bus)
     for number in range(9):
@@ -251,8 +251,11 @@ def test_retention_holds_beside_them() -> None:
 
 
 def test_what_is_kept_for_a_time_goes_without_traffic_class_by_class() -> None:
-    own = {1: ClassSettings(keep=Keep(seconds=10)), 2: ClassSettings(keep=Keep(seconds=30))}
-    bus = Bus(Settings(classes=own, keep=Keep(messages=1)))
+    own = {
+        1: ClassSettings(keep=Retention(seconds=10)),
+        2: ClassSettings(keep=Retention(seconds=30)),
+    }
+    bus = Bus(Settings(classes=own, keep=Retention(messages=1)))
     bus.broker.clock.now = 100.0
     writer = peer2(bus, classes=[1, 2, 3])
     for class_id in (1, 2, 3):

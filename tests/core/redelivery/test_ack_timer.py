@@ -71,10 +71,10 @@ TestSequenceSet = SequenceSetMachine.TestCase
 def test_what_is_cut_out_of_a_wheel_is_due_no_more(
     puts: list[tuple[int, int, int]], cuts: list[tuple[tuple[int, int], int]], tick: int
 ) -> None:
-    wheel, model = Wheel(), dict[int, tuple[int, int]]()
+    wheel, model = TimerWheel(), dict[int, tuple[int, int]]()
     first = 0
     for due, count, attempts in puts:
-        wheel.put(due, first, first + count, attempts)
+        wheel.schedule(due, first, first + count, attempts)
         model |= dict.fromkeys(range(first, first + count), (due, attempts))
         first += count
     for (begin, end), only in cuts:
@@ -83,12 +83,12 @@ def test_what_is_cut_out_of_a_wheel_is_due_no_more(
             for s, (_, attempts) in model.items()
             if begin <= s < end and only in (0, attempts)
         }
-        assert wheel.holds(begin, end, only) == bool(expected)
-        spans = wheel.cut(begin, end, only)
+        assert wheel.overlaps(begin, end, only) == bool(expected)
+        spans = wheel.remove(begin, end, only)
         out = {s: span.attempts for span in spans for s in range(span.first, span.last)}
         assert out == expected
         model = {s: what for s, what in model.items() if s not in out}
-    popped = {s: span.attempts for span in wheel.pop(tick) for s in range(span.first, span.last)}
+    popped = {s: span.attempts for span in wheel.pop_due(tick) for s in range(span.first, span.last)}
     assert popped == {s: attempts for s, (due, attempts) in model.items() if due == tick}
     rest = [s for _, span in wheel.clear() for s in range(span.first, span.last)]
     assert sorted(rest) == sorted(set(model) - set(popped))
@@ -102,10 +102,10 @@ def test_what_is_cut_out_of_a_wheel_is_due_no_more(
 def test_what_is_postponed_is_due_then_and_nothing_else_is_moved(
     puts: list[tuple[int, int, int]], moves: list[tuple[tuple[int, int], int]]
 ) -> None:
-    wheel, model = Wheel(), dict[int, tuple[int, int]]()
+    wheel, model = TimerWheel(), dict[int, tuple[int, int]]()
     first = 0
     for due, count, attempts in puts:
-        wheel.put(due, first, first + count, attempts)
+        wheel.schedule(due, first, first + count, attempts)
         model |= dict.fromkeys(range(first, first + count), (due, attempts))
         first += count
     for (begin, end), now in moves:
@@ -113,16 +113,16 @@ def test_what_is_postponed_is_due_then_and_nothing_else_is_moved(
         model |= {s: (now + n, n) for s, (_, n) in model.items() if begin <= s < end}
     for tick in range(10):
         due_now = {
-            s: span.attempts for span in wheel.pop(tick) for s in range(span.first, span.last)
+            s: span.attempts for span in wheel.pop_due(tick) for s in range(span.first, span.last)
         }
         assert due_now == {s: n for s, (due, n) in model.items() if due == tick}
     assert len(wheel) == 0
 
 
 def test_what_is_postponed_together_is_one_span_again() -> None:
-    wheel = Wheel()
+    wheel = TimerWheel()
     for n in range(20_000):
-        wheel.put(1 + n % 2, n, n + 1, 1)
+        wheel.schedule(1 + n % 2, n, n + 1, 1)
     assert len(wheel) == 20_000
     wheel.postpone(0, 20_000, lambda attempts: 9)
     assert [(span.first, span.last) for span in wheel] == [(0, 20_000)]
@@ -131,9 +131,9 @@ def test_what_is_postponed_together_is_one_span_again() -> None:
 def test_however_often_a_tick_is_postponed_to_each_message_is_moved_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wheel = Wheel()
+    wheel = TimerWheel()
     for n in range(1000):  # What was sent once and what was sent twice, in turn: it cannot merge.
-        wheel.put(1, n, n + 1, 1 + n % 2)
+        wheel.schedule(1, n, n + 1, 1 + n % 2)
     wheel.postpone(0, 1000, lambda attempts: 9 + attempts)
     monkeypatch.setattr(SequenceSet, "take", lambda *_: pytest.fail("something is moved again"))
     for _ in range(1000):
@@ -142,10 +142,10 @@ def test_however_often_a_tick_is_postponed_to_each_message_is_moved_once(
 
 
 def test_spans_that_follow_one_another_are_one() -> None:
-    wheel = Wheel()
-    wheel.put(3, 0, 5, 1)
-    wheel.put(3, 5, 9, 1)
-    wheel.put(3, 9, 12, 2)
+    wheel = TimerWheel()
+    wheel.schedule(3, 0, 5, 1)
+    wheel.schedule(3, 5, 9, 1)
+    wheel.schedule(3, 9, 12, 2)
     assert len(wheel) == 2
 
 

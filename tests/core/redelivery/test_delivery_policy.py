@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.core.redelivery.delivery_policy import Terms, whole_ticks
+from simplebus.core.redelivery.delivery_policy import DeliveryPolicy, seconds_to_ticks
 from simplebus.core.settings import ClassSettings, Settings
 
 
 def test_pauses_double_up_to_a_minute_or_are_those_that_were_named() -> None:
-    plain, named = Terms(ack_ticks=6), Terms(ack_ticks=4, backoff_ticks=(1, 5, 90))
-    assert [plain.pause(n) for n in (1, 2, 3, 4, 5, 6, 999)] == [6, 12, 24, 48, 60, 60, 60]
-    assert [plain.refused_pause(n) for n in (-1, 0, 1, 2)] == [6, 6, 6, 12]
-    assert Terms(ack_ticks=100).pause(9) == 100
-    assert [named.refused_pause(n) for n in (0, 1, 2, 3, 4, 999)] == [1, 1, 5, 90, 90, 90]
-    assert [named.pause(n) for n in (1, 2, 3)] == [4, 5, 90]
+    plain, named = DeliveryPolicy(ack_timeout_ticks=6), DeliveryPolicy(ack_timeout_ticks=4, backoff_ticks=(1, 5, 90))
+    assert [plain.redelivery_delay_ticks(n) for n in (1, 2, 3, 4, 5, 6, 999)] == [6, 12, 24, 48, 60, 60, 60]
+    assert [plain.nack_delay_ticks(n) for n in (-1, 0, 1, 2)] == [6, 6, 6, 12]
+    assert DeliveryPolicy(ack_timeout_ticks=100).redelivery_delay_ticks(9) == 100
+    assert [named.nack_delay_ticks(n) for n in (0, 1, 2, 3, 4, 999)] == [1, 1, 5, 90, 90, 90]
+    assert [named.redelivery_delay_ticks(n) for n in (1, 2, 3)] == [4, 5, 90]
 
 
 @pytest.mark.parametrize(("seconds", "ticks"), [(0.001, 1), (1.0, 1), (1.01, 2), (30, 30)])
 def test_a_time_is_so_many_whole_ticks(seconds: float, ticks: int) -> None:
-    assert whole_ticks(seconds, 1.0) == ticks
-    assert whole_ticks(seconds / 4, 0.25) == ticks
+    assert seconds_to_ticks(seconds, 1.0) == ticks
+    assert seconds_to_ticks(seconds / 4, 0.25) == ticks
 
 
 @pytest.mark.parametrize(

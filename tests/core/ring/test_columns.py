@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.limits import RING_IDLE_TICKS
 from simplebus.core.ring import columns as module
-from simplebus.core.ring.columns import AT_ONCE, NEVER, Columns, Rows
+from simplebus.core.ring.columns import AT_ONCE, NEVER, Columns, MessageRows
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from tests.behaviour.wire_peer import batch_of
@@ -29,10 +29,10 @@ steps = st.one_of(
 )
 
 
-def of(described: list[Row]) -> Rows:
+def of(described: list[Row]) -> MessageRows:
     """As the store describes them: what they have not is None."""
     channels, expires, opens = (np.array(column) for column in zip(*described, strict=True))
-    return Rows(
+    return MessageRows(
         len(described),
         channels.astype(np.uint32) if channels.any() else 0,
         expires if (expires < NEVER).any() else None,
@@ -45,7 +45,7 @@ def known(ring: Ring) -> list[Row]:
     count = len(ring)
     channels = np.broadcast_to(np.asarray(found.channels), count)
     expires = np.full(count, NEVER) if found.expires is None else found.expires
-    opens = np.full(count, AT_ONCE) if found.opens is None else found.opens
+    opens = np.full(count, AT_ONCE) if found.not_before is None else found.not_before
     return list(zip(channels.tolist(), expires.tolist(), opens.tolist(), strict=True))
 
 
@@ -77,8 +77,8 @@ def test_every_message_keeps_what_is_known_of_it(script: list[tuple[str, int, li
 
 def test_rows_whose_channels_found_no_room_are_let_go_of_like_all_others() -> None:
     columns = Columns()
-    columns.add_for(Rows(1, 5), 4)
-    columns.put_one(0, module.Row())
+    columns.add_for(MessageRows(1, 5), 4)
+    columns.put_one(0, module.MessageRow())
     columns.let_go([(0, 1)])
     columns.use(np.array([3, 3, 1], np.uint32), 3)
     columns.use(3, 2)

@@ -379,7 +379,7 @@ def test_shorter_ticks_are_counted_by_their_length() -> None:
 def test_a_peer_that_takes_no_bytes_is_cut_off_only_while_it_holds_back_a_class() -> None:
     session = session_of()
     hear(session, heartbeat())
-    session.outbox.reply(b"waits to be taken")
+    session.outbox.queue_reply(b"waits to be taken")
     assert ticks_until_overdue(session) is None
     session.tick(LIMITS, 1.0, is_blocking_publishers=False)
     assert ticks_until_overdue(session, holds_back=True) == (11, Reason.STALLED)
@@ -388,12 +388,12 @@ def test_a_peer_that_takes_no_bytes_is_cut_off_only_while_it_holds_back_a_class(
 def test_a_peer_that_takes_a_byte_now_and_then_is_not_stalled() -> None:
     session = session_of()
     hear(session, heartbeat())
-    session.outbox.reply(b"x" * 100)
+    session.outbox.queue_reply(b"x" * 100)
     for _ in range(20):
         for _ in range(9):
             assert session.tick(LIMITS, 1.0, is_blocking_publishers=True) is None
         session.outbox.peek(0)
-        session.outbox.sent(1, 0)
+        session.outbox.mark_sent(1, 0)
         assert session.tick(LIMITS, 1.0, is_blocking_publishers=True) is None
 
 
@@ -408,7 +408,7 @@ def test_bytes_kept_for_a_session_are_its_tail_its_replies_and_what_is_parked() 
     assert session.pending_bytes == 0
     hear(session, heartbeat() + b"12345")
     assert session.pending_bytes == 5
-    session.outbox.reply(b"reply")
+    session.outbox.queue_reply(b"reply")
     session.parked_bytes += 100
     assert session.pending_bytes == 110
 

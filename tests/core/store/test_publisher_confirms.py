@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from tests.behaviour.wire_peer import Bus
 from tests.behaviour.wire_peer_v2 import Peer2, peer2, publish
 
@@ -13,7 +13,7 @@ class FarBus(Bus):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(Level.OS, elsewhere=True)
+        self.ledger = CommitLog(Durability.OS, elsewhere=True)
         self.broker = Broker(Settings(), commit_log=self.ledger)
 
     def hand_over(self) -> int:

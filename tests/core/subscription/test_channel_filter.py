@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.ring.columns import Rows
+from simplebus.core.ring.columns import MessageRows
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.subscription import channel_filter
@@ -45,7 +45,7 @@ def store(table: ChannelTable, there: Ring, names: list[str]) -> None:
     assert found is not None
     numbers = np.array(found, np.uint32)
     frames = [enveloped(1, 0, b"\0")] * len(names)
-    assert there.append(batch_of(*frames), 0, Rows(len(names), numbers)) == len(names)
+    assert there.append(batch_of(*frames), 0, MessageRows(len(names), numbers)) == len(names)
     there.check()
     table.check_invariants()
 

@@ -187,7 +187,7 @@ def test_dead_letters_of_others_are_not_dropped_for_want_of_memory() -> None:
         peer.say(publish(class_id, 0, *numbered(100, size=5000)))
         peer.got()
         peer.say(nack(5, 0, 100, "terminate"))
-        while not peer.session.outbox.idle:
+        while not peer.session.outbox.is_idle:
             peer.got()
         bus.broker.drain_writable()
     store = bus.broker.store

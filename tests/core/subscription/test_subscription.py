@@ -18,7 +18,7 @@ from simplebus.core.limits import (
 )
 from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.delivery_policy import Terms
+from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.outbox import Outbox
@@ -62,14 +62,14 @@ class Line:
             ring=self.ring,
             window=window,
             outbox=self.outbox,
-            delivery_policy=Terms(ack_ticks=ACK_TIMEOUT),
+            delivery_policy=DeliveryPolicy(ack_timeout_ticks=ACK_TIMEOUT),
             redeliveries=spans,
         )
 
     def publish(self, *payloads: bytes) -> None:
         frames = [build_frame(MESSAGE, class_id=1, content=p) for p in payloads]
         self.ring.append(batch_of(*frames), self.tick_number % ACK_TIMEOUT)
-        self.outbox.wake(self.subscription)
+        self.outbox.enqueue(self.subscription)
         self.check()
 
     def take(self, most: int = 1 << 40) -> bytes:
@@ -77,7 +77,7 @@ class Line:
         while len(taken) < most and (piece := self.outbox.peek(self.tick_number)):
             count = min(len(piece), most - len(taken))
             taken += piece[:count]
-            self.outbox.sent(count, self.tick_number)
+            self.outbox.mark_sent(count, self.tick_number)
             self.check()
         return taken
 
@@ -113,25 +113,25 @@ class Line:
 
 def test_an_outbox_with_nothing_in_it_is_idle() -> None:
     outbox = Outbox(5)
-    assert outbox.idle
+    assert outbox.is_idle
     assert bytes(outbox.peek(0)) == b""
     assert (outbox.pending_bytes, outbox.sent_bytes) == (0, 0)
 
 
 def test_replies_go_out_in_order_and_in_pieces() -> None:
     outbox = Outbox(5)
-    outbox.reply(b"one")
-    outbox.reply(b"two")
-    assert (outbox.idle, outbox.pending_bytes) == (False, 6)
+    outbox.queue_reply(b"one")
+    outbox.queue_reply(b"two")
+    assert (outbox.is_idle, outbox.pending_bytes) == (False, 6)
     assert bytes(outbox.peek(0)) == b"onetwo"
-    outbox.sent(4, 0)
-    outbox.reply(b"three")
+    outbox.mark_sent(4, 0)
+    outbox.queue_reply(b"three")
     assert outbox.pending_bytes == 7
     assert bytes(outbox.peek(0)) == b"wo"
-    outbox.sent(2, 0)
+    outbox.mark_sent(2, 0)
     assert bytes(outbox.peek(0)) == b"three"
-    outbox.sent(5, 0)
-    assert (outbox.idle, outbox.pending_bytes, outbox.sent_bytes) == (True, 0, 11)
+    outbox.mark_sent(5, 0)
+    assert (outbox.is_idle, outbox.pending_bytes, outbox.sent_bytes) == (True, 0, 11)
 
 
 def test_new_messages_leave_as_one_piece_without_a_copy() -> None:
@@ -152,14 +152,14 @@ def test_showing_is_not_sending() -> None:
     assert line.subscription.statistics().waiting == 3
     assert line.ids() == [0, 1, 2]
     assert line.subscription.statistics().waiting == 0
-    assert line.outbox.idle
+    assert line.outbox.is_idle
 
 
 def test_taking_no_byte_sends_no_message() -> None:
     line = Line()
     line.publish(*numbered(3))
     piece = line.outbox.peek(0)
-    line.outbox.sent(0, 0)
+    line.outbox.mark_sent(0, 0)
     line.check()
     assert len(piece) > 0
     assert line.subscription.window.cursor == 0
@@ -226,7 +226,7 @@ def test_a_message_comes_again_after_growing_pauses_until_it_is_acknowledged() -
 
 def test_a_pause_is_never_shorter_than_the_ack_timeout() -> None:
     line = Line()
-    line.subscription.delivery_policy = Terms(ack_ticks=REDELIVERY_PAUSE_TICKS_MAX + 5)
+    line.subscription.delivery_policy = DeliveryPolicy(ack_timeout_ticks=REDELIVERY_PAUSE_TICKS_MAX + 5)
     line.publish(b"a")
     assert line.ids() == [0]
     pause = REDELIVERY_PAUSE_TICKS_MAX + 5
@@ -314,7 +314,7 @@ def test_of_a_window_full_of_holes_little_is_copied_at_a_time() -> None:
     sizes = []
     while piece := line.outbox.peek(line.tick_number):
         sizes.append(len(piece) // FRAME_BYTES_MIN)
-        line.outbox.sent(len(piece), line.tick_number)
+        line.outbox.mark_sent(len(piece), line.tick_number)
     assert sizes == [REDELIVERY_PIECES, REDELIVERY_PIECES, 100]
 
 
@@ -356,12 +356,12 @@ def test_classes_take_turns() -> None:
         line.publish(*numbered(30, size=100_000))
     order = []
     while piece := outbox.peek(0):
-        order.append(lines.index(next(ln for ln in lines if ln.subscription is outbox._source)))
-        outbox.sent(len(piece), 0)
+        order.append(lines.index(next(ln for ln in lines if ln.subscription is outbox._peeked_source)))
+        outbox.mark_sent(len(piece), 0)
         for line in lines:
             line.check()
     assert order[:4] == [0, 1, 0, 1]
-    assert outbox.idle
+    assert outbox.is_idle
 
 
 def test_a_subscription_takes_over_what_a_former_one_left() -> None:
@@ -399,9 +399,9 @@ def test_what_a_policy_took_away_is_neither_sent_nor_sent_again() -> None:
 def test_a_subscription_that_is_gone_is_forgotten() -> None:
     line = Line()
     line.publish(b"a")
-    line.outbox.forget(line.subscription)
-    line.outbox.forget(line.subscription)
-    assert line.outbox.idle
+    line.outbox.remove(line.subscription)
+    line.outbox.remove(line.subscription)
+    assert line.outbox.is_idle
     assert line.take() == b""
 
 
@@ -431,7 +431,7 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
 
     monkeypatch.setattr(selection, "select_messages", counting)
     outbox, turns, got = peer.session.outbox, 0, list[Got]()
-    while not outbox.idle:
+    while not outbox.is_idle:
         looked = 0
         got += peer.got()
         assert looked <= 4 * LOOKED_MESSAGES_MAX
@@ -447,12 +447,12 @@ def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
     peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * LOOKED_MESSAGES_MAX)))
     peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
     assert [said.kind for said in peer.told()] == ["subscribe"]
-    assert not peer.session.outbox.idle
+    assert not peer.session.outbox.is_idle
     peer.say(hello(1))
     assert [said.kind for said in peer.told()] == ["connect"]
     for _ in range(4):
         assert peer.listen() == ([], [])
-    assert peer.session.outbox.idle
+    assert peer.session.outbox.is_idle
 
 
 def test_who_is_looked_for_is_told_meanwhile_that_the_bus_is_there() -> None:

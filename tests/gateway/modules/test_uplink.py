@@ -19,7 +19,7 @@ from simplebus.gateway import ModuleMessage
 from simplebus.gateway import gateway as gateways
 from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.bridge.nats_copiers import wired
 from tests.jetstream.nats_servers import nats_server
 from tests.support.running_server import serving
@@ -38,7 +38,7 @@ def plan(port: int, **settings: Any) -> GatewayPlan:
     return GatewayPlan((ModulePlan.of("up", "uplink", to),), (("*", "up"),))
 
 
-def port_of(up: Serving) -> int:
+def port_of(up: RunningServer) -> int:
     return int(up.addresses[0].rpartition(":")[2])
 
 

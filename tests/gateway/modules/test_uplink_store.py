@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import simplebus
-from simplebus.bridge.settings import lane_name
+from simplebus.bridge.settings import copier_name
 from simplebus.gateway.modules.uplink import Kept, kept
 
 LONG = "x" * 190
@@ -11,7 +11,7 @@ LONG = "x" * 190
 
 
 async def durable(bus: simplebus.Bus, name: str, class_: int | str) -> None:
-    called = lane_name(name, class_, back=False)
+    called = copier_name(name, class_, back=False)
     async with bus.subscribe(class_, durable=called, start="earliest"):
         pass
 

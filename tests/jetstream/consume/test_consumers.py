@@ -13,13 +13,13 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.core.commit_log import Lot
+from simplebus.core.commit_log import WriteBatch
 from simplebus.core.errors import BusConnectionError, RefusedError
 from simplebus.core.protocol.requests import Start
 from simplebus.jetstream import api
 from simplebus.jetstream.class_jobs import Jobs
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.jetstream.faulty_api import answers_lost, asked_in_vain
 from tests.jetstream.nats_servers import NatsServer, nats_server
 from tests.jetstream.publish.test_stream_publisher import Stream, entry, frame
@@ -33,12 +33,12 @@ NO_MORE = JetStreamError(10026, "maximum consumers limit reached", is_final=True
 NO_LEADER = JetStreamError(10008, "JetStream system temporarily unavailable")
 
 
-async def consumers_of(up: Serving, class_id: int = 7) -> list[dict[str, Any]]:
+async def consumers_of(up: RunningServer, class_id: int = 7) -> list[dict[str, Any]]:
     found = await cluster_of(up).positions.all(class_id)
     return [info for info in found if api.kind_of(info)]
 
 
-async def is_quiet(up: Serving) -> None:
+async def is_quiet(up: RunningServer) -> None:
     await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
 
 
@@ -48,7 +48,7 @@ def test_who_goes_before_his_turn_holds_up_what_came_before_the_next_one_alone()
     holds: list[int] = []
     for lot in (1, 2, 3):
         holds.append(stream.uplink.hold(7))
-        stream.uplink.put(Lot(lot, [entry(frame(b"%d" % lot, lot))]))
+        stream.uplink.put(WriteBatch(lot, [entry(frame(b"%d" % lot, lot))]))
     stream.uplink.let_go(7, holds[1])
     stream.uplink.go_on(0.0)
     assert stream.take() == []
@@ -109,11 +109,11 @@ def test_what_is_published_waits_for_positions_that_came_before_it_alone() -> No
     """Whoever comes and goes all the time holds up nobody for longer than what he was before."""
     stream = Stream()
     stream.uplink.open_classes.add(7)
-    stream.uplink.put(Lot(1, [entry(frame(b"1", 0))]))
+    stream.uplink.put(WriteBatch(1, [entry(frame(b"1", 0))]))
     holds: list[int] = []
     for lot in range(2, 6):
         holds.append(stream.uplink.hold(7))
-        stream.uplink.put(Lot(lot, [entry(frame(b"%d" % lot, lot))]))
+        stream.uplink.put(WriteBatch(lot, [entry(frame(b"%d" % lot, lot))]))
     for lot in range(1, 6):
         stream.uplink.go_on(0.0)
         assert stream.answer(stream.take(), 0.0) == lot

@@ -14,7 +14,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.users.passwords import Passwords, quick_hash
 from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
 from simplebus.core.users.users import User, Users
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.behaviour.wire_peer_v2 import hello, subscribe
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import door, options
@@ -39,13 +39,13 @@ USERS = Users(
 
 
 @contextlib.asynccontextmanager
-async def two_doors(server: NatsServer) -> AsyncIterator[list[Serving]]:
+async def two_doors(server: NatsServer) -> AsyncIterator[list[RunningServer]]:
     cluster = options(server.url)
     async with door(cluster, users=USERS) as one, door(cluster, users=USERS) as other:
         yield [one, other]
 
 
-async def takes_up(up: Serving, who: str, *, forget: bool = False, **what: str) -> str:
+async def takes_up(up: RunningServer, who: str, *, forget: bool = False, **what: str) -> str:
     """What somebody hears who subscribes to this, and goes again; "" for being let in."""
     async with simplebus.connect(at(up), token=who) as bus:
         try:

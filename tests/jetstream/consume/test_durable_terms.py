@@ -8,7 +8,7 @@ import simplebus
 from simplebus.core.errors import RefusedError
 from simplebus.jetstream.consume.durable_check import Judge
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.jetstream.consume.test_durable_owners import two_doors
 from tests.jetstream.faulty_api import asked_in_vain
 from tests.jetstream.nats_servers import NatsServer
@@ -20,14 +20,14 @@ OTHER = {"ack_seconds": 9.0, "max_deliveries": 5}
 NAMES = [{"durable": "d"}, {"group": "g"}, {"durable": "d", "group": "g"}]
 
 
-def terms_at(up: Serving) -> tuple[int, int, tuple[int, ...]]:
+def terms_at(up: RunningServer) -> tuple[int, int, tuple[int, ...]]:
     """Of the only position there: ticks are seconds."""
     [position] = cluster_of(up).feeds
     terms = position.delivery_policy
-    return terms.ack_ticks, terms.deliveries_max, terms.backoff_ticks
+    return terms.ack_timeout_ticks, terms.deliveries_max, terms.backoff_ticks
 
 
-async def is_left(up: Serving) -> None:
+async def is_left(up: RunningServer) -> None:
     await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
 
 

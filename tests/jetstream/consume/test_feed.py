@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
@@ -30,7 +30,7 @@ class Door:
     """A broker with one class, one version 1 session that has subscribed to it, and its feed."""
 
     def __init__(self) -> None:
-        self.broker = Broker(Settings(), commit_log=Ledger(Level.OS))
+        self.broker = Broker(Settings(), commit_log=CommitLog(Durability.OS))
         self.feeds: list[Feed] = []
         self.ended: list[bool] = []
         self.written: list[bytes] = []
@@ -39,7 +39,7 @@ class Door:
         self.ledger = self.broker.commit_log
         self.burials = Burials(self.ledger, self.written.append)
         table = self.broker.store.class_registry
-        table.make_class = partial(
+        table.class_factory = partial(
             RemoteClass,
             begin=self._begin,
             end=self._end,
@@ -81,7 +81,7 @@ class Door:
         got, outbox, tick = [], self.session.outbox, self.broker.tick_number
         while piece := outbox.peek(tick):
             data = bytes(piece)
-            outbox.sent(len(data), tick)
+            outbox.mark_sent(len(data), tick)
             for frame in data.split(frames.DELIMITER)[:-1]:
                 kind, _, number, _ = frames.HEADER.unpack_from(frame)
                 if kind == frames.MESSAGE:

@@ -19,7 +19,7 @@ from simplebus.jetstream.consume.feed import Found
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol.events import Pub
-from simplebus.nats.protocol.line_parser import Reader
+from simplebus.nats.protocol.line_parser import LineParser
 from tests.jetstream.consume.test_feed import Door, message
 
 WILD_TURNS, CALM_TURNS = 60, 200
@@ -199,10 +199,10 @@ class Fed(Door):
 
 def read(raw: bytes) -> list[tuple[bytes, bytes]]:
     """Subjects and words."""
-    reader, at, found, buffer = Reader(NatsLimits()), 0, [], bytearray(raw)
+    reader, at, found, buffer = LineParser(NatsLimits()), 0, [], bytearray(raw)
     while at < len(raw):
-        at = reader.read(buffer, at, len(raw))
-        one = reader.take()
+        at = reader.parse_command(buffer, at, len(raw))
+        one = reader.pop_event()
         assert isinstance(one, Pub)
         found.append((bytes(one.subject), bytes(one.body)))
         one.body.release()

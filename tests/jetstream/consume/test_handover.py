@@ -11,7 +11,7 @@ import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.jetstream.consume import close, handover
 from simplebus.jetstream.consume.handover import LEFT, MOMENT_SECONDS, TAKING_SECONDS, WAIT, Going
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.jetstream.faulty_api import asked_in_vain
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
@@ -99,7 +99,7 @@ async def test_what_could_not_be_left_yet_goes_to_who_comes_meanwhile(
                 assert (await messages.get()).payload == b"more"
 
 
-async def quiet(*up: Serving) -> None:
+async def quiet(*up: RunningServer) -> None:
     """All that was asked for is done, and nobody is there."""
     await until(lambda: not any(cluster_of(each).is_busy or cluster_of(each).feeds for each in up))
 

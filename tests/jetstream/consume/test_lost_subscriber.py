@@ -36,7 +36,7 @@ async def test_what_is_given_back_comes_at_once_though_the_stream_is_trimmed_mea
         assert len(await first.messages(5)) == 5
         await first.send(frames.encode_ack(class_id=3, timer_index=0, first=0, last=1))
         await first.stream.aclose()
-        await until(lambda: not (one.engine.broker.sessions or cluster_of(one).is_busy))
+        await until(lambda: not (one.server.broker.sessions or cluster_of(one).is_busy))
 
         async def trimmed(self: Positions, class_id: int, *given: Any, **more: Any) -> Found:
             found = await again(self, class_id, *given, **more)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.commit_log import Lot
+from simplebus.core.commit_log import WriteBatch
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.jetstream.publish import codec
 from simplebus.jetstream.publish.class_queue import WINDOW_MAX
@@ -108,7 +108,7 @@ class ChainStream(Stream):
         """Have so many messages published. Returns what they say."""
         payloads = [b"%d %d" % (lot, 1000 + number) for number in range(count)]
         whole = [frame(payload, 1000 * lot + n) for n, payload in enumerate(payloads)]
-        self.uplink.put(Lot(lot, [entry(*whole, name=name)]))
+        self.uplink.put(WriteBatch(lot, [entry(*whole, name=name)]))
         return payloads
 
     def payloads(self) -> list[bytes]:
@@ -590,7 +590,7 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         )
         link.core.subscribe(uplink.inbox)
         uplink.open_classes.add(7)
-        uplink.put(Lot(1, [entry(*(frame(b"%d" % n, 0) for n in range(count)))]))
+        uplink.put(WriteBatch(1, [entry(*(frame(b"%d" % n, 0) for n in range(count)))]))
         uplink.go_on(0.0)
         link.flush()
         # What it says of the chain is not listened to; then it is asked.
@@ -633,7 +633,7 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
             )
             uplinks[link.core.subscribe(uplink.inbox)] = uplink
             uplink.open_classes.add(7)
-            uplink.put(Lot(1, [entry(*(frame(b"%d" % n, n) for n in some), name="pub")]))
+            uplink.put(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in some), name="pub")]))
             uplink.go_on(0.0)
         link.flush()
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.commit_log import Lot
+from simplebus.core.commit_log import WriteBatch
 from simplebus.jetstream.publish.class_queue import NAMES_MAX
 from simplebus.jetstream.publish.codec import MILESTONE_MESSAGES
 from simplebus.jetstream.publish.stream_publisher import PATIENCE_SECONDS, PAUSE_SECONDS
@@ -95,7 +95,7 @@ def test_whatever_is_late_all_is_stored_and_nothing_waits_for_ever(
             first, count = confirmed if is_said_again else put, chance.choice([1, 3, 10, 64, 200])
             last = min(total, max(put, first + count))
             whole = [frame(b"%d" % number, number) for number in range(first, last)]
-            uplink.put(Lot(len(ends), [entry(*whole, name=name)]))
+            uplink.put(WriteBatch(len(ends), [entry(*whole, name=name)]))
             ends.append(last)
             put = last
         uplink.go_on(now)
@@ -170,7 +170,7 @@ def test_in_a_full_stream_what_it_has_already_waits_for_nothing() -> None:
     stream.answer(stream.take(), 0.0)
     whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
     for lot in range(2, 10):  # A publisher that came back some times says all again.
-        stream.uplink.put(Lot(lot, [entry(*whole, name="pub")]))
+        stream.uplink.put(WriteBatch(lot, [entry(*whole, name="pub")]))
     stream.refuses = lambda: False
     assert stream.answer_all(PAUSE_SECONDS) == 9
     assert stream.payloads() == expected
@@ -185,11 +185,11 @@ def test_what_waits_for_room_and_is_said_again_is_stored_once_whatever_the_strea
     whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
     waiting = stream.uplink._lanes[7].waiting_bytes
     for lot in (2, 3):
-        stream.uplink.put(Lot(lot, [entry(*whole, name="pub")]))
+        stream.uplink.put(WriteBatch(lot, [entry(*whole, name="pub")]))
     assert stream.uplink._lanes[7].waiting_bytes == waiting
     more = [frame(b"more", 1100)]
-    stream.uplink.put(Lot(4, [entry(*whole[90:], *more, name="pub")]))
-    stream.uplink.put(Lot(5, [entry(*whole[:1], name="other")]))
+    stream.uplink.put(WriteBatch(4, [entry(*whole[90:], *more, name="pub")]))
+    stream.uplink.put(WriteBatch(5, [entry(*whole[:1], name="other")]))
     rooms = iter([True] * 20)
     stream.refuses = lambda: not next(rooms, False)
     now = PAUSE_SECONDS
@@ -219,7 +219,7 @@ def test_what_is_stored_and_not_confirmed_is_not_stored_again_when_it_is_said_ag
     assert stream.answer_all(PAUSE_SECONDS) is None
     assert len(stream.stored) == 4500
     whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
-    stream.uplink.put(Lot(2, [entry(*whole, name="pub")]))
+    stream.uplink.put(WriteBatch(2, [entry(*whole, name="pub")]))
     stream.ids.clear()
     stream.refuses = lambda: False
     now = PAUSE_SECONDS
@@ -244,7 +244,7 @@ def test_a_full_stream_that_says_but_in_part_what_it_has_is_asked_again(
     uplink = stream.uplink
     for lot in (1, 2):
         whole = [frame(b"%d" % number, number) for number in range(10 * lot, 10 * lot + 10)]
-        uplink.put(Lot(lot, [entry(*whole, name=name)]))
+        uplink.put(WriteBatch(lot, [entry(*whole, name=name)]))
     stream.refuses = lambda: len(stream.stored) >= 15
     uplink.go_on(0.0)
     answers = stream.take()
@@ -313,7 +313,7 @@ def test_what_was_asked_holds_nobody_up_once_all_is_known(is_told_by: str) -> No
 def test_what_is_said_twice_at_once_is_stored_and_told_once() -> None:
     stream = opened()
     whole = [frame(b"%d" % number, number) for number in range(10)]
-    stream.uplink.put(Lot(1, [entry(*whole, *whole[2:], name="pub")]))
+    stream.uplink.put(WriteBatch(1, [entry(*whole, *whole[2:], name="pub")]))
     assert stream.answer_all(0.0) == 1
     assert numbers(stream) == list(range(10))
 
@@ -326,13 +326,13 @@ def test_whoever_else_publishes_it_is_known_what_waits_and_what_is_stored_before
     lot = entry(*whole[:10], name="pub")
     for each in other:
         lot.add(1, each, "other")
-    stream.uplink.put(Lot(1, [lot]))
+    stream.uplink.put(WriteBatch(1, [lot]))
     stream.refuses = lambda: len(stream.stored) >= 10
     stream.answer_all(0.0)
     assert numbers(stream) == list(range(10))  # They are stored, and not confirmed.
     for number in range(NAMES_MAX):
-        stream.uplink.put(Lot(2 + number, [entry(frame(b"999", number), name=f"p{number}")]))
-    stream.uplink.put(Lot(2 + NAMES_MAX, [entry(*whole, name="pub")]))
+        stream.uplink.put(WriteBatch(2 + number, [entry(frame(b"999", number), name=f"p{number}")]))
+    stream.uplink.put(WriteBatch(2 + NAMES_MAX, [entry(*whole, name="pub")]))
     stream.ids.clear()
     stream.refuses = lambda: False
     now = PAUSE_SECONDS

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simplebus.core.commit_log import Lot
+from simplebus.core.commit_log import WriteBatch
 from simplebus.jetstream.publish.stream_publisher import PATIENCE_SECONDS, PAUSE_SECONDS
 from simplebus.nats.protocol.events import Pub
 from tests.jetstream.publish.test_batched_publish import (
@@ -240,7 +240,7 @@ class Publishers:
                     made.add(1, frame(b"%d" % number, number, class_id=class_id), name)
             self.put[class_id].append((self.lots, told))
             entries.append(made)
-        self.stream.uplink.put(Lot(self.lots, entries))
+        self.stream.uplink.put(WriteBatch(self.lots, entries))
 
     def confirm(self, lot: int | None) -> None:
         """What is said to be stored is."""

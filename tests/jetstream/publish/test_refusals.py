@@ -14,7 +14,7 @@ from simplebus.jetstream.publish import refusals, stream_publisher
 from simplebus.jetstream.publish.refusals import CALM_SECONDS, Refusals
 from simplebus.monitor.facts import Facts
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.jetstream.faulty_api import asked_in_vain
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
@@ -179,7 +179,7 @@ async def test_who_asks_about_a_class_without_a_stream_is_answered(
             await until(lambda: cluster_of(up).uplink.is_empty and not cluster_of(up).is_busy)
 
 
-def told_by(up: Serving) -> Facts:
+def told_by(up: RunningServer) -> MonitorSnapshot:
     """What the HTTP door would tell."""
     assert up.watch is not None
     telling = up.watch.tell(detailed=True)
@@ -187,9 +187,9 @@ def told_by(up: Serving) -> Facts:
         try:
             next(telling)
         except StopIteration as end:
-            facts: Facts = end.value
+            facts: MonitorSnapshot = end.value
             return facts
 
 
-def refused_classes(facts: Facts) -> object:
+def refused_classes(facts: MonitorSnapshot) -> object:
     return {each.name: each.values[0][1] for each in facts.metrics}["engine_refused_classes"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.commit_log import Entry, Lot
+from simplebus.core.commit_log import JournalEntry, WriteBatch
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.jetstream.publish.class_queue import (
@@ -28,7 +28,7 @@ from simplebus.nats.client.client import ClientCore, Replies
 from simplebus.nats.client.encode import PING
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol.events import Pub
-from simplebus.nats.protocol.line_parser import Reader
+from simplebus.nats.protocol.line_parser import LineParser
 
 FULL = b'{"error":{"code":503,"err_code":10077,"description":"full"}}'
 TURNS_MAX = 2 * NAMES_MAX
@@ -44,13 +44,13 @@ def turns() -> Iterator[None]:
 
 def publications(raw: bytes) -> list[Pub]:
     """What a client has written."""
-    reader, buffer = Reader(NatsLimits()), bytearray(raw)
-    reader.headers = True
+    reader, buffer = LineParser(NatsLimits()), bytearray(raw)
+    reader.accepts_headers = True
     at, found = 0, list[Pub]()
     while at < len(buffer):
-        begin, at = at, reader.read(buffer, at, len(buffer))
+        begin, at = at, reader.parse_command(buffer, at, len(buffer))
         assert at > begin
-        message = reader.take()
+        message = reader.pop_event()
         assert isinstance(message, Pub)
         found.append(replace(message, body=memoryview(bytes(message.body))))
         message.body.release()
@@ -160,8 +160,8 @@ def frame(payload: bytes, number: int, *, has_envelope: bool = False, class_id: 
     return frames.encode(kind, class_id=class_id, message_id=number, content=content)
 
 
-def entry(*whole: bytes, name: str = "", class_id: int = 7) -> Entry:
-    made = Entry(class_id, 0, 0.0)
+def entry(*whole: bytes, name: str = "", class_id: int = 7) -> JournalEntry:
+    made = JournalEntry(class_id, 0, 0.0)
     for each in whole:
         made.add(1, each, name)
     return made
@@ -170,7 +170,7 @@ def entry(*whole: bytes, name: str = "", class_id: int = 7) -> Entry:
 def test_a_lot_is_there_when_each_of_its_messages_is() -> None:
     stream = Stream()
     whole = [frame(b"%d" % n, n) for n in range(5)]
-    stream.uplink.put(Lot(1, [entry(*whole, name="pub")]))
+    stream.uplink.put(WriteBatch(1, [entry(*whole, name="pub")]))
     assert stream.uplink.go_on(0.0) == {7}  # It needs a stream.
     stream.uplink.open_classes.add(7)
     assert stream.uplink.go_on(0.0) == set()
@@ -187,9 +187,9 @@ def test_who_has_no_name_has_numbers_of_this_door() -> None:
     stream = Stream()
     stream.uplink.open_classes |= {7, 8}
     stream.uplink.put(
-        Lot(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
+        WriteBatch(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
     )
-    stream.uplink.put(Lot(2, [entry(frame(b"c", 0, has_envelope=True), name="other")]))
+    stream.uplink.put(WriteBatch(2, [entry(frame(b"c", 0, has_envelope=True), name="other")]))
     stream.uplink.go_on(0.0)
     assert stream.answer(stream.take(), 0.0) == 2
     assert list(stream.ids) == [":r:0000000000", "other:r:0000000000", ":r:0000000001"]
@@ -200,7 +200,7 @@ def test_who_has_no_name_has_numbers_of_this_door() -> None:
 def test_a_program_puts_no_header_into_a_stream() -> None:
     stream = Stream()
     stream.uplink.open_classes.add(7)
-    stream.uplink.put(Lot(1, [entry(frame(b"a", 0), name="odd")]))
+    stream.uplink.put(WriteBatch(1, [entry(frame(b"a", 0), name="odd")]))
     stream.uplink.go_on(0.0)
     assert stream.answer(stream.take(), 0.0) == 1
     assert list(stream.ids) == ["odd:a%0D%0ANats-Rollup:%20all:0000000000"]
@@ -209,8 +209,8 @@ def test_a_program_puts_no_header_into_a_stream() -> None:
 def test_lots_are_told_in_their_order() -> None:
     stream = Stream()
     stream.uplink.open_classes |= {7, 8}
-    stream.uplink.put(Lot(1, [entry(frame(b"a", 0))]))
-    stream.uplink.put(Lot(2, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
+    stream.uplink.put(WriteBatch(1, [entry(frame(b"a", 0))]))
+    stream.uplink.put(WriteBatch(2, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
     stream.uplink.go_on(0.0)
     first, second = stream.take()
     assert stream.answer([second], 0.0) is None
@@ -222,9 +222,9 @@ def test_a_class_that_is_held_waits_and_nothing_overtakes() -> None:
     stream.uplink.open_classes |= {7, 8}
     hold = stream.uplink.hold(7)
     stream.uplink.put(
-        Lot(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
+        WriteBatch(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
     )
-    stream.uplink.put(Lot(2, [entry(frame(b"c", 1))]))
+    stream.uplink.put(WriteBatch(2, [entry(frame(b"c", 1))]))
     stream.uplink.go_on(0.0)
     assert stream.answer(stream.take(), 0.0) is None
     assert [payload for _, payload, _ in stream.stored] == [b"b"]
@@ -241,7 +241,7 @@ def test_what_is_refused_of_one_class_has_no_other_published_again() -> None:
     stream.uplink.open_classes |= {7, 8}
     for lot in range(1, 4):
         stream.uplink.put(
-            Lot(lot, [entry(frame(b"a", lot)), entry(frame(b"b", lot, class_id=8), class_id=8)])
+            WriteBatch(lot, [entry(frame(b"a", lot)), entry(frame(b"b", lot, class_id=8), class_id=8)])
         )
     stream.uplink.go_on(0.0)
     answers = stream.take()
@@ -269,7 +269,7 @@ def test_of_a_class_of_which_much_waits_nothing_more_is_to_be_accepted() -> None
     big = [frame(bytes(size), 0, class_id=class_id) for class_id in (7, 8)]
     for lot in range(1, 33):
         assert stream.uplink.full == set()
-        stream.uplink.put(Lot(lot, [entry(big[0]), entry(big[1], class_id=8)][: 1 + lot % 2]))
+        stream.uplink.put(WriteBatch(lot, [entry(big[0]), entry(big[1], class_id=8)][: 1 + lot % 2]))
     assert stream.uplink.full == {7}
     stream.uplink.let_go(7, hold)
     stream.uplink.go_on(0.0)
@@ -283,7 +283,7 @@ def test_of_a_class_of_which_much_waits_nothing_more_is_to_be_accepted() -> None
     stream.uplink.hold(8)
     for lot in range(WAITING_PIECES_MAX):
         assert stream.uplink.full == set()
-        stream.uplink.put(Lot(33 + lot, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
+        stream.uplink.put(WriteBatch(33 + lot, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
     assert stream.uplink.full == {8}
 
 
@@ -299,7 +299,7 @@ def test_all_classes_that_are_held_up_leave_some_for_others() -> None:
         for class_id in set(classes) - stream.uplink.full:
             number += 1
             some = frame(bytes(size), number, class_id=class_id)
-            stream.uplink.put(Lot(number, [entry(some, class_id=class_id)]))
+            stream.uplink.put(WriteBatch(number, [entry(some, class_id=class_id)]))
             waiting[class_id] += len(some)
         stream.uplink.go_on(now)
         stream.answer(stream.take(), now)
@@ -318,10 +318,10 @@ def test_what_comes_is_gathered_while_many_pieces_go_on() -> None:
     stream = Stream()
     stream.uplink.open_classes.add(7)
     for lot in range(1, PIECES_AT_ONCE):
-        stream.uplink.put(Lot(lot, [entry(frame(b"a", 0))]))
+        stream.uplink.put(WriteBatch(lot, [entry(frame(b"a", 0))]))
     stream.uplink.go_on(0.0)
     assert not stream.uplink.is_crowded(0.0)
-    stream.uplink.put(Lot(PIECES_AT_ONCE, [entry(frame(b"a", 0))]))
+    stream.uplink.put(WriteBatch(PIECES_AT_ONCE, [entry(frame(b"a", 0))]))
     assert stream.uplink.is_crowded(0.0)
     assert not stream.uplink.is_crowded(SILENT_SECONDS)  # It may be held up: nobody waits for it.
 
@@ -331,7 +331,7 @@ def test_what_is_refused_is_published_again_and_stored_once() -> None:
     stream.uplink.open_classes.add(7)
     verdicts = iter([False, True, False])
     stream.refuses = lambda: next(verdicts, False)
-    stream.uplink.put(Lot(1, [entry(*(frame(b"%d" % n, n) for n in range(3)), name="pub")]))
+    stream.uplink.put(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(3)), name="pub")]))
     stream.uplink.go_on(0.0)
     assert stream.answer(stream.take(), 0.0) is None
     assert stream.uplink.last_error is not None
@@ -348,10 +348,10 @@ def test_a_stream_that_is_full_for_long_stores_once_what_it_knows_no_more(name: 
     stream.uplink.open_classes.add(7)
     payloads = [b"%d" % n * (1 + n % 2) for n in range(50)]
     stream.uplink.put(
-        Lot(1, [entry(*(frame(p, n) for n, p in enumerate(payloads[:20])), name=name)])
+        WriteBatch(1, [entry(*(frame(p, n) for n, p in enumerate(payloads[:20])), name=name)])
     )
     stream.uplink.put(
-        Lot(2, [entry(*(frame(p, 20 + n) for n, p in enumerate(payloads[20:])), name=name)])
+        WriteBatch(2, [entry(*(frame(p, 20 + n) for n, p in enumerate(payloads[20:])), name=name)])
     )
     stream.looks_first = True
     room, now = 17, 0.0
@@ -374,7 +374,7 @@ def test_a_message_that_is_said_to_be_stored_twice_counts_once() -> None:
     """Two servers lead the stream, as each thinks."""
     stream = Stream()
     stream.uplink.open_classes.add(7)
-    stream.uplink.put(Lot(1, [entry(*(frame(b"%d" % n, n) for n in range(6)), name="pub")]))
+    stream.uplink.put(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(6)), name="pub")]))
     stream.refuses = lambda: len(stream.stored) >= 3
     stream.uplink.go_on(0.0)
     answers = stream.take()
@@ -387,7 +387,7 @@ def test_a_message_that_is_said_to_be_stored_twice_counts_once() -> None:
 def test_who_hears_nothing_says_it_again_and_who_hears_something_waits() -> None:
     stream = Stream()
     stream.uplink.open_classes.add(7)
-    stream.uplink.put(Lot(1, [entry(*(frame(b"%d" % n, n) for n in range(2)), name="pub")]))
+    stream.uplink.put(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(2)), name="pub")]))
     stream.uplink.go_on(0.0)
     first = stream.take()
     assert stream.answer(first[:1], 2.0) is None
@@ -404,7 +404,7 @@ def test_a_stream_that_does_not_answer_takes_nothing_until_it_stores_something()
     stream = Stream()
     uplink = stream.uplink
     uplink.open_classes.add(7)
-    uplink.put(Lot(1, [entry(frame(b"0", 0), name="pub")]))
+    uplink.put(WriteBatch(1, [entry(frame(b"0", 0), name="pub")]))
     stream.loses = lambda: True
     told = []
     for beat in range(5):
@@ -422,10 +422,10 @@ def test_a_stream_that_does_not_answer_takes_nothing_until_it_stores_something()
 def test_another_connection_begins_with_what_has_no_pub_ack() -> None:
     stream = Stream()
     stream.uplink.open_classes.add(7)
-    stream.uplink.put(Lot(1, [entry(frame(b"a", 0))]))
+    stream.uplink.put(WriteBatch(1, [entry(frame(b"a", 0))]))
     stream.uplink.go_on(0.0)
     stream.core.lose()
-    stream.uplink.put(Lot(2, [entry(frame(b"b", 0))]))
+    stream.uplink.put(WriteBatch(2, [entry(frame(b"b", 0))]))
     stream.uplink.go_on(1.0)
     stream.connect(1.0)
     stream.uplink.begin_anew(1.0)
@@ -453,7 +453,7 @@ def test_whatever_is_lost_or_refused_all_is_stored_once(seed: int) -> None:
                 frame(p, 100 * lots + n, has_envelope=chance.random() < 0.3)
                 for n, p in enumerate(payloads)
             ]
-            stream.uplink.put(Lot(lots, [entry(*whole, name=named)]))
+            stream.uplink.put(WriteBatch(lots, [entry(*whole, name=named)]))
             expected += payloads
         stream.uplink.go_on(now)
         answers = stream.take()
@@ -468,7 +468,7 @@ def test_whatever_is_lost_or_refused_all_is_stored_once(seed: int) -> None:
 def test_nothing_is_said_while_there_is_no_connection() -> None:
     stream = Stream()
     stream.core.lose()
-    stream.uplink.put(Lot(1, [entry(frame(b"a", 0))]))
+    stream.uplink.put(WriteBatch(1, [entry(frame(b"a", 0))]))
     assert stream.uplink.go_on(0.0) == set()
     with pytest.raises(StopIteration):
         next(iter(stream.take()))

@@ -11,7 +11,7 @@ from simplebus.core.users.permissions import Rule, Rules
 from simplebus.core.users.users import User as SharedUser
 from simplebus.core.users.users import Users
 from simplebus.nats.server.permissions import Permissions, Responses
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from tests.behaviour.wire_peer_v2 import enveloped, on_channel, peer2
 from tests.nats.bus.two_listeners import Client, Doors
@@ -20,7 +20,7 @@ from tests.nats.bus.two_listeners import Client, Doors
 def one_with(permissions: Permissions) -> tuple[Doors, Client]:
     """A client that may do this, at doors where all below orders is kept in class 1; a client
     `all` may do everything."""
-    users = User("one", "p", permissions=permissions), User("all", "p")
+    users = NatsUser("one", "p", permissions=permissions), NatsUser("all", "p")
     doors = Doors(nats=NatsSettings(auth=NatsAuth(users)))
     doors.broker.store.class_registry.bind_subject("orders.>", 1)
     return doors, doors.client(user="one", **{"pass": "p"})
@@ -132,7 +132,7 @@ def test_what_a_user_of_all_doors_is_denied_here_is_not_delivered(
         [SharedUser("own", token=quick_hash("o"), permissions=rights)], Passwords(b"by chance")
     )
     denied = Permissions(subscribe_allow=covers, subscribe_deny=("a.secret", "a.plans workers"))
-    users = (User("all", "p"),)
+    users = (NatsUser("all", "p"),)
     auth = NatsAuth(users, shared=shared, shared_permissions={"own": denied})
     doors = Doors(nats=NatsSettings(auth=auth))
     client = doors.client(auth_token="o")

@@ -21,13 +21,13 @@ from simplebus.nats.bus.convert import (
     headers_of,
     message_of,
 )
-from simplebus.nats.protocol.events import Mix, Pub, Run, singles
+from simplebus.nats.protocol.events import MixedBatch, Pub, UniformBatch, iter_messages
 
 SUBJECTS = [b"a.b", b"<", b"orders.eu", b"a.*", b"caf\xe9", b"x" * 60]
 PAYLOADS = st.sampled_from([b"", b"<", b"\r\n", b"<\r\n", b"<\r\n>", b"plain", b"y" * 40])
 
 
-def run_of(subject: bytes, reply: bytes, block: bytes, payloads: list[bytes]) -> Run:
+def run_of(subject: bytes, reply: bytes, block: bytes, payloads: list[bytes]) -> UniformBatch:
     """Messages of one size as a parser shows them; each with the block."""
     size = len(block) + len(payloads[0])
     words = b" ".join(filter(None, [subject, reply, b"%d" % len(block) if block else b""]))
@@ -36,10 +36,10 @@ def run_of(subject: bytes, reply: bytes, block: bytes, payloads: list[bytes]) ->
     rows = np.frombuffer(whole, np.uint8).reshape(len(payloads), -1)
     ahead = b"%d" % len(block) if block else b""
     body = memoryview(block + payloads[0])
-    return Run(Pub(subject, reply, b"%d" % size, ahead, len(block), body), rows, len(line))
+    return UniformBatch(Pub(subject, reply, b"%d" % size, ahead, len(block), body), rows, len(line))
 
 
-def mix_of(messages: list[tuple[bytes, bytes]]) -> tuple[Mix, list[bytes]]:
+def mix_of(messages: list[tuple[bytes, bytes]]) -> tuple[MixedBatch, list[bytes]]:
     """Messages of several subjects as a parser shows them, and the subjects by number."""
     names = list(dict.fromkeys(subject for subject, _ in messages))
     whole, bounds, ends, bodies = b"", [0], [], []
@@ -51,12 +51,12 @@ def mix_of(messages: list[tuple[bytes, bytes]]) -> tuple[Mix, list[bytes]]:
         bounds.append(len(whole))
     columns = [np.array(column, np.int64) for column in (bounds, ends, bodies)]
     numbers = np.array([names.index(subject) for subject, _ in messages], np.int32)
-    return Mix(np.frombuffer(whole, np.uint8), *columns, numbers), names
+    return MixedBatch(np.frombuffer(whole, np.uint8), *columns, numbers), names
 
 
-def same(packer: Packer, event: Run | Mix, rows: list[int] | None, names: list[bytes]) -> None:
+def same(packer: Packer, event: UniformBatch | MixedBatch, rows: list[int] | None, names: list[bytes]) -> None:
     """Check that a batch is packed as its messages are one by one."""
-    chosen = list(singles(event, names))
+    chosen = list(iter_messages(event, names))
     expected, refused = b"", 0
     for at in range(event.count) if rows is None else rows:
         one = packer.one(chosen[at])
@@ -111,7 +111,7 @@ def test_a_run_with_different_headers_is_packed_one_by_one() -> None:
     run = run_of(b"a", b"", blocks[0], [b"pay"] * 20)
     rows = run.rows.copy()
     for row, block in zip(rows, blocks, strict=True):
-        row[run.body_at : run.body_at + len(block)] = np.frombuffer(block, np.uint8)
+        row[run.body_column : run.body_column + len(block)] = np.frombuffer(block, np.uint8)
     run.rows = rows
     same(Packer(7, frame_bytes_max=1000), run, None, [])
 

@@ -13,16 +13,16 @@ from simplebus.core.settings import Settings
 from simplebus.nats.bus.acked import wish
 from simplebus.nats.bus.subjects import asked, spelled, token
 from simplebus.nats.server.permissions import Permissions
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from tests.nats.bus.two_listeners import Client, Doors
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=5)
 
 
-def doors_of(*users: User, classes: int = 100) -> Doors:
+def doors_of(*users: NatsUser, classes: int = 100) -> Doors:
     """`secret` is class 12; `boss` may do everything."""
-    everybody = (User("boss", "p"), *users)
+    everybody = (NatsUser("boss", "p"), *users)
     limits = Limits(classes=classes)
     doors = Doors(Settings(limits), nats=NatsSettings(auth=NatsAuth(everybody)))
     doors.broker.store.class_registry.declare_classes([NamedClass(id=12, name="secret")])
@@ -34,8 +34,8 @@ def client_of(doors: Doors, name: str) -> Client:
     return doors.client(user=name, **{"pass": "p"})
 
 
-def one(*, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), name: str = "one") -> User:
-    return User(name, "p", permissions=Permissions(subscribe_allow=allow, subscribe_deny=deny))
+def one(*, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), name: str = "one") -> NatsUser:
+    return NatsUser(name, "p", permissions=Permissions(subscribe_allow=allow, subscribe_deny=deny))
 
 
 WAYS = (
@@ -191,7 +191,7 @@ def test_it_makes_its_share_of_classes_and_no_more() -> None:
 
 
 def test_where_it_may_not_publish_it_alone_hears_that_what_it_said_counts() -> None:
-    user = User(
+    user = NatsUser(
         "one",
         "p",
         permissions=Permissions(

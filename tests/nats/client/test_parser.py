@@ -15,7 +15,7 @@ from simplebus.nats.client.bulk_parser import STRETCH_MESSAGES_MIN
 from simplebus.nats.client.events import Complaint, Info, Messages, Ping, Pong
 from simplebus.nats.client.line_parser import LINE_BYTES_MAX
 from simplebus.nats.client.parser import Parser
-from simplebus.nats.numbers import DIGITS_BEHIND, numbers, numbers_alike
+from simplebus.nats.numbers import PADDING_BYTES, parse_numbers, parse_similar_numbers
 
 MOST = 5000
 WRONG = "wrong"
@@ -220,7 +220,7 @@ def test_a_long_message_is_not_searched_until_it_is_whole() -> None:
     assert parser.tail_bytes == 0
 
 
-@given(st.sampled_from([numbers, numbers_alike]), st.lists(st.one_of(
+@given(st.sampled_from([parse_numbers, parse_similar_numbers]), st.lists(st.one_of(
     st.sampled_from([b"128", b"128", b"129", b"28", b"12x"]),
     st.integers(0, 2**63 + 9).map(lambda n: b"%d" % n), st.binary(max_size=21),
     st.integers(0, 10**6).map(lambda n: b"%010d" % n),
@@ -229,8 +229,8 @@ def test_numbers_are_those_that_python_reads(
     read: Callable[[Bytes, Integers, Integers], tuple[Integers, Flags]], texts: list[bytes]
 ) -> None:
     lengths = [len(text) for text in texts]
-    ends = np.cumsum(np.array(lengths, np.int64)) + DIGITS_BEHIND
-    data = np.frombuffer(bytes(DIGITS_BEHIND) + b"".join(texts), np.uint8)
+    ends = np.cumsum(np.array(lengths, np.int64)) + PADDING_BYTES
+    data = np.frombuffer(bytes(PADDING_BYTES) + b"".join(texts), np.uint8)
     found, good = read(data, ends - np.array(lengths, np.int64), ends)
     is_one = [t.isdigit() and len(t) <= 19 and int(t) < 2**63 for t in texts]
     assert good.tolist() == is_one

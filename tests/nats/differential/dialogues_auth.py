@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.server.permissions import Permissions, Responses
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 from tests.nats.differential.compare import Say, Script
 from tests.nats.differential.dialogues import BLOCK, QUIET
 
@@ -124,9 +124,9 @@ authorization {{
     limits=NatsLimits(),
     auth=NatsAuth(
         users=(
-            User("all", "p"),
-            User("other", "q p"),
-            User(
+            NatsUser("all", "p"),
+            NatsUser("other", "q p"),
+            NatsUser(
                 "publisher",
                 "p",
                 permissions=Permissions(
@@ -135,7 +135,7 @@ authorization {{
                     subscribe_allow=("in.>",),
                 ),
             ),
-            User(
+            NatsUser(
                 "subscriber",
                 "p",
                 permissions=Permissions(
@@ -144,24 +144,24 @@ authorization {{
                     subscribe_deny=_SUBSCRIBE_DENY,
                 ),
             ),
-            User("denied", "p", permissions=Permissions(subscribe_deny=("a.x", "a.b.>", "*.y"))),
-            User(
+            NatsUser("denied", "p", permissions=Permissions(subscribe_deny=("a.x", "a.b.>", "*.y"))),
+            NatsUser(
                 "answerer",
                 "p",
                 permissions=Permissions(
                     subscribe_allow=("svc.>",), responses=Responses(most=2, seconds=60)
                 ),
             ),
-            User(
+            NatsUser(
                 "answers",
                 "p",
                 permissions=Permissions(
                     publish_allow=("x",), subscribe_allow=("svc.>",), responses=Responses()
                 ),
             ),
-            User("overruled", "p", permissions=Permissions(subscribe_deny=("a", "a q"))),
-            User("empty", "p", permissions=Permissions()),
-            User(nkey=nkey(_KEY)),
+            NatsUser("overruled", "p", permissions=Permissions(subscribe_deny=("a", "a q"))),
+            NatsUser("empty", "p", permissions=Permissions()),
+            NatsUser(nkey=nkey(_KEY)),
         )
     ),
     scripts={
@@ -383,12 +383,12 @@ max_pending: 1MB
     limits=NatsLimits(max_payload=32, max_control_line=128, max_subs=3),
     auth=NatsAuth(
         users=(
-            User(
+            NatsUser(
                 "guest",
                 "g",
                 permissions=Permissions(publish_allow=("open.>",), subscribe_allow=("open.>",)),
             ),
-            User("all", "p"),
+            NatsUser("all", "p"),
         ),
         no_auth_user="guest",
     ),

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from tests.nats.differential import generated_dialogues
 from tests.nats.differential.compare import (
@@ -175,7 +175,7 @@ def test_silence_is_answered_as_by_the_reference_server() -> None:
         ping_max: 3
     """
     limits = NatsLimits(auth_seconds=0.5, ping_seconds=0.2, pings_max=3)
-    house = Inside(NatsSettings(limits=limits, auth=NatsAuth(users=(User("u", "p"),))))
+    house = Inside(NatsSettings(limits=limits, auth=NatsAuth(users=(NatsUser("u", "p"),))))
     clients = [house.client(), house.client(b"CONNEC"), house.client(says)]
     for beat in range(40):
         house.front.now = beat / 20

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.protocol.events import Connect, Event, Mix, Ping, Pub, Run, Sub, Unsub, singles
-from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.protocol.events import Connect, ClientEvent, MixedBatch, Ping, Pub, UniformBatch, Sub, Unsub, iter_messages
+from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.subject_table import SubjectTable
 from tests.nats.protocol.parser_oracle import Oracle
 
@@ -29,8 +29,8 @@ class Reading:
         buffer: ReceiveBuffer = BUFFER,
     ) -> None:
         self.table = table or SubjectTable()
-        self.parser = Parser(limits, self.table)
-        self.parser.headers = headers
+        self.parser = NatsParser(limits, self.table)
+        self.parser.accepts_headers = headers
         self.found: list[tuple[object, ...]] = []
         self.kinds: Counter[str] = Counter()
         """How many events of each kind there were,"""
@@ -48,21 +48,21 @@ class Reading:
             for event in self.parser.receive(self._buffer, self._buffer.fill(data)):
                 self._take(event)
         except NatsError as error:
-            self.found.append(("CLOSE", error.says, error.closed))
+            self.found.append(("CLOSE", error.error_text, error.closed_reason))
             self.sentence, self.is_closed = error.sentence, True
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: ClientEvent) -> None:
         kind = type(event).__name__
         self.kinds[kind] += 1
-        if isinstance(event, Run | Mix):
+        if isinstance(event, UniformBatch | MixedBatch):
             self.batched[kind] += event.count
             check(event)
-            self.found += [said(one) for one in singles(event, self.table.names)]
+            self.found += [said(one) for one in iter_messages(event, self.table.names)]
         else:
             self.found.append(said(event))
 
 
-def said(event: Event) -> tuple[object, ...]:
+def said(event: ClientEvent) -> tuple[object, ...]:
     match event:
         case Pub(subject, reply, size, b"", 0, body):
             return ("PUB", subject, reply, size, bytes(body))
@@ -81,16 +81,16 @@ def said(event: Event) -> tuple[object, ...]:
             return ("PONG",)
 
 
-def check(event: Run | Mix) -> None:
+def check(event: UniformBatch | MixedBatch) -> None:
     """What a batch's fields promise beyond what its messages say."""
-    if isinstance(event, Run):
+    if isinstance(event, UniformBatch):
         assert event.rows.ndim == 2
-        assert bytes(event.rows[0, event.body_at : -2]) == bytes(event.head.body)
+        assert bytes(event.rows[0, event.body_column : -2]) == bytes(event.first_message.body)
         return
     assert event.bounds[0] == 0
     assert event.bounds[-1] == event.data.size
     assert event.bounds.shape == (event.count + 1,)
-    assert event.subject_ends.shape == event.subjects.shape == (event.count,)
+    assert event.subject_ends.shape == event.subject_numbers.shape == (event.count,)
     data = bytes(event.data)
     for begin, end in zip(event.bounds.tolist(), event.subject_ends.tolist(), strict=False):
         assert data[begin : begin + 4] == b"PUB "

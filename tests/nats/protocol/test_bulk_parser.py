@@ -18,7 +18,7 @@ from simplebus.core.protocol.frames import Bytes
 from simplebus.nats import limits as bounds
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol import parser as parsers
-from simplebus.nats.protocol.bulk_parser import Scan, line_feeds
+from simplebus.nats.protocol.bulk_parser import BulkParser, find_line_feeds
 from simplebus.nats.server.subject_table import SubjectTable
 from tests.nats.protocol.parser_driver import Reading, read, truth
 
@@ -204,14 +204,14 @@ def test_a_read_is_searched_once_whatever_ends_its_stretches(
 ) -> None:
     calls = {"scan": 0, "stretch": 0}
 
-    class Counted(Scan):
+    class Counted(BulkParser):
         def __init__(self, *arguments: object) -> None:
             calls["scan"] += 1
             super().__init__(*arguments)  # type: ignore[arg-type]
 
         def stretch(self, at: int) -> object:  # type: ignore[override]
             calls["stretch"] += 1
-            return super().stretch(at)
+            return super().parse_batch(at)
 
     monkeypatch.setattr(parsers, "Scan", Counted)
     for length in (10, 20, 40):
@@ -229,7 +229,7 @@ def test_a_run_that_breaks_off_is_not_compared_to_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared = []
-    original = parsers._count_same
+    original = parsers._count_matching
 
     def count_same(data: Bytes, line: bytearray, stride: int, count: int) -> int:
         compared.append(count)
@@ -291,10 +291,10 @@ def test_every_line_feed_is_found(parts: list[bytes], draw: st.DataObject) -> No
     first = draw.draw(st.integers(0, len(data)))
     last = draw.draw(st.integers(first, len(data)))
     expected = [at for at in range(first, last) if data[at] == 0x0A]
-    assert line_feeds(raw, first, last).tolist() == expected
+    assert find_line_feeds(raw, first, last).tolist() == expected
 
 
 def test_line_feeds_are_found_across_blocks() -> None:
     raw = bytearray(Random(1).randbytes(700_000) + bytes(16))
     expected = [at for at in range(3, 700_000) if raw[at] == 0x0A]
-    assert line_feeds(raw, 3, 700_000).tolist() == expected
+    assert find_line_feeds(raw, 3, 700_000).tolist() == expected

@@ -9,7 +9,7 @@ import pytest
 
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol import encode
-from simplebus.nats.protocol.events import Mix, Positions, Pub, Run, singles
+from simplebus.nats.protocol.events import MixedBatch, Indexes, Pub, UniformBatch, iter_messages
 from tests.nats.protocol.parser_driver import BUFFER, Reading
 
 SUBJECTS = [b"a", b"b.c.d", b"s" * 9, b"\xff.\0"]
@@ -31,15 +31,15 @@ def line(message: Pub, sid: bytes, *, headers: bool) -> bytes:
     return b" ".join(words) + b"\r\n" + body + b"\r\n"
 
 
-def batch(data: bytes) -> tuple[Run | Mix, list[bytes]]:
+def batch(data: bytes) -> tuple[UniformBatch | MixedBatch, list[bytes]]:
     """The one event in these bytes, and the names of subjects."""
     reading = Reading(NatsLimits(max_payload=3000))
     [event] = reading.parser.receive(BUFFER, BUFFER.fill(data))
-    assert isinstance(event, Run | Mix)
+    assert isinstance(event, UniformBatch | MixedBatch)
     return event, reading.table.names
 
 
-def some_rows(count: int) -> list[Positions | None]:
+def some_rows(count: int) -> list[Indexes | None]:
     every = np.arange(count)
     return [None, every[:0], every[:1], every[-1:], every[::3], every[5:20], every]
 
@@ -49,14 +49,14 @@ def test_one_message_is_its_line_and_its_payload() -> None:
         return Pub(*words, header_bytes, memoryview(body))  # type: ignore[arg-type]
 
     plain = pub(b"a", b"", b"003", b"")
-    assert encode.one(plain, b"7", headers=False) == b"MSG a 7 003\r\nxyz\r\n"
+    assert encode.encode_message(plain, b"7", headers=False) == b"MSG a 7 003\r\nxyz\r\n"
     asking = pub(b"a", b"r.1", b"3", b"")
-    assert encode.one(asking, b"s", headers=True) == b"MSG a s r.1 3\r\nxyz\r\n"
+    assert encode.encode_message(asking, b"s", headers=True) == b"MSG a s r.1 3\r\nxyz\r\n"
     headed = pub(b"a", b"r", b"03", b"002", header_bytes=2)
-    assert encode.one(headed, b"1", headers=True) == b"HMSG a 1 r 002 03\r\nxyz\r\n"
-    assert encode.one(headed, b"1", headers=False) == b"MSG a 1 r 1\r\nz\r\n"
+    assert encode.encode_message(headed, b"1", headers=True) == b"HMSG a 1 r 002 03\r\nxyz\r\n"
+    assert encode.encode_message(headed, b"1", headers=False) == b"MSG a 1 r 1\r\nz\r\n"
     bare = pub(b"a", b"", b"03", b"00")
-    assert encode.one(bare, b"1", headers=True) == b"MSG a 1 03\r\nxyz\r\n"
+    assert encode.encode_message(bare, b"1", headers=True) == b"MSG a 1 03\r\nxyz\r\n"
 
 
 @pytest.mark.parametrize("headers", [True, False])
@@ -69,8 +69,8 @@ def test_a_run_is_written_as_its_messages(verb: bytes, size: int, headers: bool)
     event, names = batch(
         b"".join(verb + sizes + random.randbytes(size) + b"\r\n" for _ in range(60))
     )
-    assert isinstance(event, Run)
-    messages = [*singles(event, names)]
+    assert isinstance(event, UniformBatch)
+    messages = [*iter_messages(event, names)]
     for sid in (b"1", b"sid.22"):
         for rows in some_rows(event.count):
             chosen = messages if rows is None else [messages[row] for row in rows]
@@ -102,8 +102,8 @@ def test_a_mix_is_written_as_its_messages(sid: bytes, kind: str) -> None:
         for subject, body in zip(subjects, bodies, strict=False)
     ]
     event, names = batch(b"".join(data))
-    assert isinstance(event, Mix)
-    messages = [*singles(event, names)]
+    assert isinstance(event, MixedBatch)
+    messages = [*iter_messages(event, names)]
     for rows in some_rows(event.count):
         chosen = messages if rows is None else [messages[row] for row in rows]
         expected = b"".join(line(message, sid, headers=False) for message in chosen)
@@ -118,7 +118,7 @@ def test_several_subscriptions_are_sent_message_by_message(kind: str, headers: b
     event, names = batch(
         b"".join(b"%b\r\nx%02d\r\n" % (line_of.format(n).encode(), n) for n in range(60))
     )
-    messages = [*singles(event, names)]
+    messages = [*iter_messages(event, names)]
     every = np.arange(60)
     for parts in (
         [(b"1", None), (b"22", None)],
@@ -142,7 +142,7 @@ def test_what_is_written_outlives_the_buffer() -> None:
         event, _ = batch(data)
         written = (
             encode.run(event, b"1", None, headers=False)
-            if isinstance(event, Run)
+            if isinstance(event, UniformBatch)
             else encode.mix(event, b"1", None)
         )
         before = bytes(written)

@@ -17,8 +17,8 @@ from simplebus.core.limits import HEADROOM_BYTES
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol.events import Connect, Pub
-from simplebus.nats.protocol.line_parser import Reader
-from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.protocol.line_parser import LineParser
+from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.subject_table import SubjectTable
 from tests.nats.protocol.parser_driver import (
     BUFFER,
@@ -163,10 +163,10 @@ def test_what_a_client_announced_counts_from_the_next_command_on() -> None:
     count = BUFFER.fill(b"CONNECT {}\r\nHPUB a 0 1\r\nx\r\nCONNECT {}\r\nHPUB a 0 1\r\nx\r\n")
     events = reading.parser.receive(BUFFER, count)
     assert isinstance(next(events), Connect)
-    reading.parser.headers = True
+    reading.parser.accepts_headers = True
     assert isinstance(next(events), Pub)
     assert isinstance(next(events), Connect)
-    reading.parser.headers = False
+    reading.parser.accepts_headers = False
     with pytest.raises(NatsError, match="did not announce headers"):
         next(events)
 
@@ -177,13 +177,13 @@ def test_what_a_client_announced_counts_from_the_next_command_on() -> None:
 def counting_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many bytes each look at a command was given."""
     looks: list[int] = []
-    original = Reader.read
+    original = LineParser.parse_command
 
-    def read(self: Reader, raw: bytearray, at: int, last: int, searched: int = 0) -> int:
+    def read(self: LineParser, raw: bytearray, at: int, last: int, searched: int = 0) -> int:
         looks.append(last - at)
         return original(self, raw, at, last, searched)
 
-    monkeypatch.setattr(Reader, "read", read)
+    monkeypatch.setattr(LineParser, "read", read)
     return looks
 
 
@@ -264,4 +264,4 @@ def test_a_long_message_is_forgotten_when_it_is_dealt_with() -> None:
 
 
 def test_a_parser_needs_no_more_than_its_tail() -> None:
-    assert not hasattr(Parser(NatsLimits(), SubjectTable()), "__dict__")
+    assert not hasattr(NatsParser(NatsLimits(), SubjectTable()), "__dict__")

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 
 from simplebus.core.protocol.frames import Words, unaligned
-from simplebus.nats.server.subject_table import Numbers, Positions, SubjectTable
+from simplebus.nats.server.subject_table import Numbers, Indexes, SubjectTable
 
 
 class Asked(NamedTuple):
     """Subjects that lie one behind the other."""
 
     words: Words
-    starts: Positions
-    lengths: Positions
+    starts: Indexes
+    lengths: Indexes
 
 
 def asked(subjects: list[bytes]) -> Asked:

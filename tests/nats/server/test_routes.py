@@ -15,7 +15,7 @@ from simplebus.nats.server.permissions import Permissions
 from simplebus.nats.server.queue_group import Dice, JoinedGroup, QueueGroup
 from simplebus.nats.server.routes import Routes
 from simplebus.nats.server.subscription import Sink, Subscription
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from tests.nats.server.nats_peer import Client, Inside
 from tests.nats.server.numbered_subjects import numbered
@@ -233,8 +233,8 @@ def test_who_ends_within_a_batch_is_sent_the_first_of_it(
 
 
 def test_what_a_member_may_not_have_and_what_comes_behind_its_last_goes_to_others() -> None:
-    denied = User("some", "p", permissions=Permissions(subscribe_deny=("no.>",)))
-    auth = NatsAuth(users=(denied, User("all", "p")))
+    denied = NatsUser("some", "p", permissions=Permissions(subscribe_deny=("no.>",)))
+    auth = NatsAuth(users=(denied, NatsUser("all", "p")))
     house = Inside(NatsSettings(auth=auth), seed=2)
     some, everything, publisher = (
         house.client(QUIET[:-3] + b',"user":"%b","pass":"p"}\r\n' % name)
@@ -252,8 +252,8 @@ def test_what_a_member_may_not_have_and_what_comes_behind_its_last_goes_to_other
 @pytest.mark.parametrize("chunks", [0, 16])
 def test_who_takes_what_others_of_a_group_do_not_depends_on_all_there_is(chunks: int) -> None:
     users = (
-        User("a", "p", permissions=Permissions(subscribe_deny=("no.a",))),
-        User("b", "p", permissions=Permissions(subscribe_deny=("no.b",))),
+        NatsUser("a", "p", permissions=Permissions(subscribe_deny=("no.a",))),
+        NatsUser("b", "p", permissions=Permissions(subscribe_deny=("no.b",))),
     )
     house = Inside(NatsSettings(auth=NatsAuth(users=users)))
     one, other, third = (

@@ -9,18 +9,18 @@ from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import RECEIVE_BYTES
 from simplebus.nats.limits import DROPPED_AT_ONCE, FIRST_PING_SECONDS, TIDIED_AT_ONCE, NatsLimits
-from simplebus.nats.protocol.events import Mix, Run
-from simplebus.nats.protocol.parser import Parser
+from simplebus.nats.protocol.events import MixedBatch, UniformBatch
+from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.permissions import Permissions, Responses
 from simplebus.nats.server.subject_table import SubjectTable
-from simplebus.nats.server.users import NatsAuth, User
+from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from tests.nats.differential import generated_dialogues
 from tests.nats.differential.compare import Script
 from tests.nats.server.nats_peer import Client, Inside, buffer
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
-AUTH = NatsAuth(users=(User("u", "p"),))
+AUTH = NatsAuth(users=(NatsUser("u", "p"),))
 
 
 def at(house: Inside, seconds: float) -> None:
@@ -63,7 +63,7 @@ def test_who_does_not_answer_is_stale() -> None:
     ]
     assert client.error is not None
     assert client.error.reason is Reason.HEARTBEAT_TIMEOUT
-    assert client.error.closed == "Stale Connection"
+    assert client.error.closed_reason == "Stale Connection"
     assert house.front.sessions == {}
 
 
@@ -103,7 +103,7 @@ def test_who_does_not_say_connect_in_time_is_told_so() -> None:
 def test_where_nobody_is_asked_nobody_has_to_say_connect() -> None:
     house = waiting()
     client = house.client()
-    guests = Inside(NatsSettings(auth=NatsAuth(users=(User("u", "p"),), no_auth_user="u")))
+    guests = Inside(NatsSettings(auth=NatsAuth(users=(NatsUser("u", "p"),), no_auth_user="u")))
     guest = guests.client()
     at(house, 60)
     at(guests, 60)
@@ -144,8 +144,8 @@ def test_info_names_the_client_and_where_it_came() -> None:
 def test_who_may_not_have_everything_needs_leave_for_classes() -> None:
     auth = NatsAuth(
         users=(
-            User("some", "p", permissions=Permissions(subscribe_deny=("secret.>",))),
-            User("named", "p", permissions=Permissions(subscribe_allow=("$SB.SUB.*",))),
+            NatsUser("some", "p", permissions=Permissions(subscribe_deny=("secret.>",))),
+            NatsUser("named", "p", permissions=Permissions(subscribe_allow=("$SB.SUB.*",))),
         )
     )
     house = Inside(NatsSettings(auth=auth), broker=Broker())
@@ -177,7 +177,7 @@ def test_a_client_for_which_too_much_waits_is_cut_off_without_a_word() -> None:
     cut = front.take_cut()
     assert [session for session, _ in cut] == [slow.session]
     assert cut[0][1].line == b""
-    assert cut[0][1].closed == "Slow Consumer (Pending Bytes)"
+    assert cut[0][1].closed_reason == "Slow Consumer (Pending Bytes)"
     assert slow.session.outbox.pending_bytes == 0
     assert slow.session.subscriptions == {}
     assert not other.session.is_cut
@@ -291,23 +291,23 @@ def test_a_batch_that_many_take_is_short(subscriptions: int, most: int) -> None:
 
 def kinds(data: bytes) -> list[type]:
     """What the parser makes of it, whole."""
-    parser = Parser(NatsLimits(), SubjectTable())
+    parser = NatsParser(NatsLimits(), SubjectTable())
     return [type(event) for event in parser.receive(buffer(), buffer().fill(data))]
 
 
 def test_made_dialogues_hold_batches() -> None:
-    assert Run in kinds(b"PUB a 1\r\nx\r\n" * 40)
-    assert Mix in kinds(b"".join(b"PUB a.%d 1\r\nx\r\n" % (n % 3) for n in range(60)))
+    assert UniformBatch in kinds(b"PUB a 1\r\nx\r\n" * 40)
+    assert MixedBatch in kinds(b"".join(b"PUB a.%d 1\r\nx\r\n" % (n % 3) for n in range(60)))
 
 
 USERS = NatsAuth(
     users=(
-        User("all", "p"),
-        User("publisher", "p", permissions=Permissions(publish_deny=("a.>", "x"))),
-        User("subscriber", "p", permissions=Permissions(subscribe_deny=("a", "*.b"))),
-        User("denied", "p", permissions=Permissions(publish_allow=("foo.>", "in"))),
-        User("answerer", "p", permissions=Permissions(responses=Responses(most=3))),
-        User(
+        NatsUser("all", "p"),
+        NatsUser("publisher", "p", permissions=Permissions(publish_deny=("a.>", "x"))),
+        NatsUser("subscriber", "p", permissions=Permissions(subscribe_deny=("a", "*.b"))),
+        NatsUser("denied", "p", permissions=Permissions(publish_allow=("foo.>", "in"))),
+        NatsUser("answerer", "p", permissions=Permissions(responses=Responses(most=3))),
+        NatsUser(
             "answers", "p", permissions=Permissions(publish_allow=("foo.x",), responses=Responses())
         ),
     )

@@ -221,7 +221,7 @@ def test_with_more_waiting_than_may_it_is_given_up_and_the_memory_returns() -> N
     assert session is stuck
     assert error.reason is Reason.SLOW_CONSUMER
     assert error.line == b""
-    assert error.closed == "Slow Consumer (Pending Bytes)"
+    assert error.closed_reason == "Slow Consumer (Pending Bytes)"
     assert error.sentence.endswith("bytes wait for it, 262144 may; it has subscribed to a, b.>")
     assert stuck.pending_bytes == 0
     say(house, publisher, publish(10))
@@ -249,7 +249,7 @@ def test_one_that_takes_nothing_for_too_long_is_given_up() -> None:
     house.tick()
     ((session, error),) = house.take_cut()
     assert session is stuck
-    assert error.closed == "Slow Consumer (Write Deadline)"
+    assert error.closed_reason == "Slow Consumer (Write Deadline)"
     assert "it took none of the" in error.sentence
     house.tick()
     assert not house.take_cut()

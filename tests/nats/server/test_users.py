@@ -15,7 +15,7 @@ from simplebus.nats.protocol.handshake import Options
 from simplebus.nats.server.authenticate import Gate
 from simplebus.nats.server.permissions import Permissions
 from simplebus.nats.server.subject_table import SubjectTable
-from simplebus.nats.server.users import NatsAuth, User, decode_user_key, is_signed
+from simplebus.nats.server.users import NatsAuth, NatsUser, decode_user_key, is_signed
 from tests.nats.differential.dialogues_auth import nkey
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -73,22 +73,22 @@ def test_a_signature_is_of_this_key_and_this_nonce() -> None:
 )
 def test_a_user_that_makes_no_sense_is_named(user: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said.replace("$", r"\$")):
-        User(**user)  # type: ignore[arg-type]
+        NatsUser(**user)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("auth", "said"),
     [
-        ({"users": (User("a"), User("a", "p"))}, "user a is there twice"),
-        ({"users": (User("a"),), "token": "t"}, "there are a token and users"),
-        ({"users": (User("a"),), "no_auth_user": "b"}, "no_auth_user b is none of the users"),
+        ({"users": (NatsUser("a"), NatsUser("a", "p"))}, "user a is there twice"),
+        ({"users": (NatsUser("a"),), "token": "t"}, "there are a token and users"),
+        ({"users": (NatsUser("a"),), "no_auth_user": "b"}, "no_auth_user b is none of the users"),
         ({"token": "$2b$x"}, "the token is a bcrypt hash"),
         (
-            {"users": (User("a", "p"),), "shared": Users([SharedUser("a", password="p")])},
+            {"users": (NatsUser("a", "p"),), "shared": Users([SharedUser("a", password="p")])},
             r"a is a user of [[nats.users]] and of [[users]]",
         ),
         (
-            {"users": (User(nkey=PUBLIC),), "shared": Users([SharedUser("a", nkey=PUBLIC)])},
+            {"users": (NatsUser(nkey=PUBLIC),), "shared": Users([SharedUser("a", nkey=PUBLIC)])},
             f"{PUBLIC} is a user of [[nats.users]] and of [[users]]",
         ),
     ],
@@ -99,7 +99,7 @@ def test_rules_that_contradict_themselves_are_named(auth: dict[str, object], sai
 
 
 def test_a_user_is_known_by_name_and_password() -> None:
-    auth = NatsAuth(users=(User("a", "p"), User("b", "é"), User(nkey=PUBLIC)))
+    auth = NatsAuth(users=(NatsUser("a", "p"), NatsUser("b", "é"), NatsUser(nkey=PUBLIC)))
     assert auth.user("a", "p") == auth.users[0]
     assert auth.user("b", "é") == auth.users[1]
     assert auth.user("a", "q") is None
@@ -109,7 +109,7 @@ def test_a_user_is_known_by_name_and_password() -> None:
 
 
 def test_who_has_no_password_is_not_let_in_by_its_name() -> None:
-    auth = NatsAuth(users=(User("a"), User("b", "p")), no_auth_user="a")
+    auth = NatsAuth(users=(NatsUser("a"), NatsUser("b", "p")), no_auth_user="a")
     assert auth.user("a", "") is None
     for said in (Options(user="a"), Options(user="c")):
         with pytest.raises(NatsError, match="could not show it"):
@@ -122,7 +122,7 @@ def test_who_has_no_password_is_not_let_in_by_its_name() -> None:
 
 
 def test_a_seed_that_is_taken_for_a_key_is_not_shown() -> None:
-    auth = NatsAuth(users=(User(nkey=PUBLIC),))
+    auth = NatsAuth(users=(NatsUser(nkey=PUBLIC),))
     with pytest.raises(NatsError, match=f"it says to be '{PUBLIC}'"):
         gate(auth).admit(Options(nkey=PUBLIC), "")
     with pytest.raises(NatsError, match="it says to be 'an nkey'"):
@@ -136,15 +136,15 @@ def test_nobody_is_asked_where_there_is_nobody_to_be() -> None:
 
 
 def test_nonces_are_there_for_keys_alone_and_no_two_are_equal() -> None:
-    assert gate(NatsAuth(users=(User("a"),))).nonce(1) == ""
-    keyed = NatsAuth(users=(User(nkey=PUBLIC),))
+    assert gate(NatsAuth(users=(NatsUser("a"),))).nonce(1) == ""
+    keyed = NatsAuth(users=(NatsUser(nkey=PUBLIC),))
     nonces = {gate(keyed).nonce(client) for client in range(100)}
     assert len(nonces) == 100
     assert Gate(keyed, SubjectTable(), b"other").nonce(1) not in nonces
 
 
 def test_a_certificate_says_who_one_is_whatever_else_is_said() -> None:
-    auth = NatsAuth(users=(User("a", "p"), User("b", "p")))
+    auth = NatsAuth(users=(NatsUser("a", "p"), NatsUser("b", "p")))
     admitted = gate(auth).admit(Options(user="b", password="p"), "", certified="a")
     assert admitted == auth.users[0]
     with pytest.raises(NatsError, match="could not show it") as raised:
@@ -156,17 +156,17 @@ def test_a_certificate_says_who_one_is_whatever_else_is_said() -> None:
 
 def test_permissions_are_the_users_own_or_those_of_everybody() -> None:
     mine, all_ = Permissions(publish_deny=("a",)), Permissions(publish_deny=("b",))
-    auth = NatsAuth(users=(User("a", permissions=mine), User("b")), default_permissions=all_)
+    auth = NatsAuth(users=(NatsUser("a", permissions=mine), NatsUser("b")), default_permissions=all_)
     a, b = (gate(auth).grants(user) for user in auth.users)
     assert a is not None
     assert b is not None
     assert not a.publishing.one(b"a")
     assert not b.publishing.one(b"b")
     assert gate(auth).grants(None) is None
-    assert gate(NatsAuth(users=(User("a"),))).grants(User("a")) is None
+    assert gate(NatsAuth(users=(NatsUser("a"),))).grants(NatsUser("a")) is None
 
 
 def test_what_users_may_is_worked_out_once_for_all_their_clients() -> None:
-    auth = NatsAuth(users=(User("a", permissions=Permissions(publish_deny=("a",))),))
+    auth = NatsAuth(users=(NatsUser("a", permissions=Permissions(publish_deny=("a",))),))
     it = gate(auth)
     assert it.grants(auth.users[0]) is it.grants(auth.users[0])

@@ -11,7 +11,7 @@ import trio
 import trio.lowlevel
 
 import simplebus
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.errors import RefusedError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
@@ -34,9 +34,9 @@ def blocking_durability(url: str) -> str:
         return bus.durability
 
 
-@pytest.mark.parametrize("level", Level)
+@pytest.mark.parametrize("level", Durability)
 async def test_a_server_that_was_stopped_has_its_messages_again(
-    tmp_path: Path, level: Level
+    tmp_path: Path, level: Durability
 ) -> None:
     async with serving(data_dir=tmp_path, durability=level) as server:
         peer = await connect(server, [1])

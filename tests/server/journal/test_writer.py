@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.core.commit_log import Ledger, Level
+from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.errors import Reason
-from simplebus.core.snapshot import Changes
+from simplebus.core.snapshot import StateChanges
 from simplebus.server.journal import writer as module
 from simplebus.server.journal.writer import Failure, Needed, Writer
 from simplebus.storage.directory import take
@@ -41,11 +41,11 @@ class Running:
 
     def __init__(self, path: Path) -> None:
         self.directory = take(path, new_bus="here")
-        self.journal = Gated(self.directory, level=Level.DISK)
+        self.journal = Gated(self.directory, level=Durability.DISK)
         self.journal.may_sync = threading.Semaphore(0)
         self.said: list[object] = []
         self.heard = threading.Semaphore(0)
-        self.ledger = Ledger()
+        self.ledger = CommitLog()
         self.reserve = Reserve(path, 4096)
         self.writer = Writer(
             self.journal,
@@ -67,7 +67,7 @@ class Running:
 
     def put(self, first: int) -> None:
         self.ledger.note(1, first, 1, b"0" * 13, "", 1.0)
-        snapshot = b"" if self.ledger.taken else Changes().encode()
+        snapshot = b"" if self.ledger.taken else StateChanges().encode()
         lot = self.ledger.take(snapshot=snapshot)
         assert lot is not None
         self.writer.put(lot)

@@ -19,7 +19,7 @@ from simplebus.nats.settings import NatsLimits, NatsSettings
 from simplebus.server import connection, process
 from simplebus.server.connection import Connection
 from simplebus.server.preauth import closing
-from simplebus.server.preauth.closing import Farewells
+from simplebus.server.preauth.closing import ClosingConnections
 from simplebus.server.run import Serving
 from tests.support.nats_peer import NatsPeer, nats
 from tests.support.running_server import serving, until
@@ -39,22 +39,22 @@ class Told:
 @given(st.lists(st.sampled_from(["come", "go", "room"])), st.integers(1, 4))
 def test_who_was_told_first_is_closed_for_one_more(done: list[str], most: int) -> None:
     """The same with a list."""
-    told, waiting, there = Farewells(), list[Told](), list[Told]()
+    told, waiting, there = ClosingConnections(), list[Told](), list[Told]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(closing, "FAREWELLS_MAX", most)
         for what in done:
             if what == "come":
                 there.append(Told())
                 waiting.append(there[-1])
-                told.come(there[-1].close)
+                told.add(there[-1].close)
                 waiting = waiting[-most:]
             elif what == "room":
-                assert told.make_room() == bool(waiting)
+                assert told.close_oldest() == bool(waiting)
                 waiting = waiting[1:]
             elif waiting:
                 gone = waiting.pop()
-                told.go(gone.close)
-                told.go(gone.close)
+                told.discard(gone.close)
+                told.discard(gone.close)
                 there.remove(gone)
             assert len(told) == len(waiting)
             assert [each for each in there if not each.is_closed] == waiting

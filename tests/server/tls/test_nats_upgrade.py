@@ -15,10 +15,10 @@ import trio
 from simplebus.core.errors import Reason
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.server.permissions import Permissions
-from simplebus.nats.server.users import NatsAuth, User, by_spelling, names, user_of
+from simplebus.nats.server.users import NatsAuth, NatsUser, certificate_name_index, certificate_names, find_certificate_user
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.run import Serving
-from simplebus.server.tls.certificates import TlsOptions, context
+from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
 from tests.support.certificates import Authority, Pair, trusting
 from tests.support.nats_peer import NatsPeer, nats
 from tests.support.running_server import serving, until
@@ -40,7 +40,7 @@ async def tls_server(
         auth=auth or NatsAuth(),
         tls_required=not options.optional,
         tls_available=options.optional,
-        tls_verify=options.wants_certificate,
+        tls_verify=options.requires_client_certificate,
     )
     async with serving(nats_port=0, nats=settings, nats_tls=options) as server:
         yield server
@@ -186,7 +186,7 @@ async def test_who_makes_no_handshake_is_closed_without_a_word(
 async def test_the_time_to_say_who_one_is_begins_behind_the_handshake(
     authority: Authority, own: Pair
 ) -> None:
-    auth = NatsAuth((User(name="ada", password="x"),))
+    auth = NatsAuth((NatsUser(name="ada", password="x"),))
     async with tls_server(own, auth=auth, seconds=0.2, auth_seconds=0.05) as server:
         late = await nats(server)
         await late.info()
@@ -233,7 +233,7 @@ async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own:
 async def test_a_certificate_can_say_which_user_a_client_is(
     authority: Authority, own: Pair
 ) -> None:
-    users = (User("ada@example.com", "x", permissions=Permissions(publish_deny=("no",))),)
+    users = (NatsUser("ada@example.com", "x", permissions=Permissions(publish_deny=("no",))),)
     async with tls_server(
         own, verify_and_map=True, ca=authority.path, auth=NatsAuth(users)
     ) as server:
@@ -280,7 +280,7 @@ def test_a_certificate_that_cannot_be_used_is_a_sentence(
         (TlsOptions(own.cert, own.key, nothing), f"{nothing} holds no certificates as PEM"),
     ):
         with pytest.raises(OSError, match=re.escape(sentence)):
-            context(options)
+            create_ssl_context(options)
 
 
 def test_what_a_certificate_calls_its_holder() -> None:
@@ -294,23 +294,23 @@ def test_what_a_certificate_calls_its_holder() -> None:
         "subject": subject,
         "subjectAltName": (("DNS", "a.example"), ("IP Address", "::1"), ("email", "ada@x")),
     }
-    assert names(certificate) == (
+    assert certificate_names(certificate) == (
         "ada@x",
         "a.example",
         "CN=ada\\ ,OU=billing+UID=7,O=Bus\\, Ltd,C=CH",
     )
-    assert names({}) == ()
-    assert user_of(certificate, by_spelling(["A.example", "CN=ada"])) == "A.example"
+    assert certificate_names({}) == ()
+    assert find_certificate_user(certificate, certificate_name_index(["A.example", "CN=ada"])) == "A.example"
     same = "cn=ada\\20,uid=7+ou=billing,o=Bus\\, Ltd,c=CH"
-    assert user_of(certificate, by_spelling(["CN=ada", same])) == same
-    assert user_of(certificate, by_spelling(["ADA@x", "a.example", "A.EXAMPLE"])) == "a.example"
-    assert user_of(certificate, {}) == "ada@x"
-    assert user_of({}, by_spelling(["b"])) == "nobody"
+    assert find_certificate_user(certificate, certificate_name_index(["CN=ada", same])) == same
+    assert find_certificate_user(certificate, certificate_name_index(["ADA@x", "a.example", "A.EXAMPLE"])) == "a.example"
+    assert find_certificate_user(certificate, {}) == "ada@x"
+    assert find_certificate_user({}, certificate_name_index(["b"])) == "nobody"
 
 
 def test_what_is_signed_as_a_name_of_one_kind_is_none_of_another() -> None:
     signed = [("DNS", "CN=ada,OU=shops"), ("DNS", "ada@x"), ("email", "ada.example")]
     signed += [("URI", "CN=ada"), ("email", "CN=a@x"), ("DNS", "a\0b"), ("DNS", "Fine.Example")]
     subject = ((("commonName", "nobody"),),)
-    found = names({"subject": subject, "subjectAltName": signed})
+    found = certificate_names({"subject": subject, "subjectAltName": signed})
     assert found == ("fine.example", "CN=nobody")

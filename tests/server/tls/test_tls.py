@@ -17,7 +17,7 @@ import simplebus
 from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
 from simplebus.server.run import Serving
-from simplebus.server.tls.certificates import TlsOptions, doubts
+from simplebus.server.tls.certificates import TlsOptions, certificate_warnings
 from tests.support.certificates import Authority, Pair, trusting
 from tests.support.running_server import (
     Peer,
@@ -235,10 +235,10 @@ def test_a_certificate_whose_time_it_is_not_is_told(
     pair.key.chmod(0o640)
     options = TlsOptions(pair.cert, pair.key, authority.path if asks else None, verify=asks)
     said = f"the certificate {pair.cert} {told}: clients that check it stay away"
-    assert doubts(options) == ([said] if told else [])
+    assert certificate_warnings(options) == ([said] if told else [])
 
 
 def test_a_key_that_everybody_may_read_is_told(own: Pair) -> None:
     own.key.chmod(0o644)
-    (told,) = doubts(TlsOptions(own.cert, own.key))
+    (told,) = certificate_warnings(TlsOptions(own.cert, own.key))
     assert told == f"the key {own.key} can be read by every user; chmod 640 it, or 600"

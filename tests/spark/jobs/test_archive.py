@@ -14,7 +14,7 @@ import pytest
 
 import simplebus
 from simplebus.core.protocol.envelope_batch import Envelope
-from simplebus.core.settings import Keep, Settings
+from simplebus.core.settings import Retention, Settings
 from simplebus.spark.jobs.archive import archive, messages, read
 from simplebus.spark.jobs.compaction import compact
 from simplebus.spark.jobs.replay import replay
@@ -32,7 +32,7 @@ TODAY = datetime.now(UTC)
 def keeping() -> Iterator[BusServer]:
     """A bus that holds messages though they are processed: what a batch whose end was never written
     down would have kept there."""
-    with bus_server(Settings(keep=Keep(messages=10_000))) as up:
+    with bus_server(Settings(keep=Retention(messages=10_000))) as up:
         yield up
 
 

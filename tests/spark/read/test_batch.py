@@ -10,8 +10,8 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, LessThanOrEqual
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.settings import Keep, Settings
-from simplebus.server.run import Serving
+from simplebus.core.settings import Retention, Settings
+from simplebus.server.run import RunningServer
 from simplebus.spark.options import source_options
 from simplebus.spark.read import bus_reader as buses
 from simplebus.spark.read.bus_reader import ClassMissingError
@@ -52,9 +52,9 @@ def offsets(found: BatchReader) -> list[int]:
 def a_minute_later(server: BusServer) -> int:
     """Have the server's clock go on for a minute. Returns a moment of it, in milliseconds."""
 
-    def go_on(up: Serving) -> float:
-        now = up.engine.broker.clock.now
-        up.engine._epoch += 60.0
+    def go_on(up: RunningServer) -> float:
+        now = up.server.broker.clock.now
+        up.server._clock_offset += 60.0
         return now
 
     return round((server.ask(go_on) + 30) * 1000)
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_told(
 
 
 def test_what_lies_before_the_floor_is_a_loss() -> None:
-    with bus_server(Settings(keep=Keep(messages=2))) as server:
+    with bus_server(Settings(keep=Retention(messages=2))) as server:
         publish(server, 0, 5)
         with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
             take(messages, 5)

@@ -8,7 +8,7 @@ import pytest
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.settings import Keep, Settings
+from simplebus.core.settings import Retention, Settings
 from simplebus.spark.arrow_columns import Shape, record_batch
 from simplebus.spark.read.bus_reader import ClassMissingError, SourceBus
 from simplebus.spark.read.offsets import Held, OffsetError
@@ -74,7 +74,7 @@ def test_a_lost_connection_is_replaced_in_the_middle_of_a_range(server: BusServe
 
 
 def test_what_is_gone_is_an_error_or_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with bus_server(Settings(keep=Keep(messages=5))) as server:
+    with bus_server(Settings(keep=Retention(messages=5))) as server:
         with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
             bus.publish_many([b"%d" % n for n in range(20)], class_id=1)
             messages.take(20)

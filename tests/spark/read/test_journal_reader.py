@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simplebus.core.commit_log import Level
+from simplebus.core.commit_log import Durability
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import encode
 from simplebus.spark.arrow_columns import Shape, record_batch
@@ -465,7 +465,7 @@ def test_a_class_that_is_not_there_is_said(till: Till) -> None:
 
 
 def test_what_a_server_has_only_in_memory_is_not_there(tmp_path: Path) -> None:
-    till = Till(tmp_path, level=Level.MEMORY)
+    till = Till(tmp_path, level=Durability.MEMORY)
     till.lots(1)
     till.publish()
     assert held(tmp_path) == Held(0, EACH)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import simplebus
-from simplebus.core.settings import Keep, Settings
+from simplebus.core.settings import Retention, Settings
 from simplebus.spark.read.offsets import OffsetError
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.spark import competing_consumer
@@ -154,7 +154,7 @@ def test_what_is_kept_for_a_query_that_never_comes_again_is_let_go_of_one_day(
         [kept] = server.ask(
             lambda up, name=name: [
                 position.idle_seconds
-                for position in up.engine.broker.classes[1].subscriptions
+                for position in up.server.broker.classes[1].subscriptions
                 if position.durable == name
             ]
         )
@@ -272,12 +272,12 @@ def test_what_is_wrong_with_the_beginning_is_told(
 def test_a_class_that_does_not_exist_is_told_and_not_made(server: BusServer) -> None:
     with pytest.raises(ValueError, match="no Connect has named class 1, so there is nothing to"):
         run(query(server))
-    assert server.ask(lambda up: 1 not in up.engine.broker.classes)
+    assert server.ask(lambda up: 1 not in up.server.broker.classes)
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_offsets_before_the_floor_are_a_loss(strict: bool) -> None:
-    with bus_server(Settings(keep=Keep(messages=2))) as server:
+    with bus_server(Settings(keep=Retention(messages=2))) as server:
         publish(server, 5)
         take(server, 5)
         given = json.dumps({place(server): {"1": 1}})
