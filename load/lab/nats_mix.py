@@ -40,7 +40,7 @@ Written = bytes | bytearray | memoryview
 
 def as_the_server(mix: MixedBatch, sid: bytes) -> Written:
     """A byte that does not occur stands where the sid is to be, and is replaced; or a mask."""
-    return encode.mix(mix, sid, None)
+    return encode.encode_mixed(mix, sid, None)
 
 
 def slices_of_bytes(mix: MixedBatch, sid: bytes) -> Written:

@@ -38,7 +38,7 @@ def facts_of(lanes: Sequence[Copier], *, subtitle: str = "") -> MonitorSnapshot:
 
 
 def _problem(lane: CopierStatistics) -> str:
-    return lane.error_response or "it has not reached both ends yet"
+    return lane.problem or "it has not reached both ends yet"
 
 
 def _count(metrics_builder: MetricsBuilder, lane: CopierStatistics) -> None:

@@ -78,7 +78,7 @@ def _no_address(given: object) -> TypeError:
     return TypeError(f"an address of a bus must be text, or several texts, got {given!r}")
 
 
-def addresses(given: str | Iterable[str]) -> list[Address]:
+def parse_addresses(given: str | Iterable[str]) -> list[Address]:
     """One address or several. Raises ValueError and TypeError for what is none."""
     if isinstance(given, str):
         given = [given]

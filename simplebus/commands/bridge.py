@@ -248,7 +248,7 @@ async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:
             typer.echo(f"simplebus bridge ready http={at[0]}")
 
         def end(lane: Any) -> None:
-            hopeless.append(f"{lane.name}: {lane.statistics().error_response}")
+            hopeless.append(f"{lane.name}: {lane.statistics().problem}")
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(partial(run, lanes, ended=end))

@@ -21,7 +21,7 @@ from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
 from simplebus.core.message_class.subject_bindings import check_subject
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention
-from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.permissions import SubjectPermissions, ResponsePermission
 from simplebus.nats.server.users import NatsAuth, NatsUser
 
 R = TypeVar("R")
@@ -362,17 +362,17 @@ def or_complaint(where: str, made: Callable[[], R]) -> R:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def nats_permissions(given: PermissionsTable | None, where: str) -> Permissions | None:
+def nats_permissions(given: PermissionsTable | None, where: str) -> SubjectPermissions | None:
     """What somebody may do with subjects. Raises ConfigError for a pattern that is none."""
     if given is None:
         return None
     publish, subscribe = _rights(given.publish), _rights(given.subscribe)
     answers = given.allow_responses
-    responses = Responses() if answers is True else None
+    responses = ResponsePermission() if answers is True else None
     if isinstance(answers, AnswersTable):
-        responses = Responses(answers.max, answers.expires)
+        responses = ResponsePermission(answers.max, answers.expires)
     try:
-        return Permissions(
+        return SubjectPermissions(
             publish_allow=_several(publish.allow),
             publish_deny=_several(publish.deny),
             subscribe_allow=_several(subscribe.allow),

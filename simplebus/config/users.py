@@ -52,7 +52,7 @@ from simplebus.core import toml
 from simplebus.core.users.permissions import Permissions, Rule, Rules
 from simplebus.core.users.rate_limit import Rate
 from simplebus.core.users.users import User, Users
-from simplebus.nats.server.permissions import Permissions as NatsPermissions
+from simplebus.nats.server.permissions import SubjectPermissions as NatsPermissions
 from simplebus.nats.server.users import decode_user_key
 
 T = TypeVar("T")

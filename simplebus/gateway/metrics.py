@@ -10,7 +10,7 @@ from simplebus.monitor.facts import Column, Facts, Health, Note, Table, Tile
 
 def health_of(gateway: Gateway) -> Health:
     """Whether all modules do their work, at this moment."""
-    why = gateway.error_response()
+    why = gateway.problem()
     return Health(ready=not why, draining=gateway.is_draining, why=why)
 
 

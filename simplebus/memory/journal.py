@@ -22,7 +22,7 @@ from simplebus.core.broker.broker import Broker
 from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.settings import Settings
 from simplebus.server.journal.pump import JournalPump, Soon, load, soon_in_trio
-from simplebus.server.server import new_identity
+from simplebus.server.server import new_bus_id
 from simplebus.storage.directory import take
 
 
@@ -37,12 +37,12 @@ class MemoryJournal:
         self._give = soon_in_trio() if self._is_in_trio else _soon_in_asyncio()
         self._is_unsaved = True
         """Whether something may have changed since positions were looked at."""
-        self._directory = take(path, new_bus=new_identity())
+        self._directory = take(path, new_bus=new_bus_id())
         try:
             self.broker = Broker(
                 settings,
                 identity=self._directory.bus,
-                run_id=new_identity(),
+                run_id=new_bus_id(),
                 commit_log=CommitLog(level),
             )
             self.broker.clock.now = now

@@ -113,7 +113,7 @@ def of_class(cls: MessageClass) -> Generator[None, None, ClassFigures]:
         figures.acknowledged += position.acknowledged
         figures.in_flight += window.in_flight
         figures.lag = max(figures.lag, position.class_ring.head - window.floor)
-        if position.undelivered:
+        if position.undelivered_counts:
             figures.dropped.update(position.undelivered)
     if not cls.subscriptions and not cls.is_remote:
         figures.lag = cls.backlog_window.in_flight + ring.head - cls.backlog_window.cursor

@@ -49,11 +49,11 @@ class Outgoing(Protocol):
     """What waits to be sent to a peer; see `core.outbox.Outbox`."""
 
     @property
-    def idle(self) -> bool: ...
+    def is_idle(self) -> bool: ...
     @property
     def pending_bytes(self) -> int: ...
     def peek(self, tick: int) -> memoryview: ...
-    def sent(self, count: int, tick: int) -> None: ...
+    def mark_sent(self, count: int, tick: int) -> None: ...
 
 
 class Conversation(Protocol):
@@ -74,7 +74,7 @@ class Conversation(Protocol):
     @property
     def is_reading_paused(self) -> bool: ...
     @property
-    def can_make_room(self) -> bool:
+    def can_free_space(self) -> bool:
         """Whether what it says may end its own waiting."""
 
     @property
@@ -341,10 +341,10 @@ class Connection(Generic[S]):
                     # Or there is more to look at, in another turn.
                     return outbox.idle and self._is_on_its_way()
                 count = wire.send(piece)
-                outbox.sent(count, tick)
+                outbox.mark_sent(count, tick)
                 if count < len(piece):
                     return False
-                if outbox.idle:
+                if outbox.is_idle:
                     return self._is_on_its_way()
         except BlockingIOError:
             return False

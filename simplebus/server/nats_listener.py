@@ -205,7 +205,7 @@ class NatsDoor:
 
     async def flushed(self) -> None:
         """Wait until every client has taken what waits for it."""
-        while not all(c.session.outbox.idle for c in self.connections.values()):
+        while not all(c.session.outbox.is_idle for c in self.connections.values()):
             await self._settled.park()
 
     async def be_lame_duck(self) -> None:

@@ -101,7 +101,7 @@ def test_what_was_tried_is_said_at_the_end() -> None:
 
 
 def test_several_addresses_are_read() -> None:
-    assert addresses.addresses("a:1") == [Address("a", 1)]
-    assert addresses.addresses(["a:1", "b"]) == [Address("a", 1), Address("b", 8888)]
+    assert addresses.parse_addresses("a:1") == [Address("a", 1)]
+    assert addresses.parse_addresses(["a:1", "b"]) == [Address("a", 1), Address("b", 8888)]
     with pytest.raises(ValueError, match="no address of a bus was given"):
-        addresses.addresses([])
+        addresses.parse_addresses([])

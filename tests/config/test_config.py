@@ -18,7 +18,7 @@ from simplebus.config import parse
 from simplebus.config.file import Config
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention
-from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.permissions import SubjectPermissions, ResponsePermission
 from simplebus.nats.server.users import NatsAuth, NatsUser
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
@@ -74,7 +74,7 @@ def test_the_example_of_the_readme_is_one(file: Path) -> None:
     assert values["max_memory"] == 4 << 30
     assert door.settings.tls_required
     (user,) = door.settings.auth.users
-    assert user.permissions == Permissions(
+    assert user.permissions == SubjectPermissions(
         publish_allow=("orders.>",), subscribe_deny=("secret.>",)
     )
     assert values["config"].classes["orders"].subjects == ["orders.>"]
@@ -122,16 +122,16 @@ def test_users_and_their_rights(file: Path) -> None:
             NatsUser(
                 "ada",
                 "secret",
-                permissions=Permissions(
+                permissions=SubjectPermissions(
                     publish_allow=("orders.>", "logs"),
                     subscribe_allow=("orders.> billing",),
                     subscribe_deny=("orders.secret",),
-                    responses=Responses(5, 0.5),
+                    responses=ResponsePermission(5, 0.5),
                 ),
             ),
         ),
         no_auth_user="guest",
-        default_permissions=Permissions(subscribe_allow=("public.>",)),
+        default_permissions=SubjectPermissions(subscribe_allow=("public.>",)),
     )
     config = values["config"]
     assert isinstance(config, Config)
@@ -375,7 +375,7 @@ def test_permissions_of_users_that_the_environment_names_may_stand_in_it(
     monkeypatch.setenv("SIMPLEBUS_NATS_USER", "ada")
     monkeypatch.setenv("SIMPLEBUS_NATS_PASSWORD", "secret")
     auth = given(file)[1].settings.auth
-    assert auth.permissions(auth.users[0]) == Permissions(publish_allow=("a",))
+    assert auth.permissions(auth.users[0]) == SubjectPermissions(publish_allow=("a",))
 
 
 def test_a_file_that_is_not_there_is_a_sentence(

@@ -172,7 +172,7 @@ def forgets_what_was_said(patch: Patch) -> None:
 
 
 def sends_more_than_may_be_in_flight(patch: Patch) -> None:
-    room = BrokerSubscription._in_flight_room
+    room = BrokerSubscription._in_flight_capacity
     patch.setattr(BrokerSubscription, "_in_flight_room", lambda self: room(self) + 1)
 
 

@@ -377,4 +377,4 @@ class Server(End):
             if line is not None:
                 self.world.soon(self.guarded(self._read), line)
         if self.journal_pump is not None:
-            self.journal_pump.hand_over()
+            self.journal_pump.submit_pending()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simplebus.core.commit_log import WriteBatch
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
-from simplebus.server.journal.writer import Needed, Writer
+from simplebus.server.journal.writer import SegmentFloors, JournalWriter
 from simplebus.storage.journal import Journal
 from simplebus.storage.segment_reader import JournalReader
 
@@ -38,7 +38,7 @@ class _Waits:
         raise _TryLater
 
 
-class SteppedWriter(Writer):
+class SteppedWriter(JournalWriter):
     """The writer, each of whose turns is an event."""
 
     server: Server
@@ -48,7 +48,7 @@ class SteppedWriter(Writer):
         super().__init__(journal, **told)
         self._stopping = _Waits()  # type: ignore[assignment]
 
-    def put(self, work: WriteBatch | Needed) -> None:
+    def put(self, work: WriteBatch | SegmentFloors) -> None:
         super().put(work)
         self._later()
 

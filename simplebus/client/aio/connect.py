@@ -106,7 +106,7 @@ async def connect(
     block with handlers is cancelled when the bus is gone for good, and raises BusConnectionError.
     """
     shown = access_of(access, user=user, password=password, token=token, tls=tls)
-    places = [SocketPlace(where, shown) for where in addresses.addresses(address)]
+    places = [SocketPlace(where, shown) for where in addresses.parse_addresses(address)]
     async with open_bus(
         places,
         name=name,

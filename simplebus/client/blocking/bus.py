@@ -68,7 +68,7 @@ def connect_blocking(
     `bus.run(0)` as often as a heartbeat is asked for; or `message.working()` and `bus.flush()`,
     which also keep a message that takes long from coming again.
     """
-    addresses = client_addresses.addresses(address)
+    addresses = client_addresses.parse_addresses(address)
     shown = access_of(access, user=user, password=password, token=token, tls=tls)
     core = client_core(
         name=name,

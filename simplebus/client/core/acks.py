@@ -1,14 +1,7 @@
-"""What subscriptions have to tell the bus about the messages that came: acks, nacks, workings.
+"""Acks, nacks and working notices of a client, from the program's call to the encoded frame.
 
-Rule 1: nothing is told per message. What is said about messages in the order in which they came
-grows into ranges, until somebody can write them.
-Rule 2: what was said first is written first, so that the last word about a message is the last.
-Rule 3: a range names sequences that were never sent here only where messages came in a row, each
-for the first time, and nothing that lies between them came otherwise: the bus passes them over.
-Rule 4: a range never spans the wrap of the message ids.
-
-    came in a row    3   7   12          acknowledged all three:  3-13
-    came otherwise       7               …then:                   3-4 7-8 12-13
+Nothing is stored per message. Outcomes of consecutive messages are merged into ranges and sent in
+the order in which the program settled them.
 """
 
 from __future__ import annotations
@@ -21,29 +14,30 @@ import numpy as np
 from simplebus.client.core import arguments
 from simplebus.client.core.frame_runs import MessageIds
 from simplebus.core.errors import LocalProtocolError
-from simplebus.core.limits import ERROR_BYTES_MAX, MESSAGE_ID_MASK
+from simplebus.core.limits import FAILURE_REASON_BYTES_MAX, MESSAGE_ID_MASK
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope import stuff
 from simplebus.core.protocol.frames import DELIMITER
 
 AckOutcome = tuple[int, bytes]
-"""A frame's type, and what its content holds behind the range."""
+"""Frame type of an outcome, and the content behind its range."""
 
 ACKED: AckOutcome = (frames.ACK, b"")
 WORKING: AckOutcome = (frames.WORKING, b"")
 NACKED: AckOutcome = (frames.NACK, b"")
-"""The message is to come again after the bus's pause."""
+"""Redeliver after the server's backoff."""
 NACKED_WITHOUT_DELAY: AckOutcome = (frames.NACK, b" 0")
+"""Redeliver at once."""
 
 _DELAY_MAX = 365 * 86_400.0
 _ID_COUNT = MESSAGE_ID_MASK + 1
 
 AckRange = tuple[int, int, int, int]
-"""Sequences first..last-1, and where in the row they stand: both 0 for what is in no row."""
+"""Sequences first..last-1 and their arrival indexes; both indexes are 0 outside of a row."""
 
 
 def nack_outcome(delay: float | None = None, error: object = None) -> AckOutcome:
-    """The verdict for a message that is to come again after so many seconds, and why."""
+    """Return the outcome for a redelivery after `delay` seconds, by default after the backoff."""
     if delay is None:
         return (frames.NACK, _encode_error(error)) if error is not None else NACKED
     seconds = arguments.check_seconds("delay", delay, maximum=_DELAY_MAX)
@@ -51,53 +45,59 @@ def nack_outcome(delay: float | None = None, error: object = None) -> AckOutcome
 
 
 def terminate_outcome(error: object = None) -> AckOutcome:
-    """The verdict for a message that is never to come again, and why."""
+    """Return the outcome that turns a message into a dead letter."""
     return frames.NACK, b" terminate" + _encode_error(error)
 
 
 def _encode_error(error: object) -> bytes:
-    """How a Nack says what went wrong: an exception by its type and text, anything else as text;
-    so much of it as a Nack may hold."""
+    """Encode an exception as its type and text, anything else as text, cut to FAILURE_REASON_BYTES_MAX."""
     if error is None:
         return b""
     try:
         text = str(error)
-    except Exception:  # Whoever wrote it: what it is about still has to be told.
+    except Exception:  # A broken __str__ must not prevent the nack.
         text = ""
     if isinstance(error, BaseException):
         text = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
-    truncated = text[:ERROR_BYTES_MAX].encode(errors="replace")[:ERROR_BYTES_MAX]
+    truncated = text[:FAILURE_REASON_BYTES_MAX].encode(errors="replace")[:FAILURE_REASON_BYTES_MAX]
     return b"\n" + stuff(truncated.decode(errors="ignore").encode())
 
 
 class AckSink:
-    """Where the verdicts of all subscriptions wait to be written."""
+    """Outcomes of all subscriptions that wait to be sent."""
 
     def __init__(self) -> None:
         self.pending_count = 0
-        """Messages that something is to be written about."""
+        """Messages whose outcome is not encoded yet."""
         self.acked_count = 0
-        """Messages whose acknowledgement was encoded, ever."""
+        """Messages whose ack was encoded, in total."""
         self.nacked_count = 0
         self.on_manual_ack: Callable[[], object] = lambda: None
-        """Called when a consumer has said something by itself."""
+        """Called after the program has settled a message itself."""
         self.ack_buffers: list[AckBuffer] = []
-        """Those that have something to say to the bus they are attached to."""
+        """Buffers with outcomes that may be sent now."""
 
     def encode_pending(self) -> bytes:
-        """Frames for everything."""
+        """Return the frames for all pending outcomes."""
         encoded = b"".join([ack_buffer.encode_pending() for ack_buffer in self.ack_buffers])
         self.clear()
         return encoded
 
     def clear(self) -> None:
-        """Nothing is to be written."""
+        """Remove all pending outcomes from the send order; the buffers keep theirs."""
         self.ack_buffers.clear()
         self.pending_count = 0
 
 
 class AckBuffer:
-    """What one subscription has to say, oldest first."""
+    """Outcomes of one subscription, oldest first.
+
+    A range may include sequences that this client never received, for example those of other
+    channels, because the server skips them. This needs first deliveries in a row without a
+    redelivery in between, see `AckToken.arrival_index`. After the first deliveries 3, 7 and 12,
+    acking all three sends `3-13`; if 7 was redelivered in between, it sends `3-4`, `7-8` and
+    `12-13`. A range never crosses the wrap.
+    """
 
     def __init__(
         self,
@@ -109,44 +109,44 @@ class AckBuffer:
     ) -> None:
         self.ack_sink = ack_sink
         self.is_auto_ack = is_auto_ack
-        """Whether what the consumer does not decide by hand is decided for it."""
+        """True if messages that the program does not settle itself are acknowledged for it."""
         self.is_open = True
-        """Whether anybody still wants to know."""
+        """True while further outcomes are accepted."""
         self.last_out_of_order = -1
-        """Up to here, sequences came otherwise than in a row; -1 when none did."""
+        """Highest sequence that arrived as a redelivery or out of order; -1 if there was none."""
         self.dropped_redeliveries: set[int] = set()
-        """Sequences of which a newer sending was dropped, because an older one was still here."""
+        """Sequences whose redelivery was dropped because an earlier delivery is still here."""
         self.undecided_out_of_order: set[int] = set()
-        """Sequences that came otherwise and wait; what is judged by hand meanwhile is taken out."""
+        """Redelivered sequences that wait here and that the program has not settled."""
         self._subscription_number = subscription_number
         self._can_span_gaps = can_span_gaps
-        """Whether ranges may name what was never sent."""
+        """True if a range may include sequences that were never sent to this client."""
         self._is_attached = False
-        """Whether the bus knows the subscription, on this connection."""
+        """True if the server has confirmed the subscription on this connection."""
         self._entries: list[_AckEntry] = []
 
     def attach(self) -> None:
-        """The bus knows the subscription: what is here may be written."""
+        """Allow sending, because the server has confirmed the subscription."""
         self._is_attached = True
         if self._entries:
             self.ack_sink.ack_buffers.append(self)
             self.ack_sink.pending_count += self._count_messages()
 
     def detach(self) -> None:
-        """The connection is gone. What was not encoded is kept for another one."""
+        """Keep outcomes that are not encoded for the next connection."""
         self._is_attached = False
 
     @property
     def has_held_acks(self) -> bool:
-        """Whether something waits for the bus to know the subscription again."""
+        """True if outcomes wait until the server confirms the subscription again."""
         return bool(self._entries) and not self._is_attached
 
     def close(self) -> None:
-        """What is said from now on is of no use to anybody."""
+        """Ignore further outcomes."""
         self.is_open = False
 
     def discard(self) -> None:
-        """Nor is what was said before."""
+        """Ignore further outcomes and remove those that are not encoded."""
         self.is_open = False
         self.undecided_out_of_order.clear()
         self.dropped_redeliveries.clear()
@@ -155,7 +155,7 @@ class AckBuffer:
         self._entries.clear()
 
     def append(self, outcome: AckOutcome, ack_token: AckToken, first: int, last: int) -> None:
-        """Something about the messages with these indexes in the receipt."""
+        """Add `outcome` for the messages with the indexes first..last-1 of the token."""
         if not self.is_open:
             return
         entries = self._entries
@@ -173,7 +173,7 @@ class AckBuffer:
             self.ack_sink.pending_count += last - first
 
     def acked_sequences(self) -> MessageIds:
-        """What the bus is yet to hear that it is processed."""
+        """Return the acknowledged sequences whose ack is not encoded yet."""
         acked = [
             np.asarray(entry.ack_token.sequences[entry.first : entry.last])
             for entry in self._entries
@@ -185,7 +185,7 @@ class AckBuffer:
         return sum(entry.last - entry.first for entry in self._entries)
 
     def encode_pending(self) -> bytes:
-        """Frames for everything in the log, which is empty then."""
+        """Return the frames for all outcomes and empty the buffer."""
         ranges: list[tuple[AckOutcome, int, int, int]] = []
         range_end_index = 0
         for entry in self._entries:
@@ -202,7 +202,9 @@ class AckBuffer:
                 if ranges and ranges[-1][0] == outcome and ranges[-1][3] == attempt:
                     _, begin, end, _ = ranges[-1]
                     if end == first or (
-                        first_index and range_end_index == first_index and end > self.last_out_of_order
+                        first_index
+                        and range_end_index == first_index
+                        and end > self.last_out_of_order
                     ):
                         ranges[-1] = (outcome, begin, last, attempt)
                         range_end_index = last_index
@@ -213,7 +215,9 @@ class AckBuffer:
         return b"".join([self._encode_range(*one) for one in ranges])
 
     def _attempt_to_encode(self, entry: _AckEntry) -> int:
-        """Which sending is spoken of; 0 for the last one, also where that was dropped."""
+        """Return the attempt that the outcome names; 0, the latest, if a later delivery was
+        dropped.
+        """
         ack_token = entry.ack_token
         if self.dropped_redeliveries:
             sequences = np.asarray(ack_token.sequences[entry.first : entry.last]).tolist()
@@ -226,7 +230,6 @@ class AckBuffer:
         self.dropped_redeliveries.difference_update(sequences)
 
     def _compute_ranges(self, entry: _AckEntry) -> list[AckRange]:
-        """Ranges for the messages of an entry."""
         sequences = entry.ack_token.sequences
         arrival_index = entry.ack_token.arrival_index if self._can_span_gaps else 0
         first, last = int(sequences[entry.first]), int(sequences[entry.last - 1]) + 1
@@ -265,14 +268,14 @@ class _AckEntry:
 
 
 class DecodingOwner(Protocol):
-    """Who got messages: a subscription, or a fetch."""
+    """Subscription or fetch that received messages."""
 
     decode: Callable[[bytes], Any] | None
-    """What makes a message's value of its payload; None for the payload itself."""
+    """Converts a payload into a message's value; None returns the payload."""
 
 
 class AckToken:
-    """What one subscription owes the bus for one run of messages."""
+    """Acknowledgement handle of a run of messages of one subscription."""
 
     __slots__ = (
         "_ack_buffer",
@@ -298,21 +301,21 @@ class AckToken:
         self.class_id = class_id
         self.sequences = sequences
         self.attempt = attempt
-        """Which delivery this is; 0 when the bus does not know."""
+        """Number of the delivery; 0 if the server does not know it."""
         self.arrival_index = arrival_index
-        """The first message's place among those that came in a row; 0 for none."""
+        """Index of the first message among the first deliveries in a row; 0 outside of a row."""
         self._ack_buffer = ack_buffer
-        """None for messages that nobody has to acknowledge."""
+        """None for fetched messages, which are not acknowledged."""
         self._decided_indexes: set[int] | None = None
-        """Messages about which the consumer has said something by hand; None for none."""
+        """Indexes that the program has settled itself; None if there are none."""
 
     @property
     def is_ack_wanted(self) -> bool:
-        """Whether the bus still wants to hear about these messages."""
+        """True if the server still accepts acks for these messages."""
         return self._ack_buffer is not None and self._ack_buffer.is_open
 
     def settle(self, outcome: AckOutcome, first: int, last: int) -> None:
-        """The verdict on all of first..last-1 that the consumer has said nothing about."""
+        """Record `outcome` for those of first..last-1 that the program has not settled itself."""
         assert self._ack_buffer is not None, "only subscriptions settle"
         if self._decided_indexes is None:
             self._ack_buffer.append(outcome, self, first, last)
@@ -322,12 +325,15 @@ class AckToken:
                 self._ack_buffer.append(outcome, self, index, index + 1)
 
     def record_outcome(self, outcome: AckOutcome, first: int, last: int) -> None:
-        """What the consumer says by hand about first..last-1.
+        """Record an outcome that the program chose for first..last-1.
 
-        Raises LocalProtocolError for messages that were fetched.
+        Raises:
+            LocalProtocolError: If the messages were fetched.
         """
         if self._ack_buffer is None:
-            raise LocalProtocolError("a message that was fetched is nobody's to acknowledge")
+            raise LocalProtocolError(
+                "a fetched message cannot be acknowledged; expected one from a subscription"
+            )
         self._ack_buffer.append(outcome, self, first, last)
         if self._ack_buffer.undecided_out_of_order and outcome is not WORKING:
             self._ack_buffer.undecided_out_of_order.difference_update(
@@ -340,6 +346,8 @@ class AckToken:
         self._ack_buffer.ack_sink.on_manual_ack()
 
     def check_owner(self, owner: object, message_or_batch: object) -> None:
-        """Raise LocalProtocolError if they are another one's messages."""
+        """Raise LocalProtocolError unless `owner` received the messages."""
         if owner is not self.owner:
-            raise LocalProtocolError(f"{message_or_batch!r} came from another subscription; ack it there")
+            raise LocalProtocolError(
+                f"{message_or_batch!r} came from another subscription; ack it there"
+            )

@@ -1,7 +1,8 @@
-"""Checks of what a caller gives: each error names the argument, what came and what was expected.
+"""Checks of public arguments.
 
-Rule 1: TypeError for what is of the wrong kind, ValueError for what is out of range.
-Rule 2: they stand where a call is slow anyway. What is published as plain bytes meets none of them.
+Each function raises TypeError for a value of the wrong type and ValueError for a value out of
+range. The message names the argument, the received value and the expected one. Publishing bytes
+without options, the hot path, calls none of them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def check_seconds(name: str, value: float, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
-    """A span of time."""
+def check_seconds(
+    name: str, value: float, *, minimum: float = 0.0, maximum: float = math.inf
+) -> float:
+    """Return `value` if it is a number of seconds from `minimum` to `maximum`."""
     if isinstance(value, str | bytes):
         raise _type_error(name, "seconds", value)
     try:
@@ -26,18 +29,21 @@ def check_seconds(name: str, value: float, *, minimum: float = 0.0, maximum: flo
 
 
 def check_timeout(name: str, value: float | None) -> float | None:
-    """How long somebody waits: None for ever, and not at all below 0."""
+    """Return `value` if it is a timeout in seconds or None, which means no timeout.
+
+    A negative timeout is allowed and has passed already.
+    """
     return value if value is None else check_seconds(name, value, minimum=-math.inf)
 
 
 def timeout_or_infinity(name: str, value: float | None) -> float:
-    """The same as a number."""
+    """Return a checked timeout as a number; `math.inf` for None."""
     timeout = check_timeout(name, value)
     return math.inf if timeout is None else timeout
 
 
 def check_integer(name: str, value: int, *, minimum: int, maximum: int) -> int:
-    """A whole number."""
+    """Return `value` if it is an integer from `minimum` to `maximum`. A bool is not an integer."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _type_error(name, "a whole number", value)
     if not minimum <= value <= maximum:
@@ -46,17 +52,21 @@ def check_integer(name: str, value: int, *, minimum: int, maximum: int) -> int:
 
 
 def check_text(name: str, value: str) -> str:
-    """A text."""
+    """Return `value` if it is a str."""
     if not isinstance(value, str):
         raise _type_error(name, "text", value)
     return value
 
 
 def reject_unknown_names(unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError if there are arguments that nobody knows."""
+    """Raise TypeError for the first name in `unknown`, with a similar known name as a hint."""
     for name in unknown:
         similar_names = get_close_matches(name, known, 1)
-        hint = f"did you mean {similar_names[0]}?" if similar_names else f"expected one of {', '.join(known)}"
+        hint = (
+            f"did you mean {similar_names[0]}?"
+            if similar_names
+            else f"expected one of {', '.join(known)}"
+        )
         raise TypeError(f"there is no argument {name!r}; {hint}")
 
 

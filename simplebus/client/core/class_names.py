@@ -1,8 +1,7 @@
-"""The classes that a program has named to the bus.
+"""Registry of the classes that a client has named to the server.
 
-Rule 1: a class is named by id, by name, or by both; what the bus answers completes it, so that the
-next bus is told both.
-Rule 2: what the bus refused to make counts as never named.
+A class is named by id, by name or by both. The server's reply adds the missing half, so the next
+server receives both. A class that the server refused is removed.
 """
 
 from __future__ import annotations
@@ -14,41 +13,48 @@ from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
 from simplebus.core.protocol.requests import NamedClass
 
 ClassReference = int | str | NamedClass
-"""How a class is named to the bus: by id, by name, or by both."""
+"""Reference to a class in a request: its id, its name, or both."""
 
 
 class ClassNames:
-    """Every class that was named."""
+    """Classes that were named to the server."""
 
     def __init__(self) -> None:
         self._class_by_key: dict[int | str, NamedClass] = {}
-        """By name if it has one."""
+        """By name, or by id for a class without a name."""
 
-    def add(self, named: NamedClass) -> None:
-        self._class_by_key[_class_key(named)] = named
+    def add(self, named_class: NamedClass) -> None:
+        self._class_by_key[_class_key(named_class)] = named_class
 
-    def remove(self, named: NamedClass) -> None:
-        self._class_by_key.pop(_class_key(named), None)
+    def remove(self, named_class: NamedClass) -> None:
+        self._class_by_key.pop(_class_key(named_class), None)
 
     def find_id(self, name: str) -> int | None:
-        """The id of a class that was named by name; None before the bus has said it."""
-        named = self._class_by_key.get(name)
-        return None if named is None else named.id
+        """Return the id of the class `name`, or None before the server has replied."""
+        named_class = self._class_by_key.get(name)
+        return None if named_class is None else named_class.id
 
     def list_references(self) -> list[ClassReference]:
-        """As a Connect names them."""
+        """Return the references for a Connect request."""
         return to_wire_references(self._class_by_key.values())
 
 
 def to_wire_references(classes: Iterable[NamedClass]) -> list[ClassReference]:
-    """The shortest way to name these."""
+    """Return the shortest reference to each class."""
     return [
-        cast(int, one.id) if one.name is None and not one.last_values else one for one in classes
+        cast(int, named_class.id)
+        if named_class.name is None and not named_class.last_values
+        else named_class
+        for named_class in classes
     ]
 
 
 def parse_class_reference(reference: ClassReference) -> NamedClass:
-    """Raises ValueError for what is neither a class id nor a class name."""
+    """Return `reference` as a NamedClass.
+
+    Raises:
+        ValueError: If it is not a valid class id or class name.
+    """
     if isinstance(reference, str):
         reference = NamedClass(name=reference)
     elif not isinstance(reference, NamedClass):
@@ -63,7 +69,7 @@ def parse_class_reference(reference: ClassReference) -> NamedClass:
 
 
 def check_class_id(class_id: object) -> None:
-    """Raise ValueError unless this is a class id."""
+    """Raise ValueError unless `class_id` is a valid class id."""
     if (
         isinstance(class_id, bool)
         or not isinstance(class_id, int)
@@ -72,5 +78,5 @@ def check_class_id(class_id: object) -> None:
         raise ValueError(f"a class id is a number from 0 to {CLASS_ID_MAX}, got {class_id!r}")
 
 
-def _class_key(named: NamedClass) -> int | str:
-    return cast(int, named.id) if named.name is None else named.name
+def _class_key(named_class: NamedClass) -> int | str:
+    return cast(int, named_class.id) if named_class.name is None else named_class.name

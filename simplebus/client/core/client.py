@@ -1,17 +1,8 @@
-"""One program's side of the conversation (protocol/binary.md, version 2), without I/O.
+"""Protocol state machine of a client (protocol/binary.md, version 2), without I/O or a clock.
 
-Rule 1: bytes and a clock reading in, bytes out. A driver brings what it read to `receive`, writes
-what `outgoing` shows, and calls `tick` when told; it decides nothing.
-Rule 2: the core outlives connections. On a fresh one it says who it is, subscribes again under the
-same numbers, writes again what was not confirmed, and then goes on.
-Rule 3: a class is named to the bus before its first use, and every subscription here is one there.
-Rule 4: reading never pauses. What waits for a slow consumer is at most what its subscription has in
-flight at the bus, for copies of what waits are dropped; all together, the sum of these bounds.
-Rule 5: what is for a subscription that is gone is dropped and counted: the bus learns soon.
-
-    bytes ─► FrameReceiver ─► runs ─► Inbox ─► Receipt ─► AckLog ─┐
-    publish ─► Publisher ─► chunks ───────────────────────────────┼─► Outgoing ─► bytes
-    connected, ask ─► Conversation ─► requests ───────────────────┘
+received bytes ─► FrameReceiver ─► FrameRun ─► Inbox ─► AckToken ─► AckBuffer ─┐
+publish ─► PublishBuffer ─► PublishBatch ──────────────────────────────────────┼─► SendQueue
+connection_made, subscribe, fetch … ─► ConnectionState ─► OpenRequest ─────────┘
 """
 
 from __future__ import annotations
@@ -28,10 +19,10 @@ from simplebus.client.core.frame_runs import FrameRun, split_into_runs
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.core.statistics import ClientStatistics as ClientStatistics
-from simplebus.core.commit_log import Durability
 from simplebus.core.errors import BusError, RefusedError
-from simplebus.core.limits import ACKS_MAX, Limits
+from simplebus.core.limits import ACK_BATCH_MESSAGES, Limits
 from simplebus.core.protocol import frames
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.inquiry import Question
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.protocol.requests import (
@@ -48,7 +39,13 @@ _DEFAULT_OPTIONS = SubscribeRequest()
 
 
 class ClientCore:
-    """One program's protocol state. See the module's law for how it is driven."""
+    """Protocol state of one client, across connections.
+
+    A driver passes received bytes to `receive`, sends the bytes of `send_queue`, and calls `tick`
+    at the times that it returns. After a reconnect the core subscribes again with the same numbers
+    and resends unconfirmed messages. Reading never pauses: an inbox holds at most the messages in
+    flight of its subscription.
+    """
 
     def __init__(
         self,
@@ -63,9 +60,21 @@ class ClientCore:
         first_number: int | None = None,
         auth: Auth | None = None,
     ) -> None:
-        """`unconfirmed` and `bus` are for who goes on with another one's numbers, `first` for who
-        has numbers of its own, `auth` for who has to show who it is, as the Connect says them."""
-        introduction = ConnectRequest(
+        """Create the state of a client that is not connected.
+
+        Args:
+            name: Publisher name; None for an anonymous publisher.
+            instance: Identity of this run of the program.
+            heartbeat_seconds: Longest silence that the client asks for; 0 for no heartbeat.
+            client: Description of the program, shown by the server.
+            frame_bytes_max: Longest frame that is sent or accepted.
+            first_unconfirmed_number: First unconfirmed message number of an earlier run to
+                continue.
+            bus_id: Bus id of the server that confirmed the messages of that run.
+            first_number: First message number, for a program that assigns its own numbers.
+            auth: Credentials; None to connect without.
+        """
+        connect_request = ConnectRequest(
             name=name,
             instance=instance or None,
             heartbeat=heartbeat_seconds,
@@ -75,16 +84,16 @@ class ClientCore:
             first=first_number,
             auth=auth,
         )
-        self._connection = ConnectionState(introduction, frame_bytes_max=frame_bytes_max)
+        self._connection = ConnectionState(connect_request, frame_bytes_max=frame_bytes_max)
         self.publish_buffer = self._connection.publish_buffer
         self.publish = self.publish_buffer.publish
-        """Hand a message over; see Publisher.publish. Returns its position."""
+        """Publish a message and return its position; see `PublishBuffer.publish`."""
         self.publish_many = self.publish_buffer.publish_many
-        """Hand messages over; see Publisher.publish_many. Returns the last one's position."""
+        """Publish messages and return the last position; see `PublishBuffer.publish_many`."""
         self.publish_runs = self.publish_buffer.publish_runs
-        """Hand messages of several classes over; see Publisher.publish_runs."""
+        """Publish messages of several classes; see `PublishBuffer.publish_runs`."""
         self.send_queue = self._connection.send_queue
-        """What is to be written: `peek` shows it, `sent` says how much was taken."""
+        """Bytes to send: `peek` returns them, `mark_sent` removes them."""
         self._inboxes = self._connection.inboxes
         self._frame_bytes_max = frame_bytes_max
         self._receiver = FrameReceiver(frame_bytes_max=frame_bytes_max)
@@ -94,80 +103,88 @@ class ClientCore:
 
     @property
     def durability(self) -> Durability:
-        """Where a message is when it is confirmed, by the bus that has answered last."""
+        """Durability of a confirmed message at the server that replied last."""
         return self._connection.durability
 
     @property
     def is_ready(self) -> bool:
-        """Whether the bus is there and has answered."""
+        """True if the server has accepted the Connect."""
         return self.send_queue.is_open
 
     @property
     def accepted_frame_bytes_max(self) -> int:
-        """The longest frame that the bus takes from here."""
+        """Bytes of the longest frame that may be published."""
         return self.publish_buffer.accepted_frame_bytes_max
 
     @property
     def session_id(self) -> int | None:
-        """What the bus calls the connection; None while there is none, or no answer."""
+        """Id of this connection at the server; None before the reply to the Connect."""
         return self._connection.session_id
 
     @property
     def bus_id(self) -> str:
-        """The identity of the memory of the bus that answered last; empty before the first one."""
+        """Identity of the stored state of the server that replied last; empty before the first
+        reply.
+        """
         return self._connection.bus_id
 
     @property
     def run_id(self) -> str:
-        """Which process of the bus answered last."""
+        """Identity of the server process that replied last."""
         return self._connection.run_id
 
     @property
     def duplicate_seconds(self) -> float:
-        """How long a message is known by its number at whichever door before a cluster; 0 where the
-        bus that answered last is none."""
+        """Seconds for which every server of a cluster detects duplicates; 0 without a cluster."""
         return self._connection.duplicate_seconds
 
     def connection_made(self, now: float) -> OpenRequest:
-        """There is a fresh connection. Returns its Connect; what else waits follows the answer."""
+        """Start a new connection. Return its Connect request; everything else is sent after the
+        reply.
+        """
         return self._connection.connection_made(now)
 
     def connection_lost(self) -> None:
-        """The connection is gone. What lasts goes on with the next one, the rest fails."""
+        """End the connection. Requests that do not survive a reconnect fail."""
         self._receiver = FrameReceiver(frame_bytes_max=self._frame_bytes_max)
         self._connection.connection_lost()
 
     def fail_requests(self, error: BusError) -> None:
-        """There will be no connection any more: whatever was asked fails with this error."""
+        """Fail all open requests, because there will be no further connection."""
         self._connection.open_requests.fail_all(error)
 
     def tick(self, now: float) -> float:
-        """Time goes by. Returns when to call again; math.inf when only a connection changes that.
+        """Queue a heartbeat if one is due.
 
-        Raises RemoteProtocolError when the bus has been silent for too long.
+        Returns:
+            Time of the next call; `math.inf` without a heartbeat.
+
+        Raises:
+            RemoteProtocolError: If the server was silent for too long.
         """
-        outgoing = self.send_queue
+        send_queue = self.send_queue
         if not self.is_ready:
             return math.inf
-        if self._connection.heartbeat.is_due(now, outgoing.sent_bytes) and not outgoing.peek():
-            outgoing.append_frame(frames.encode(frames.HEARTBEAT))
+        if self._connection.heartbeat.is_due(now, send_queue.sent_bytes) and not send_queue.peek():
+            send_queue.append_frame(frames.encode(frames.HEARTBEAT))
         return self._connection.heartbeat.next_check
 
-    # Asking --------------------------------------------------------------------------------------
+    # Requests ------------------------------------------------------------------------------------
 
     def name_classes(self, *classes: ClassReference) -> OpenRequest:
-        """Name classes to the bus, which makes those that are new.
+        """Name classes to the server, which creates those that do not exist.
 
-        Raises ValueError for what is neither a class id nor a class name.
+        Raises:
+            ValueError: If a reference is not a valid class id or class name.
         """
         return self._connection.name_classes([parse_class_reference(one) for one in classes])
 
     def find_class_id(self, name: str) -> int | None:
-        """The id of a class that was named by name; None before the bus has said it."""
+        """Return the id of the class `name`, or None before the server has replied."""
         return self._connection.class_names.find_id(name)
 
     def sync(self) -> OpenRequest:
-        """Done when the bus has applied everything queued before."""
+        """Send a request that is done when the server has processed everything queued before it."""
         content = ConnectRequest().encode()
         return self._connection.send_request(
             frames.CONNECT, content=content, after_position=self.published_position
@@ -176,9 +193,11 @@ class ClientCore:
     def subscribe(
         self, class_id: int, options: SubscribeRequest = _DEFAULT_OPTIONS, *, auto_ack: bool = True
     ) -> Inbox:
-        """A subscription of its own. Its `request` is done when the bus has begun it.
+        """Create a subscription. Its `subscribe_request` is done when the server has confirmed it.
 
-        Raises ValueError for what is no class id, LocalProtocolError for one too many.
+        Raises:
+            ValueError: If `class_id` is not a valid class id.
+            LocalProtocolError: If the client has too many subscriptions.
         """
         self._connection.name_class(class_id)
         inbox = self._inboxes.open_inbox(class_id, options, auto_ack=auto_ack)
@@ -187,10 +206,15 @@ class ClientCore:
         return inbox
 
     def unsubscribe(self, inbox: Inbox, *, is_processed: bool, forget: bool = False) -> OpenRequest:
-        """A subscription ends; `processed` says what became of its last message.
+        """End a subscription. Messages that were not handed out return to the server.
 
-        What was never handed out goes back to the bus, for others or for a later one. With `forget`
-        a durable's position goes too.
+        Args:
+            inbox: The subscription.
+            is_processed: True to acknowledge the last message, False to reject it.
+            forget: Also delete the position of a durable.
+
+        Returns:
+            The Unsubscribe request.
         """
         if inbox.unsubscribe_request is not None:
             return inbox.unsubscribe_request
@@ -207,8 +231,8 @@ class ClientCore:
             self.is_ready or (inbox.has_kept_position and inbox.was_subscribed)
         ):
             self._inboxes.remove(inbox, inbox.error)
-        # Otherwise the bus is told when it has begun the subscription, and been told what was
-        # still to be said about its messages.
+        # Otherwise the Unsubscribe is sent when the server has confirmed the subscription, after
+        # the pending acks.
         return request
 
     def fetch(
@@ -221,12 +245,24 @@ class ClientCore:
         with_times: bool = False,
         create_class: bool = True,
     ) -> OpenRequest:
-        """Messages of a class by sequence, with no effect on anybody's position: its `batches`.
+        """Read stored messages by sequence, without changing any position.
 
-        With a `time`, in seconds since 1970, they begin with the first one accepted at or after
-        it, whatever `first` says; `times` has the reply say when they were accepted. A class that
-        nobody has named is made; or, without `make`, refused as `unknown_class`.
-        Raises ValueError for what is no class id.
+        Args:
+            class_id: Class of the messages.
+            first: First sequence; ignored if `start_time` is given.
+            count: Maximum number of messages.
+            start_time: Seconds since 1970: start with the first message accepted at or after
+                this time.
+            with_times: Request the acceptance times in the reply.
+            create_class: Create the class if it does not exist. Otherwise the server refuses
+                the request
+                with `unknown_class`.
+
+        Returns:
+            The request; its `batches` hold the messages when it is done.
+
+        Raises:
+            ValueError: If `class_id` is not a valid class id.
         """
         check_class_id(class_id)
         if create_class:
@@ -237,20 +273,27 @@ class ClientCore:
         return request
 
     def inquire(self, inquiry: Question) -> OpenRequest:
-        """What waits for what: its `reply`. No class is made."""
+        """Ask which messages wait for which subscriptions. No class is created."""
         content = msgspec.json.encode(inquiry)
         return self._connection.send_request(
             frames.INQUIRE, content=content, after_position=self.published_position
         )
 
     def keep_last_values(self, class_id: int) -> OpenRequest:
-        """A class is to keep the last message of each channel. Raises ValueError for what is no
-        class id."""
+        """Make a class keep the last value of each channel.
+
+        Raises:
+            ValueError: If `class_id` is not a valid class id.
+        """
         return self.name_classes(NamedClass(id=class_id, last_values=True))
 
     def purge(self, class_id: int, first: int, last: int | None) -> OpenRequest:
-        """Messages first..last-1 of a class, those to the head for None, are to be nobody's any
-        more. Raises ValueError for what is no class id."""
+        """Discard the messages first..last-1 of a class for every position; up to the head if
+        `last` is None.
+
+        Raises:
+            ValueError: If `class_id` is not a valid class id.
+        """
         check_class_id(class_id)
         self._connection.name_class(class_id)
         content = PurgeRequest(first=first, last=last).encode()
@@ -265,30 +308,30 @@ class ClientCore:
 
     @property
     def published_position(self) -> int:
-        """Messages handed over so far: the position of the next one."""
+        """Number of published messages, which is the position of the next one."""
         return self.publish_buffer.published_position
 
     @property
     def confirmed_position(self) -> int:
-        """All positions below are stored by the bus, or refused."""
+        """All messages below this position were stored or refused by the server."""
         return self.publish_buffer.confirmed_position
 
     @property
     def has_credit(self) -> bool:
-        """Whether one message more may be handed over without piling up here."""
+        """True if the credit allows one more message, so that it does not pile up here."""
         return self.publish_buffer.has_credit
 
     def pop_refusals(self) -> dict[int, RefusedError]:
-        """What was refused since this was asked the last time, by position."""
+        """Return the refusals since the previous call, by position."""
         return self.publish_buffer.pop_refusals()
 
     def set_notice_handler(self, on_notice: Callable[[str], object]) -> None:
-        """Have this called with what the bus says about nothing that was asked of it."""
+        """Set the function that receives error messages that belong to no request."""
         self._connection.on_notice = on_notice
 
     @property
     def on_ack(self) -> Callable[[], object]:
-        """Called when a consumer has said something about a message by itself."""
+        """Called after the program has settled a message itself."""
         return self.send_queue.ack_sink.on_manual_ack
 
     @on_ack.setter
@@ -297,46 +340,53 @@ class ClientCore:
 
     @property
     def has_due_acks(self) -> bool:
-        """Whether so much is processed that the bus should know without delay."""
-        return self.send_queue.ack_sink.pending_count >= ACKS_MAX
+        """True if so many acks are pending that they should be sent without delay."""
+        return self.send_queue.ack_sink.pending_count >= ACK_BATCH_MESSAGES
 
     @property
     def has_held_acks(self) -> bool:
-        """Whether acknowledgements wait for a subscription to be begun again on a connection."""
+        """True if acks wait until the server confirms a subscription again."""
         return any(inbox.has_held_acks for inbox in self._inboxes)
 
     def ack_processed(self) -> bool:
-        """Acknowledge what consumers have processed up to now. False when no consumer holds any
-        message: then there will be nothing new until one takes some."""
-        holding = False
+        """Acknowledge the messages that consumers have processed.
+
+        Returns:
+            True if a consumer holds an unsettled message, so that a later call may find new acks.
+        """
+        has_unsettled = False
         for inbox in self._inboxes:
             inbox.settle(include_last=False)
-            holding |= inbox.has_unsettled
-        return holding
+            has_unsettled |= inbox.has_unsettled
+        return has_unsettled
 
     # Receiving -----------------------------------------------------------------------------------
 
     def receive(self, buffer: ReceiveBuffer, count: int, now: float) -> list[Inbox]:
-        """`count` fresh bytes are in the buffer. Returns the subscriptions that got something, or
-        were ended.
+        """Process the `count` bytes that were added to `buffer`.
 
-        Raises RemoteProtocolError when the bus breaks the protocol, or says that it closes; call
-        `lost` then.
+        Returns:
+            The subscriptions that received messages or were ended by the server.
+
+        Raises:
+            RemoteProtocolError: If the server violates the protocol or closes the connection.
+                The driver
+                then calls `connection_lost`.
         """
         self._connection.heartbeat.mark_received(now)
         self._received_bytes += count
-        woken: dict[Inbox, None] = {}
+        inboxes_to_wake: dict[Inbox, None] = {}
         if self._receiver.lone_frame(buffer, count):
             run = FrameRun(bytes(buffer.space[:count]), count=1, stride=count)
-            self._connection.handle_run(run, woken, now)
+            self._connection.handle_run(run, inboxes_to_wake, now)
         else:
             for batch in self._receiver.receive(buffer, count):
                 for run in split_into_runs(batch):
-                    self._connection.handle_run(run, woken, now)
-        return list(woken)
+                    self._connection.handle_run(run, inboxes_to_wake, now)
+        return list(inboxes_to_wake)
 
     def statistics(self) -> ClientStatistics:
-        publisher, outgoing, inboxes = self.publish_buffer, self.send_queue, self._inboxes
+        publisher, send_queue, inboxes = self.publish_buffer, self.send_queue, self._inboxes
         return ClientStatistics(
             session_id=self.session_id,
             reconnections=max(0, self._connection.connection_count - 1),
@@ -349,12 +399,12 @@ class ClientCore:
             unconfirmed_bytes=publisher.unconfirmed_bytes,
             received=inboxes.received_count,
             redelivered=inboxes.redelivered_count,
-            acknowledged=outgoing.ack_sink.acked_count,
-            nacked=outgoing.ack_sink.nacked_count,
+            acknowledged=send_queue.ack_sink.acked_count,
+            nacked=send_queue.ack_sink.nacked_count,
             ignored=self._connection.ignored_count + inboxes.ignored_count,
             buffered_bytes=sum(inbox.buffered_bytes for inbox in inboxes),
-            queued_bytes=outgoing.queued_bytes,
-            sent_bytes=outgoing.sent_bytes,
+            queued_bytes=send_queue.queued_bytes,
+            sent_bytes=send_queue.sent_bytes,
             received_bytes=self._received_bytes,
         )
 

@@ -1,11 +1,10 @@
-"""What is said on one connection after another: who is there, what is asked, what is answered.
+"""Protocol state of a client across connections: handshake, requests, replies.
 
-Rule 1: a connection begins with a Connect, and nothing follows it before its answer. Then come the
-names that are new, the subscriptions, the messages that were not confirmed, and everything else.
-Rule 2: the bus answers what it was asked, once. Anything else that it says is its mistake; or it
-is of no consequence, and counted.
+A connection starts with a Connect request, and nothing follows before its reply. Then the client
+sends new class names, Subscribe requests, unconfirmed messages, and everything else in order. A
+reply that matches no request is a protocol error.
 
-    Connect ─► answer ─► names, Subscribes ─► messages again ─► requests and messages in order
+    Connect ─► reply ─► class names, Subscribes ─► resent messages ─► requests and messages
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from simplebus.client.core.inboxes import Inboxes
 from simplebus.client.core.open_requests import OpenRequest, OpenRequests, ReplyBody
 from simplebus.client.core.publish_buffer import PublishBuffer
 from simplebus.client.core.send_queue import SendQueue
-from simplebus.core.commit_log import Durability
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError, RemoteProtocolError
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.protocol import frames
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.inquiry import explained
 from simplebus.core.protocol.requests import (
     ConnectReply,
@@ -40,7 +39,7 @@ from simplebus.core.protocol.requests import (
 )
 
 _CONNECTION_BOUND_TYPES = (frames.CONNECT, frames.FETCH, frames.PURGE, frames.INQUIRE)
-"""Requests that fail with their connection."""
+"""Requests that fail when their connection is lost."""
 _TYPES_BEFORE_CONNECT_REPLY = (frames.CONNECT, frames.ERROR, frames.HEARTBEAT)
 
 _REPLY_DECODERS: dict[int, Callable[[bytes], ReplyBody | None]] = {
@@ -51,11 +50,11 @@ _REPLY_DECODERS: dict[int, Callable[[bytes], ReplyBody | None]] = {
     frames.INQUIRE: explained,
     frames.UNSUBSCRIBE: lambda content: None,
 }
-"""What stands in the reply to each type of request."""
+"""Decoder of the reply content, by request type."""
 
 
 class ConnectionState:
-    """One program's, with every bus that it was connected to."""
+    """Protocol state of one client, across all servers that it connects to."""
 
     def __init__(self, connect_request: ConnectRequest, *, frame_bytes_max: int) -> None:
         self.publish_buffer = PublishBuffer(
@@ -67,69 +66,71 @@ class ConnectionState:
         self.class_names = ClassNames()
         self.heartbeat = Heartbeat()
         self.bus_id = ""
-        """Whose memory knows us; empty before the first answer."""
+        """Identity of the server's stored state; empty before the first reply."""
         self.durability = Durability.MEMORY
-        """Where a message is when it is confirmed."""
+        """Durability of a confirmed message."""
         self.session_id: int | None = None
-        """What the bus calls the connection; None while there is none, or no answer."""
+        """Id of this connection at the server; None before the reply to the Connect."""
         self.connection_count = 0
-        """Connections that the bus has answered."""
-        self.on_notice: Callable[[str], object] = lambda sentence: None
-        """Called with what the bus says about nothing that was asked of it."""
+        """Connections that the server has accepted."""
+        self.on_notice: Callable[[str], object] = lambda text: None
+        """Called with an error message of the server that belongs to no request."""
         self.ignored_count = 0
-        """Frames of no consequence."""
+        """Frames of unknown types and errors that match no request."""
         self._connect_request = connect_request
         self._open_connect: OpenRequest | None = None
-        """The Connect that opened this connection; None without connection."""
+        """The Connect of this connection; None without a connection."""
         self._naming_requests: dict[OpenRequest, list[NamedClass]] = {}
-        """What is being named."""
+        """Requests that name classes, with the classes."""
         self.run_id = ""
-        """Which process had that memory."""
+        """Identity of the server process."""
         self.duplicate_seconds = 0.0
-        """As the bus has said it, see ConnectReply."""
+        """Seconds for which a cluster detects duplicates; see `ConnectReply.duplicates`."""
 
     # Connections ---------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
-        """Whether the bus is there and has answered."""
+        """True if the server has accepted the Connect."""
         return self.send_queue.is_open
 
     def connection_made(self, now: float) -> OpenRequest:
-        """There is a fresh connection. Returns its Connect."""
+        """Start a new connection. Return its Connect request."""
         assert self._open_connect is None, "connected again without having lost the connection"
-        said = replace(self._connect_request, classes=self.class_names.list_references())
+        connect_request = replace(self._connect_request, classes=self.class_names.list_references())
         if self.connection_count:
-            at = self.publish_buffer.first_unconfirmed_number
-            first = None if said.first is None else at
-            said = replace(said, unconfirmed=at, bus=self.bus_id, first=first)
-        content = said.encode()
+            first_unconfirmed = self.publish_buffer.first_unconfirmed_number
+            first = None if connect_request.first is None else first_unconfirmed
+            connect_request = replace(
+                connect_request, unconfirmed=first_unconfirmed, bus=self.bus_id, first=first
+            )
+        content = connect_request.encode()
         self._open_connect = self.open_requests.open_request(frames.CONNECT, content=content)
         self.heartbeat.start(0, now)
         self.send_queue.append_frame(self._open_connect.frame)
         return self._open_connect
 
     def connection_lost(self) -> None:
-        """The connection is gone. What lasts goes on with the next one, the rest fails."""
-        gone = BusConnectionError("the connection was lost before the bus answered")
+        """End the connection. Requests that do not survive a reconnect fail."""
+        error = BusConnectionError("the connection was lost before the server replied")
         if self._open_connect is not None and not self._open_connect.is_done:
             self.open_requests.discard(self._open_connect)
-            self._open_connect.fail(gone)
+            self._open_connect.fail(error)
         self._open_connect = self.session_id = None
         self._naming_requests.clear()
         self.send_queue.close()
         self.publish_buffer.connection_lost()
         self.inboxes.connection_lost()
-        self.open_requests.connection_lost(gone)
+        self.open_requests.connection_lost(error)
 
     def _handle_connect_reply(self, reply: ConnectReply, now: float) -> None:
-        """The bus has answered a fresh connection."""
-        same_bus = bool(reply.bus) and reply.bus == self.bus_id
+        """Resume on a new connection after its Connect was accepted."""
+        is_same_bus = bool(reply.bus) and reply.bus == self.bus_id
         self.publish_buffer.resume(
             next_number=reply.next,
             credit_bytes=reply.credit,
             frame_bytes_max=reply.frame_bytes,
-            is_forgotten=bool(self.bus_id) and not same_bus,
+            is_other_server=bool(self.bus_id) and not is_same_bus,
             lost_count=reply.lost,
         )
         self.bus_id, self.run_id = reply.bus, reply.run
@@ -138,26 +139,26 @@ class ConnectionState:
         self.durability = Durability(min(reply.level, max(Durability)))
         self.connection_count += 1
         self.heartbeat.start(reply.heartbeat, now)
-        outgoing = self.send_queue
-        names = [
-            one
-            for one in self.open_requests.find_by_type(frames.CONNECT)
-            if one.after_position is None
+        send_queue = self.send_queue
+        naming_requests = [
+            request
+            for request in self.open_requests.find_by_type(frames.CONNECT)
+            if request.after_position is None
         ]
-        rest = self.open_requests.find_by_type(*_CONNECTION_BOUND_TYPES)
-        for request in names:
-            outgoing.append_frame(request.frame)
+        pending_requests = self.open_requests.find_by_type(*_CONNECTION_BOUND_TYPES)
+        for request in naming_requests:
+            send_queue.append_frame(request.frame)
         for inbox in self.inboxes:
             self.open_requests.reopen(
-                inbox.subscribe_request, inbox.resubscribe_content(is_same_bus=same_bus)
+                inbox.subscribe_request, inbox.encode_resubscribe(is_same_bus=is_same_bus)
             )
             self.send_subscribe(inbox)
-        outgoing.is_open = True
-        for request in rest:
-            if request not in names:
+        send_queue.is_open = True
+        for request in pending_requests:
+            if request not in naming_requests:
                 self.queue_request(request)
 
-    # Asking --------------------------------------------------------------------------------------
+    # Requests ------------------------------------------------------------------------------------
 
     def send_request(
         self,
@@ -167,23 +168,21 @@ class ConnectionState:
         content: bytes,
         after_position: int | None = None,
     ) -> OpenRequest:
-        request = self.open_requests.open_request(
-            frame_type, target_id=target_id, content=content
-        )
+        request = self.open_requests.open_request(frame_type, target_id=target_id, content=content)
         request.after_position = after_position
         if self.is_ready:
             self.queue_request(request)
         return request
 
     def send_subscribe(self, inbox: Inbox) -> None:
-        """Ask the bus for it, as soon as its durable is free."""
+        """Send the Subscribe of the inbox, or wait until its durable is free."""
         if self.inboxes.is_durable_occupied(inbox):
             self.inboxes.inboxes_to_subscribe[inbox] = None
         else:
             self.send_queue.append_frame(inbox.subscribe_request.frame)
 
     def _send_waiting_subscribes(self) -> None:
-        """A durable may be free."""
+        """Retry the Subscribes that wait for a durable."""
         waiting = list(self.inboxes.inboxes_to_subscribe)
         self.inboxes.inboxes_to_subscribe.clear()
         for inbox in waiting:
@@ -196,61 +195,65 @@ class ConnectionState:
             self.send_queue.append_frame_after(request.after_position, request.frame)
 
     def name_class(self, class_id: int) -> None:
-        """Name a class if it is used for the first time."""
+        """Name a class to the server before its first use."""
         check_class_id(class_id)
         if not self.publish_buffer.has_class(class_id):
-            if self._open_connect is None:  # The Connect will name it.
+            if self._open_connect is None:  # The next Connect will name it.
                 self._register_class(NamedClass(id=class_id))
             else:
                 self.name_classes([NamedClass(id=class_id)])
 
-    def name_classes(self, named: list[NamedClass]) -> OpenRequest:
-        """Name classes to the bus, now and on every connection to come."""
-        for one in named:
-            self._register_class(one)
-        content = ConnectRequest(classes=to_wire_references(named)).encode()
+    def name_classes(self, classes: list[NamedClass]) -> OpenRequest:
+        """Name classes to the server, now and on every later connection."""
+        for named_class in classes:
+            self._register_class(named_class)
+        content = ConnectRequest(classes=to_wire_references(classes)).encode()
         request = self.send_request(frames.CONNECT, content=content)
-        self._naming_requests[request] = named
+        self._naming_requests[request] = classes
         return request
 
-    def _register_class(self, named: NamedClass) -> None:
-        self.class_names.add(named)
-        if named.id is not None:
-            self.publish_buffer.add_class(named.id)
+    def _register_class(self, named_class: NamedClass) -> None:
+        self.class_names.add(named_class)
+        if named_class.id is not None:
+            self.publish_buffer.add_class(named_class.id)
 
-    # Hearing -------------------------------------------------------------------------------------
+    # Received frames -----------------------------------------------------------------------------
 
     def handle_run(self, run: FrameRun, inboxes_to_wake: dict[Inbox, None], now: float) -> None:
-        """What one run means."""
-        kind = run.frame_type
-        if not self.is_ready and kind not in _TYPES_BEFORE_CONNECT_REPLY:
+        """Process one received run. Inboxes with new messages are added to `inboxes_to_wake`.
+
+        Raises:
+            RemoteProtocolError: If the server violates the protocol or closes the connection.
+        """
+        frame_type = run.frame_type
+        if not self.is_ready and frame_type not in _TYPES_BEFORE_CONNECT_REPLY:
             raise RemoteProtocolError(
                 Reason.BAD_CONNECT,
-                f"the bus sent a frame of type {kind:#04x} before it answered the Connect",
+                f"the server sent a frame of type {frame_type:#04x}; expected the reply to the "
+                "Connect first",
             )
         if run.has_messages:
             self.inboxes.route_run(run, inboxes_to_wake)
-        elif kind == frames.DELIVER:
+        elif frame_type == frames.DELIVER:
             self.inboxes.set_delivery_header(run)
-        elif kind == frames.CONFIRM:
+        elif frame_type == frames.CONFIRM:
             self.publish_buffer.confirm(run.first_id & MESSAGE_ID_MASK)
-        elif kind in _REPLY_DECODERS:
+        elif frame_type in _REPLY_DECODERS:
             self._handle_reply(run, now)
-        elif kind == frames.ERROR:
+        elif frame_type == frames.ERROR:
             self._handle_error(run, inboxes_to_wake)
-        elif kind != frames.HEARTBEAT:
+        elif frame_type != frames.HEARTBEAT:
             self.ignored_count += 1
 
     def _handle_reply(self, run: FrameRun, now: float) -> None:
-        """The reply to a request."""
-        kind = run.frame_type
-        reply = _REPLY_DECODERS[kind](run.content)
-        request = self.open_requests.pop_answered(run.first_id, kind)
+        frame_type = run.frame_type
+        reply = _REPLY_DECODERS[frame_type](run.content)
+        request = self.open_requests.pop_answered(run.first_id, frame_type)
         if request is None:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
-                f"the bus answered request {run.first_id} (type {chr(kind)!r}), "
-                "which nobody waits for",
+                f"the server replied to request {run.first_id} (type {chr(frame_type)!r}), "
+                "but no such request is open",
             )
         match reply:
             case ConnectReply():
@@ -276,19 +279,19 @@ class ConnectionState:
                 request.finish(reply)
 
     def _handle_error(self, run: FrameRun, inboxes_to_wake: dict[Inbox, None]) -> None:
-        """Why a frame had no effect, or why the bus closes."""
+        """Fail the request or messages that an Error frame names, or raise if it is fatal."""
         reply = decode(ErrorReply, run.content)
         if reply.fatal:
             raise self._closing_error(reply)
-        number, kind = run.first_id & MESSAGE_ID_MASK, run.timer_index
+        number, frame_type = run.first_id & MESSAGE_ID_MASK, run.timer_index
         error = RefusedError(reply.code, reply.message)
-        if kind in (frames.MESSAGE, frames.ENVELOPE):
+        if frame_type in (frames.MESSAGE, frames.ENVELOPE):
             self.publish_buffer.refuse(number, reply.count, error)
             return
-        if not kind:
+        if not frame_type:
             self.on_notice(f"{reply.code}: {reply.message}")
-        request = self.open_requests.pop_answered(number, kind)
-        if kind == frames.SUBSCRIBE:
+        request = self.open_requests.pop_answered(number, frame_type)
+        if frame_type == frames.SUBSCRIBE:
             inbox = (
                 self.inboxes.find_by_request(request)
                 if request
@@ -302,29 +305,29 @@ class ConnectionState:
                 return
         if request is None:
             self.ignored_count += 1
-        elif kind == frames.UNSUBSCRIBE:  # There is no such subscription, and that was wanted.
+        elif frame_type == frames.UNSUBSCRIBE:  # The subscription had ended already.
             self._handle_unsubscribed(request)
         else:
-            for named in self._naming_requests.pop(request, ()):
-                self.class_names.remove(named)
-                if named.id is not None:
-                    self.publish_buffer.remove_class(named.id)
+            for named_class in self._naming_requests.pop(request, ()):
+                self.class_names.remove(named_class)
+                if named_class.id is not None:
+                    self.publish_buffer.remove_class(named_class.id)
             request.fail(error)
             if request is self._open_connect:
                 raise self._closing_error(reply)
 
     def _closing_error(self, reply: ErrorReply) -> RemoteProtocolError:
-        """Why the bus closes."""
-        reason, sentence = _parse_reason(reply.code), reply.message
+        """Return the reason why the server closes the connection."""
+        reason, message = _parse_reason(reply.code), reply.message
         if reason == Reason.CLASS_NAME_CONFLICT and self.connection_count:
-            sentence += (
-                "; the bus before gave the class that id, which messages of this program have; "
-                "bind a class to an id (class_id=…) where a program goes from bus to bus"
+            message += (
+                "; this client has unconfirmed messages with the id that the previous server "
+                "assigned; use fixed ids (class_id=…) for classes on more than one server"
             )
-        return RemoteProtocolError(reason, sentence)
+        return RemoteProtocolError(reason, message)
 
     def _handle_unsubscribed(self, request: OpenRequest) -> None:
-        """An Unsubscribe is done."""
+        """Remove the inbox of an answered Unsubscribe."""
         request.finish()
         inbox = self.inboxes.get(request.target_id)
         if inbox is not None:
@@ -332,7 +335,7 @@ class ConnectionState:
 
 
 def _check_named_class(name: str, class_id: int) -> NamedClass:
-    """A class as the bus has named it."""
+    """Return a class from a Connect reply. Raises RemoteProtocolError for an invalid id."""
     try:
         check_class_id(class_id)
     except ValueError as error:
@@ -341,7 +344,7 @@ def _check_named_class(name: str, class_id: int) -> NamedClass:
 
 
 def _parse_reason(code: str) -> Reason:
-    """The word for why; the bus's own if we do not know it."""
+    """Return the reason code; the server's own text if it is unknown."""
     try:
         return Reason(code)
     except ValueError:

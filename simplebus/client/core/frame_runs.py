@@ -1,12 +1,8 @@
-"""What a client receives, cut into runs: frames that one sentence can describe.
+"""Splits received frames into runs.
 
-Rule 1: a run of messages has one frame type, one class, and ids that ascend, mostly by one.
-Every other frame is a run of its own.
-Rule 2: a run owns its bytes; nothing here is a view of a receive buffer.
-Rule 3: few frames take the plain loop, many take arrays; both find the same runs, and a property
-test says so.
-
-    run   │ frame │ frame │ frame │ …      ids   3 4 5   or   3 7 12
+A run is a sequence of message frames of one type and class with ascending ids; any other frame is a
+run of one. A run owns its bytes and never refers to the receive buffer. Few frames are split by a
+Python loop, many with numpy; a property test checks that both find the same runs.
 """
 
 from __future__ import annotations
@@ -21,12 +17,12 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.frames import FrameBatch, Integers
 
 MessageIds = range | Integers
-"""Numbers of messages: ascending, as a range where they follow one another."""
+"""Ascending message ids or sequences: a range if they are contiguous, otherwise an int64 array."""
 
 _MESSAGE_TYPES = (frames.MESSAGE, frames.ENVELOPE)
 _ID_DTYPE: np.dtype[np.int32] = np.dtype(">i4")
 _ID_OFFSET = 3
-# With fewer frames than this per stretch of one type and class, the plain loop is faster.
+# With fewer frames than this per stretch of one type and class, the Python loop is faster.
 _STRETCH_FRAMES_MIN = 16
 
 
@@ -54,19 +50,18 @@ class FrameRun:
         bounds: Integers | None = None,
         ids: MessageIds | None = None,
     ) -> None:
-        """Reads the first frame's header; the caller knows that the others follow from it."""
+        """Decode the header of the first frame, which determines type and class of all frames."""
         fields: tuple[int, int, int, int] = frames.HEADER.unpack_from(raw)
         self.frame_type, self.class_id, self.first_id, self.timer_index = fields
         self.raw = raw
         """The frames back to back, delimiters included."""
         self.count = count
         self.stride = stride
-        """How long each frame is, when all are equal."""
+        """Bytes of each frame if all have the same length."""
         self.bounds = bounds
-        """Where each frame begins in raw and the last one ends; None when all are as long as the
-        stride."""
+        """Offsets of the frames and the end of the last one; None if all have `stride` bytes."""
         self.ids: MessageIds = range(self.first_id, self.first_id + count) if ids is None else ids
-        """The frames' numbers. The wire's are signed: below 0 is what no peer should send."""
+        """Ids from the frame headers. They are signed; a negative id is a protocol error."""
 
     @property
     def has_messages(self) -> bool:
@@ -74,11 +69,11 @@ class FrameRun:
 
     @property
     def content(self) -> bytes:
-        """What the only frame holds."""
+        """Content of the only frame."""
         return self.raw[HEADER_BYTES:-DELIMITER_BYTES]
 
     def slice(self, first: int, last: int) -> FrameRun:
-        """Frames first..last-1, with bytes of their own."""
+        """Return the frames first..last-1 as a separate run with a copy of their bytes."""
         if first == 0 and last == self.count:
             return self
         bounds = None
@@ -96,8 +91,7 @@ class FrameRun:
         )
 
     def contents(self, first: int, last: int, *, skip: int = 0) -> list[bytes]:
-        """What stands between header and delimiter of frames first..last-1, without the first
-        `skip` bytes of each."""
+        """Return the contents of frames first..last-1, without the first `skip` bytes of each."""
         raw, stride, skip = self.raw, self.stride, skip + HEADER_BYTES
         if self.bounds is None:
             length = stride - skip - DELIMITER_BYTES
@@ -116,7 +110,7 @@ class FrameRun:
 
 
 def split_into_runs(batch: FrameBatch) -> Iterator[FrameRun]:
-    """Cut a batch into its runs."""
+    """Split a batch of frames into runs."""
     if batch.count > PLAIN_FRAMES_MAX:
         breaks = np.flatnonzero(batch.changes()) + 1
         if breaks.size * _STRETCH_FRAMES_MIN <= batch.count:
@@ -129,7 +123,6 @@ def split_into_runs(batch: FrameBatch) -> Iterator[FrameRun]:
 
 
 def _split_few(batch: FrameBatch) -> Iterator[FrameRun]:
-    """The runs of a few frames."""
     raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
     if len(bounds) == 2:
         yield FrameRun(raw, count=1, stride=len(raw))
@@ -138,13 +131,13 @@ def _split_few(batch: FrameBatch) -> Iterator[FrameRun]:
     first = 0
     for last in range(1, len(headers) + 1):
         if last < len(headers):
-            kind, class_id, message_id, _ = headers[last]
-            before = headers[last - 1]
+            frame_type, class_id, message_id, _ = headers[last]
+            previous = headers[last - 1]
             if (
-                kind == before[0]
-                and class_id == before[1]
-                and message_id > before[2]
-                and kind in _MESSAGE_TYPES
+                frame_type == previous[0]
+                and class_id == previous[1]
+                and message_id > previous[2]
+                and frame_type in _MESSAGE_TYPES
             ):
                 continue
         ids = [header[2] for header in headers[first:last]]
@@ -155,34 +148,36 @@ def _split_few(batch: FrameBatch) -> Iterator[FrameRun]:
 def _build_run(raw: bytes, bounds: list[int], ids: list[int]) -> FrameRun:
     count, begin = len(ids), bounds[0]
     stride = bounds[1] - begin
-    found: MessageIds = range(ids[0], ids[0] + count)
+    id_range: MessageIds = range(ids[0], ids[0] + count)
     if ids[-1] - ids[0] != count - 1:
-        found = np.array(ids, np.int64)
+        id_range = np.array(ids, np.int64)
     if all(end - start == stride for start, end in pairwise(bounds)):
-        return FrameRun(raw, count=count, stride=stride, ids=found)
+        return FrameRun(raw, count=count, stride=stride, ids=id_range)
     return FrameRun(
-        raw, count=count, stride=0, bounds=np.array(bounds, np.int64) - begin, ids=found
+        raw, count=count, stride=0, bounds=np.array(bounds, np.int64) - begin, ids=id_range
     )
 
 
 def _split_uniform(frames_of_type: FrameBatch) -> Iterator[FrameRun]:
-    """The runs of frames that have one type and class."""
+    """Split frames of one type and class into runs."""
     if int(frames_of_type.data[0]) not in _MESSAGE_TYPES:
-        for at in range(frames_of_type.count):
-            raw = frames_of_type.slice(at, at + 1).data.tobytes()
+        for index in range(frames_of_type.count):
+            raw = frames_of_type.slice(index, index + 1).data.tobytes()
             yield FrameRun(raw, count=1, stride=len(raw))
         return
     if frames_of_type.stride:
-        words = frames.strided(
+        id_words = frames.strided(
             frames_of_type.data, _ID_DTYPE, _ID_OFFSET, frames_of_type.stride, frames_of_type.count
         )
     else:
-        words = frames.unaligned(frames_of_type.data, _ID_DTYPE)[frames_of_type.starts + _ID_OFFSET]
-    ids = words.astype(np.int64)
+        id_words = frames.unaligned(frames_of_type.data, _ID_DTYPE)[
+            frames_of_type.starts + _ID_OFFSET
+        ]
+    ids = id_words.astype(np.int64)
     first = 0
     for last in (*(np.flatnonzero(ids[1:] <= ids[:-1]) + 1).tolist(), frames_of_type.count):
-        part, numbers, count = frames_of_type.slice(first, last), ids[first:last], last - first
-        follow = int(numbers[-1]) - int(numbers[0]) == count - 1
+        part, part_ids, count = frames_of_type.slice(first, last), ids[first:last], last - first
+        is_contiguous = int(part_ids[-1]) - int(part_ids[0]) == count - 1
         stride = part.stride
         if not stride and int((lengths := part.lengths).min()) == int(lengths.max()):
             stride = int(lengths[0])
@@ -191,7 +186,7 @@ def _split_uniform(frames_of_type: FrameBatch) -> Iterator[FrameRun]:
             count=count,
             stride=stride,
             bounds=None if stride else part.bounds,
-            ids=None if follow else numbers,
+            ids=None if is_contiguous else part_ids,
         )
         first = last
 

@@ -1,4 +1,4 @@
-"""When to say something although there is nothing to say, and when to give the peer up."""
+"""Keepalive timer of a connection."""
 
 from __future__ import annotations
 
@@ -9,29 +9,35 @@ from simplebus.core.limits import HEARTBEATS_MISSED_MAX
 
 
 class Heartbeat:
-    """The beat that both sides of a connection have agreed on, from one side."""
+    """Heartbeat that both sides of a connection have agreed on, seen from one side."""
 
     def __init__(self) -> None:
         self._interval_seconds = 0.0
-        """Silence that neither side lets come about; 0 while there is none agreed."""
+        """The longest silence that either side allows; 0 for no heartbeat."""
         self._received_at = 0.0
         self._next_check_at = 0.0
         self._sent_bytes = 0
-        """As they were at the last look."""
+        """Bytes sent up to the previous check."""
 
     def start(self, interval_seconds: float, now: float) -> None:
-        """This is agreed; 0 for none."""
+        """Start with the agreed interval in seconds; 0 disables the heartbeat."""
         self._interval_seconds = interval_seconds
         self._received_at = self._next_check_at = now
 
     def mark_received(self, now: float) -> None:
-        """The peer has sent something."""
+        """Note that the peer has sent bytes."""
         self._received_at = now
 
     def is_due(self, now: float, sent_bytes: int) -> bool:
-        """Whether to send one, when so many bytes were sent so far.
+        """Return True if a heartbeat must be sent, because nothing was sent since the previous
+        check.
 
-        Raises RemoteProtocolError when the peer was silent for too long.
+        Args:
+            now: Current time in seconds.
+            sent_bytes: Bytes sent on this client so far.
+
+        Raises:
+            RemoteProtocolError: If the peer was silent for too long.
         """
         if not self._interval_seconds:
             return False
@@ -39,21 +45,20 @@ class Heartbeat:
         if silent_seconds >= self._interval_seconds * HEARTBEATS_MISSED_MAX:
             raise RemoteProtocolError(
                 Reason.HEARTBEAT_TIMEOUT,
-                f"the bus was silent for {silent_seconds:.1f} s; it was to send something every "
-                f"{self._interval_seconds:g} s",
+                f"the server was silent for {silent_seconds:.1f} s; expected at least a heartbeat "
+                f"every {self._interval_seconds:g} s",
             )
         if now < self._next_check_at:
             return False
-        self._next_check_at = (
-            now + self._interval_seconds / 2
-        )  # So that no silence is longer than the whole.
+        # Two checks per interval, so that no silence is longer than the interval.
+        self._next_check_at = now + self._interval_seconds / 2
         is_silent = sent_bytes == self._sent_bytes
         self._sent_bytes = sent_bytes
         return is_silent
 
     @property
     def next_check(self) -> float:
-        """When `is_due` is to be asked again; math.inf for never."""
+        """Time of the next `is_due` call; `math.inf` without a heartbeat."""
         if not self._interval_seconds:
             return math.inf
         return min(

@@ -1,23 +1,8 @@
-"""One subscription: what waits for it, what it was handed, what of that is processed.
+"""Inbox of one subscription: received messages, and how far the program has processed them.
 
-Rule 1: a message is settled when its consumer comes back for the next one, never when it is handed
-out. Settling acknowledges, unless the consumer acknowledges by itself.
-Rule 2: what a loop was handed is that loop's to settle: by coming round, or by telling how it
-ended. When others ask meanwhile, it is set aside: nothing is said about it, so the bus sends it
-again in time. What was handed to who asks one by one is settled by whoever asks next.
-Rule 3: nothing here runs per message. How far a consumer has come is read off its iterator when
-somebody wants to know.
-Rule 4: a message that comes again while it still waits here, while a loop or a handler is at it, or
-before its acknowledgement is written, is dropped: the one that is here will do. So what waits is at
-most what the bus lets be in flight. Who acknowledges by hand may have forgotten what it was handed:
-that waits here again, and is dropped if it is judged before its turn.
-Rule 5: what waits here outlives the connection. Whether the bus still wants to hear about it, the
-bus says when the subscription begins again.
+    current batch   │ settled │ handed out │ prepared │ unread │      queued batches …
 
-    batch   │ settled │ handed out │ prepared │ untouched │      queue   batch batch …
-            0      settled       handed     prepared     len
-
-Invariant: 0 <= settled <= handed <= prepared <= len(batch)
+Invariant: 0 <= settled <= handed out <= prepared <= len(current batch)
 """
 
 from __future__ import annotations
@@ -51,7 +36,25 @@ _HALF_ID_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 
 
 class Inbox:
-    """The messages of one subscription for its consumer."""
+    """Received messages of one subscription.
+
+    A message is settled when its consumer asks for the next one, not when it is handed out.
+    Settling acknowledges the message, unless the program acknowledges messages itself. If another
+    consumer asks in between, the last message of a loop is set aside until that loop asks again or
+    ends.
+
+    Nothing is stored per message: the number of handed out messages is computed from the length
+    hint of the iterator that the program reads.
+
+    The server may redeliver a message that still waits here, that a loop or handler is processing,
+    or whose ack is not sent yet. Such a redelivery is dropped, so an inbox never holds more than
+    the server's limit of messages in flight. With manual acks the program may have lost a message
+    that it was handed, so its redelivery is queued, and dropped if the program acknowledges the
+    message before the redelivery is read.
+
+    Received messages survive a reconnect. The reply to the new Subscribe tells if the server still
+    accepts their acks.
+    """
 
     def __init__(
         self,
@@ -66,76 +69,89 @@ class Inbox:
         self.class_id = class_id
         self.options = options
         self.subscribe_request = subscribe_request
-        """The Subscribe: done once the bus has answered, on each connection anew."""
+        """The Subscribe request. It is reopened on each connection and done when the server has
+        replied.
+        """
         self.subscription_number = subscription_number
         self.auto_ack = auto_ack
-        """Whether what is settled is acknowledged."""
+        """True if settled messages are acknowledged."""
         self.decode: Callable[[bytes], Any] | None = None
-        """What makes a message's `value` of its payload."""
+        """Converts a payload into a message's `value`; None returns the payload."""
         self.error: RefusedError | None = None
-        """Why the bus has ended the subscription; None while it has not."""
+        """The reason why the server ended the subscription; None while it has not."""
         self.unsubscribe_request: OpenRequest | None = None
-        """The Unsubscribe, once the consumer has left."""
+        """The Unsubscribe request; None until the subscription is left."""
         self.is_subscribed = False
-        """Whether the bus has answered, on this connection."""
+        """True if the server has confirmed the subscription on this connection."""
         self.has_waiting_consumer = False
-        """Whether a consumer waits for more; the driver says so."""
+        """True if a consumer waits for messages. Set by the driver."""
         self.buffered_bytes = 0
-        """Bytes of batches that nobody has begun to take."""
+        """Bytes of the queued batches."""
         self.prepared_payloads: Iterator[bytes] = iter(())
-        """Behind `ready`: its length hint is how many prepared messages were not handed out."""
+        """Payloads of the prepared messages. `prepared_messages` reads from this iterator, so its
+        length hint is the number of prepared messages that were not handed out.
+        """
         self.prepared_messages: Iterator[Message[Any]] = iter(())
-        """The prepared messages that were not handed out."""
+        """Prepared messages that were not handed out."""
         self._ack_sink = ack_sink
         self._ack_buffer = self._create_ack_buffer()
         self._next_sequence: int | None = None
-        """The sequence behind the furthest that came; None before the first answer."""
+        """One more than the highest received sequence; None before the first Subscribe reply."""
         self._server_run = ("", "")
-        """Which bus has answered last, and in which run."""
+        """Bus id and run id of the server that confirmed the subscription last."""
         self._next_arrival_index = 1
-        """The place in the row of the next message that comes in it."""
+        """Arrival index of the next first delivery; see `AckToken.arrival_index`."""
         self._queued_batches: deque[Batch] = deque()
         self._current_batch: Batch | None = None
-        """What the consumer is at; None before the first."""
+        """The batch that the consumer reads; None before the first."""
         self._settled_count = 0
         self._prepared_count = 0
         self._last_handed_out_count = 1
-        """How many messages were handed out at once, the last time."""
+        """Number of messages in the last hand-out: 1, or the length of a batch."""
         self._has_prepared_values = False
-        """Whether `payloads` is taken from directly, and `ready` is of no use."""
+        """True if the consumer reads `prepared_payloads` and not `prepared_messages`."""
         self.active_loop: object | None = None
-        """The loop that asked last; None for who asks one by one, and for who acknowledges."""
-        self._ended_loops: deque[tuple[object, AckOutcome | None]] = deque()
-        """Loops that have ended, and the verdict on what they were at; None to put it back."""
+        """The loop that asked for messages last; None if the last call was not from a loop, or acks
+        are manual.
+        """
+        self._ended_loops: deque[tuple[object, bool]] = deque()
+        """Loops that have ended, and whether their task was cancelled; not yet processed."""
         self._unsettled_by_loop: dict[object, tuple[Batch, int, int]] = {}
-        """What loops are at while others have asked."""
+        """The last messages of loops that were suspended because another consumer asked."""
+        self._unsettled_of_ended_loops: list[tuple[Batch, int, int]] = []
+        """The last messages of loops that ended while they were suspended."""
         self.in_handler_sequences: set[int] = set()
-        """Sequences that a handler is at, and says what becomes of them."""
+        """Sequences that a handler is processing. The handler settles them."""
 
     def _create_ack_buffer(self) -> AckBuffer:
         options = self.options
-        # In a group the gaps are other members' messages, and may become ours any time.
+        # In a group the gaps are messages of other members, which may be redelivered to this one.
         can_span_gaps = bool(options.channels) and options.group is None
         return AckBuffer(
-            self._ack_sink, self.subscription_number, is_auto_ack=self.auto_ack, can_span_gaps=can_span_gaps
+            self._ack_sink,
+            self.subscription_number,
+            is_auto_ack=self.auto_ack,
+            can_span_gaps=can_span_gaps,
         )
 
     @property
     def has_kept_position(self) -> bool:
-        """Whether its position is the bus's to keep when the connection goes."""
+        """True if the server keeps the position when the connection is lost."""
         return self.options.durable is not None or self.options.group is not None
 
     @property
     def was_subscribed(self) -> bool:
-        """Whether the bus has ever answered."""
+        """True if the server has confirmed the subscription on any connection."""
         return self._next_sequence is not None
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to hand out.
+        """True if no message can be handed out.
 
-        Raises LocalProtocolError once it is left, and RefusedError once the bus has ended it and
-        nothing waits any more.
+        Raises:
+            LocalProtocolError: If the subscription was left.
+            RefusedError: If the server ended the subscription and all received messages were
+                handed out.
         """
         if self.unsubscribe_request is not None:
             raise LocalProtocolError("the subscription was left; subscribe again")
@@ -151,17 +167,17 @@ class Inbox:
 
     @property
     def has_unsettled(self) -> bool:
-        """Whether something was handed out and not settled."""
+        """True if a message was handed out and not settled."""
         return self._settled_count < self._handed_out_count
 
     @property
     def _handed_out_count(self) -> int:
         return self._prepared_count - length_hint(self.prepared_payloads)
 
-    # What comes ----------------------------------------------------------------------------------
+    # Receiving -----------------------------------------------------------------------------------
 
     def accept_run(self, run: FrameRun, attempt: int) -> int:
-        """Messages have come. Returns how many of them were dropped as copies."""
+        """Queue received messages. Return the number of duplicates that were dropped."""
         assert self._next_sequence is not None, "messages before the bus has answered"
         first = self._next_sequence + self._distance_from_next(run.first_id)
         sequences: MessageIds
@@ -172,13 +188,18 @@ class Inbox:
             sequences = run.ids + (first - run.first_id)
             redelivered_count = int(np.searchsorted(sequences, self._next_sequence))
         duplicate_count = (
-            self._accept_redelivered(run.slice(0, redelivered_count), sequences[:redelivered_count], attempt)
+            self._accept_redelivered(
+                run.slice(0, redelivered_count), sequences[:redelivered_count], attempt
+            )
             if redelivered_count
             else 0
         )
         if redelivered_count < run.count:
             if redelivered_count:
-                run, sequences = run.slice(redelivered_count, run.count), sequences[redelivered_count:]
+                run, sequences = (
+                    run.slice(redelivered_count, run.count),
+                    sequences[redelivered_count:],
+                )
             self._next_sequence = int(sequences[-1]) + 1
             arrival_index = 0
             if attempt == 1:
@@ -190,7 +211,7 @@ class Inbox:
         return duplicate_count
 
     def _accept_redelivered(self, run: FrameRun, sequences: MessageIds, attempt: int) -> int:
-        """Take what does not still wait here. Returns how many were dropped."""
+        """Queue redeliveries of messages that are not here. Return the number of dropped ones."""
         self._mark_out_of_order(int(sequences[-1]))
         sequence_array = np.asarray(sequences)
         is_new = np.ones(run.count, np.bool_)
@@ -207,9 +228,9 @@ class Inbox:
         return run.count - int(np.count_nonzero(is_new))
 
     def _mark_out_of_order(self, sequence: int) -> None:
-        """Something came otherwise than in the row, up to this sequence."""
+        """Note that a message up to `sequence` did not arrive as a first delivery in order."""
         self._ack_buffer.last_out_of_order = max(self._ack_buffer.last_out_of_order, sequence)
-        self._next_arrival_index += 1  # So that nothing behind it follows on what came before it.
+        self._next_arrival_index += 1  # A gap, so that no range includes messages from both sides.
 
     def _append_batch(
         self, run: FrameRun, sequences: MessageIds, attempt: int, arrival_index: int
@@ -229,7 +250,7 @@ class Inbox:
             self._ack_buffer.undecided_out_of_order.update(np.asarray(sequences).tolist())
 
     def _drop_decided(self) -> None:
-        """Drop what came again, is the next, and was judged by hand since it came."""
+        """Drop the next redelivered messages that the program has settled since they arrived."""
         queue, undecided = self._queued_batches, self._ack_buffer.undecided_out_of_order
         while queue and queue[0].is_late and queue[0].is_alive:
             batch = queue[0]
@@ -246,14 +267,14 @@ class Inbox:
                 return
 
     def _distance_from_next(self, message_id: int) -> int:
-        """How far the message id is from the next sequence, by the nearest-id rule."""
+        """Return the signed distance of the message id from the next sequence, modulo 2^31."""
         assert self._next_sequence is not None
         return (
             (message_id - self._next_sequence + _HALF_ID_RANGE) & MESSAGE_ID_MASK
         ) - _HALF_ID_RANGE
 
     def _iter_undecided(self) -> Iterator[MessageIds]:
-        """Messages of this position of which the bus will hear that they are processed."""
+        """Yield the sequences of this position that are here or whose ack is not sent yet."""
         if self._current_batch is not None and self._current_batch.is_alive:
             first = self._settled_count if self.auto_ack else self._handed_out_count
             yield self._current_batch.sequences[first:]
@@ -267,13 +288,18 @@ class Inbox:
     # Connections ---------------------------------------------------------------------------------
 
     def handle_subscribed(self, reply: SubscribeReply, *, server_run: tuple[str, str]) -> None:
-        """The bus has begun the subscription, on this connection: which bus, and in which run."""
-        # A process that has lost what came last has given these sequences to others, or may. What
-        # is here came from the run that answered last: others may have greeted since, no more.
-        same_run = bool(bus_run[0]) and bus_run == self._server_run
+        """Resume after the server has confirmed the subscription on this connection."""
+        # A server process that restarted may have lost the newest messages and may assign their
+        # sequences to other ones. The messages here came from the run in `_server_run`: only a
+        # server that confirmed the subscription can have sent any.
+        is_same_run = bool(server_run[0]) and server_run == self._server_run
         self._server_run = server_run
-        kept = same_run and (reply.resumed or not self.has_kept_position)
-        if not kept or self._next_sequence is None or reply.cursor < self._next_sequence:
+        is_position_kept = is_same_run and (reply.resumed or not self.has_kept_position)
+        if (
+            not is_position_kept
+            or self._next_sequence is None
+            or reply.cursor < self._next_sequence
+        ):
             self._ack_buffer.discard()
             self._ack_buffer = self._create_ack_buffer()
             self._next_sequence = reply.cursor
@@ -282,21 +308,23 @@ class Inbox:
         self.is_subscribed = True
 
     def connection_lost(self) -> None:
-        """The connection is gone."""
+        """Keep received messages for the next connection, unless another group member receives
+        them.
+        """
         self.is_subscribed = False
         self._ack_buffer.detach()
-        if self.options.group is not None:  # Others in the group get it now.
+        if self.options.group is not None:  # The server sends them to other members now.
             self._pop_unread()
 
     @property
     def has_held_acks(self) -> bool:
-        """Whether what was said of messages waits for the bus to begin the subscription again."""
+        """True if acks wait until the server confirms the subscription again."""
         return self._ack_buffer.has_held_acks
 
     def encode_resubscribe(self, *, is_same_bus: bool) -> bytes:
-        """What the Subscribe says on another connection."""
+        """Return the content of the Subscribe request for the next connection."""
         options = self.options
-        if self._next_sequence is not None and options.seek:  # It was moved; now it goes on.
+        if self._next_sequence is not None and options.seek:  # The seek was done before.
             options = replace(options, seek=False)
         if (
             self._next_sequence is None
@@ -307,11 +335,18 @@ class Inbox:
             return options.encode()
         return replace(options, start=Start(sequence=self._next_sequence)).encode()
 
-    # Handing out, unless `is_empty`. What was handed out before must be settled or put back -------
+    # Handing out: only if not `is_empty`, and after earlier messages are settled or put back ------
 
     def prepare_messages(self, max_count: int, *, as_values: bool = False) -> int:
-        """Have up to `most` messages `ready`, or, for who makes values of them, `payloads`. Returns
-        how many were added; 0 when there are none, or when those before are not used up."""
+        """Prepare up to `max_count` messages in `prepared_messages`.
+
+        Args:
+            max_count: Maximum number of messages.
+            as_values: Prepare `prepared_payloads` only, for a consumer that decodes them to values.
+
+        Returns:
+            Number of messages added; 0 if none are queued or prepared ones are left.
+        """
         if as_values == self._has_prepared_values and length_hint(self.prepared_payloads):
             return 0
         if not self._select_batch():
@@ -320,30 +355,32 @@ class Inbox:
         first = self._prepared_count
         self._prepared_count = min(first + max_count, len(self._current_batch))
         self._last_handed_out_count = 1
-        self.prepared_payloads, ready = self._current_batch.messages(first, self._prepared_count)
+        self.prepared_payloads, messages = self._current_batch.messages(first, self._prepared_count)
         self._has_prepared_values = as_values
-        self.prepared_messages = iter(()) if as_values else ready
+        self.prepared_messages = iter(()) if as_values else messages
         return self._prepared_count - first
 
     def pop_batch(self, max_count: int | None = None) -> Batch | None:
-        """Hand out the next messages in one piece, at most so many."""
+        """Hand out up to `max_count` messages as one batch; None if none are queued."""
         if not self._select_batch():
             return None
         assert self._current_batch is not None
         first = self._prepared_count
-        left = len(self._current_batch) - first
-        self._last_handed_out_count = left if max_count is None else min(left, max_count)
+        remaining_count = len(self._current_batch) - first
+        self._last_handed_out_count = (
+            remaining_count if max_count is None else min(remaining_count, max_count)
+        )
         self._prepared_count = first + self._last_handed_out_count
         return self._current_batch.part(first, self._prepared_count)
 
     def get_last_message(self) -> Message[Any]:
-        """The message that was handed out last."""
+        """Return the message that was handed out last."""
         assert self._current_batch is not None, "nothing was handed out"
-        handed = self._handed_out_count
-        return next(self._current_batch.messages(handed - 1, handed)[1])
+        handed_out_count = self._handed_out_count
+        return next(self._current_batch.messages(handed_out_count - 1, handed_out_count)[1])
 
     def _select_batch(self) -> bool:
-        """Go on behind what was handed out, in the next batch if need be."""
+        """Make `_current_batch` a batch with unread messages. Return False if there is none."""
         assert not self.has_unsettled, "asked for more before what was handed out is settled"
         self._discard_prepared()
         if self._current_batch is not None and self._prepared_count < len(self._current_batch):
@@ -359,104 +396,121 @@ class Inbox:
         self._settled_count = self._prepared_count = 0
         return True
 
-    # What becomes of what was handed out ---------------------------------------------------------
+    # Settling ------------------------------------------------------------------------------------
 
     def settle_previous(self, loop: object | None = None) -> None:
-        """Somebody comes for more: a loop, or who asks one by one. What it was handed before is
-        processed; what another loop is at is not its to judge."""
-        self._settle_ended_loops()
+        """Acknowledge what was handed out before, because `loop` or `get` asks for more.
+
+        The last message of another loop that has not ended stays unsettled.
+        """
+        self._process_ended_loops()
         if self.active_loop is not None and self.active_loop is not loop:
             self._suspend_active_loop()
         self.active_loop = loop if self.auto_ack else None
         self.settle(include_last=True)
+        self._settle_ended_unsettled(ACKED)
         if loop in self._unsettled_by_loop:
             batch, first, last = self._unsettled_by_loop.pop(loop)
             batch.settle(ACKED, first, last)
 
-    def start_loop(self, loop: object) -> None:
-        """A loop begins, perhaps anew: then it was left, and nobody knows how."""
-        self.end_loop(loop, NACKED)
-        self._settle_ended_loops()
+    def end_loop(self, loop: object, *, is_cancelled: bool = False) -> None:
+        """Note that a loop has ended, by `break`, by an exception or by cancellation.
 
-    def end_loop(self, loop: object, outcome: AckOutcome | None) -> None:
-        """A loop has ended; the verdict on what it was at, None to put that back. Heard later: who
-        calls may be a finalizer, anywhere in a program."""
-        self._ended_loops.append((loop, outcome))
+        The last message of a cancelled loop is put back. That of any other loop is acknowledged
+        when a consumer asks for more, or when the subscription is left without an exception.
+        Processed later, because a finalizer may call this at any point of a program.
+        """
+        self._ended_loops.append((loop, is_cancelled))
 
     def settle(self, *, include_last: bool) -> None:
-        """What was handed out is processed; the last of it only if `current`."""
-        self._settle_ended_loops()
-        last = self._handed_out_count
+        """Settle the messages that were handed out, with or without those of the last hand-out."""
+        self._process_ended_loops()
+        end = self._handed_out_count
         if not include_last:
-            last -= self._last_handed_out_count
-        self._settle_until(ACKED, last)
+            end -= self._last_handed_out_count
+        self._settle_until(ACKED, end)
 
     def _settle_until(self, outcome: AckOutcome, end: int) -> None:
-        """The verdict on what was handed out and not settled, up to there."""
+        """Settle the messages of the current batch with an index below `end`."""
         if end > self._settled_count:
             if self.auto_ack and self._current_batch is not None:
                 self._current_batch.settle(outcome, self._settled_count, end)
             self._settled_count = end
 
-    def _settle_ended_loops(self) -> None:
-        """Settle what loops were at that have ended."""
+    def _process_ended_loops(self) -> None:
         while self._ended_loops:
-            loop, verdict = self._ended_loops.popleft()
+            loop, is_cancelled = self._ended_loops.popleft()
             if loop is self.active_loop:
                 self.active_loop = None
-                self._settle_until(ACKED, self._handed_count - self._last_handed_count)
-                if verdict is None:
+                if is_cancelled:
+                    self._settle_until(ACKED, self._handed_out_count - self._last_handed_out_count)
                     self._put_back_unsettled()
-                else:
-                    self._settle_until(verdict, self._handed_count)
             elif loop in self._unsettled_by_loop:
                 batch, first, last = self._unsettled_by_loop.pop(loop)
-                batch.settle(verdict or NACKED_WITHOUT_DELAY, first, last)
+                if is_cancelled:
+                    batch.settle(NACKED_WITHOUT_DELAY, first, last)
+                else:
+                    self._unsettled_of_ended_loops.append((batch, first, last))
+
+    def _settle_ended_unsettled(self, outcome: AckOutcome) -> None:
+        for batch, first, last in self._unsettled_of_ended_loops:
+            batch.settle(outcome, first, last)
+        self._unsettled_of_ended_loops.clear()
+
+    def _settle_suspended(self, outcome: AckOutcome) -> None:
+        """Settle the last messages of all loops that are not active."""
+        self._settle_ended_unsettled(outcome)
+        for batch, first, last in self._unsettled_by_loop.values():
+            batch.settle(outcome, first, last)
+        self._unsettled_by_loop.clear()
 
     def _suspend_active_loop(self) -> None:
-        """Others ask while a loop is at something, which stays that loop's."""
+        """Set the last messages of the active loop aside, because another consumer asks for
+        messages.
+        """
         self._settle_until(ACKED, self._handed_out_count - self._last_handed_out_count)
-        handed = self._handed_out_count
-        if self._current_batch is not None and handed > self._settled_count:
+        handed_out_count = self._handed_out_count
+        if self._current_batch is not None and handed_out_count > self._settled_count:
             self._unsettled_by_loop[self.active_loop] = (
                 self._current_batch,
                 self._settled_count,
-                handed,
+                handed_out_count,
             )
-            self._settled_count = handed
-        self._discard_prepared()  # So that the loop asks when it comes round.
+            self._settled_count = handed_out_count
+        self._discard_prepared()  # The loop must ask again in its next iteration.
 
     def nack_last(self) -> None:
-        """The last that was handed out is not processed. The bus will send it again, in time."""
+        """Reject the last hand-out, so that it is redelivered after the backoff."""
         self.settle(include_last=False)
         self._settle_until(NACKED, self._handed_out_count)
 
     def put_back_last(self) -> None:
-        """The last that was handed out is not processed, and is the next to be handed out."""
+        """Put the last hand-out back, so that it is handed out next."""
         self.settle(include_last=False)
         self._put_back_unsettled()
 
     def _put_back_unsettled(self) -> None:
-        """What was handed out and not settled is the next to be handed out."""
+        """Put the unsettled messages of the current batch back."""
         self._discard_prepared()
         self._prepared_count = self._settled_count
 
+    def put_back_unprocessed(self) -> None:
+        """Return the last messages of all consumers, because the subscription's block was
+        cancelled. The bus redelivers them without a backoff."""
+        self.put_back_last()
+        self._settle_suspended(NACKED_WITHOUT_DELAY)
+
     def settle_before_leave(self, *, is_processed: bool) -> None:
-        """The consumer is about to leave; `processed` says what became of the last that it asked
-        for. What loops are at that have not ended is not processed."""
-        self._settle_ended_loops()
-        if self.active_loop is not None:
-            self._suspend_active_loop()
-        elif is_processed:
+        """Acknowledge the last messages of all consumers, or reject them if not `is_processed`,
+        because the subscription's block was left."""
+        if is_processed:
             self.settle(include_last=True)
         else:
             self.nack_last()
-        for batch, first, last in self._unsettled_by_loop.values():
-            batch.settle(NACKED, first, last)
-        self._unsettled_by_loop.clear()
+        self._settle_suspended(ACKED if is_processed else NACKED)
 
     def leave(self, unsubscribe_request: OpenRequest) -> None:
-        """The consumer leaves. What it was never handed goes back to the bus."""
+        """End the subscription. Messages that were not handed out return to the server."""
         self.unsubscribe_request = unsubscribe_request
         for batch in self._pop_unread():
             if self.has_kept_position:
@@ -466,37 +520,38 @@ class Inbox:
         self._settled_count = self._prepared_count = 0
 
     def mark_ended(self, error: RefusedError | None = None) -> None:
-        """The bus has no such subscription any more."""
+        """Note that the server has no such subscription any more."""
         self.error = error
         self.is_subscribed = False
         self._ack_buffer.discard()
 
     def _pop_unread(self) -> list[Batch]:
-        """Returns what was never handed out, which is gone from here then."""
+        """Remove and return the messages that were not handed out."""
         self._discard_prepared()
-        left = list(self._queued_batches)
+        unread_batches = list(self._queued_batches)
         if self._current_batch is not None and self._prepared_count < len(self._current_batch):
-            left.insert(0, self._current_batch.part(self._prepared_count, len(self._current_batch)))
+            unread_batches.insert(
+                0, self._current_batch.part(self._prepared_count, len(self._current_batch))
+            )
             self._current_batch = (
                 self._current_batch.part(0, self._prepared_count) if self._prepared_count else None
             )
         self._queued_batches.clear()
         self.buffered_bytes = 0
-        return left
+        return unread_batches
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless the invariant holds."""
+        """Raise AssertionError unless the invariants hold."""
         size = 0 if self._current_batch is None else len(self._current_batch)
-        assert 0 <= self._settled_count <= self._handed_out_count <= self._prepared_count <= size, vars(
-            self
+        assert 0 <= self._settled_count <= self._handed_out_count <= self._prepared_count <= size, (
+            vars(self)
         )
         assert self.buffered_bytes == sum(batch.size for batch in self._queued_batches)
 
     def _discard_prepared(self) -> None:
-        """Prepared messages that were not handed out are untouched again."""
+        """Make prepared messages that were not handed out unread again."""
         self._prepared_count = self._handed_out_count
-        deque(
-            self.prepared_payloads, maxlen=0
-        )  # So that whoever still holds `ready` gets nothing from it.
+        # Exhaust the iterator: a loop that still holds `prepared_messages` must get no message.
+        deque(self.prepared_payloads, maxlen=0)
         self.prepared_payloads = iter(())
         self.prepared_messages = iter(())

@@ -1,9 +1,7 @@
-"""All subscriptions of a program, and which of them a message is for.
+"""All subscriptions of a client, and the routing of received messages to them.
 
-Rule 1: the bus says before messages whom they are for; that holds until it says otherwise.
-Rule 2: what is for a subscription that is gone is dropped and counted: the bus learns soon. What is
-for none at all is the bus's mistake.
-Rule 3: fetched messages belong to the oldest fetch of their class that is not answered.
+The server announces the subscription before its messages with a Deliver frame, which holds until
+the next one. Fetched messages belong to the oldest open fetch of their class.
 """
 
 from __future__ import annotations
@@ -24,23 +22,25 @@ _HALF_ID_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 
 
 class Inboxes:
-    """Subscriptions by number, those that were left and not yet forgotten included."""
+    """Inboxes by subscription number, including those whose Unsubscribe is not answered."""
 
     def __init__(self, open_requests: OpenRequests, ack_sink: AckSink) -> None:
         self.received_count = 0
-        """Messages that came."""
+        """Messages received, including those that were dropped."""
         self.redelivered_count = 0
         self.ignored_count = 0
-        """Messages that were dropped."""
+        """Messages dropped: duplicates, and messages for subscriptions that were left."""
         self._open_requests = open_requests
         self._ack_sink = ack_sink
         self._inbox_by_number: dict[int, Inbox] = {}
         self.inboxes_to_subscribe: dict[Inbox, None] = {}
-        """Those that the bus is not asked for yet, on this connection."""
+        """Inboxes whose Subscribe waits until their durable is free, on this connection."""
         self._last_number = 0
-        """The number given last."""
+        """The number that was assigned last."""
         self._delivery_header: tuple[int, int, int] | None = None
-        """Class, attempt and number of the subscription of what comes; None before the first."""
+        """Class id, attempt and subscription number from the last Deliver frame; None before the
+        first.
+        """
 
     def __iter__(self) -> Iterator[Inbox]:
         return iter(list(self._inbox_by_number.values()))
@@ -49,9 +49,13 @@ class Inboxes:
         return self._inbox_by_number.get(number)
 
     def open_inbox(self, class_id: int, options: SubscribeRequest, *, auto_ack: bool) -> Inbox:
-        """A new subscription, and the request for it."""
+        """Create an inbox and its Subscribe request.
+
+        Raises:
+            LocalProtocolError: If the client has SUBSCRIPTIONS_MAX subscriptions.
+        """
         if len(self._inbox_by_number) >= SUBSCRIPTIONS_MAX:
-            raise LocalProtocolError(f"a program has at most {SUBSCRIPTIONS_MAX} subscriptions")
+            raise LocalProtocolError(f"a client has at most {SUBSCRIPTIONS_MAX} subscriptions")
         number = self._last_number
         while True:
             number = number % SUBSCRIPTIONS_MAX + 1
@@ -76,7 +80,7 @@ class Inboxes:
         return inbox
 
     def remove(self, inbox: Inbox, error: RefusedError | None = None) -> None:
-        """The bus has no such subscription any more, and we need none."""
+        """Remove an inbox whose subscription has ended, and finish its requests."""
         inbox.mark_ended(error)
         if self._inbox_by_number.get(inbox.subscription_number) is inbox:
             del self._inbox_by_number[inbox.subscription_number]
@@ -88,8 +92,9 @@ class Inboxes:
             inbox.unsubscribe_request.finish()
 
     def is_durable_occupied(self, inbox: Inbox) -> bool:
-        """Whether its durable is still that of one before it, which was left, and of which the bus
-        is told so when it has begun it."""
+        """Return True if an earlier inbox of the same durable was left and its Unsubscribe is not
+        sent yet.
+        """
         if inbox.options.durable is None or inbox.options.group is not None:
             return False
         for other in self:
@@ -105,23 +110,23 @@ class Inboxes:
         return False
 
     def find_by_request(self, request: OpenRequest) -> Inbox | None:
-        """The subscription that a Subscribe asks for."""
+        """Return the inbox of a Subscribe request."""
         inbox = self._inbox_by_number.get(request.subscription_number)
         return inbox if inbox is not None and inbox.subscribe_request is request else None
 
     def find_by_request_number(self, number: int) -> Inbox | None:
-        """The subscription that was asked for, and granted, under this number."""
+        """Return the inbox of an answered Subscribe request."""
         return next(
             (
-                one
-                for one in self._inbox_by_number.values()
-                if one.subscribe_request.number == number
+                inbox
+                for inbox in self._inbox_by_number.values()
+                if inbox.subscribe_request.number == number
             ),
             None,
         )
 
     def connection_lost(self) -> None:
-        """The connection is gone, and with it every subscription whose position is not kept."""
+        """Detach all inboxes, and remove left ones whose position the server does not keep."""
         self._delivery_header = None
         self.inboxes_to_subscribe.clear()
         for inbox in self:
@@ -129,14 +134,19 @@ class Inboxes:
             if inbox.unsubscribe_request is not None and not inbox.has_kept_position:
                 self.remove(inbox)
 
-    # What comes ----------------------------------------------------------------------------------
+    # Receiving -----------------------------------------------------------------------------------
 
     def set_delivery_header(self, run: FrameRun) -> None:
-        """Whom the messages are for that come from now on."""
+        """Remember to which subscription the following messages belong."""
         self._delivery_header = (run.class_id, run.first_id, run.timer_index)
 
     def route_run(self, run: FrameRun, inboxes_to_wake: dict[Inbox, None]) -> None:
-        """Messages have come. Adds who got some of them."""
+        """Add received messages to their inbox, and that inbox to `inboxes_to_wake`.
+
+        Raises:
+            RemoteProtocolError: If the server did not announce the messages, or nothing
+                requested them.
+        """
         self.received_count += run.count
         if (
             self._delivery_header is None
@@ -145,8 +155,9 @@ class Inboxes:
         ):
             raise RemoteProtocolError(
                 Reason.UNKNOWN_SUBSCRIPTION,
-                f"the bus sent message {run.first_id} of class {run.class_id}, and before it "
-                f"announced {self._delivery_header!r} (class, attempt, subscription)",
+                f"the server sent message {run.first_id} of class {run.class_id}; expected a "
+                "Deliver frame for that class before it, got "
+                f"{self._delivery_header!r} (class, attempt, subscription)",
             )
         _, attempt, number = self._delivery_header
         if number == 0:
@@ -171,19 +182,26 @@ class Inboxes:
                 return
         raise RemoteProtocolError(
             Reason.BAD_REQUEST,
-            f"the bus sent {run.count} messages of class {run.class_id} that nobody fetches",
+            f"the server sent {run.count} fetched messages of class {run.class_id}; "
+            "expected an open fetch for them",
         )
 
     def complete_fetch(self, request: OpenRequest, reply: FetchReply) -> None:
-        """A fetch is answered: now it is known which sequences its messages have."""
-        at = reply.first
+        """Create the batches of a fetch, whose reply tells the sequences of its messages."""
+        next_sequence = reply.first
         for run in request.frame_runs:
-            first = at + ((run.first_id - at + _HALF_ID_RANGE) & MESSAGE_ID_MASK) - _HALF_ID_RANGE
+            first = (
+                next_sequence
+                + ((run.first_id - next_sequence + _HALF_ID_RANGE) & MESSAGE_ID_MASK)
+                - _HALF_ID_RANGE
+            )
             sequences: MessageIds = range(first, first + run.count)
             if not isinstance(run.ids, range):
                 sequences = run.ids + (first - run.first_id)
-            at = int(sequences[-1]) + 1
-            receipt = AckToken(request, None, class_id=run.class_id, sequences=sequences, attempt=0)
-            request.batches.append(Batch(run, receipt))
+            next_sequence = int(sequences[-1]) + 1
+            ack_token = AckToken(
+                request, None, class_id=run.class_id, sequences=sequences, attempt=0
+            )
+            request.batches.append(Batch(run, ack_token))
         request.frame_runs.clear()
         request.finish(reply)

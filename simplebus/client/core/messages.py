@@ -1,11 +1,7 @@
-"""Messages as a subscriber sees them.
+"""Received messages: `Message` and `Batch`.
 
-Rule 1: everything is made per run. A message of its own exists only when somebody looks at it.
-Rule 2: an envelope is taken apart only for who asks what stands in it; payloads are cut out of
-their frames without that.
-
-    Batch ── Run       the bytes
-       └──── Receipt   what became of them: one per run
+A batch holds the frames of many messages and one AckToken. `Message` objects are created when a
+program iterates over a batch, and envelopes are decoded when one of their fields is read.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ _DELIMITER_PREFIX = DELIMITER[:-1]
 
 
 def uniform_envelope_bytes(run: FrameRun) -> int | None:
-    """How long every envelope of the run is; None when they differ, or one holds stuffing."""
+    """Return the length of each envelope in the run; None if they differ or are byte-stuffed."""
     raw = run.raw
     if run.count == 1 or raw.count(_DELIMITER_PREFIX) != run.count:
         return None
@@ -58,14 +54,16 @@ def uniform_envelope_bytes(run: FrameRun) -> int | None:
 
 
 def _has_uniform_fields(run: FrameRun, length_offsets: list[int]) -> bool:
-    """Whether every frame has the first one's fields, and its lengths in these places."""
+    """Return True if all envelopes have the fields of the first one, with the same text lengths."""
     raw = run.raw
     if run.count <= PLAIN_FRAMES_MAX:
         parts = [
             slice(HEADER_BYTES, HEADER_BYTES + 1),
             *(slice(at, at + 2) for at in length_offsets),
         ]
-        frame_offsets = range(0, len(raw), run.stride) if run.bounds is None else run.bounds[:-1].tolist()
+        frame_offsets = (
+            range(0, len(raw), run.stride) if run.bounds is None else run.bounds[:-1].tolist()
+        )
         return all(
             raw[begin + part.start : begin + part.stop] == raw[part]
             for begin in frame_offsets
@@ -80,41 +78,56 @@ def _has_uniform_fields(run: FrameRun, length_offsets: list[int]) -> bool:
 
 
 REPLY_TO = "reply-to"
-"""The header that names the channel on which an answer is expected."""
+"""Header with the channel on which the publisher expects a reply."""
 
 _REPR_BYTES_MAX = 40
 _EMPTY_ENVELOPE = Envelope()
 
 T = TypeVar("T")
-"""What a subscription makes of its messages' payloads."""
+"""Type of a message's value."""
 
 
 class Message(Generic[T]):
-    """One message. Compares by identity: a message that comes twice is two of these."""
+    """A received message.
+
+    Messages compare by identity: a redelivery is a new object.
+
+    Example:
+        async with bus.subscribe("orders", auto_ack=False) as orders:
+            async for order in orders:
+                print(order.sequence, order.channel, order.payload)
+                order.ack()
+    """
 
     __slots__ = ("_ack_token", "_index", "payload")
 
     def __init__(self, payload: bytes, index: int, ack_token: AckToken) -> None:
         self.payload = payload
-        """The publisher's bytes."""
+        """The bytes that the publisher wrote."""
         self._index = index
         self._ack_token = ack_token
 
-    # What it is ----------------------------------------------------------------------------------
-
     @property
     def value(self) -> T:
-        """What the payload means to its subscription: the payload itself if that says nothing."""
+        """The payload decoded to the subscribed type; the payload itself for a class id or class
+        name.
+
+        Decoded on each access.
+
+        Raises:
+            DecodeError: If the payload is not a value of the subscribed type.
+        """
         decode = self._ack_token.owner.decode
         return cast(T, self.payload if decode is None else decode(self.payload))
 
     @property
     def class_id(self) -> int:
+        """Id of the message class, 0 to 65535."""
         return self._ack_token.class_id
 
     @property
     def sequence(self) -> int:
-        """Its number within its class, from 0; never used twice."""
+        """Number of the message within its class, counted from 0 and never reused."""
         return int(self._ack_token.sequences[self._index])
 
     @property
@@ -124,71 +137,110 @@ class Message(Generic[T]):
 
     @property
     def attempt(self) -> int:
-        """Which delivery to this subscription it is: 1 for the first one, 0 when the bus does not
-        know, as for what somebody else left behind."""
+        """Number of this delivery: 1 for the first, 0 if the server does not know it.
+
+        The server does not know it for a message that another subscription left unacknowledged.
+        """
         return self._ack_token.attempt
 
     @property
     def redelivered(self) -> bool:
-        """Whether it may have been delivered before, and perhaps processed."""
+        """True if the message may have been delivered, and perhaps processed, before."""
         return self._ack_token.attempt != 1
 
-    # What its publisher said about it ------------------------------------------------------------
+    # Metadata ------------------------------------------------------------------------------------
 
     @property
     def envelope(self) -> Envelope:
-        """All of it. Raises RemoteProtocolError when the bus has sent what is no envelope."""
+        """The metadata of the message.
+
+        Raises:
+            RemoteProtocolError: If the server sent an invalid envelope.
+        """
         return _EMPTY_ENVELOPE
 
     @property
     def channel(self) -> str:
-        """Empty for none."""
+        """Dotted channel name; empty for a message without a channel."""
         return self.envelope.channel
 
     @property
     def key(self) -> bytes:
+        """Key of the message; empty for a message without a key."""
         return self.envelope.key
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """Names and values, in order; a name may repeat."""
+        """Pairs of header name and value in publisher order. A name may occur several times."""
         return self.envelope.headers
 
     @property
     def published(self) -> int | None:
-        """Microseconds since 1970 by the publisher's clock; None when it did not say."""
+        """Microseconds since 1970 by the publisher's clock; None if the publisher did not set a
+        time.
+        """
         return self.envelope.published
 
     @property
     def expires_ms(self) -> int | None:
-        """Milliseconds that it had to live when the bus accepted it; None for ever."""
+        """Lifetime in milliseconds, counted from its acceptance by the server; None if it never
+        expires.
+        """
         return self.envelope.expires_ms
 
     @property
     def is_request(self) -> bool:
-        """Whether its publisher waits for an answer."""
+        """True if the publisher waits for a reply."""
         return any(name == REPLY_TO for name, _ in self.headers)
 
-    # What becomes of it --------------------------------------------------------------------------
+    # Acknowledgement -----------------------------------------------------------------------------
 
     def ack(self, owner: object = None) -> None:
-        """It is processed. Raises LocalProtocolError if it is not this owner's, if one is named."""
+        """Acknowledge the message: it was processed and is not redelivered.
+
+        Args:
+            owner: If given, the subscription that must have received the message.
+
+        Raises:
+            LocalProtocolError: If the message belongs to another subscription or was fetched.
+        """
         if owner is not None:
             self._ack_token.check_owner(owner, self)
         self._ack_token.record_outcome(ACKED, self._index, self._index + 1)
 
     def nack(self, delay: float | None = None, error: object = None) -> None:
-        """It is to come again after so many seconds; by default the bus's pause, which grows.
-        `error` says what went wrong: an exception, or a sentence of up to 1,024 bytes. The bus
-        tells it in the dead letter, if it comes to that."""
+        """Reject the message, so that it is redelivered.
+
+        Args:
+            delay: Seconds until the redelivery. None uses the backoff of the subscription.
+            error: Exception or text, of which up to 1,024 bytes are sent. The server stores it
+                in the dead
+                letter if the message reaches its maximum deliveries.
+
+        Raises:
+            LocalProtocolError: If the message was fetched.
+            ValueError: If `delay` is negative or longer than 365 days.
+            TypeError: If `delay` is not a number.
+        """
         self._ack_token.record_outcome(nack_outcome(delay, error), self._index, self._index + 1)
 
     def terminate(self, error: object = None) -> None:
-        """It can never be processed: it becomes a dead letter now, which says why."""
+        """Reject the message for good: it becomes a dead letter now and is not redelivered.
+
+        Args:
+            error: Exception or text, as for `nack`, to be stored in the dead letter.
+
+        Raises:
+            LocalProtocolError: If the message was fetched.
+        """
         self._ack_token.record_outcome(terminate_outcome(error), self._index, self._index + 1)
 
     def working(self) -> None:
-        """Its processing takes longer: the ack timeout starts again."""
+        """Restart the ack timeout, because processing the message takes longer.
+
+        Raises:
+            LocalProtocolError: If the message was fetched.
+        """
         self._ack_token.record_outcome(WORKING, self._index, self._index + 1)
 
     def __repr__(self) -> str:
@@ -199,7 +251,7 @@ class Message(Generic[T]):
 
 
 class _EnvelopedMessage(Message[T]):
-    """A message that came in an envelope."""
+    """A message with an envelope."""
 
     __slots__ = ("_content", "_envelope")
 
@@ -216,7 +268,16 @@ class _EnvelopedMessage(Message[T]):
 
 
 class Batch:
-    """Messages of one class, in order. Iterate for the messages one by one."""
+    """Messages of one class, in ascending order of their sequences.
+
+    Iterate over a batch for its `Message` objects, or read `payloads`, `data` and `bounds` to
+    process many messages at once. `len(batch)` is the number of messages, called n below.
+
+    Example:
+        batch = await orders.get_batch()
+        for order in batch:
+            print(order.payload)
+    """
 
     __slots__ = ("_ack_token", "_first_index", "_run")
 
@@ -224,45 +285,50 @@ class Batch:
         self._run = run
         self._ack_token = ack_token
         self._first_index = first_index
-        """Where in the receipt the first message stands."""
+        """Index of the first message in the AckToken."""
 
     @property
     def class_id(self) -> int:
+        """Id of the message class, 0 to 65535."""
         return self._ack_token.class_id
 
     @property
     def attempt(self) -> int:
-        """As each message's."""
+        """Number of this delivery, equal for all messages; see `Message.attempt`."""
         return self._ack_token.attempt
 
     @property
     def redelivered(self) -> bool:
-        """Whether they may have been delivered before, and perhaps processed."""
+        """True if the messages may have been delivered, and perhaps processed, before."""
         return self._ack_token.attempt != 1
 
     @property
     def is_alive(self) -> bool:
-        """Whether the bus still wants to hear about them."""
+        """True if the server still accepts acks for these messages."""
         return self._ack_token.is_ack_wanted
 
     @property
     def is_late(self) -> bool:
-        """Whether they came otherwise than in the row."""
+        """True if the messages were redelivered or overtaken by later ones."""
         return not self._ack_token.arrival_index
 
     @property
     def sequences(self) -> MessageIds:
-        """The messages' numbers within their class, ascending; a range if none is left out."""
+        """The n ascending sequences: a range if they are contiguous, otherwise an int64 array of
+        shape (n,).
+        """
         return self._ack_token.sequences[self._first_index : self._first_index + self._run.count]
 
     @property
     def data(self) -> memoryview:
-        """The wire's frames back to back: header, content and delimiter of each."""
+        """The n frames back to back: frame header, content and delimiter of each."""
         return memoryview(self._run.raw)
 
     @property
     def bounds(self) -> Integers:
-        """Where each frame begins in `data`, and where the last one ends."""
+        """Offsets into `data`, an int64 array of shape (n + 1,): frame i is
+        `data[bounds[i]:bounds[i + 1]]`.
+        """
         run = self._run
         if run.bounds is None:
             return np.arange(0, len(run.raw) + 1, run.stride, dtype=np.int64)
@@ -270,17 +336,17 @@ class Batch:
 
     @property
     def stride(self) -> int:
-        """How long each frame is; 0 where they differ."""
+        """Bytes of each frame if all have the same length, otherwise 0."""
         return self._run.stride if self._run.bounds is None else 0
 
     @property
     def size(self) -> int:
-        """Bytes of the frames."""
+        """Bytes of all frames."""
         return len(self._run.raw)
 
     @property
     def payloads(self) -> list[bytes]:
-        """Every payload in order. Made anew on each access."""
+        """The n payloads in order. Each access creates a new list."""
         return self._slice_payloads(0, self._run.count)
 
     def _slice_payloads(self, first: int, last: int) -> list[bytes]:
@@ -293,10 +359,12 @@ class Batch:
         return list(map(envelopes.payload_of, run.contents(first, last)))
 
     def messages(self, first: int, last: int) -> tuple[Iterator[bytes], Iterator[Message[Any]]]:
-        """Messages first..last-1, made as they are asked for.
+        """Create the messages first..last-1 lazily.
 
-        The other iterator is the first one's source of payloads: its length hint says how many
-        messages were not asked for yet, at no cost to who asks.
+        Returns:
+            Iterator of the payloads and iterator of the messages. The second one reads from the
+            first one,
+            so `length_hint` of the first one is the number of messages that were not read yet.
         """
         payloads = iter(self._slice_payloads(first, last))
         indexes = range(self._first_index + first, self._first_index + last)
@@ -307,15 +375,22 @@ class Batch:
         return payloads, map(_EnvelopedMessage, payloads, indexes, ack_tokens, contents)
 
     def part(self, first: int, last: int) -> Batch:
-        """Messages first..last-1 as a batch of their own."""
+        """Return the messages first..last-1 as a separate batch."""
         return Batch(
             self._run.slice(first, last), self._ack_token, first_index=self._first_index + first
         )
 
-    # What becomes of them ------------------------------------------------------------------------
+    # Acknowledgement -----------------------------------------------------------------------------
 
     def ack(self, owner: object = None) -> None:
-        """All are processed. Raises LocalProtocolError if they are not this owner's."""
+        """Acknowledge all messages.
+
+        Args:
+            owner: If given, the subscription that must have received the messages.
+
+        Raises:
+            LocalProtocolError: If the messages belong to another subscription or were fetched.
+        """
         if owner is not None:
             self._ack_token.check_owner(owner, self)
         self._ack_token.record_outcome(
@@ -323,25 +398,27 @@ class Batch:
         )
 
     def nack(self, delay: float | None = None, error: object = None) -> None:
-        """All are to come again, as `Message.nack` says."""
+        """Reject all messages, so that they are redelivered; see `Message.nack`."""
         self._ack_token.record_outcome(
             nack_outcome(delay, error), self._first_index, self._first_index + self._run.count
         )
 
     def terminate(self, error: object = None) -> None:
-        """None can ever be processed, as `Message.terminate` says."""
+        """Reject all messages for good; see `Message.terminate`."""
         self._ack_token.record_outcome(
             terminate_outcome(error), self._first_index, self._first_index + self._run.count
         )
 
     def working(self) -> None:
-        """The ack timeout of all starts again."""
+        """Restart the ack timeout of all messages; see `Message.working`."""
         self._ack_token.record_outcome(
             WORKING, self._first_index, self._first_index + self._run.count
         )
 
     def settle(self, outcome: tuple[int, bytes], first: int, last: int) -> None:
-        """The verdict on first..last-1, as far as nothing was said about them by hand."""
+        """Record `outcome` for those of the messages first..last-1 that the program did not settle
+        itself.
+        """
         self._ack_token.settle(outcome, self._first_index + first, self._first_index + last)
 
     def __len__(self) -> int:

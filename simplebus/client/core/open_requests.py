@@ -1,8 +1,7 @@
-"""What a client asked of the bus, and what became of it.
+"""Requests of a client that wait for a reply.
 
-Rule 1: a request is answered once: by its reply, by a refusal, or by the loss of the connection.
-Rule 2: what describes a lasting state (Subscribe, Unsubscribe) outlives the connection; every
-other request fails with it.
+A request ends once: by its reply, by an error or by the loss of the connection. Subscribe and
+Unsubscribe requests survive a reconnect; all other requests fail with their connection.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _PERSISTENT_TYPES = (frames.SUBSCRIBE, frames.UNSUBSCRIBE)
 
 
 class OpenRequest:
-    """Something that was asked of the bus."""
+    """A request and, later, its reply or error."""
 
     def __init__(
         self,
@@ -40,25 +39,27 @@ class OpenRequest:
         self.number = number
         self.frame_type = frame_type
         self.target_id = target_id
-        """The class that it is about; for Unsubscribe the subscription. 0 for Connect."""
+        """Class id; for an Unsubscribe the number of the subscription; 0 for a Connect."""
         self.subscription_number = subscription_number
-        """For Subscribe the number of the subscription; 0 for the others."""
+        """For a Subscribe the number of the subscription; 0 for other requests."""
         self.content = content
         self.is_done = False
         self.error: BusError | None = None
-        """Why it was not done; None while it is not known, and when it was."""
+        """The reason of a failure; None while the request waits and after it succeeded."""
         self.reply: ReplyBody | None = None
-        """What the bus answered; None for an Unsubscribe."""
+        """The decoded reply; None for an Unsubscribe."""
         self.batches: list[Batch] = []
-        """What a Fetch brought."""
+        """Messages of a Fetch, set when the reply has arrived."""
         self.decode: Callable[[bytes], Any] | None = None
-        """What makes a fetched message's `value` of its payload."""
+        """Converts the payload of a fetched message into its `value`; None returns the payload."""
         self.remaining_count = 0
-        """How many messages a Fetch may still bring."""
+        """Messages that a Fetch may still receive."""
         self.frame_runs: list[FrameRun] = []
-        """What came for a Fetch that is not answered yet."""
+        """Messages of a Fetch that were received before its reply."""
         self.after_position: int | None = None
-        """Messages below it are to be applied before; None when that does not matter."""
+        """Send the request after all messages below this position; None if the order does not
+        matter.
+        """
 
     @property
     def frame(self) -> bytes:
@@ -80,7 +81,7 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """Requests that are not answered yet, oldest first."""
+    """Requests without a reply, oldest first."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, OpenRequest] = {}
@@ -94,7 +95,7 @@ class OpenRequests:
         subscription_number: int = 0,
         content: bytes = b"",
     ) -> OpenRequest:
-        """A request with a number that no waiting one has."""
+        """Create a request with a number that no other open request uses."""
         while self._next_number in self._by_number:
             self._advance_number()
         request = OpenRequest(
@@ -109,34 +110,40 @@ class OpenRequests:
         return request
 
     def reopen(self, request: OpenRequest, content: bytes) -> None:
-        """A question that was answered on another connection."""
+        """Reopen a request that was answered on an earlier connection."""
         request.content = content
         request.is_done = False
         self._by_number[request.number] = request
 
     def pop_answered(self, number: int, frame_type: int) -> OpenRequest | None:
-        """The request that an answer belongs to; None when none waits for it."""
+        """Remove and return the request that a reply belongs to; None if it is not open."""
         request = self._by_number.get(number)
         if request is None or request.frame_type != frame_type:
             return None
         return self._by_number.pop(number)
 
     def discard(self, request: OpenRequest) -> None:
-        """The question has become pointless."""
+        """Remove a request that is no longer needed."""
         self._by_number.pop(request.number, None)
 
     def find_by_type(self, *frame_types: int) -> list[OpenRequest]:
-        return [one for one in self._by_number.values() if one.frame_type in frame_types]
+        return [
+            request for request in self._by_number.values() if request.frame_type in frame_types
+        ]
 
     def connection_lost(self, error: BusError) -> None:
-        """The connection is gone."""
+        """Fail all requests that do not survive a reconnect."""
         self._fail_requests(
             error,
-            [one for one in self._by_number.values() if one.frame_type not in _PERSISTENT_TYPES],
+            [
+                request
+                for request in self._by_number.values()
+                if request.frame_type not in _PERSISTENT_TYPES
+            ],
         )
 
     def fail_all(self, error: BusError) -> None:
-        """There will be no connection any more."""
+        """Fail all requests, because there will be no further connection."""
         self._fail_requests(error, list(self._by_number.values()))
 
     def _fail_requests(self, error: BusError, failed: list[OpenRequest]) -> None:

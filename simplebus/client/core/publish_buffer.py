@@ -1,18 +1,13 @@
-"""What a program publishes, until the bus has confirmed it.
+"""Published messages until the server has confirmed them.
 
-Rule 1: a position counts messages from 0 and never wraps; the wire's number follows from it, and
-what follows is settled when the bus says at which number it goes on.
-Rule 2: a message is kept until it is confirmed or refused. After a loss the bus says which ones it
-has; the others are written again, in order, before everything else.
-Rule 3: bytes under way, written on this connection and not confirmed, stay within the credit; but
-one frame may always go. What the credit holds back waits here.
-Rule 4: when a call raises, nothing of it was published.
-Rule 5: who has numbers of its own may leave some out: these are positions without a message.
+A position counts the messages of this client from 0 and never wraps; the message number on the wire
+follows from it. After a reconnect the server tells which number it expects next, and all later
+messages are sent again, in order and before new ones.
 
-    confirmed ≤ released ≤ numbered ≤ published
+    │ confirmed │ in flight │ resend │ unnumbered frames │ pending contents │
+    0       confirmed    released  numbered                            published
 
-    │ confirmed │ under way │ again │ segments │ contents │
-    0           confirmed   released numbered            published
+Invariant: confirmed <= released <= numbered <= published
 """
 
 from __future__ import annotations
@@ -42,39 +37,47 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frames import DELIMITER
 
-# Frames are joined to chunks of at most this size, so that others find gaps between them.
+# Batches are at most this long, so that requests and acks can be sent between them.
 _BATCH_BYTES_MAX = 256 * 1024
-# Refusals that nobody asks for are forgotten, the oldest first.
+# If more refusals wait for `pop_refusals`, the oldest are dropped.
 _REFUSALS_MAX = 65_536
 _HALF_NUMBER_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 _EMPTY_ENVELOPE = Envelope()
 _DELIMITER_PREFIX = DELIMITER[:-1]
-"""What an envelope's content never holds without more behind it."""
+"""Bytes that the content of an envelope contains only with byte stuffing behind them."""
 _NO_CLASS = cast(int, object())
-"""Equal to nothing that could be given as a class id, wrong ones included."""
+"""Differs from every class id, including invalid ones."""
 
 
 def _always_fitting_bytes(payload_bytes_max: int, envelope: Envelope = _EMPTY_ENVELOPE) -> int:
-    """A payload of so many bytes fits even if it needs an envelope that is stuffed throughout."""
+    """Return a payload length that fits even in an envelope with the maximum of byte stuffing."""
     return payload_bytes_max // 4 * 3 - len(envelopes.encode(envelope, b""))
 
 
 class PublishBuffer:
-    """One program's messages, over as many connections as it takes."""
+    """Unconfirmed messages of one client, across connections.
+
+    The bytes in flight, sent on this connection and not confirmed, stay within the credit, except
+    that one frame may always be sent. If a publish method raises, none of its messages was
+    published.
+
+    A program that assigns its own message numbers may skip some; the skipped positions have no
+    message.
+    """
 
     def __init__(self, *, frame_bytes_max: int, name_class: Callable[[int], None]) -> None:
         self.published_position = 0
-        """Messages handed over so far: the position of the next one."""
+        """Number of published messages, which is the position of the next one."""
         self.confirmed_position = 0
-        """All positions below are stored by the bus, or refused."""
+        """All messages below this position were stored or refused by the server."""
         self.published_bytes = 0
-        """Bytes of all frames that were ever handed over."""
+        """Bytes of the frames of all published messages."""
         self.credit_bytes = CREDIT_BYTES
-        """Bytes that may be under way. A guess until the bus has said it."""
+        """Bytes that may be in flight: a default until the server has sent its limit."""
         self.refused_count = 0
         self.resent_count = 0
         self.forgotten_count = 0
-        """Confirmed messages that the bus says it has not."""
+        """Confirmed messages that the server has lost."""
         self._frame_bytes_max = frame_bytes_max
         self._payload_bytes_max = frame_bytes_max - FRAME_BYTES_MIN
         self._unchecked_bytes_max = _always_fitting_bytes(self._payload_bytes_max)
@@ -82,69 +85,76 @@ class PublishBuffer:
         self._message_prefixes: dict[int, bytes] = {}
         self._envelope_prefixes: dict[int, bytes] = {}
         self._unchecked_class_id = _NO_CLASS
-        """All contents are payloads of this class, and not looked at yet; or `_various` tells."""
+        """If not _NO_CLASS, all pending contents are unchecked payloads of this class and have no
+        prefixes.
+        """
         self._pending_contents: list[bytes] = []
         self._append_content = self._pending_contents.append
         self._pending_prefixes: list[bytes] = []
-        """The openings of the contents, which are then ready to be sent."""
+        """Frame prefixes of the pending contents, which are checked then."""
         self._unnumbered_frames: deque[UnnumberedFrames] = deque()
         self._resend_batches: deque[PublishBatch] = deque()
-        """Numbered, and not released on this connection."""
+        """Numbered batches that were not sent on this connection."""
         self._in_flight_batches: deque[PublishBatch] = deque()
-        """Released on this connection."""
+        """Batches sent on this connection."""
         self.in_flight_bytes = 0
-        """Bytes that are released on this connection and not confirmed."""
+        """Bytes sent on this connection and not confirmed."""
         self._partly_confirmed_bytes = 0
-        """Of the oldest chunk, so many bytes are confirmed."""
+        """Confirmed bytes of the oldest batch."""
         self._confirmed_bytes = 0
         self._released_position = self._numbered_position = 0
         self._base_number = 0
-        """The wire's number of position 0."""
+        """Message number of position 0."""
         self._refusal_by_position: dict[int, RefusedError] = {}
 
     @property
     def stored_before_count(self) -> int:
-        """How many messages the bus had of this name, or had refused, before the first one here;
-        0 when it knew nothing of the name. Changes when the bus forgets."""
+        """Messages of this publisher name that the server had stored or refused before the first
+        one here.
+
+        It is 0 if the server did not know the name, and changes if the server forgets the name.
+        """
         return self._base_number
 
     @property
     def accepted_frame_bytes_max(self) -> int:
-        """The longest frame that may be handed over."""
+        """Bytes of the longest frame that may be published."""
         return self._payload_bytes_max + FRAME_BYTES_MIN
 
     @property
     def first_unconfirmed_number(self) -> int:
-        """The lowest number that is not confirmed."""
+        """The lowest message number that is not confirmed."""
         return self._number_of(self.confirmed_position)
 
     @property
     def unconfirmed_bytes(self) -> int:
-        """Bytes of the frames that are handed over, and neither stored nor refused."""
+        """Bytes of the frames of unconfirmed messages."""
         return self.published_bytes - self._confirmed_bytes
 
     @property
     def has_credit(self) -> bool:
-        """Whether one message more may be handed over without piling up here."""
+        """True if the credit allows one more message, so that it does not pile up here."""
         return self.unconfirmed_bytes < self.credit_bytes
 
     @property
     def unreleased_bytes(self) -> int:
-        """Bytes that are not released."""
+        """Unconfirmed bytes that were not released for sending on this connection."""
         return self.unconfirmed_bytes - self.in_flight_bytes
 
     @property
     def released_position(self) -> int:
-        """All positions below were given out for writing, on this connection or before it."""
+        """All messages below this position were released for sending."""
         return self._released_position
 
-    # Handing over --------------------------------------------------------------------------------
+    # Publishing ----------------------------------------------------------------------------------
 
     def publish(self, payload: bytes, class_id: int, envelope: Envelope | None = None) -> int:
-        """Hand a message over. Returns its position.
+        """Add a message and return its position.
 
-        Raises LocalProtocolError for a message longer than a frame may be, ValueError for what is
-        no class id, TypeError for what is not bytes.
+        Raises:
+            LocalProtocolError: If the frame would be longer than the server accepts.
+            ValueError: If `class_id` is not a valid class id.
+            TypeError: If `payload` is not bytes.
         """
         if (
             class_id != self._unchecked_class_id
@@ -179,42 +189,50 @@ class PublishBuffer:
         self.published_bytes += len(content) + FRAME_BYTES_MIN
 
     def _frame_pending_contents(self) -> None:
-        """Make the payloads that were not looked at ready to be sent."""
+        """Check the pending payloads, and give each its frame prefix."""
         class_id, self._unchecked_class_id = self._unchecked_class_id, _NO_CLASS
         for index, payload in enumerate(self._pending_contents):
-            opening, content = self._frame_message(payload, class_id, None)
+            prefix, content = self._frame_message(payload, class_id, None)
             self.published_bytes += len(content) - len(payload)
             self._pending_contents[index] = content
-            self._pending_prefixes.append(opening)
+            self._pending_prefixes.append(prefix)
 
     def publish_many(
         self, payloads: Iterable[bytes], class_id: int, envelope: Envelope | None = None
     ) -> int:
-        """Hand messages over, all or, when it raises what `publish` does, none of them.
+        """Add all messages, or none of them if it raises; see `publish`.
 
-        Returns the last one's position; of no messages, that of the one before.
+        Returns:
+            Position of the last message; without messages, that of the previous one.
         """
         if class_id not in self._message_prefixes:
             self._name_new_class(class_id)
-        handed = list(payloads)
-        if handed and set(map(type, handed)) != {bytes}:
-            handed = list(map(_as_bytes, handed))
-        if len(handed) > PLAIN_FRAMES_MAX and self._append_uniform(handed, class_id, envelope):
+        payload_list = list(payloads)
+        if payload_list and set(map(type, payload_list)) != {bytes}:
+            payload_list = list(map(_as_bytes, payload_list))
+        if len(payload_list) > PLAIN_FRAMES_MAX and self._append_uniform(
+            payload_list, class_id, envelope
+        ):
             return self.published_position - 1
-        dressed = [
+        framed = [
             self._frame_message(payload, class_id, envelope, f" at index {index}")
-            for index, payload in enumerate(handed)
+            for index, payload in enumerate(payload_list)
         ]
-        for opening, content in dressed:
-            self._append_framed(opening, content)
-        self.published_position += len(handed)
+        for prefix, content in framed:
+            self._append_framed(prefix, content)
+        self.published_position += len(payload_list)
         return self.published_position - 1
 
     def publish_runs(
         self, runs: list[tuple[int, list[bytes]]], envelope: Envelope | None = None
     ) -> int:
-        """Hand messages of several classes over in this order, as `publish_many` does each run; all
-        or, when it raises, none of them."""
+        """Add messages of several classes in this order, or none of them if it raises; see
+        `publish_many`.
+
+        Args:
+            runs: Pairs of a class id and its payloads.
+            envelope: Metadata of every message.
+        """
         if len(runs) > 1:
             self._check_runs(runs, envelope)
         for class_id, payloads in runs:
@@ -222,14 +240,16 @@ class PublishBuffer:
         return self.published_position - 1
 
     def _check_runs(self, runs: list[tuple[int, list[bytes]]], envelope: Envelope | None) -> None:
-        """Raise what `publish_many` would, about any of these."""
+        """Raise the error that `publish_many` would raise for any of the messages."""
         for class_id, _ in runs:
             if class_id not in self._message_prefixes:
                 self._name_new_class(class_id)
         payloads = [payload for _, run in runs for payload in run]
         if set(map(type, payloads)) == {bytes}:
-            surely = _surely_fitting_bytes(self._payload_bytes_max, envelope or _EMPTY_ENVELOPE)
-            if max(map(len, payloads)) <= surely:
+            always_fitting_bytes = _always_fitting_bytes(
+                self._payload_bytes_max, envelope or _EMPTY_ENVELOPE
+            )
+            if max(map(len, payloads)) <= always_fitting_bytes:
                 return
         class_ids = (class_id for class_id, run in runs for _ in run)
         for index, (payload, class_id) in enumerate(zip(payloads, class_ids, strict=True)):
@@ -238,23 +258,23 @@ class PublishBuffer:
     def _append_uniform(
         self, payloads: list[bytes], class_id: int, envelope: Envelope | None
     ) -> bool:
-        """Hand messages over in one piece. False if one of them has to be looked at for itself."""
+        """Add all messages as one byte array. Return False if they must be checked one by one."""
         if envelope is None:
-            opening, contents, foreign = self._message_prefixes[class_id], payloads, DELIMITER
+            prefix, contents, marker = self._message_prefixes[class_id], payloads, DELIMITER
         else:
-            opening, foreign = self._envelope_prefixes[class_id], _DELIMITER_PREFIX
-            front = envelopes.unstuff(envelopes.encode(envelope, b""))
-            contents = [front + payload for payload in payloads]
-        segment = UnnumberedFrames.from_uniform(opening, contents, foreign)
-        if segment is None or (
-            segment.size_bytes > self._payload_bytes_max
-            and longest_frame_bytes(segment.bounds) - FRAME_BYTES_MIN > self._payload_bytes_max
+            prefix, marker = self._envelope_prefixes[class_id], _DELIMITER_PREFIX
+            envelope_content = envelopes.unstuff(envelopes.encode(envelope, b""))
+            contents = [envelope_content + payload for payload in payloads]
+        unnumbered = UnnumberedFrames.from_uniform(prefix, contents, marker)
+        if unnumbered is None or (
+            unnumbered.size_bytes > self._payload_bytes_max
+            and longest_frame_bytes(unnumbered.bounds) - FRAME_BYTES_MIN > self._payload_bytes_max
         ):
             return False
         self._seal_contents()
-        self._unnumbered_frames.append(segment)
-        self.published_bytes += segment.size_bytes
-        self.published_position += segment.count
+        self._unnumbered_frames.append(unnumbered)
+        self.published_bytes += unnumbered.size_bytes
+        self.published_position += unnumbered.count
         return True
 
     def publish_frames(
@@ -265,34 +285,40 @@ class PublishBuffer:
         *,
         skipped_count: int = 0,
     ) -> int:
-        """Hand over messages that are frames already, of one class, back to back behind a
-        delimiter; `bounds` say where each begins behind that, and the last one ends. Their numbers
-        are set here, behind so many that are `left_out`: positions of no message. Returns the last
-        one's position.
+        """Add messages that are encoded as frames already; they are numbered here.
 
-        The caller has seen to it that they are good frames, and none longer than may be; and has
-        numbers of its own where it leaves some out, of which less than 2**30 are under way.
+        Args:
+            data: A delimiter and, behind it, valid frames of one class, none longer than
+                `accepted_frame_bytes_max`.
+            bounds: Offsets of the frames behind that delimiter, and the end of the last one.
+            class_id: Class of all messages.
+            skipped_count: Positions to skip before the first message. Only for a program with
+                its own
+                message numbers, of which less than 2^30 are in flight.
+
+        Returns:
+            Position of the last message.
         """
         if class_id not in self._message_prefixes:
             self._name_new_class(class_id)
         self._seal_contents()
-        segment = UnnumberedFrames(data, bounds, len(bounds) - 1, skipped_count=skipped_count)
-        self._unnumbered_frames.append(segment)
-        self.published_bytes += segment.size_bytes
-        self.published_position += skipped_count + segment.count
+        unnumbered = UnnumberedFrames(data, bounds, len(bounds) - 1, skipped_count=skipped_count)
+        self._unnumbered_frames.append(unnumbered)
+        self.published_bytes += unnumbered.size_bytes
+        self.published_position += skipped_count + unnumbered.count
         return self.published_position - 1
 
     def has_class(self, class_id: int) -> bool:
-        """Whether the class was named to the bus."""
+        """Return True if the class was named to the server."""
         return class_id in self._message_prefixes
 
     def add_class(self, class_id: int) -> None:
-        """The class is known to the bus."""
+        """Note that the class was named to the server."""
         self._message_prefixes[class_id] = encode_frame_prefix(frames.MESSAGE, class_id)
         self._envelope_prefixes[class_id] = encode_frame_prefix(frames.ENVELOPE, class_id)
 
     def remove_class(self, class_id: int) -> None:
-        """The class could not be named."""
+        """Note that the server refused the class."""
         if class_id == self._unchecked_class_id:
             self._frame_pending_contents()
         self._message_prefixes.pop(class_id, None)
@@ -305,24 +331,26 @@ class PublishBuffer:
     def _frame_message(
         self, payload: object, class_id: int, envelope: Envelope | None, location: str = ""
     ) -> tuple[bytes, bytes]:
-        """Opening and content of a message that may need an envelope."""
+        """Return frame prefix and content of a message, with an envelope if it needs one."""
         payload = _as_bytes(payload)
         if envelope is None and DELIMITER not in payload:
-            opening, content = self._message_prefixes[class_id], payload
+            prefix, content = self._message_prefixes[class_id], payload
         else:
             content = envelopes.encode(envelope or _EMPTY_ENVELOPE, payload)
-            opening = self._envelope_prefixes[class_id]
+            prefix = self._envelope_prefixes[class_id]
         if len(content) > self._payload_bytes_max:
             raise self._too_long_error(payload, len(content), location)
-        return opening, content
+        return prefix, content
 
     def _too_long_error(
         self, payload: bytes, framed_bytes: int, location: str
     ) -> LocalProtocolError:
-        extra = f" ({framed_bytes} with its envelope)" if framed_bytes != len(payload) else ""
+        envelope_note = (
+            f" ({framed_bytes} with its envelope)" if framed_bytes != len(payload) else ""
+        )
         return LocalProtocolError(
-            f"the payload{location} has {len(payload)} bytes{extra}; a message of this connection "
-            f"carries at most {self._payload_bytes_max}"
+            f"the payload{location} has {len(payload)} bytes{envelope_note}; a message of this "
+            f"connection carries at most {self._payload_bytes_max}"
         )
 
     # Connections ---------------------------------------------------------------------------------
@@ -336,36 +364,48 @@ class PublishBuffer:
         is_other_server: bool = False,
         lost_count: int = 0,
     ) -> None:
-        """The bus is there and goes on at this number: whatever we have below it is stored.
+        """Continue on a new connection, whose server expects `next_number`.
 
-        A number that is none of ours comes from a bus that has forgotten us, as another bus has:
-        what was not confirmed before, it is given under new numbers. `lost` messages that were
-        confirmed it says it has not.
+        Messages below `next_number` are stored. If the server does not know this publisher, all
+        unconfirmed messages are renumbered.
 
-        Raises RemoteProtocolError when it does not accept frames as long as were handed over.
+        Args:
+            next_number: The message number that the server expects next.
+            credit_bytes: Bytes that may be in flight.
+            frame_bytes_max: Longest frame that the server accepts; 0 if unknown.
+            is_other_server: True if earlier messages were confirmed by another server.
+            lost_count: Confirmed messages that the server has lost.
+
+        Raises:
+            RemoteProtocolError: If a published frame is longer than the server accepts.
         """
         self._limit_frame_bytes(frame_bytes_max)
         self.credit_bytes = credit_bytes
         self.forgotten_count += lost_count
-        ahead = (next_number - self._number_of(self.confirmed_position)) & MESSAGE_ID_MASK
-        if not is_forgotten and ahead <= self._numbered_position - self.confirmed_position:
-            self._drop_confirmed(self._resend_batches, self.confirmed_position + ahead)
+        advance_count = (next_number - self._number_of(self.confirmed_position)) & MESSAGE_ID_MASK
+        if (
+            not is_other_server
+            and advance_count <= self._numbered_position - self.confirmed_position
+        ):
+            self._drop_confirmed(self._resend_batches, self.confirmed_position + advance_count)
             self._trim_confirmed()
         else:
-            behind = (self._number_of(self.confirmed_position) - next_number) & MESSAGE_ID_MASK
+            missing_count = (
+                self._number_of(self.confirmed_position) - next_number
+            ) & MESSAGE_ID_MASK
             if (
                 not is_other_server
-                and behind < _HALF_NUMBER_RANGE
-                and behind <= self.confirmed_position
+                and missing_count < _HALF_NUMBER_RANGE
+                and missing_count <= self.confirmed_position
             ):
-                self.forgotten_count += behind
+                self.forgotten_count += missing_count
             self._base_number = next_number - self.confirmed_position
-            for chunk in self._resend_batches:
-                chunk.assign_numbers(self._number_of(chunk.first_position))
+            for batch in self._resend_batches:
+                batch.assign_numbers(self._number_of(batch.first_position))
         self._released_position = self.confirmed_position
 
     def connection_lost(self) -> None:
-        """The connection is gone: what was under way is to be written again."""
+        """Prepare the messages in flight to be sent again."""
         self._resend_batches.extendleft(reversed(self._in_flight_batches))
         self._in_flight_batches.clear()
         self.in_flight_bytes = 0
@@ -373,59 +413,63 @@ class PublishBuffer:
         self._released_position = self.confirmed_position
 
     def release_batch(self) -> PublishBatch | None:
-        """The next frames to write; None when there are none, or no credit."""
-        chunk = None
+        """Return the next frames to send; None if there are none or the credit is used up."""
+        batch = None
         if self._resend_batches:
-            chunk = self._release_resend()
+            batch = self._release_resend()
         elif self._unnumbered_frames or len(self._pending_contents) > 1:
-            chunk = self._release_unnumbered()
+            batch = self._release_unnumbered()
         elif self._pending_contents:
-            chunk = self._release_single()
-        if chunk is not None:
-            self._in_flight_batches.append(chunk)
-            self.in_flight_bytes += chunk.size_bytes
-            self._released_position = chunk.end_position
-        return chunk
+            batch = self._release_single()
+        if batch is not None:
+            self._in_flight_batches.append(batch)
+            self.in_flight_bytes += batch.size_bytes
+            self._released_position = batch.end_position
+        return batch
 
     def _available_bytes(self, next_frame_bytes: int) -> int:
-        """Bytes that may be released; for the next frame, of this size, if nothing is under way."""
-        room = self.credit_bytes - self.in_flight_bytes
-        return room if self._in_flight_batches else max(room, next_frame_bytes)
+        """Return the bytes that may be released. If nothing is in flight, the next frame always
+        may.
+        """
+        credit_left = self.credit_bytes - self.in_flight_bytes
+        return credit_left if self._in_flight_batches else max(credit_left, next_frame_bytes)
 
     def _release_resend(self) -> PublishBatch | None:
-        """What was numbered on another connection."""
-        chunk = self._resend_batches[0]
-        room = self._room_bytes(chunk.bytes_below(chunk.first_position + 1))
-        count = count_fitting(chunk.bounds, 0, max_bytes=_BATCH_BYTES_MAX, room_bytes=room)
+        """Return the next frames that were numbered on an earlier connection."""
+        batch = self._resend_batches[0]
+        available_bytes = self._available_bytes(batch.bytes_below(batch.first_position + 1))
+        count = count_fitting(
+            batch.bounds, 0, max_bytes=_BATCH_BYTES_MAX, available_bytes=available_bytes
+        )
         if not count:
             return None
         self._resend_batches.popleft()
-        if count < chunk.count:
-            chunk, rest = chunk.split(count)
+        if count < batch.count:
+            batch, rest = batch.split(count)
             self._resend_batches.appendleft(rest)
         self.resent_count += count
-        return chunk
+        return batch
 
     def _release_unnumbered(self) -> PublishBatch | None:
         if not self._unnumbered_frames:
             self._seal_contents()
-        segment = self._unnumbered_frames[0]
-        first = self._numbered_position + segment.skipped_count
-        room = self._room_bytes(segment.next_frame_bytes)
-        chunk = segment.pop_batch(
+        unnumbered = self._unnumbered_frames[0]
+        first = self._numbered_position + unnumbered.skipped_count
+        available_bytes = self._available_bytes(unnumbered.next_frame_bytes)
+        batch = unnumbered.pop_batch(
             max_bytes=_BATCH_BYTES_MAX,
-            room_bytes=room,
+            available_bytes=available_bytes,
             first_position=first,
             first_number=self._number_of(first),
         )
-        if chunk is not None:
-            self._numbered_position, segment.skipped_count = chunk.end_position, 0
-            if segment.is_empty:
+        if batch is not None:
+            self._numbered_position, unnumbered.skipped_count = batch.end_position, 0
+            if unnumbered.is_empty:
                 self._unnumbered_frames.popleft()
-        return chunk
+        return batch
 
     def _release_single(self) -> PublishBatch | None:
-        """What `_release_next` does for the only message that is there."""
+        """Return the frame of the only pending message."""
         if self._unchecked_class_id is not _NO_CLASS:
             self._frame_pending_contents()
         (content,) = self._pending_contents
@@ -434,32 +478,32 @@ class PublishBuffer:
             return None
         first = self._numbered_position
         self._pending_contents.clear()
-        opening = self._pending_prefixes.pop()
+        prefix = self._pending_prefixes.pop()
         self._numbered_position = first + 1
         return PublishBatch.from_message(
-            opening, content, position=first, number=self._number_of(first)
+            prefix, content, position=first, number=self._number_of(first)
         )
 
     def _seal_contents(self) -> None:
-        """Make a segment of the contents."""
+        """Join the pending contents to frames."""
         contents = self._pending_contents
         if not contents:
             return
-        segment = None
+        unnumbered = None
         if self._unchecked_class_id is not _NO_CLASS:
-            segment = UnnumberedFrames.from_uniform(
+            unnumbered = UnnumberedFrames.from_uniform(
                 self._message_prefixes[self._unchecked_class_id], contents, DELIMITER
             )
-            if segment is None:
+            if unnumbered is None:
                 self._frame_pending_contents()
         self._unnumbered_frames.append(
-            segment or UnnumberedFrames.from_mixed(self._pending_prefixes, contents)
+            unnumbered or UnnumberedFrames.from_mixed(self._pending_prefixes, contents)
         )
         self._unchecked_class_id, self._pending_prefixes, self._pending_contents = _NO_CLASS, [], []
         self._append_content = self._pending_contents.append
 
     def _limit_frame_bytes(self, frame_bytes_max: int) -> None:
-        """The bus accepts frames of this length; 0 when it does not say."""
+        """Apply the server's limit on the frame length; 0 if unknown."""
         frame_bytes_max = min(frame_bytes_max or self._frame_bytes_max, self._frame_bytes_max)
         shrinks = frame_bytes_max < self._payload_bytes_max + FRAME_BYTES_MIN
         if shrinks:
@@ -470,30 +514,33 @@ class PublishBuffer:
             return
         bounds = [chunk.bounds for chunk in self._resend_batches]
         bounds += [segment.bounds for segment in self._unnumbered_frames]
-        longest = max(map(longest_frame_bytes, bounds), default=0)
-        if longest > frame_bytes_max:
+        longest_bytes = max(map(longest_frame_bytes, bounds), default=0)
+        if longest_bytes > frame_bytes_max:
             raise RemoteProtocolError(
                 Reason.FRAME_TOO_LONG,
-                f"the bus accepts frames of {frame_bytes_max} bytes; one of {longest} waits for it",
+                f"the server accepts frames of up to {frame_bytes_max} bytes, but an unconfirmed "
+                f"message has {longest_bytes}",
             )
 
-    # What the bus says ---------------------------------------------------------------------------
+    # Confirms ------------------------------------------------------------------------------------
 
     def confirm(self, next_number: int) -> None:
-        """The bus has stored or refused everything below this number."""
-        ahead = (next_number - self._number_of(self.confirmed_position)) & MESSAGE_ID_MASK
-        if 0 < ahead < _HALF_NUMBER_RANGE:
-            self._check_released(ahead, next_number)
-            freed = self._drop_confirmed(self._in_flight_batches, self.confirmed_position + ahead)
-            self.in_flight_bytes -= freed
+        """Remove the messages below `next_number`, which the server has stored or refused."""
+        advance_count = (next_number - self._number_of(self.confirmed_position)) & MESSAGE_ID_MASK
+        if 0 < advance_count < _HALF_NUMBER_RANGE:
+            self._check_number_released(advance_count, next_number)
+            freed_bytes = self._drop_confirmed(
+                self._in_flight_batches, self.confirmed_position + advance_count
+            )
+            self.in_flight_bytes -= freed_bytes
 
     def refuse(self, first_number: int, count: int, error: RefusedError) -> None:
-        """The bus has not stored `count` messages from this number on, and will not."""
-        ahead = (first_number - self._number_of(self.confirmed_position)) & MESSAGE_ID_MASK
-        if ahead >= _HALF_NUMBER_RANGE:
+        """Record that the server refused `count` messages from `first_number` on."""
+        offset = (first_number - self._number_of(self.confirmed_position)) & MESSAGE_ID_MASK
+        if offset >= _HALF_NUMBER_RANGE:
             return
-        self._check_released(ahead + 1, first_number)
-        first = self.confirmed_position + ahead
+        self._check_number_released(offset + 1, first_number)
+        first = self.confirmed_position + offset
         last = min(first + count, self._released_position)
         self.refused_count += last - first
         refusals = self._refusal_by_position
@@ -503,37 +550,37 @@ class PublishBuffer:
             del refusals[next(iter(refusals))]
 
     def pop_refusals(self) -> dict[int, RefusedError]:
-        """What was refused since this was asked the last time, by position."""
-        taken, self._refusal_by_position = self._refusal_by_position, {}
-        return taken
+        """Return the refusals since the previous call, by position."""
+        refusals, self._refusal_by_position = self._refusal_by_position, {}
+        return refusals
 
     def _check_number_released(self, count: int, number: int) -> None:
         if self.confirmed_position + count > self._released_position:
             raise RemoteProtocolError(
                 Reason.NUMBER_GAP,
-                f"the bus speaks of number {number}; the next one to be written is "
-                f"{self._number_of(self._released_position)}",
+                f"the server sent a confirm or an error for message number {number}, but the next "
+                f"number to be sent is {self._number_of(self._released_position)}",
             )
 
     def _number_of(self, position: int) -> int:
         return (self._base_number + position) & MESSAGE_ID_MASK
 
     def _drop_confirmed(self, batches: deque[PublishBatch], position: int) -> int:
-        """Forget what is below the position. Returns how many bytes that were."""
-        freed = -self._partly_confirmed_bytes
+        """Remove the messages below `position`. Return the number of bytes they had."""
+        freed_bytes = -self._partly_confirmed_bytes
         while batches and batches[0].end_position <= position:
-            freed += batches.popleft().size_bytes
+            freed_bytes += batches.popleft().size_bytes
         self._partly_confirmed_bytes = batches[0].bytes_below(position) if batches else 0
-        freed += self._partly_confirmed_bytes
+        freed_bytes += self._partly_confirmed_bytes
         self.confirmed_position = position
-        self._confirmed_bytes += freed
-        return freed
+        self._confirmed_bytes += freed_bytes
+        return freed_bytes
 
     def _trim_confirmed(self) -> None:
-        """Drop the confirmed part of the chunk that is to be written first."""
+        """Cut the confirmed messages off the first batch to resend."""
         if self._partly_confirmed_bytes:
-            chunk = self._resend_batches[0]
-            self._resend_batches[0] = chunk.split(self.confirmed_position - chunk.first_position)[1]
+            batch = self._resend_batches[0]
+            self._resend_batches[0] = batch.split(self.confirmed_position - batch.first_position)[1]
             self._partly_confirmed_bytes = 0
 
     def check_invariants(self) -> None:
@@ -544,13 +591,13 @@ class PublishBuffer:
             <= self._numbered_position
             <= self.published_position
         ), vars(self)
-        sizes = sum(chunk.size_bytes for chunk in self._in_flight_batches)
-        settled = self._partly_confirmed_bytes if self._in_flight_batches else 0
-        assert self.in_flight_bytes == sizes - settled
-        chunks = [*self._in_flight_batches, *self._resend_batches]
-        positions = [chunk.first_position for chunk in chunks] + [self._numbered_position]
+        size_bytes = sum(chunk.size_bytes for chunk in self._in_flight_batches)
+        confirmed_bytes = self._partly_confirmed_bytes if self._in_flight_batches else 0
+        assert self.in_flight_bytes == size_bytes - confirmed_bytes
+        batches = [*self._in_flight_batches, *self._resend_batches]
+        positions = [chunk.first_position for chunk in batches] + [self._numbered_position]
         assert all(
-            chunk.end_position <= after for chunk, after in zip(chunks, positions[1:], strict=True)
+            chunk.end_position <= after for chunk, after in zip(batches, positions[1:], strict=True)
         )
 
 

@@ -1,4 +1,4 @@
-"""What a client tells about itself."""
+"""Statistics of a client."""
 
 from __future__ import annotations
 
@@ -7,41 +7,51 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
-    """A snapshot of one program's bus. Counters only grow."""
+    """Snapshot of the counters of one client.
+
+    The counters start at 0 when the bus is created, count across reconnects and never decrease.
+    `unconfirmed`, `unconfirmed_bytes`, `buffered_bytes` and `queued_bytes` are current amounts.
+    """
 
     session_id: int | None
-    """What the bus calls the connection; None while there is none."""
+    """Id of this connection at the server; None while there is no connection."""
     reconnections: int
-    """Connections that the bus has answered, but for the first."""
+    """Connections that the server has accepted, without the first one."""
     published: int
-    """Messages handed over for sending."""
+    """Messages passed to the publish methods."""
     confirmed: int
-    """Those of them that the bus has stored or refused."""
+    """Published messages that the server has stored or refused."""
     refused: int
-    """Those of them that the bus has refused."""
+    """Published messages that the server has refused."""
     resent: int
-    """Messages that were given to a connection again."""
+    """Messages that were sent again on a later connection."""
     forgotten: int
-    """Messages that were confirmed, and that a bus which came back with its memory has not: kept
-    at a level that does not outlive what ended it."""
+    """Confirmed messages that the server lost when it restarted, because their durability did not
+    survive
+    the restart.
+    """
     unconfirmed: int
-    """Messages handed over and not confirmed."""
+    """Published messages that are not confirmed yet."""
     unconfirmed_bytes: int
-    """Bytes of their frames."""
+    """Bytes of the frames of unconfirmed messages."""
     received: int
-    """Messages that came from the bus, redeliveries included."""
+    """Messages received, including redeliveries."""
     redelivered: int
-    """Messages that were not the first delivery, as far as the bus knows."""
+    """Received messages that may have been delivered before."""
     acknowledged: int
-    """Messages whose acknowledgement was encoded for writing."""
+    """Messages whose ack was encoded for sending."""
     nacked: int
-    """Messages that were given back, encoded for writing."""
+    """Messages whose nack was encoded for sending."""
     ignored: int
-    """What came and was dropped: copies of what still waits here, messages for subscriptions that
-    are gone, complaints about what is of no consequence, frames of unknown types."""
+    """Received messages and frames that were dropped: duplicates of messages that still wait here,
+    messages
+    for closed subscriptions, errors that match no request, and frames of unknown types.
+    """
     buffered_bytes: int
-    """Bytes of messages that no consumer has begun to take."""
+    """Bytes of received batches that no consumer has started to read."""
     queued_bytes: int
-    """Bytes that wait to be written."""
+    """Bytes that wait to be sent."""
     sent_bytes: int
+    """Bytes passed to the socket."""
     received_bytes: int
+    """Bytes read from the socket."""

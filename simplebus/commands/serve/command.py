@@ -433,19 +433,19 @@ def serve(
         """See `ServeOptions.reload`."""
         fresh = read_at_rest(partial(again, context), files)
 
-        def say() -> None:
+        def write_line() -> None:
             nonlocal plan
             found, freed = changes(plan, fresh), set_free(plan, fresh)
             plan = taken_over(plan, fresh)
             configure_logging(fresh.log_level, fresh.log_format)
             for change in found:
                 level = logging.INFO if change.is_reloaded else logging.WARNING
-                log.log(level, "configuration: %s", change, extra=ASKED_FOR)
+                log.log(level, "configuration: %s", change, extra=UNLIMITED)
             for warning in (*fresh.warnings, *freed):
-                log.warning("configuration: %s", warning, extra=ASKED_FOR)
+                log.warning("configuration: %s", warning, extra=UNLIMITED)
             log.info("the configuration is read again: %d changes", len(found))
 
-        return fresh.settings, fresh.options, say
+        return fresh.settings, fresh.options, write_line
 
     options = plan.options
     ports = {"tcp": options.port, "nats": options.nats_port, "http": options.http_port}
@@ -547,4 +547,4 @@ def _announce(line: str) -> None:
         if line.startswith("simplebus ready "):
             print(line, flush=True)
         else:
-            say(line)
+            write_line(line)

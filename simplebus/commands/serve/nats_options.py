@@ -29,7 +29,7 @@ from simplebus.nats.limits import NatsLimits
 if TYPE_CHECKING:
     from simplebus.core.protocol.requests import NamedClass
     from simplebus.core.users.users import Users
-    from simplebus.nats.server.permissions import Permissions
+    from simplebus.nats.server.permissions import SubjectPermissions
     from simplebus.nats.server.users import NatsAuth
     from simplebus.nats.settings import NatsSettings
     from simplebus.server.tls.certificates import TlsOptions
@@ -321,7 +321,7 @@ def nats_options(
     environment: Mapping[str, str] | None = None,
     shared: TlsOptions | None = None,
     users: Users | None = None,
-    users_nats: Mapping[str, Permissions] | None = None,
+    users_nats: Mapping[str, SubjectPermissions] | None = None,
     **values: Any,
 ) -> NatsOptions:
     """What the options amount to.
@@ -350,7 +350,7 @@ def nats_options(
     tls = _tls(shared, **{name: values[value_name(flag)] for name, flag in TLS_FLAGS.items()})
     own = _auth(auth or NatsAuth(), environment or {})
     if tls is None or not tls.verify_and_map:
-        own.check_words()
+        own.check_credentials()
     try:
         settings = NatsSettings(
             limits=NatsLimits(**limits),

@@ -272,7 +272,7 @@ class InquiryHandler:
             channels=len(cls.channels),
             delivered=cls.delivered_count + sum(p.delivered for p in cls.subscriptions),
             redelivered=cls.redelivered_count + sum(p.redelivered for p in cls.subscriptions),
-            acknowledged=cls.acknowledged_count + sum(p.acknowledged for p in cls.subscriptions),
+            acknowledged=cls.acknowledged_count + sum(p.acknowledged_count for p in cls.subscriptions),
             dropped=nonzero_counts(cls.count_undelivered()),
             dead_class=dead,
             dead_letters=0 if dead is None else _count_unpurged(store.classes[dead]),

@@ -147,10 +147,10 @@ class PositionReporter:
             put_off_seconds=put_off_seconds,
             delivered=position.delivered,
             redelivered=position.redelivered,
-            acknowledged=position.acknowledged,
+            acknowledged=position.acknowledged_count,
             dropped=position.dropped,
-            undelivered=nonzero_counts(position.undelivered),
-            dead_letters=sum(position.undelivered.get(reason, 0) for reason in _DEAD_LETTER_REASONS)
+            undelivered=nonzero_counts(position.undelivered_counts),
+            dead_letters=sum(position.undelivered_counts.get(reason, 0) for reason in _DEAD_LETTER_REASONS)
             - stands.unburied,
             alone_seconds=alone,
             members=said,

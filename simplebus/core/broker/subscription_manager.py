@@ -642,7 +642,7 @@ class ConnectionRequests:
         """A position is gone because what waits for it is too much. That is dropped, unless nobody
         else is there: then it waits for whoever comes."""
         if len(self._store.classes[position.class_id].subscriptions) > 1:
-            position.undelivered[Reason.SLOW_CONSUMER] += position.count_pending()
+            position.undelivered_counts[Reason.SLOW_CONSUMER] += position.count_pending()
         self.end_position(position)
 
     def end_position(self, position: BrokerSubscription) -> None:

@@ -237,8 +237,8 @@ class MessageClass:
         """Return the messages that were dropped or not delivered to some position, by reason."""
         counts = self.dropped_counts.copy()
         for subscription in self.subscriptions:
-            if subscription.undelivered:
-                counts.update(subscription.undelivered)
+            if subscription.undelivered_counts:
+                counts.update(subscription.undelivered_counts)
         return counts
 
     def ring_for_new_position(self) -> Ring:
@@ -292,8 +292,8 @@ class MessageClass:
             self.channels.remove_filter(position.channel_filter)
         self.delivered_count += position.delivered
         self.redelivered_count += position.redelivered
-        self.acknowledged_count += position.acknowledged
-        self.dropped_counts.update(position.undelivered)
+        self.acknowledged_count += position.acknowledged_count
+        self.dropped_counts.update(position.undelivered_counts)
         if not self.subscriptions:
             self._add_to_backlog(position)
 

@@ -61,7 +61,7 @@ class MessageRow(NamedTuple):
 
     channel: int = 0
     expires: float = NEVER
-    opens: float = AT_ONCE
+    not_before: float = AT_ONCE
 
 
 Blank: TypeAlias = tuple[
@@ -111,7 +111,7 @@ class Columns:
         return bool(
             (row.channel and self.channels is None)
             or (row.expires != NEVER and self.expires is None)
-            or (row.opens != AT_ONCE and self.opens is None)
+            or (row.not_before != AT_ONCE and self.opens is None)
         )
 
     def put_one(self, slot: int, row: MessageRow) -> None:
@@ -121,7 +121,7 @@ class Columns:
         if self.expires is not None:
             self.expires[slot] = row.expires
         if self.opens is not None:
-            self.opens[slot] = row.opens
+            self.opens[slot] = row.not_before
 
     def get_one(self, slot: int) -> MessageRow:
         """One row."""

@@ -187,7 +187,7 @@ class Ring:
                 self.columns.use(row.channel, 1)
         if row is not None:
             self.envelopes_until = self.special_until = head + 1
-            if row.expires != NEVER or row.opens != AT_ONCE:
+            if row.expires != NEVER or row.not_before != AT_ONCE:
                 self.timed_until = head + 1
         self._note_peak()
         return True

@@ -104,7 +104,7 @@ def _rebase_times(frame: bytes, row: MessageRow, now: float) -> bytes:
     read, payload = envelope_batch.decode(frame[HEADER_BYTES:-DELIMITER_BYTES])
     read = read._replace(
         expires_ms=None if row.expires == NEVER else _to_milliseconds(row.expires - now),
-        not_before_ms=None if row.opens <= now else _to_milliseconds(row.opens - now),
+        not_before_ms=None if row.not_before <= now else _to_milliseconds(row.not_before - now),
     )
     return frame[:HEADER_BYTES] + envelope_batch.encode(read, payload) + frame[-DELIMITER_BYTES:]
 

@@ -94,11 +94,11 @@ class Position(ABC):
         """Number of the last Subscribe request for it."""
         self.unattended_since = 0.0
         """Time since when no session is attached."""
-        self.delivered = 0
-        self.redelivered = 0
+        self.delivered_count = 0
+        self.redelivered_count = 0
         self.nack_count = 0
         """Number of rejections."""
-        self.dropped = 0
+        self.dropped_count = 0
         self.is_queued = False
         self.attempt = 1
         self.scanned_count = 0
@@ -106,7 +106,7 @@ class Position(ABC):
         """True if it is to be cut off because its backlog is too long."""
         self._slow_check_tick = -1
         """Tick of the last check for that."""
-        self.undelivered: Counter[Reason] = Counter()
+        self.undelivered_counts: Counter[Reason] = Counter()
         """Messages that it was never sent, or not again, by reason."""
         self._timer_index_modulus = timer_index_modulus or delivery_policy.ack_timeout_ticks
         """Modulus of timer indexes, the same for the whole class."""
@@ -155,7 +155,7 @@ class Position(ABC):
             self._mark_waiting(span)
 
     @property
-    def acknowledged(self) -> int:
+    def acknowledged_count(self) -> int:
         """Number of acknowledged messages."""
         return self._passed_count - self._skipped_count - self.window.in_flight
 
@@ -195,7 +195,7 @@ class Position(ABC):
     def has_work(self) -> bool:
         if not self._redelivery_queue and self.window.cursor >= self.ring.head:
             return False
-        return self.delivery_policy.in_flight_max is None or self._in_flight_room() > 0
+        return self.delivery_policy.in_flight_max is None or self._in_flight_capacity() > 0
 
     def build_delivery_state(self) -> Standing:
         """Return where the messages behind the cursor are, for inquiries."""
@@ -226,14 +226,14 @@ class Position(ABC):
             cursor=self.window.cursor,
             in_flight=self.window.in_flight,
             waiting=self.class_ring.head - self.window.cursor,
-            delivered=self.delivered,
-            redelivered=self.redelivered,
-            acknowledged=self.acknowledged,
-            dropped=self.dropped,
-            undelivered=dict(self.undelivered),
+            delivered=self.delivered_count,
+            redelivered=self.redelivered_count,
+            acknowledged=self.acknowledged_count,
+            dropped=self.dropped_count,
+            undelivered=dict(self.undelivered_counts),
         )
 
-    def _in_flight_room(self) -> int:
+    def _in_flight_capacity(self) -> int:
         """Return how many more messages may be in flight."""
         window, limit = self.window, self.delivery_policy.in_flight_max
         if limit is None:
@@ -581,7 +581,7 @@ class Position(ABC):
         window.check()
         assert self.ring.floor <= window.floor <= window.cursor <= self.class_ring.head
         assert window.cursor <= self.ring.head or self.is_reading_spilled
-        assert self.acknowledged >= 0
+        assert self.acknowledged_count >= 0
         if self.has_work and self.is_connected:
             assert self.is_queued, "work that was not queued"
         spans, given_up = list(self._iter_spans()), SequenceSet()

@@ -96,7 +96,7 @@ def _select_one_by_one(
         elif row.expires <= now:
             target = selected.skipped
             _append_sequence(selected.expired, sequence)
-        elif row.opens > now:
+        elif row.not_before > now:
             target = selected.delayed
         _append_sequence(target, sequence)
     return selected
@@ -168,7 +168,7 @@ def matching_ranges(
     return _flags_to_ranges(matched, first)
 
 
-def opening_times(ring: Ring, first: int, last: int) -> list[tuple[float, int, int]]:
+def due_times(ring: Ring, first: int, last: int) -> list[tuple[float, int, int]]:
     """Return rows (due, first, last) for the delayed messages first..last-1, in runs of equal
     times.
     """

@@ -74,7 +74,7 @@ class BrokerSubscription(Position):
         pieces = CopiedFrames(
             REDELIVERY_PLAIN_BYTES if self._is_next_redelivery_plain() else REDELIVERY_BYTES
         )
-        while not pieces.count and (room := self._in_flight_room()):
+        while not pieces.count and (room := self._in_flight_capacity()):
             redeliveries = self._select_redeliveries(room)
             if redeliveries is None:
                 break
@@ -157,7 +157,7 @@ class BrokerSubscription(Position):
         pieces = CopiedFrames(REDELIVERY_BYTES)
         first = self.window.cursor
         self.attempt = 1
-        selected, last = self._select_new(REDELIVERY_MESSAGES, self._in_flight_room())
+        selected, last = self._select_new(REDELIVERY_MESSAGES, self._in_flight_capacity())
         last = self._copy_ranges(selected.sendable, last, pieces, tick)
         self._advance_cursor(last)
         delayed = selection.ranges_before(selected.delayed, last)
@@ -198,7 +198,7 @@ class BrokerSubscription(Position):
         )
         for begin, end in selection.ranges_before(selected.delayed, end_sequence):
             self._mark_waiting(Span(begin, end, attempts))
-            for due, first, last in selection.opening_times(self.ring, begin, end):
+            for due, first, last in selection.due_times(self.ring, begin, end):
                 self.scanned_count += LOOKED_FOR_ONE
                 self._delay_span(due, Span(first, last, attempts))
 
@@ -237,7 +237,7 @@ class BrokerSubscription(Position):
         first = self.window.cursor
         last = self.ring.head
         if self.delivery_policy.in_flight_max is not None:
-            last = min(last, first + self._in_flight_room())
+            last = min(last, first + self._in_flight_capacity())
         if self.is_filtered:
             last = min(last, self._zero_copy_end)
         if first >= last or (self.has_frames_to_copy and self.has_to_inspect):
@@ -669,7 +669,7 @@ class BrokerSubscription(Position):
 
     def _count_undelivered(self, reason: Reason, count: int) -> None:
         if count:
-            self.undelivered[reason] += count
+            self.undelivered_counts[reason] += count
 
 
 def _first_sendable(picked: MessageSelection, last: int) -> int:

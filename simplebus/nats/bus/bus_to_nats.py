@@ -216,7 +216,7 @@ class Tap:
         if session is not None and session.grants is not None:
             later &= self._allowed(session, cls, rows)
         for begin, end in ranges_of(later):
-            for opens, a, b in selection.opening_times(cls.ring, first + begin, first + end):
+            for opens, a, b in selection.due_times(cls.ring, first + begin, first + end):
                 if len(self._later) >= self._later_max:
                     self._forget_gone()
                 heapq.heappush(self._later, (opens, next(self._order), cls, a, b))

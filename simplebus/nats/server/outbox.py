@@ -17,7 +17,7 @@ class Source(Protocol):
     """Something that has more to be sent, and writes it when there is room for it."""
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether it has nothing."""
 
     def take(self, tick: int) -> bytes:
@@ -79,7 +79,7 @@ class Outbox:
                 return memoryview(b"")
         return self._pieces[0]
 
-    def sent(self, count: int, tick: int) -> None:
+    def mark_sent(self, count: int, tick: int) -> None:
         """The first `count` of the bytes that peek showed were taken."""
         self.sent_bytes += count
         self.pending_bytes -= count

@@ -183,7 +183,7 @@ class NatsSession:
         return min(self._next_read_bytes, most)
 
     @property
-    def can_make_room(self) -> bool:
+    def can_free_space(self) -> bool:
         """Whether its acknowledgements may make room for its own messages."""
         return True
 

@@ -106,6 +106,6 @@ class NatsTlsConnection(Connection[NatsSession]):
     async def _flush_info(self) -> None:
         """What is still to be sent of INFO goes first."""
         with trio.move_on_after(self._handshake_seconds):
-            while not self.session.outbox.idle and not self._options.handshake_first:
+            while not self.session.outbox.is_idle and not self._options.handshake_first:
                 await trio.lowlevel.wait_writable(self.socket)
                 self._send()

@@ -63,7 +63,7 @@ def test_before_the_answer_nothing_else_comes(kind: int) -> None:
     line.connect()
     line.server.say(HEARTBEAT)
     line.server.say(kind, 1, 0, 0, b"{}")
-    with pytest.raises(RemoteProtocolError, match="before it answered the Connect"):
+    with pytest.raises(RemoteProtocolError, match="expected the reply to the Connect first"):
         line.hear()
 
 

@@ -166,7 +166,7 @@ def test_what_a_client_does_not_take_stays_in_the_class() -> None:
     client = doors.client(b"SUB $SB.SUB.1.-.in_flight=5000 1\r\n")
     before = client.session.outbox.pending_bytes
     assert before == 0
-    assert not client.session.outbox.idle
+    assert not client.session.outbox.is_idle
     assert client.payloads() == numbered(5000, size=100)
 
 
@@ -175,7 +175,7 @@ def test_no_more_is_in_flight_than_it_asked_for() -> None:
     client = doors.client(b"SUB $SB.SUB.1.-.in_flight=10 1\r\n")
     messages = client.messages()
     assert [m.payload for m in messages] == numbered(10)
-    assert client.session.outbox.idle
+    assert client.session.outbox.is_idle
     for message in messages[:3]:
         client.pub(message.reply, b"+ACK")
     assert client.payloads() == numbered(3, start=10)

@@ -106,7 +106,7 @@ class Client:
         outbox, tick, taken = self.session.outbox, self.doors.broker.tick_number, b""
         while pieces and (piece := outbox.peek(tick)):
             taken += piece
-            outbox.sent(len(piece), tick)
+            outbox.mark_sent(len(piece), tick)
             self.doors.check()
             pieces -= 1
         return taken

@@ -62,8 +62,8 @@ class Client:
         outbox = self.session.outbox
         while piece := outbox.peek(0):
             self.heard += piece
-            outbox.sent(len(piece), 0)
-        assert outbox.idle
+            outbox.mark_sent(len(piece), 0)
+        assert outbox.is_idle
 
     def leave(self) -> None:
         """Hang up."""

@@ -45,7 +45,7 @@ def client(of: Front, *said: bytes) -> NatsSession:
 def take(session: NatsSession, count: int) -> None:
     while count:
         piece = session.outbox.peek(0)[:count]
-        session.outbox.sent(len(piece), 0)
+        session.outbox.mark_sent(len(piece), 0)
         count -= len(piece)
 
 

@@ -14,7 +14,7 @@ import trio
 
 from simplebus.core.errors import Reason
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.permissions import SubjectPermissions
 from simplebus.nats.server.users import NatsAuth, NatsUser, certificate_name_index, certificate_names, find_certificate_user
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.run import Serving
@@ -233,7 +233,7 @@ async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own:
 async def test_a_certificate_can_say_which_user_a_client_is(
     authority: Authority, own: Pair
 ) -> None:
-    users = (NatsUser("ada@example.com", "x", permissions=Permissions(publish_deny=("no",))),)
+    users = (NatsUser("ada@example.com", "x", permissions=SubjectPermissions(publish_deny=("no",))),)
     async with tls_server(
         own, verify_and_map=True, ca=authority.path, auth=NatsAuth(users)
     ) as server:
