@@ -90,7 +90,7 @@ def parse_addresses(given: str | Iterable[str]) -> list[Address]:
     return found
 
 
-def numeric(address: Address) -> list[AddressInfo]:
+def resolve_numeric(address: Address) -> list[AddressInfo]:
     """The address's sockets when its host is a number; empty when a name must be looked up."""
     try:
         return socket.getaddrinfo(

@@ -66,9 +66,9 @@ def test_an_address_is_shown_as_it_would_be_written(text: str) -> None:
 
 
 def test_a_number_needs_no_looking_up_and_a_name_does() -> None:
-    (info,) = addresses.numeric(Address("127.0.0.1", 7))
+    (info,) = addresses.resolve_numeric(Address("127.0.0.1", 7))
     assert info[4] == ("127.0.0.1", 7)
-    assert addresses.numeric(Address("localhost", 7)) == []
+    assert addresses.resolve_numeric(Address("localhost", 7)) == []
 
 
 def test_a_loss_says_where_and_how() -> None:

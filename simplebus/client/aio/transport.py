@@ -67,7 +67,7 @@ class SocketPlace:
         where = self._address
         problem: OSError | None = None
         try:
-            infos = addresses.numeric(where) or await anyio.getaddrinfo(
+            infos = addresses.resolve_numeric(where) or await anyio.getaddrinfo(
                 where.host, where.port, type=socket.SOCK_STREAM
             )
         except OSError as error:

@@ -48,7 +48,7 @@ def dialled(where: Address, until: float, seconds: float) -> Generator[Step, Non
     """Steps to a connected socket. Raises BusConnectionError, at that time at the latest."""
     problem: OSError | None = None
     try:
-        infos = addresses.numeric(where) or socket.getaddrinfo(
+        infos = addresses.resolve_numeric(where) or socket.getaddrinfo(
             where.host, where.port, type=socket.SOCK_STREAM
         )
     except OSError as error:

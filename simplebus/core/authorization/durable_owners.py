@@ -1,12 +1,13 @@
-"""Whose a durable or a group is, and who else may take it up.
+"""Ownership of durables and groups: which users may resume, move or remove them.
 
-Rule 1: who made a durable has it, whatever its rights are now. Others have it who may do
-everything, or may configure its class; and, if it is nobody's, who may see all that it is for.
-Rule 2: a group is for several: whoever may see the same as its maker is let in.
-Rule 3: to move or to forget either is for its maker, and for those who may configure its class; so
-is to say how long it waits for whom, what it gives up, and when it is forgotten.
-Rule 4: nobody takes up what is for more than it may see: what it passed over would be lost for the
-others. Only its maker does, whose own it is.
+- The owner, who created it, and users without restrictions may do everything, whatever their
+  permissions are now.
+- A durable with an owner may be resumed by users who may configure the class. A group, or a durable
+  without an owner, may be resumed by any user.
+- Another user than the owner must see the same channels as the owner, or all. Otherwise messages
+  that this user may not see would be lost for the others.
+- Moving, removing, and changing the delivery policy or expiry is reserved to the owner and to users
+  who may configure the class.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _EMPTY_SCOPE = Scope(everything=False, allow=(), nothing=True, deny=())
 
 
 class DurableOwners:
-    """Of one broker."""
+    """Ownership checks of one broker."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class DurableOwners:
         sessions: Mapping[int, Session],
         close_session: Callable[[Session, RemoteProtocolError], None],
     ) -> None:
-        """`users` says who they are now; `cut` has a session closed."""
+        """Create the checks. `get_users` returns the current users; None if the bus has none."""
         self.get_users = get_users
         self._sessions = sessions
         self._close_session = close_session
@@ -47,25 +48,38 @@ class DurableOwners:
     def check_can_resume(
         self, session: Session, cls: MessageClass, position: BrokerSubscription, scope: Scope | None
     ) -> None:
-        """Raise RemoteProtocolError (unauthorized) when a session that may see this much of a class
-        may not take this up."""
+        """Check that a session may resume a durable or join a group.
+
+        Args:
+            session: Session that subscribes.
+            cls: Class of the position.
+            position: Durable or group.
+            scope: Part of the class that the session may see; None for everything.
+
+        Raises:
+            RemoteProtocolError: unauthorized.
+        """
         if self._is_owner_or_unrestricted(session, position):
             return
         if position.owner and not (position.group or self._can_configure(session, cls)):
-            raise _unauthorized_error(session, position, "is not its own")
-        of_maker = self._owner_scope(cls, position)
-        if scope is not None and scope_key(of_maker) != scope.key:
-            raise _unauthorized_error(session, position, "is for more than it may see")
+            raise _unauthorized_error(session, position, "it belongs to another user")
+        owner_scope = self._owner_scope(cls, position)
+        if scope is not None and scope_key(owner_scope) != scope.key:
+            raise _unauthorized_error(
+                session, position, "it receives messages that this user may not see"
+            )
 
     def check_can_change(
         self, session: Session, cls: MessageClass, position: BrokerSubscription
     ) -> None:
-        """The same where it is to be moved, or forgotten."""
+        """Raise RemoteProtocolError (unauthorized) if a session may not move or remove it."""
         if not self.can_change(session, cls, position):
-            raise _unauthorized_error(session, position, "is not its own to move or to forget")
+            raise _unauthorized_error(
+                session, position, "it belongs to another user", action="move or remove"
+            )
 
     def can_change(self, session: Session, cls: MessageClass, position: BrokerSubscription) -> bool:
-        """Whether a session says how this goes on, and until when."""
+        """Return True if a session may move or remove a position, or change its delivery policy."""
         is_named = bool(position.durable or position.group)
         return (
             not is_named
@@ -74,8 +88,11 @@ class DurableOwners:
         )
 
     def reapply_permissions(self, cls: MessageClass, reason: str) -> None:
-        """A class has a name now, or one whose dead letters it keeps: whose rights in it are others
-        by that is sent no more than these allow, and has to come again."""
+        """Apply permissions again after a class, or the source of its dead letters, was renamed.
+
+        A session whose permissions in the class have changed is closed, and its positions are
+        restricted to what it may still see.
+        """
         if not cls.subscriptions:
             return
         for session in list(self._sessions.values()):
@@ -84,18 +101,20 @@ class DurableOwners:
                 continue
             scope: Scope | None = grants.subscribing(cls.class_id, cls.name)
             scope = None if scope is not None and scope.verdict is Verdict.ALL else scope
-            for held in list(session.subscriptions.values()):
-                position = held.group if isinstance(held, GroupMember) else held
-                former = position.channel_filter
-                patterns = former.patterns if former is not None else ()
+            for subscription in list(session.subscriptions.values()):
+                position = (
+                    subscription.group if isinstance(subscription, GroupMember) else subscription
+                )
+                former_filter = position.channel_filter
+                patterns = former_filter.patterns if former_filter is not None else ()
                 allowed = scope if can_use_wildcards(session, cls, patterns) else _EMPTY_SCOPE
                 if position.class_id != cls.class_id or visible_scope_key(position) == scope_key(
                     allowed
                 ):
                     continue
                 position.set_channel_filter(create_effective_filter(cls, patterns, allowed))
-                if former is not None:
-                    cls.channels.remove_filter(former)
+                if former_filter is not None:
+                    cls.channels.remove_filter(former_filter)
                 self._close_session(session, RemoteProtocolError(Reason.UNAUTHORIZED, reason))
 
     @staticmethod
@@ -108,7 +127,7 @@ class DurableOwners:
         return grants is None or grants.has(Right.CONFIGURE, cls.class_id, cls.name)
 
     def _owner_scope(self, cls: MessageClass, position: BrokerSubscription) -> Scope | None:
-        """What its maker may see of the class by now; None for everything."""
+        """Return the part of the class that the owner may see now; None for everything."""
         users = self.get_users()
         user = users.named(position.owner) if users is not None else None
         grants = users.grants(user) if users is not None and user is not None else None
@@ -119,10 +138,11 @@ class DurableOwners:
 
 
 def _unauthorized_error(
-    session: Session, position: BrokerSubscription, detail: str
+    session: Session, position: BrokerSubscription, detail: str, *, action: str = "use"
 ) -> RemoteProtocolError:
     kind = "durable" if position.durable else "group"
     name = position.durable or position.group
     return RemoteProtocolError(
-        Reason.UNAUTHORIZED, f"user {session.user!r}: the {kind} {name!r} {detail}"
+        Reason.UNAUTHORIZED,
+        f"user {session.user!r} may not {action} the {kind} {name!r}: {detail}",
     )

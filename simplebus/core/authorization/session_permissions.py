@@ -1,7 +1,6 @@
-"""What a session may do.
+"""Checks of requests and messages against a session's permissions.
 
-Rule 1: whoever serves a request asks here first, and nowhere else. A session without grants may do
-everything.
+A session without grants may do everything.
 """
 
 from __future__ import annotations
@@ -30,25 +29,34 @@ __all__ = [
 
 
 def check_right(session: Session, right: Right, cls: MessageClass | None = None) -> None:
-    """Raise RemoteProtocolError (unauthorized) when this session may not, in this class or, for
-    None, in all."""
+    """Check that a session has a right in a class, or in all classes if `cls` is None.
+
+    Raises:
+        RemoteProtocolError: unauthorized.
+    """
     grants = session.grants
     if grants is None:
         return
-    where = (None, "") if cls is None else (cls.class_id, cls.name)
-    if not grants.has(right, *where):
-        of = "" if cls is None else f" in class {_class_label(cls)}"
-        raise _unauthorized_error(session, f"has not the right {right.value!r}{of}")
+    class_id, name = (None, "") if cls is None else (cls.class_id, cls.name)
+    if not grants.has(right, class_id, name):
+        where = "all classes" if cls is None else f"class {_class_label(cls)}"
+        raise _unauthorized_error(session, f"lacks the right {right.value!r} in {where}")
 
 
 def check_fetch(session: Session, cls: MessageClass) -> None:
-    """The same of messages by their sequences: who may see all of a class may, unless it may
-    subscribe to whole channels only."""
+    """Check that a session may fetch messages by sequence.
+
+    A session that may subscribe to all messages of the class may also fetch them, unless it may
+    only subscribe to single channels.
+
+    Raises:
+        RemoteProtocolError: unauthorized.
+    """
     grants = session.grants
     if grants is None:
         return
-    sees_all = grants.subscribing(cls.class_id, cls.name).verdict is Verdict.ALL
-    if sees_all and grants.permissions.wildcards and not is_private(cls.name):
+    can_see_all = grants.subscribing(cls.class_id, cls.name).verdict is Verdict.ALL
+    if can_see_all and grants.permissions.wildcards and not is_private(cls.name):
         return
     check_right(session, Right.FETCH, cls)
 
@@ -56,36 +64,41 @@ def check_fetch(session: Session, cls: MessageClass) -> None:
 def check_class_references(
     session: Session, references: Sequence[int | str | NamedClass], class_registry: ClassRegistry
 ) -> None:
-    """The same of naming classes: only who has to do with one may, and to say what it keeps is a
-    right of its own. A class that is there is judged by the id and the name that it has, not by a
-    new one."""
+    """Check that a session may name classes in a Connect.
+
+    It needs some permission in each class, and the right to configure it for subjects and last
+    values. An existing class is judged by its current name, not by a new one.
+
+    Raises:
+        RemoteProtocolError: unauthorized.
+    """
     grants, known = session.grants, class_registry.classes
     if grants is None:
         return
-    for entry in references:
-        named = entry if isinstance(entry, NamedClass) else None
+    for reference in references:
+        named = reference if isinstance(reference, NamedClass) else None
         class_id, name = -1, ""
         if named is not None:
             class_id, name = -1 if named.id is None else named.id, named.name or ""
-        elif isinstance(entry, int):
-            class_id = entry
-        elif isinstance(entry, str):
-            name = entry
+        elif isinstance(reference, int):
+            class_id = reference
+        elif isinstance(reference, str):
+            name = reference
         if class_id < 0:
             class_id = class_registry.class_id_by_name.get(name, -1)
         if class_id in known:
             name = known[class_id].name
         if not grants.knows(class_id, name):
             shown = name or class_id
-            raise _unauthorized_error(session, f"has nothing to do with class {shown!r}")
+            raise _unauthorized_error(session, f"has no permissions in class {shown!r}")
         is_new_id = class_id >= 0 and class_id not in known
         if name and is_new_id and not grants.knows(class_id, ""):
-            # Others know a class by its id: whose it is, the name that it is given does not say.
-            raise _unauthorized_error(session, f"has nothing to do with class {class_id}")
+            # Other clients use the class by its id, so a permission for the new name is not enough.
+            raise _unauthorized_error(session, f"has no permissions in class {class_id}")
         if named is not None and named.subjects and not grants.has(Right.CONFIGURE):
-            # What is bound is heard, and may be refused, whoever publishes it.
+            # A binding reads, and may reject, messages of all NATS clients on the subject.
             raise _unauthorized_error(
-                session, "may not bind subjects: it may not configure all classes"
+                session, "may not bind subjects: it lacks the right 'configure' in all classes"
             )
         if (
             named is not None
@@ -93,34 +106,50 @@ def check_class_references(
             and not grants.has(Right.CONFIGURE, class_id, name)
         ):
             shown = name or class_id
-            raise _unauthorized_error(session, f"may not say what class {shown!r} keeps")
+            raise _unauthorized_error(
+                session,
+                f"may not request last values: it lacks the right 'configure' in class {shown!r}",
+            )
 
 
 def check_subscribe(session: Session, reference: int | str, class_registry: ClassRegistry) -> None:
-    """The same of a class that is named to be subscribed to: there is none for who may not."""
+    """Check that a session may subscribe to a class, which need not exist.
+
+    Raises:
+        RemoteProtocolError: unauthorized.
+    """
     grants = session.grants
     if grants is None:
         return
     [(class_id, name)] = class_registry.resolve_ids([reference])
     cls = class_registry.classes.get(class_id)
-    about = (
-        (class_id if isinstance(reference, int) else -1, name)
-        if cls is None
-        else (class_id, cls.name)
-    )
-    if grants.subscribing(*about).verdict is Verdict.NONE:
+    if cls is not None:
+        name = cls.name
+    elif not isinstance(reference, int):
+        class_id = -1  # The id of a class that does not exist is provisional.
+    if grants.subscribing(class_id, name).verdict is Verdict.NONE:
         raise _unauthorized_error(session, f"may not subscribe to class {reference!r}")
 
 
 def visible_scope(session: Session, cls: MessageClass, channels: Sequence[str]) -> Scope | None:
-    """What of a class a session may see that subscribes to these channels, none being all; None for
-    everything. Raises RemoteProtocolError (unauthorized) for nothing."""
+    """Return the part of a class that a session may see; None for everything.
+
+    Args:
+        session: Session that subscribes.
+        cls: Class to subscribe to.
+        channels: Requested channel patterns; empty for all channels.
+
+    Raises:
+        RemoteProtocolError: unauthorized, the session may see none of the channels.
+    """
     grants = session.grants
     if grants is None:
         return None
     if not can_use_wildcards(session, cls, channels):
         raise _unauthorized_error(
-            session, f"may subscribe to class {_class_label(cls)} by whole channels only"
+            session,
+            f"may only subscribe to single channels of class {_class_label(cls)}, "
+            "without wildcards",
         )
     scope = grants.subscribing(cls.class_id, cls.name)
     if scope.verdict is Verdict.NONE:
@@ -134,8 +163,10 @@ def visible_scope(session: Session, cls: MessageClass, channels: Sequence[str]) 
 
 
 def can_use_wildcards(session: Session, cls: MessageClass, channels: Sequence[str]) -> bool:
-    """Whether a session may subscribe to these channels, none being all, of which not each one
-    may be named."""
+    """Return True if a session may subscribe to these channel patterns, none being all channels.
+
+    Patterns without wildcards are always accepted here.
+    """
     grants = session.grants
     if grants is None or (channels and all(map(is_literal, channels))):
         return True
@@ -145,8 +176,12 @@ def can_use_wildcards(session: Session, cls: MessageClass, channels: Sequence[st
 
 
 def mask_unknown_class(session: Session, refusal: Refused) -> Refused:
-    """What is refused because its class is not known: of a class that the session may not even
-    name, that is why."""
+    """Return a refusal for an unknown class as it may be sent to the session.
+
+    A session without permissions in the class gets `unauthorized`, so it cannot find out which
+    classes
+    exist.
+    """
     grants = session.grants
     if (
         grants is None
@@ -154,12 +189,12 @@ def mask_unknown_class(session: Session, refusal: Refused) -> Refused:
         or grants.knows(refusal.class_id, "")
     ):
         return refusal
-    sentence = f"user {session.user!r} has nothing to do with class {refusal.class_id}"
+    sentence = f"user {session.user!r} has no permissions in class {refusal.class_id}"
     return replace(refusal, reason=Reason.UNAUTHORIZED, sentence=sentence)
 
 
 def can_publish(session: Session, cls: MessageClass, row: MessageRow | None) -> bool:
-    """Whether a session may publish a message like this one; None for one without an envelope."""
+    """Return True if a session may publish a message. `row` is None for one without an envelope."""
     assert session.grants is not None
     scope = session.grants.publishing(cls.class_id, cls.name)
     if scope.verdict is not Verdict.SOME:
@@ -168,13 +203,11 @@ def can_publish(session: Session, cls: MessageClass, row: MessageRow | None) -> 
 
 
 def publish_denied_text(session: Session, cls: MessageClass, channel: str) -> str:
-    """What is said of messages that a session may not publish on this channel."""
-    what = (
-        f"channel {channel!r} of class {_class_label(cls)}"
-        if channel
-        else f"class {_class_label(cls)}"
-    )
-    return f"user {session.user!r} may not publish to {what}"
+    """Return the error text for messages that a session may not publish on this channel."""
+    target = f"class {_class_label(cls)}"
+    if channel:
+        target = f"channel {channel!r} of {target}"
+    return f"user {session.user!r} may not publish to {target}"
 
 
 def _class_label(cls: MessageClass) -> str:

@@ -1,6 +1,6 @@
-"""Which messages of a class a position is for: what was asked for, of what its user may see.
+"""Channel filters restricted to the channels that a user may see.
 
-Rule 1: those who share a position may see the same.
+All consumers that share a position may see the same channels.
 """
 
 from __future__ import annotations
@@ -17,39 +17,41 @@ from simplebus.core.users.permissions import Scope
 def create_effective_filter(
     cls: MessageClass, channels: Sequence[str], scope: Scope | None
 ) -> ChannelFilter | None:
-    """What is wanted by these patterns and within this scope; None for everything.
+    """Return a filter for the requested channels within `scope`; None for all channels.
 
-    Raises RemoteProtocolError (memory_limit).
+    Raises:
+        RemoteProtocolError: memory_limit.
     """
     if not channels and scope is None:
         return None
-    found = cls.channels.add_filter(channels, scope)
-    if found is None:
+    channel_filter = cls.channels.add_filter(channels, scope)
+    if channel_filter is None:
         budget = cls.ring.budget
         raise RemoteProtocolError(
             Reason.MEMORY_LIMIT,
             f"the bus has no memory for {len(channels)} patterns: {budget.left} bytes are left "
             f"of {budget.limit}",
         )
-    return found
+    return channel_filter
 
 
 def scope_key(scope: Scope | None) -> object:
-    """What tells scopes apart that allow different things."""
+    """Return a key that is equal for scopes with the same permissions."""
     return None if scope is None else scope.key
 
 
 def visible_scope_key(position: BrokerSubscription) -> object:
-    """The same of what who holds a position may see."""
+    """Return the key of the scope that restricts a position's consumers."""
     return None if position.channel_filter is None else scope_key(position.channel_filter.scope)
 
 
 def apply_scope(cls: MessageClass, position: BrokerSubscription, scope: Scope | None) -> None:
-    """A named position is taken up by who may see this much of the class.
+    """Restrict a named position to the scope of the user who resumes it.
 
-    Raises RemoteProtocolError (unauthorized) when it is shared by who may see something else.
+    Raises:
+        RemoteProtocolError: unauthorized, it has consumers with another scope.
     """
-    former = position.channel_filter
+    former_filter = position.channel_filter
     if visible_scope_key(position) == scope_key(scope):
         return
     if position.has_consumer:
@@ -58,7 +60,7 @@ def apply_scope(cls: MessageClass, position: BrokerSubscription, scope: Scope | 
             f"the group {position.group!r} is shared by users who may see other channels of "
             f"class {cls.name or cls.class_id}",
         )
-    patterns = former.patterns if former is not None else ()
+    patterns = former_filter.patterns if former_filter is not None else ()
     position.set_channel_filter(create_effective_filter(cls, patterns, scope))
-    if former is not None:
-        cls.channels.remove_filter(former)
+    if former_filter is not None:
+        cls.channels.remove_filter(former_filter)

@@ -13,9 +13,9 @@ from simplebus.core.broker.wait_reasons import WaitFacts, explain_wait
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.limits import (
-    EXPLAINED_CHARACTERS,
-    EXPLAINED_MEMBERS,
-    EXPLAINED_PATTERNS,
+    INQUIRY_TEXT_CHARACTERS_MAX,
+    INQUIRY_MEMBERS_MAX,
+    INQUIRY_PATTERNS_MAX,
     IN_FLIGHT_BYTES,
 )
 from simplebus.core.message_class.message_class import MessageClass
@@ -61,7 +61,7 @@ class PositionReporter:
             most = sum(member.in_flight_max for member in members)
             again = window.in_flight - in_flight - put_off - stands.behind - stands.unburied
             busiest = nsmallest(
-                EXPLAINED_MEMBERS,
+                INQUIRY_MEMBERS_MAX,
                 members,
                 key=lambda member: (member.free_count, -member.assigned_count),
             )
@@ -114,10 +114,10 @@ class PositionReporter:
                 has_consumer=is_served,
                 unattended_seconds=alone,
                 send_blocked_seconds=full_seconds,
-                has_matched=not patterns or position.delivered > 0 or not is_served,
+                has_matched=not patterns or position.delivered_count > 0 or not is_served,
                 pending_dead_letter_count=stands.unburied,
                 dead_letter_class=truncate_text(
-                    dead_letters.class_name(cls.name or str(cls.class_id))
+                    dead_letters.dead_letter_class_name(cls.name or str(cls.class_id))
                 ),
             )
         )
@@ -131,8 +131,8 @@ class PositionReporter:
             durable=position.durable,
             owner=position.owner,
             group=position.group,
-            patterns=[truncate_text(pattern) for pattern in patterns[:EXPLAINED_PATTERNS]],
-            patterns_left_out=max(0, len(patterns) - EXPLAINED_PATTERNS),
+            patterns=[truncate_text(pattern) for pattern in patterns[:INQUIRY_PATTERNS_MAX]],
+            patterns_left_out=max(0, len(patterns) - INQUIRY_PATTERNS_MAX),
             cursor=window.cursor,
             floor=window.floor,
             lag=ring.head - window.floor,
@@ -145,10 +145,10 @@ class PositionReporter:
             oldest=oldest,
             put_off=put_off,
             put_off_seconds=put_off_seconds,
-            delivered=position.delivered,
-            redelivered=position.redelivered,
+            delivered=position.delivered_count,
+            redelivered=position.redelivered_count,
             acknowledged=position.acknowledged_count,
-            dropped=position.dropped,
+            dropped=position.dropped_count,
             undelivered=nonzero_counts(position.undelivered_counts),
             dead_letters=sum(position.undelivered_counts.get(reason, 0) for reason in _DEAD_LETTER_REASONS)
             - stands.unburied,
@@ -165,7 +165,8 @@ class PositionReporter:
         cls = self._store.classes[group.class_id]
         sets = member.in_flight_sets()
         oldest = self._describe_in_flight(
-            cls, delivery_state.oldest(sets, group.window, group.delivery_policy.redelivery_delay_ticks)
+            cls,
+            delivery_state.oldest(sets, group.window, group.delivery_policy.redelivery_delay_ticks),
         )
         holder = self.describe_session(member.outbox)
         unsent = member.unsent_count
@@ -261,5 +262,5 @@ def nonzero_counts(counts: Mapping[Reason, int]) -> dict[str, int]:
 
 
 def truncate_text(text: str) -> str:
-    most = EXPLAINED_CHARACTERS
+    most = INQUIRY_TEXT_CHARACTERS_MAX
     return text if len(text) <= most else text[: most - 1] + "…"

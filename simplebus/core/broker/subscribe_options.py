@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simplebus.core.channel.pattern import check_pattern
-from simplebus.core.dead_letters import are_kept_in
+from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import Group
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup
@@ -68,7 +68,7 @@ def build_delivery_policy(
         ack_seconds = request.ack_seconds or ack_seconds
         backoff = request.backoff or backoff
         deliveries = deliveries if request.max_deliveries is None else request.max_deliveries
-    if deliveries is None and are_kept_in(cls.name):
+    if deliveries is None and is_dead_letter_class(cls.name):
         deliveries = 0  # What is given up there is gone: only who says so does that.
     ticks = settings.ack_timeout
     if ack_seconds is not None:
@@ -89,8 +89,8 @@ def build_delivery_policy(
         granted,
         in_flight_max=in_flight_max,
         pending_max=request.max_pending,
-        slow=request.slow,
-        takes_envelopes=True,
+        slow_policy=request.slow,
+        accepts_envelopes=True,
     )
 
 

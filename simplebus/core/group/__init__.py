@@ -4,8 +4,8 @@ Modules in reading order:
     group                 a group and its members
     least_loaded          selection of the member with the fewest messages in flight
     key_ordered_group     a group that keeps the order of messages with the same key
-    key_ordered_member    one member of such a group
-    key_assignment        which member serves which partition (rendezvous hashing)
+    key_ordered_member    one member of a key-ordered group
+    key_assignment        assignment of partitions to members (rendezvous hashing)
     key_hash              the partition of a message, computed from its key
     partition_queues      order of messages within each partition
     keys_in_flight        messages in flight to one member

@@ -20,17 +20,17 @@ from simplebus.core.group.least_loaded import LeastLoadedMembers
 from simplebus.core.limits import (
     GROUP_IN_FLIGHT_MESSAGES,
     IN_FLIGHT_BYTES,
-    LOOKED_MESSAGES_MAX,
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
+    SCAN_MESSAGES_MAX,
 )
 from simplebus.core.protocol.frames import Integers
 from simplebus.core.redelivery.ack_timer import Span, TimerWheel
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.delivery_policy import Pieces
 from simplebus.core.redelivery.delivery_state import Sets, Standing
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.subscription import selection
+from simplebus.core.subscription.copied_frames import CopiedFrames
 from simplebus.core.subscription.selection import MessageSelection, Ranges
 from simplebus.core.subscription.subscription import BrokerSubscription
 
@@ -43,7 +43,7 @@ _FIRST_SCAN_MAX = 512
 
 
 class GroupMember:
-    """One session's membership in a group. Implements `Feed` for the session's outbox."""
+    """Membership of one session in a group, as a `SendSource` of the session's outbox."""
 
     def __init__(
         self, group: Group, outbox: Outbox, subscription_number: int, in_flight_max: int
@@ -200,11 +200,11 @@ class GroupMember:
             self.group.update_availability(self)
 
     def copy_frames(self, tick: int) -> bytes:
-        """Return the next assigned messages as frames. See `Feed`."""
+        """Return the next assigned messages as frames."""
         self._mark_responsive()
         pieces = CopiedFrames(REDELIVERY_BYTES)
         self.scanned_count = 0
-        while self.unsent_spans and not pieces.count and self.scanned_count < LOOKED_MESSAGES_MAX:
+        while self.unsent_spans and not pieces.count and self.scanned_count < SCAN_MESSAGES_MAX:
             self.scanned_count += self.unsent_spans[0].last - self.unsent_spans[0].first
             self.group.copy_member_span(self, self.unsent_spans[0], pieces, tick)
             if self.unsent_spans[0].first >= self.unsent_spans[0].last:
@@ -217,7 +217,7 @@ class GroupMember:
         return memoryview(b"")
 
     def mark_sent(self, piece: memoryview, sent_bytes: int, tick: int) -> bytes:
-        raise AssertionError("a member shows nothing, so nothing can be taken")
+        raise AssertionError("peek_frames of a member returns nothing that could be sent")
 
 
 class Group(BrokerSubscription):
@@ -284,10 +284,14 @@ class Group(BrokerSubscription):
             self._requeue_unacked(span, due)
         self._has_unsorted_redeliveries = True
 
-    # Handing out ---------------------------------------------------------------------------------
+    # Assigning messages --------------------------------------------------------------------------
 
     def distribute_messages(self) -> list[GroupMember]:
-        """Assign messages to members that have room. Returns the members that got some."""
+        """Assign messages to members that can accept them.
+
+        Returns:
+            The members that received some.
+        """
         assigned_members: dict[GroupMember, None] = {}
         if self._is_scan_unfinished:
             return []
@@ -360,8 +364,9 @@ class Group(BrokerSubscription):
     def _fit_selection(
         self, selection: MessageSelection, end_sequence: int, space_bytes: int
     ) -> tuple[MessageSelection, int]:
-        """Return the part of a selection that fits into `space_bytes`, at least one message, and
-        its end.
+        """Return the part of a selection that fits into `space_bytes`, and its end.
+
+        The result has at least one message, unless `space_bytes` is used up before the first range.
         """
         kept: Ranges = []
         for first, end in selection.sendable:
@@ -374,10 +379,10 @@ class Group(BrokerSubscription):
             space_bytes -= size
         return selection, end_sequence
 
-    def copy_member_span(self, member: GroupMember, span: Span, pieces: CopiedFrames, tick: int) -> None:
-        """Copy the front of an assigned span into `pieces`, without messages that have expired
-        since.
-        """
+    def copy_member_span(
+        self, member: GroupMember, span: Span, pieces: CopiedFrames, tick: int
+    ) -> None:
+        """Copy the front of an assigned span into `pieces`, without expired messages."""
         before, window = pieces.count, self.window
         ranges = window.unacked(span.first, span.last)
         picked = selection.select_from_ranges(
@@ -390,22 +395,26 @@ class Group(BrokerSubscription):
         for begin, end in selection.ranges_before(picked.sendable, last):
             if first < begin:
                 member.unassign_range(first, begin)
-            member.ack_timer.put(tick + self.delivery_policy.redelivery_delay_ticks(attempts), begin, end, attempts)
+            member.ack_timer.schedule(
+                tick + self.delivery_policy.redelivery_delay_ticks(attempts), begin, end, attempts
+            )
             first = end
         if first < last:
             member.unassign_range(first, last)
         span.first = last
         sent_count = pieces.count - before
         if span.attempts > 0:
-            self.redelivered += sent_count
+            self.redelivered_count += sent_count
         else:
-            self.delivered += sent_count
+            self.delivered_count += sent_count
 
     # Acknowledgements and redelivery -------------------------------------------------------------
 
     def ack_member_range(self, member: GroupMember, first: int, last: int) -> bool:
-        """Acknowledge the messages of first..last-1 that `member` holds. Returns True if there are
-        any.
+        """Acknowledge the messages of first..last-1 that `member` holds.
+
+        Returns:
+            True if there are any.
         """
         spans = member.remove_in_flight(first, last)
         for span in spans:
@@ -430,9 +439,7 @@ class Group(BrokerSubscription):
         attempt: int = 0,
         error: str = "",
     ) -> None:
-        """Reject the messages of first..last-1 that `member` holds; they are redelivered. See
-        `nack`.
-        """
+        """Reject the messages of first..last-1 that `member` holds. See `nack`."""
         for span in member.remove_in_flight(first, last, attempt):
             self._schedule_redelivery(span, delay_seconds, tick, error)
 
@@ -455,11 +462,14 @@ class Group(BrokerSubscription):
                 self._ack_timer.schedule(tick, span.first, span.last, span.attempts)
         super().tick(tick)
         for member in self.members:
-            if member.has_work and member.assigned_tick + self.delivery_policy.ack_timeout_ticks <= tick:
+            if (
+                member.has_work
+                and member.assigned_tick + self.delivery_policy.ack_timeout_ticks <= tick
+            ):
                 self._reclaim_unsent(member)
 
     def _reclaim_unsent(self, member: GroupMember) -> None:
-        """Take back what a member does not read, for the other members."""
+        """Reassign the messages that an unresponsive member does not read."""
         member.is_unresponsive = True
         self._redelivery_queue += member.pop_unsent()
 

@@ -1,8 +1,8 @@
 """Partition numbers of messages, computed from their keys.
 
 Messages with the same key always have the same partition, in every process. Two keys may share a
-partition; their messages then wait for each other. Large batches are hashed with arrays, small
-ones in a loop; a property test checks that both agree.
+partition; their messages then wait for each other. Large batches are hashed with arrays, small ones
+in a loop; a property test checks that both agree.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 - At most one message of each partition (see `partition_queues`) is assigned at a time. A message
   that must be redelivered stays first in its partition, whichever member gets it.
-- The present members decide which member serves a partition (see `key_assignment`). A member
-  without room delays only its own partitions. A member that does not read in time loses its
-  partitions until it reads again.
+- The present members decide which member serves a partition (see `key_assignment`). A member that
+  cannot accept messages delays only its own partitions. A member that does not read in time loses
+  its partitions until it reads again.
 - The cursor passes each message once. The number of messages that wait behind the cursor is
   limited; at the limit the group stops scanning.
 
@@ -30,7 +30,7 @@ from simplebus.core.group.key_ordered_member import AssignedBatch, KeyOrderedMem
 from simplebus.core.group.partition_queues import PartitionQueues
 from simplebus.core.limits import (
     IN_FLIGHT_BYTES,
-    LANES_MESSAGES_MAX,
+    PARTITION_QUEUE_MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
 )
@@ -46,7 +46,7 @@ from simplebus.core.subscription.backlog import BacklogCounter
 # Up to this many messages a loop is faster than arrays.
 _SCALAR_MESSAGES_MAX = 4
 
-# Messages scanned at once, at least, when a member has room.
+# Messages scanned at once, at least, when a member can accept messages.
 _SCAN_MIN = 16
 
 # Stale entries of the ready queues are dropped when they outnumber the current ones by this much.
@@ -68,7 +68,7 @@ class KeyOrderedGroup(Group):
         """Messages in the partitions that are not assigned."""
         self._assignment: KeyAssignment[KeyOrderedMember] = KeyAssignment()
         self._members_to_serve: dict[KeyOrderedMember, None] = {}
-        """Members that have ready messages and perhaps room."""
+        """Members that have ready messages and can accept them."""
         self._keyless_ready: deque[int] = deque()
         """Messages without a key that may be assigned."""
         self._unrouted_ready: list[int] = []
@@ -118,9 +118,7 @@ class KeyOrderedGroup(Group):
         self._request_distribution()
 
     def copy_messages(self, sequences: list[int], attempts: int, tick: int) -> tuple[bytes, int]:
-        """Return the frames of messages that had `attempts` attempts, and the tick when they are
-        overdue.
-        """
+        """Return the frames of messages with `attempts` attempts, and their due tick."""
         ring, timer_index = self.ring, tick % self._timer_index_modulus
         if len(sequences) == 1:
             ring.stamp(sequences[0], sequences[0] + 1, timer_index)
@@ -130,9 +128,9 @@ class KeyOrderedGroup(Group):
         attempt = max(attempts + 1, 1)
         self.attempts_by_sequence.update(dict.fromkeys(sequences, attempt))
         if attempts > 0:
-            self.redelivered += len(sequences)
+            self.redelivered_count += len(sequences)
         else:
-            self.delivered += len(sequences)
+            self.delivered_count += len(sequences)
         return data, tick + self.delivery_policy.redelivery_delay_ticks(attempt)
 
     # Members -------------------------------------------------------------------------------------
@@ -226,10 +224,12 @@ class KeyOrderedGroup(Group):
         return self._clock.now if self._is_distribution_requested else super().next_wakeup
 
     @property
-    def _queue_room(self) -> int:
-        """Messages that may still be added behind the cursor; 0 while no member has room."""
+    def _queue_space(self) -> int:
+        """Messages that may still be added behind the cursor; 0 if no member accepts messages."""
         return (
-            LANES_MESSAGES_MAX - len(self._unassigned_sequences) if self._available_members else 0
+            PARTITION_QUEUE_MESSAGES_MAX - len(self._unassigned_sequences)
+            if self._available_members
+            else 0
         )
 
     @property
@@ -237,7 +237,7 @@ class KeyOrderedGroup(Group):
         return (
             not self._redelivery_queue
             and self.window.cursor < self.ring.head
-            and self._queue_room > 0
+            and self._queue_space > 0
         )
 
     @property
@@ -249,7 +249,7 @@ class KeyOrderedGroup(Group):
                 sorted(self._redelivery_queue, key=self._redelivery_order)
             )
             self._has_unsorted_redeliveries = False
-        return self._is_enqueued(self._redelivery_queue[0]) or self._queue_room > 0
+        return self._is_enqueued(self._redelivery_queue[0]) or self._queue_space > 0
 
     def _is_enqueued(self, span: Span) -> bool:
         """Return True if the unfinished messages of a span are in their partitions."""
@@ -267,10 +267,10 @@ class KeyOrderedGroup(Group):
         return not self._is_enqueued(span), not span.attempts, span.first
 
     def _enqueue_redeliveries(self) -> None:
-        """Make redelivered messages ready, and add new ones behind the cursor to their
-        partitions.
-        """
-        redeliveries = self._select_redeliveries(min(max(self._queue_room, 1), REDELIVERY_MESSAGES))
+        """Make redelivered messages ready, and add new ones behind the cursor to partitions."""
+        redeliveries = self._select_redeliveries(
+            min(max(self._queue_space, 1), REDELIVERY_MESSAGES)
+        )
         if redeliveries is None:
             return
         span, last, selected = redeliveries
@@ -286,9 +286,9 @@ class KeyOrderedGroup(Group):
 
     def _enqueue_new(self) -> None:
         """Advance the cursor over as many messages as can be assigned soon."""
-        room = self._available_members.least_loaded().free_count
-        scan_count = min(max(len(self.members) * room, _SCAN_MIN), REDELIVERY_MESSAGES)
-        selected, last = self._select_new(scan_count, self._queue_room)
+        free_count = self._available_members.least_loaded().free_count
+        scan_count = min(max(len(self.members) * free_count, _SCAN_MIN), REDELIVERY_MESSAGES)
+        selected, last = self._select_new(scan_count, self._queue_space)
         self._advance_cursor(last)
         self._skip_unsendable(selected, last, attempts=0)
         for begin, end in selected.sendable:
@@ -329,7 +329,7 @@ class KeyOrderedGroup(Group):
             self.update_availability(owner)
 
     def _distribute_ready(self, served_members: dict[GroupMember, None]) -> None:
-        """Assign ready messages to members that have room."""
+        """Assign ready messages to members that can accept them."""
         if self._unrouted_ready and self._assignment:
             unrouted, self._unrouted_ready = self._unrouted_ready, []
             self._mark_ready(
@@ -486,11 +486,11 @@ class KeyOrderedGroup(Group):
         ]
 
     def delay_redeliveries(self, delays: Iterable[tuple[int, int, float]]) -> None:
-        """Delay redeliveries. Each message enters its partition at once, so that later ones wait
-        for it.
+        """Delay redeliveries.
 
-        Messages that are not in memory are not delayed: their partition is unknown, and they are
-        redelivered before the messages behind them in any case.
+        Each message enters its partition at once, so that later ones wait for it. Messages that are
+        not in memory are not delayed: their partition is unknown, and they are redelivered before
+        the messages behind them in any case.
         """
         ring = self.ring
         in_memory = [

@@ -1,7 +1,7 @@
 """Member of a key-ordered group.
 
-It holds single messages in any order, so that removing one is O(1). To the group it reports them
-as spans, like any other member.
+It holds single messages in any order, so that removing one is O(1). To the group it reports them as
+spans, like any other member.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simplebus.core.group.group import GroupMember
 from simplebus.core.group.keys_in_flight import KeyOrderedInFlight
-from simplebus.core.limits import EXPLAINED_SPANS, REDELIVERY_BYTES
+from simplebus.core.limits import INQUIRY_SPANS_MAX, REDELIVERY_BYTES
 from simplebus.core.protocol.frames import Integers
-from simplebus.core.redelivery.ack_timer import SequenceSet, Span
+from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.delivery_state import Sets
+from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.session.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class KeyOrderedMember(GroupMember):
         self.identity = identity
         """Name from which its partitions are derived."""
         self.ready_sequences: deque[int] = deque()
-        """Messages that may be assigned to it when it has room."""
+        """Messages that may be assigned to it when it can accept more."""
         self._assigned_batches: deque[AssignedBatch] = deque()
         """Messages assigned and not sent yet."""
         self._in_flight = KeyOrderedInFlight(group.attempts_by_sequence)
@@ -186,7 +187,7 @@ class KeyOrderedMember(GroupMember):
 
     def in_flight_sets(self) -> Sets:
         sets: dict[tuple[int, int], SequenceSet] = {}
-        for sequence, (due, _) in islice(self._in_flight.held_messages.items(), EXPLAINED_SPANS):
+        for sequence, (due, _) in islice(self._in_flight.held_messages.items(), INQUIRY_SPANS_MAX):
             key = (due, self.group.attempts_by_sequence.get(sequence, 0))
             sets.setdefault(key, SequenceSet()).add(sequence, sequence + 1)
         return [(*key, sequences) for key, sequences in sets.items()]

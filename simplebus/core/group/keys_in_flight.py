@@ -1,9 +1,9 @@
 """Messages in flight to one member of a key-ordered group, and when each is overdue.
 
 Messages are held singly, so removing one costs the same wherever it is. A range operation costs
-what it changes, not the length of the range. Removed messages stay in their bucket until the
-bucket is read; an entry is current if its due tick and attempt count match. When most entries are
-stale, the buckets are rebuilt.
+what it changes, not the length of the range. Removed messages stay in their bucket until the bucket
+is read; an entry is current if its due tick and attempt count match. When most entries are stale,
+the buckets are rebuilt.
 
     held      41: due at 17    42: due at 19    90: due at 17
     buckets   due at 17, attempt 1: unsorted 90, row 0: 41 …    due at 19, attempt 2: …
@@ -113,8 +113,9 @@ class KeyOrderedInFlight:
     """Messages in flight to one member."""
 
     def __init__(self, attempts_by_sequence: Mapping[int, int]) -> None:
-        """Create an empty set. `attempts_by_sequence` has the attempt count of every
-        message held.
+        """Create an empty set.
+
+        `attempts_by_sequence` must have the attempt count of every message held.
         """
         self._attempts_by_sequence = attempts_by_sequence
         self.held_messages: _HeldMessages = {}
@@ -134,9 +135,7 @@ class KeyOrderedInFlight:
         self._get_bucket(due_tick, attempts).add(sequences)
 
     def has_in_flight(self, first: int, last: int, attempt: int = 0) -> bool:
-        """Return True if any of first..last-1 is held; with `attempt` other than 0, with that
-        attempt.
-        """
+        """Return True if any of first..last-1 is held; with an `attempt`, as that attempt."""
         if last - first <= _SCALAR_MESSAGES_MAX:
             return any(True for _ in self._iter_held(first, last, attempt))
         return any(
@@ -161,8 +160,10 @@ class KeyOrderedInFlight:
         return removed, size
 
     def remove_range(self, first: int, last: int, attempt: int = 0) -> tuple[list[int], int]:
-        """Remove first..last-1, or those with this attempt. Returns them in ascending order, and
-        their bytes.
+        """Remove first..last-1, or those with this attempt.
+
+        Returns:
+            The removed sequences in ascending order, and their bytes in total.
         """
         if last - first <= _SCALAR_MESSAGES_MAX:
             return self.remove_sequences(list(self._iter_held(first, last, attempt)))
@@ -185,9 +186,13 @@ class KeyOrderedInFlight:
     ) -> None:
         """Move the due tick of the held messages of first..last-1.
 
-        `due_tick_for` returns the new due tick for an attempt count. Each message moves at most
-        once per
-        tick, however often this is called. With `attempt` other than 0 only that attempt is moved.
+        Each message moves at most once per tick, however often this is called.
+
+        Args:
+            first: First sequence.
+            last: End of the range.
+            due_tick_for: Returns the new due tick for an attempt count.
+            attempt: Only messages of this delivery attempt; 0 for any.
         """
         held = self.held_messages
         if last - first <= _SCALAR_MESSAGES_MAX:

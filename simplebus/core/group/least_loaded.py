@@ -26,8 +26,7 @@ class LeastLoadedMembers(Generic[MemberT]):
     """Priority queue of the members of a queue group that can accept messages.
 
     Ordered by assigned messages, then by least recently served. Entries are replaced lazily:
-    `update`
-    pushes a new entry and `least_loaded` skips stale ones, so both are O(log n).
+    `update` pushes a new entry and `least_loaded` skips stale ones, so both are O(log n).
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import CLASS_ID_MAX, GIVEN_ID_MIN, GIVEN_IDS_TRIED
+from simplebus.core.limits import ASSIGNED_CLASS_ID_MIN, ASSIGNED_CLASS_ID_PROBES, CLASS_ID_MAX
 from simplebus.core.protocol.requests import NamedClass
 
 ClassReferenceT = TypeVar("ClassReferenceT")
@@ -19,9 +19,9 @@ def candidate_ids(name: str) -> Iterator[int]:
 
     The ids depend only on the name, so independent buses usually choose the same id.
     """
-    span = CLASS_ID_MAX + 1 - GIVEN_ID_MIN
+    span = CLASS_ID_MAX + 1 - ASSIGNED_CLASS_ID_MIN
     first = zlib.crc32(name.encode())
-    return (GIVEN_ID_MIN + (first - n) % span for n in range(GIVEN_IDS_TRIED))
+    return (ASSIGNED_CLASS_ID_MIN + (first - n) % span for n in range(ASSIGNED_CLASS_ID_PROBES))
 
 
 def is_id_or_name(reference: object) -> bool:

@@ -15,11 +15,11 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.histogram import Histogram
 from simplebus.core.limits import (
     CLASS_ID_MAX,
-    DEAD_LETTERS_ASIDE,
-    DEAD_LETTERS_PART,
+    DEAD_LETTERS_MEMORY_DIVISOR,
+    DEAD_LETTERS_RESERVE_DIVISOR,
     NAME_CHARACTERS_MAX,
     RING_BYTES_MIN,
-    SPILL_MEMORY_PART,
+    SPILL_MEMORY_DIVISOR,
 )
 from simplebus.core.message_class.class_ids import (
     ClassReferenceT,
@@ -54,13 +54,13 @@ class _BudgetSizes(NamedTuple):
 
 def _compute_budgets(settings: Settings) -> _BudgetSizes:
     total = settings.limits.total_bytes
-    spill_reads = max(total // SPILL_MEMORY_PART, 4 * settings.limits.frame_bytes)
+    spill_reads = max(total // SPILL_MEMORY_DIVISOR, 4 * settings.limits.frame_bytes)
     rings = max(total - spill_reads, total // 2) if settings.spills else total
     largest_message = 2 * (settings.limits.frame_bytes + RING_BYTES_MIN)
-    reserved = min(max(rings // DEAD_LETTERS_ASIDE, largest_message), rings // 8)
+    reserved = min(max(rings // DEAD_LETTERS_RESERVE_DIVISOR, largest_message), rings // 8)
     if reserved < 2 * RING_BYTES_MIN:  # Too small for any ring.
         reserved = 0
-    return _BudgetSizes(rings, spill_reads, rings // DEAD_LETTERS_PART, reserved)
+    return _BudgetSizes(rings, spill_reads, rings // DEAD_LETTERS_MEMORY_DIVISOR, reserved)
 
 
 def _too_many_classes_error(
@@ -97,17 +97,21 @@ class ClassRegistry:
         self.dedup_window_seconds = 0.0
         """How long remote storage detects duplicates by message number; 0 for local storage."""
         self.choose_first_number: Callable[[float], int] | None = None
-        """Returns the first message number for a named publisher that connects at the given time.
-        None with local storage, where the producer states are complete."""
+        """Returns the first message number for a named publisher, given the time of its connection.
+
+        None with local storage, where the producer states are complete.
+        """
         self.on_renamed: Callable[[MessageClass, str], None] = lambda cls, reason: None
-        """Called with a class whose permissions may have changed, and the reason: the class, or the
-        class whose dead letters it stores, has received a name."""
+        """Called with a class whose permissions may have changed, and the reason.
+
+        The class, or the class whose dead letters it stores, has received a name.
+        """
         self.on_class_created: Callable[[int], None] = lambda class_id: None
         """Called with the id of a new class."""
         self._ack_latency: Histogram | None = None
 
     def enable_ack_latency(self, histogram: Histogram) -> None:
-        """Measure in every class how long messages take until every position has acknowledged them."""
+        """Measure in every class how long messages take until all positions acknowledge them."""
         self._ack_latency = histogram
         for cls in self.classes.values():
             cls.ack_latency = histogram
@@ -124,12 +128,12 @@ class ClassRegistry:
     def find_dead_letter_sources(self, text: str) -> list[Called]:
         """Return (id, name) of the classes whose dead letters are stored in `dead.<text>`.
 
-        `text` is a class name, the id of a class without a name, or the beginning of a name that
-        is too long for the prefix.
+        `text` is a class name, the id of a class without a name, or the beginning of a name that is
+        too long for the prefix.
         """
         found = called_so(text)
         ids = {self.class_id_by_name.get(text, -1), *(class_id for class_id, _ in found)}
-        if len(dead_letters.PREFIX + text) >= NAME_CHARACTERS_MAX:
+        if len(dead_letters.CLASS_PREFIX + text) >= NAME_CHARACTERS_MAX:
             ids |= {
                 class_id
                 for name, class_id in self.class_id_by_name.items()
@@ -173,7 +177,9 @@ class ClassRegistry:
             class_id=class_id,
             messages_max=limits.class_messages,
             bytes_max=limits.class_bytes,
-            budget=self.dead_letter_budget if dead_letters.are_kept_in(name) else self.budget,
+            budget=self.dead_letter_budget
+            if dead_letters.is_dead_letter_class(name)
+            else self.budget,
         )
         cls = self.class_factory(ring, self.settings.keep, self.settings.full_policy)
         cls.ack_latency = self._ack_latency
@@ -192,7 +198,7 @@ class ClassRegistry:
         self._apply_class_settings(cls)
         if is_changed:
             dead_letter_class_id = self.class_id_by_name.get(
-                dead_letters.class_name(str(cls.class_id)), cls.class_id
+                dead_letters.dead_letter_class_name(str(cls.class_id)), cls.class_id
             )
             for class_id in {cls.class_id, dead_letter_class_id}:
                 self.on_renamed(
@@ -210,7 +216,7 @@ class ClassRegistry:
         ring = cls.ring
         ring.messages_max = min(own.messages_max or limits.class_messages, limits.class_messages)
         ring.bytes_max = min(own.bytes_max or limits.class_bytes, limits.class_bytes)
-        if cls.full_policy is FullPolicy.SPILL and not dead_letters.are_kept_in(cls.name):
+        if cls.full_policy is FullPolicy.SPILL and not dead_letters.is_dead_letter_class(cls.name):
             assert self.spill_manager is not None
             cls.spill = cls.spill or ClassSpill(cls, self.spill_manager)
             cls.spill.bytes_max = own.disk_bytes_max or 0
@@ -218,9 +224,11 @@ class ClassRegistry:
             cls.spill = None  # It spilled by the default settings until it received its name.
         are_wanted = cls.are_last_values_requested if own.last_values is None else own.last_values
         cls.has_last_values = (
-            bool(are_wanted) and cls.spill is None and not dead_letters.are_kept_in(cls.name)
+            bool(are_wanted)
+            and cls.spill is None
+            and not dead_letters.is_dead_letter_class(cls.name)
         )
-        if dead_letters.are_kept_in(cls.name):
+        if dead_letters.is_dead_letter_class(cls.name):
             if own.full_policy is not FullPolicy.BLOCK:
                 cls.full_policy = FullPolicy.DROP_OLDEST
             ring.bytes_max = min(limits.dead_letter_bytes, ring.bytes_max)
@@ -387,8 +395,8 @@ class ClassRegistry:
 
         Raises:
             RemoteProtocolError: As `resolve_ids`, `select_new_ids` and
-                `ClassSubjectBindings.check_bindings` do; bad_request if a class cannot keep
-                last values.
+                `ClassSubjectBindings.check_bindings` do; bad_request if a class cannot keep last
+                values.
         """
         found = self.resolve_ids(references)
         self.select_new_ids(class_id for class_id, _ in found)
@@ -430,7 +438,7 @@ class ClassRegistry:
         Raises:
             RemoteProtocolError: As `resolve_ids` does.
         """
-        name = dead_letters.class_name(source_class)
+        name = dead_letters.dead_letter_class_name(source_class)
         class_id = self.class_id_by_name.get(name)
         if class_id is None:
             found = self.resolve_ids([name])

@@ -2,8 +2,8 @@
 
 Only channel numbers and sequences are stored here; the messages are in the ring. A message is
 scanned once, when last values are requested, not when it arrives. A message that stopped being a
-last value never becomes one again, so the search for the lowest value continues where it ended.
-A channel whose newest message has an empty payload or has expired has no value.
+last value never becomes one again, so the search for the lowest value continues where it ended. A
+channel whose newest message has an empty payload or has expired has no value.
 
     sequence   3    4    5    6    7    8    9
     channel    a    b    a    c    a    b    b (empty payload)
@@ -15,11 +15,11 @@ from __future__ import annotations
 import numpy as np
 
 from simplebus.core.limits import (
-    CLUTTER_BYTES_MIN,
+    COMPACTION_BYTES_MIN,
     DELIMITER_BYTES,
     FRAME_BYTES_MIN,
     HEADER_BYTES,
-    LOOK_AHEAD_MESSAGES,
+    LOOKAHEAD_MESSAGES,
     REDELIVERY_MESSAGES,
     SEND_BYTES,
 )
@@ -52,7 +52,7 @@ class LastValues:
         """No message below is a last value."""
         self._compaction_end = ring.floor
         """Values below must be compacted."""
-        self._check_threshold_bytes = CLUTTER_BYTES_MIN
+        self._check_threshold_bytes = COMPACTION_BYTES_MIN
         """Below this size it is not checked whether compaction is worthwhile."""
         self._fill_checked_head = -1
         """Head when `is_ring_mostly_values` was computed last; -1 before the first time."""
@@ -85,14 +85,14 @@ class LastValues:
                 low += int(are_values.argmax())
                 break
             low = end
-            step = min(8 * step, LOOK_AHEAD_MESSAGES)
+            step = min(8 * step, LOOKAHEAD_MESSAGES)
         self._lowest_candidate = max(self._lowest_candidate, low)
         return min(low, end_sequence)
 
     def leading_values_end(self, now: float) -> int:
         """Return the end of the run of values at the ring's floor, of a bounded length."""
         self._scan_new()
-        first, last = self._ring.floor, min(self._ring.head, self._ring.floor + LOOK_AHEAD_MESSAGES)
+        first, last = self._ring.floor, min(self._ring.head, self._ring.floor + LOOKAHEAD_MESSAGES)
         if first == last or not self._is_value(first, now):
             return first
         are_values = self._are_values(first, last, now)
@@ -126,7 +126,7 @@ class LastValues:
         ring = self._ring
         first = max(self._scanned_end, ring.floor)
         while first < ring.head:
-            last = min(ring.head, first + LOOK_AHEAD_MESSAGES)
+            last = min(ring.head, first + LOOKAHEAD_MESSAGES)
             if last - first <= _SCALAR_MESSAGES_MAX:
                 self._scan_one_by_one(first, last)
             else:
@@ -172,15 +172,15 @@ class LastValues:
         if total_bytes <= self._check_threshold_bytes:
             if total_bytes < self._check_threshold_bytes // 4:
                 self._check_threshold_bytes = max(
-                    CLUTTER_BYTES_MIN, self._check_threshold_bytes // 2
+                    COMPACTION_BYTES_MIN, self._check_threshold_bytes // 2
                 )
             return ring.floor
         value_bytes = ring.sizes(self.find_sequences(ring.floor, end_sequence, now))
-        if total_bytes - value_bytes > max(value_bytes, CLUTTER_BYTES_MIN):
-            self._compaction_end, self._check_threshold_bytes = end_sequence, CLUTTER_BYTES_MIN
+        if total_bytes - value_bytes > max(value_bytes, COMPACTION_BYTES_MIN):
+            self._compaction_end, self._check_threshold_bytes = end_sequence, COMPACTION_BYTES_MIN
             return end_sequence
         self._check_threshold_bytes = max(
-            2 * value_bytes + CLUTTER_BYTES_MIN, total_bytes + total_bytes // 4
+            2 * value_bytes + COMPACTION_BYTES_MIN, total_bytes + total_bytes // 4
         )
         return ring.floor
 

@@ -1,5 +1,4 @@
-"""A message class: its ring, its positions, its backlog, and the floor below which messages are
-freed.
+"""Message class: a ring, its positions and backlog, and the floor below which messages are freed.
 
 The floor is the lowest one of the positions and the backlog. Retention and last values can keep
 older messages. The backlog is taken over by the first subscription with the start position
@@ -21,8 +20,8 @@ from simplebus.core.limits import (
     DELIMITER_BYTES,
     HEADER_BYTES,
     SEQUENCE_MAX,
-    TIMES_MAX,
-    TIMES_STEP_SECONDS,
+    TIME_INDEX_STEP_SECONDS,
+    TIME_INDEX_STEPS_MAX,
 )
 from simplebus.core.message_class.floor_index import FloorIndex
 from simplebus.core.message_class.last_values import LastValues
@@ -75,8 +74,10 @@ class MessageClass:
         self.compacted_count = 0
         """Last values that compaction has copied to the head."""
         self.pending_floors: deque[tuple[int, int]] = deque()
-        """Compactions as (log position, floor). The journal must keep messages from the floor on
-        until the copies at the log position are durable."""
+        """Unfinished compactions as (log position, floor).
+
+        The journal must keep messages from the floor on until the log position is durable.
+        """
         self.channels = ChannelTable(ring)
         self.time_index = TimeIndex()
         self.subscriptions: dict[BrokerSubscription, None] = {}
@@ -103,10 +104,7 @@ class MessageClass:
         self.delivered_count = self.redelivered_count = self.acknowledged_count = 0
         """Totals of removed positions."""
         self.probe_sequence = NO_PROBE
-        """Message whose ack latency is being measured. The next one is chosen when all positions
-        have
-        acknowledged it.
-        """
+        """Message whose ack latency is being measured, until all positions have acknowledged it."""
         self.probe_accepted_at = 0.0
         """Time when the probe was accepted."""
         self.ack_latency: Histogram | None = None
@@ -181,8 +179,9 @@ class MessageClass:
         return floor
 
     def compute_durable_floor(self, durable_position: int) -> int:
-        """Return the lowest sequence that the journal must keep, once it has reached
-        `durable_position`.
+        """Return the lowest sequence that the journal must keep.
+
+        `durable_position` is the log position that the journal has reached.
         """
         while self.pending_floors and self.pending_floors[0][0] <= durable_position:
             self.pending_floors.popleft()
@@ -191,9 +190,7 @@ class MessageClass:
     def on_dead_lettered(
         self, position: BrokerSubscription, ranges: list[tuple[int, int]], dead_letter_class_id: int
     ) -> None:
-        """Handle that messages of `position` were stored in a dead-letter class. For remote
-        classes.
-        """
+        """Handle that messages of `position` were dead-lettered. For remote classes."""
 
     def release_below(self, floor: int) -> None:
         """Free all messages below `floor`, in memory and on disk."""
@@ -254,7 +251,7 @@ class MessageClass:
         """Forget a position that is about to be removed for good. For remote classes."""
 
     def has_remote_position(self, position: BrokerSubscription) -> bool | None:
-        """Return True if the remote storage knew this position before; None while this is unknown."""
+        """Return True if the remote storage knew this position before; None while unknown."""
         return False
 
     @staticmethod
@@ -290,8 +287,8 @@ class MessageClass:
             del self.named_positions[key]
         if position.channel_filter is not None:
             self.channels.remove_filter(position.channel_filter)
-        self.delivered_count += position.delivered
-        self.redelivered_count += position.redelivered
+        self.delivered_count += position.delivered_count
+        self.redelivered_count += position.redelivered_count
         self.acknowledged_count += position.acknowledged_count
         self.dropped_counts.update(position.undelivered_counts)
         if not self.subscriptions:
@@ -350,7 +347,7 @@ class MessageClass:
     def _create_last_values_window(
         self, channel_filter: ChannelFilter | None, now: float
     ) -> AckWindow:
-        """Return a window in which everything but the last values of the channels is acknowledged."""
+        """Return a window with everything but the last values of the channels acknowledged."""
         ring = self.ring
         found = self.last_values.find_sequences(ring.floor, ring.head, now)
         if channel_filter is not None:
@@ -423,9 +420,9 @@ class MessageClass:
 
 
 class TimeIndex:
-    """Times when messages were accepted, in steps of TIMES_STEP_SECONDS.
+    """Times when messages were accepted, in steps of TIME_INDEX_STEP_SECONDS.
 
-    With more than TIMES_MAX steps, the steps become longer.
+    With more than TIME_INDEX_STEPS_MAX steps, the steps become longer.
 
         start times        12.00     12.01     57.30    when the step's first message was accepted
         end times          12.01     12.02     57.31    a message from then on begins a new step
@@ -436,7 +433,7 @@ class TimeIndex:
         self._start_times: list[float] = []
         self._end_times: list[float] = []
         self._first_sequences: list[int] = []
-        self._step_seconds = TIMES_STEP_SECONDS
+        self._step_seconds = TIME_INDEX_STEP_SECONDS
         self.next_step_time = float("-inf")
         """`record` need not be called before this time."""
 
@@ -444,16 +441,16 @@ class TimeIndex:
         return len(self._start_times)
 
     def record(self, now: float, sequence: int) -> None:
-        """Record that the message with this sequence is accepted at `now`, and later ones not
-        earlier.
-        """
+        """Record that the message with this sequence, and later ones, arrive from `now` on."""
         if now < self.next_step_time:
             return
         self.next_step_time = now + self._step_seconds
         self._start_times.append(now)
         self._end_times.append(self.next_step_time)
         self._first_sequences.append(sequence)
-        if len(self._start_times) > TIMES_MAX:  # Merge pairs of steps and double the step length.
+        if (
+            len(self._start_times) > TIME_INDEX_STEPS_MAX
+        ):  # Merge pairs of steps and double the step length.
             last = self._end_times[-1:] * (len(self._end_times) % 2)
             self._end_times = self._end_times[1::2] + last
             self._start_times, self._first_sequences = (
@@ -480,8 +477,10 @@ class TimeIndex:
         return self._start_times[index] if index >= 0 else 0.0
 
     def list_steps(self, first: int, last: int, *, max_count: int) -> list[tuple[int, float]]:
-        """Return (first sequence, start time) of the steps of the stored messages
-        `first` to `last - 1`, at most the first `max_count` of them."""
+        """Return (first sequence, start time) of the steps of messages `first` to `last - 1`.
+
+        At most `max_count` steps are returned, the earliest ones. The messages must be stored.
+        """
         if first >= last:
             return []
         begin = max(0, bisect_right(self._first_sequences, first) - 1)
@@ -496,7 +495,8 @@ class TimeIndex:
         if count > 0:
             del self._start_times[:count], self._end_times[:count], self._first_sequences[:count]
             while (
-                self._step_seconds > TIMES_STEP_SECONDS and len(self._start_times) < TIMES_MAX // 4
+                self._step_seconds > TIME_INDEX_STEP_SECONDS
+                and len(self._start_times) < TIME_INDEX_STEPS_MAX // 4
             ):
                 self._step_seconds /= 2
 

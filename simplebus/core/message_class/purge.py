@@ -57,7 +57,7 @@ def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitL
 def _purge_backlog(cls: MessageClass, first: int, last: int) -> None:
     """Acknowledge the purged messages in the backlog.
 
-    The backlog is extended up to `last`, because only messages below its cursor can be acknowledged.
+    The backlog is extended up to `last`, as only messages below its cursor can be acknowledged.
     """
     window = cls.backlog_window
     if not cls.subscriptions:

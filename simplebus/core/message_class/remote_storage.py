@@ -58,9 +58,9 @@ class RemoteInventory:
     is_oldest_in_backlog: bool
     """True if the oldest message is one of them."""
     floor_holder: BrokerSubscription | str
-    """Position that has not acknowledged the oldest message, or the name of a position of another
-    server;
-    empty if there is none.
+    """Position that has not acknowledged the oldest message; empty if there is none.
+
+    A position of another server is given by its name.
     """
 
 
@@ -71,7 +71,7 @@ RemoteCountOutcome = RemoteInventory | str
 
 
 class RemoteStorage(Protocol):
-    """Storage of one class in another system. Each callback is called once, possibly immediately."""
+    """Storage of one class in another system. Each callback is called once, possibly at once."""
 
     class_id: int
 
@@ -92,18 +92,14 @@ class RemoteStorage(Protocol):
         """Count the stored messages."""
 
     def has_caught_up(self, position: BrokerSubscription, on_caught_up: Callable[[], None]) -> bool:
-        """Return True if all stored messages of a position have been fetched, as far as its limits
-        allow.
+        """Return True if all stored messages of a position were fetched, within its limits.
 
-        Otherwise `on_caught_up` is called later, when they have been fetched or the storage has
-        failed.
+        Otherwise `on_caught_up` is called when they have been fetched or the storage has failed.
         """
 
 
 class CatchUpBarrier:
-    """Deferred reply that is sent when all stored messages of a session's positions have been
-    fetched.
-    """
+    """Deferred reply that waits until all stored messages of a session's positions were fetched."""
 
     def __init__(
         self,
@@ -112,8 +108,7 @@ class CatchUpBarrier:
         send_reply: Callable[[], None],
         mark_ready: Callable[[Outbox], None],
     ) -> None:
-        """Create a barrier for the positions that `list_remote_positions` returns when the reply
-        becomes the first one of the session."""
+        """Create a barrier. `list_remote_positions` is called when earlier replies were sent."""
         self._session = session
         self._list_remote_positions = list_remote_positions
         self._send_reply = send_reply
@@ -149,8 +144,7 @@ class RemoteInquiry:
         send_reply: Callable[[dict[int, RemoteCountOutcome]], None],
         mark_ready: Callable[[Outbox], None],
     ) -> None:
-        """Create an inquiry about the classes that `list_remote_classes` returns when the reply
-        becomes the first one of the session."""
+        """Create an inquiry. `list_remote_classes` is called when earlier replies were sent."""
         self._session = session
         self._list_remote_classes = list_remote_classes
         self._send_reply = send_reply

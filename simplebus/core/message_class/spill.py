@@ -2,8 +2,8 @@
 
 A message is evicted from the ring only after it is on disk. A position that needs evicted messages
 reads from a ring of its own, with the same sequences, which a `SpillReader` fills from disk. There,
-an empty message stands for each message that was acknowledged out of order. Other positions are
-not affected. This module requests reads; the driver executes them and returns the results.
+an empty message stands for each message that was acknowledged out of order. Other positions are not
+affected. This module requests reads; the driver executes them and returns the results.
 
     disk             first ────────────────────────────────────── written
     reader's ring      floor ── cursor ── read ┄┄►
@@ -27,10 +27,10 @@ from simplebus.core.errors import Reason
 from simplebus.core.group.group import Group
 from simplebus.core.limits import (
     MESSAGES_MAX,
-    SPARE_BYTES,
-    SPILL_PART,
+    RECEIVE_PADDING_BYTES,
+    SPILL_EVICTION_DIVISOR,
     SPILL_READ_BYTES,
-    SPILLED_MARKS_MAX,
+    SPILL_SIZE_STEPS_MAX,
 )
 from simplebus.core.message_class.stored_frames import StoredFrameReader
 from simplebus.core.protocol import frames
@@ -59,18 +59,14 @@ class SpilledRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpillRead:
-    """Request to read messages `first` to `last - 1` of a class, about `bytes_max` bytes, at least
-    one.
-    """
+    """Request to read messages `first` to `last - 1`, up to about `bytes_max` but at least one."""
 
     class_id: int
     first: int
     last: int
     bytes_max: int
     on_read: Callable[[Sequence[SpilledRange]], None]
-    """Called with the ranges found, without gaps. An empty result means that the read must be
-    repeated.
-    """
+    """Called with the ranges found, without gaps; with none if the read must be repeated."""
 
 
 class ClassSpill:
@@ -116,7 +112,7 @@ class ClassSpill:
             self._index_sequences, self._index_bytes = [self.first_sequence], [0]
         self._index_sequences.append(end_sequence)
         self._index_bytes.append(self._index_bytes[-1] + size_bytes)
-        if len(self._index_sequences) > SPILLED_MARKS_MAX:
+        if len(self._index_sequences) > SPILL_SIZE_STEPS_MAX:
             self._index_sequences, self._index_bytes = (
                 self._index_sequences[::2],
                 self._index_bytes[::2],
@@ -133,9 +129,9 @@ class ClassSpill:
         cls, ring = self._cls, self._cls.ring
         if not len(ring) or (self.bytes_max and self.frame_bytes >= self.bytes_max):
             return False
-        end = ring.after(max(size_bytes, ring.frame_bytes // SPILL_PART))
+        end = ring.after(max(size_bytes, ring.frame_bytes // SPILL_EVICTION_DIVISOR))
         if len(ring) >= ring.messages_max:
-            end = max(end, ring.floor + max(1, len(ring) // SPILL_PART))
+            end = max(end, ring.floor + max(1, len(ring) // SPILL_EVICTION_DIVISOR))
         end = min(end, self._spill_manager.commit_log.written_head(cls.class_id, ring.head))
         if end <= ring.floor:
             return False
@@ -189,9 +185,7 @@ class SpillReader:
         """True if the position has no consumer and the ring is empty."""
         self._pending_read: SpillRead | None = None
         self._out_of_memory_state: tuple[int, int] | None = None
-        """The window's floor and in-flight count when memory ran out. Reading continues when one
-        changes.
-        """
+        """The window's floor and in-flight count when memory ran out. A change resumes reading."""
         self._compacted_bytes = 0
 
     def _create_ring(self) -> Ring:
@@ -480,15 +474,17 @@ class SpillManager:
 
     def split_range(self, spilled_range: SpilledRange) -> list[FrameBatch]:
         """Return the messages of a range."""
-        buffer = bytearray().join([spilled_range.frames, bytes(SPARE_BYTES)])
+        buffer = bytearray().join([spilled_range.frames, bytes(RECEIVE_PADDING_BYTES)])
         return self.frame_reader.split_frames(
             buffer, 0, len(spilled_range.frames), spilled_range.message_count
         )
 
 
 def _split_by_ack_state(window: AckWindow, first: int, last: int) -> list[tuple[int, int, bool]]:
-    """Split messages `first` to `last - 1` into (begin, end, is needed), where acknowledged
-    messages are not needed."""
+    """Split messages `first` to `last - 1` into (begin, end, is needed).
+
+    Acknowledged messages are not needed.
+    """
     parts: list[tuple[int, int, bool]] = []
     sent_end = min(last, window.cursor)
     needed_ranges = window.unacked(first, sent_end)

@@ -30,7 +30,7 @@ class StoredFrameReader:
     def split_frames(self, buffer: bytearray, begin: int, end: int, count: int) -> list[FrameBatch]:
         """Return the frames in `buffer[begin:end]`.
 
-        `buffer` must have SPARE_BYTES after `end`.
+        `buffer` must have RECEIVE_PADDING_BYTES after `end`.
 
         Raises:
             ValueError: The bytes are not exactly `count` frames.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from simplebus.core.channel.pattern import OPEN, REST, SOME, check_pattern
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import SUBJECTS_BOUND_MAX
+from simplebus.core.limits import SUBJECT_BINDINGS_MAX
 
 RESERVED_SUBJECT_PREFIXES = ("$", "_INBOX.")
 """Prefixes of subjects that cannot be bound: server APIs and reply subjects."""
@@ -34,17 +34,17 @@ class ClassSubjectBindings:
         """Check that (class id, subject) pairs can be bound.
 
         Raises:
-            RemoteProtocolError: bad_channel if a subject is not valid, bad_request if there are
-                too many.
+            RemoteProtocolError: bad_channel if a subject is not valid, bad_request if there are too
+                many.
         """
         new = [pair for pair in dict.fromkeys(bindings) if pair not in self._bindings]
         for _, subject in new:
             check_subject(subject)
-        if len(self._bindings) + len(new) > SUBJECTS_BOUND_MAX:
+        if len(self._bindings) + len(new) > SUBJECT_BINDINGS_MAX:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
                 f"cannot bind {len(new)} more subjects to classes: {len(self._bindings)} are "
-                f"bound, {SUBJECTS_BOUND_MAX} are allowed",
+                f"bound, {SUBJECT_BINDINGS_MAX} are allowed",
             )
 
     def bind(self, class_id: int, subject: str) -> None:

@@ -31,8 +31,7 @@ class ConnectionLimits:
         count = sum(
             1
             for session in self._sessions.values()
-            if session.user == user.name
-            and not session.is_local  # Counted by their own listeners.
+            if session.user == user.name and not session.is_local  # Counted by their own listeners.
         )
         count += sum(count_at_listener(user.name) for count_at_listener in self.external_counters)
         if count >= user.connections:
@@ -53,8 +52,7 @@ def admit_session(
 
     Raises:
         RemoteProtocolError: unauthorized, too_many_connections or too_many_attempts. Each refusal
-            is
-            counted in `refusal_counts`.
+            is counted in `refusal_counts`.
     """
     if users is not None:
         version, auth = 1, None

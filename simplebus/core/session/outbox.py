@@ -1,14 +1,14 @@
-"""Everything that waits to be sent to one session, in order.
+"""Send queue of one session: replies, and the messages of its subscriptions.
 
-Bytes are pulled by the driver when the socket can send. A feed's cursor moves when bytes were sent,
-so a slow peer costs only ring memory. A version 2 peer gets a Deliver frame whenever the feed
-changes. One call does a bounded amount of work: an outbox that returns no bytes but is not idle
-must be called again after other sessions had their turn.
+The driver calls `peek` when the socket can send, and `mark_sent` afterwards. A subscription's
+cursor advances only when bytes were sent, so a slow peer costs only ring memory. One call does a
+bounded amount of work: an outbox that returns no bytes but is not idle must be called again after
+other sessions had their turn.
 
-    rest               bytes that were begun or copied, sent first
+    unsent bytes       a cut frame or copied frames, sent first
     replies            encoded replies
-    deferred replies   long replies, each made after the previous one was sent
-    queue              feeds with messages to send, in turn
+    deferred replies   long replies, each created after the previous one was sent
+    queue              sources with messages to send, in turn
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from simplebus.core.limits import LOOKED_MESSAGES_MAX, OWED_BYTES
+from simplebus.core.limits import PENDING_REPLY_BYTES, SCAN_MESSAGES_MAX
 from simplebus.core.protocol import frames
 
 
 class SendSource(Protocol):
-    """Source of messages for an outbox."""
+    """Source of messages for an outbox: a subscription, or a member of a group."""
 
     class_id: int
     subscription_number: int
     """Number of the subscription, chosen by the peer."""
     is_queued: bool
-    """True if the feed is in the outbox's queue."""
+    """True if the source is in the outbox's queue or paused."""
     attempt: int
     """Delivery attempt of the frames returned last."""
     scanned_count: int
-    """Messages scanned by the last `copy_frames`. At LOOKED_MESSAGES_MAX it stops, even if more
-    match.
-    """
+    """Messages scanned by the last `copy_frames`, which stops at SCAN_MESSAGES_MAX."""
 
     @property
     def has_frames_to_copy(self) -> bool:
@@ -48,9 +46,7 @@ class SendSource(Protocol):
         """Return copies of the next frames, which count as sent. Empty if there are none."""
 
     def peek_frames(self, tick: int) -> memoryview:
-        """Return the next frames in one piece, without a copy. `mark_sent` reports how much was
-        sent.
-        """
+        """Return the next frames in one piece, without a copy. `mark_sent` must follow."""
 
     def mark_sent(self, piece: memoryview, sent_bytes: int, tick: int) -> bytes:
         """Record that `sent_bytes` of the peeked piece were sent.
@@ -61,9 +57,7 @@ class SendSource(Protocol):
 
 
 class Outbox:
-    """Send queue of one session. The bytes returned by `peek` are valid until the broker
-    changes.
-    """
+    """Send queue of one session."""
 
     def __init__(self, session_id: int) -> None:
         self.session_id = session_id
@@ -77,41 +71,44 @@ class Outbox:
         self._confirm_offset = -1
         """Offset of the last Confirm in the replies if nothing follows it; -1 otherwise."""
         self._unsent_bytes = memoryview(b"")
-        """Copied bytes that are sent first: the rest of a cut frame, redeliveries, replies."""
+        """Copied bytes that are sent first: the rest of a cut frame, redeliveries or replies."""
         self._deferred_replies: deque[Callable[[], bool | None]] = deque()
         self._is_reply_pending = False
         """True if the first deferred reply is not available yet."""
         self._queue: deque[SendSource] = deque()
         self._paused: dict[SendSource, None] = {}
-        """Paused feeds; they are queued when they resume."""
+        """Paused sources; they are queued when they resume."""
         self._peeked: memoryview = memoryview(b"")
         self._peeked_source: SendSource | None = None
 
     @property
     def pending_bytes(self) -> int:
         """Bytes held for this session outside the rings."""
-        return len(self._unsent_bytes) + len(self._replies) + OWED_BYTES * len(self._deferred_replies)
+        return (
+            len(self._unsent_bytes)
+            + len(self._replies)
+            + PENDING_REPLY_BYTES * len(self._deferred_replies)
+        )
 
     @property
     def has_bytes(self) -> bool:
-        """True if bytes other than messages are ready. A deferred reply counts only once it is
-        made.
-        """
+        """True if bytes other than new messages are ready. Deferred replies do not count."""
         return bool(self._unsent_bytes or self._replies)
 
     @property
     def is_idle(self) -> bool:
         """True if nothing waits to be sent."""
-        owes = self._deferred_replies and not self._is_reply_pending
-        return not (self._unsent_bytes or self._replies or owes or self._queue)
+        can_reply = self._deferred_replies and not self._is_reply_pending
+        return not (self._unsent_bytes or self._replies or can_reply or self._queue)
 
     def queue_reply(self, frame: bytes) -> None:
         """Queue a reply frame."""
         self._replies += frame
 
     def queue_confirm(self, number: int, level: int = 0) -> None:
-        """Queue a Confirm for all numbers below `number`. Replaces a Confirm that is last in the
-        queue.
+        """Queue a Confirm for all numbers below `number`.
+
+        It replaces a Confirm at the end of the queue.
         """
         frame = frames.encode(frames.CONFIRM, message_id=number, timer_index=level)
         if self._confirm_offset + len(frame) == len(self._replies):
@@ -119,8 +116,13 @@ class Outbox:
         self._confirm_offset = len(self._replies)
         self._replies += frame
 
-    def queue_fetch_reply(self, class_id: int, messages: Sequence[memoryview], reply: bytes) -> None:
-        """Send fetched messages, copied once, and the reply that follows them."""
+    def queue_fetch_reply(
+        self, class_id: int, messages: Sequence[memoryview], reply: bytes
+    ) -> None:
+        """Send fetched messages, copied once, and the reply that follows them.
+
+        No other bytes may be waiting.
+        """
         if messages:
             named = frames.encode(frames.DELIVER, class_id=class_id)
             reply = b"".join([named, *messages, reply])
@@ -128,11 +130,10 @@ class Outbox:
         self._unsent_bytes = memoryview(reply)
 
     def defer_reply(self, send_reply: Callable[[], bool | None]) -> None:
-        """Defer a reply: the callable sends it after everything queued before was sent.
+        """Call `send_reply` when everything queued before has been sent.
 
-        The callable returns False if the reply is not available; it is called again after the
-        outbox is
-        told to resume.
+        If `send_reply` returns False, the reply is not available yet. It is called again after
+        `resume_replies`.
         """
         self._deferred_replies.append(send_reply)
 
@@ -140,39 +141,44 @@ class Outbox:
         """Try the deferred reply again."""
         self._is_reply_pending = False
 
-    def enqueue(self, feed: SendSource) -> None:
-        """Queue a feed that has something to send."""
-        if not feed.is_queued:
-            feed.is_queued = True
-            self._queue.append(feed)
+    def enqueue(self, source: SendSource) -> None:
+        """Queue a source that has something to send."""
+        if not source.is_queued:
+            source.is_queued = True
+            self._queue.append(source)
 
-    def pause(self, feed: SendSource) -> None:
-        """Pause a feed."""
-        if feed.is_queued and feed not in self._paused:
-            self._queue.remove(feed)
-        feed.is_queued = True
-        self._paused[feed] = None
+    def pause(self, source: SendSource) -> None:
+        """Pause a source."""
+        if source.is_queued and source not in self._paused:
+            self._queue.remove(source)
+        source.is_queued = True
+        self._paused[source] = None
 
-    def resume(self, feed: SendSource) -> None:
-        """Resume a paused feed, if it still exists."""
-        if feed in self._paused:
-            del self._paused[feed]
-            self._queue.append(feed)
+    def resume(self, source: SendSource) -> None:
+        """Resume a paused source, if it was not removed."""
+        if source in self._paused:
+            del self._paused[source]
+            self._queue.append(source)
 
-    def remove(self, feed: SendSource) -> None:
-        """Remove a feed."""
-        if feed.is_queued:
-            feed.is_queued = False
-            if feed in self._paused:
-                del self._paused[feed]
+    def remove(self, source: SendSource) -> None:
+        """Remove a source."""
+        if source.is_queued:
+            source.is_queued = False
+            if source in self._paused:
+                del self._paused[source]
             else:
-                self._queue.remove(feed)
-        self._last_deliver = None  # A later feed may have the same number.
+                self._queue.remove(source)
+        self._last_deliver = None  # A later source may have the same number.
 
     def peek(self, tick: int) -> memoryview:
-        """Return the next bytes to send. Empty if there are none or the scan limit was reached."""
+        """Return the next bytes to send. They are valid until the broker changes.
+
+        The result is empty if there are none or the scan limit was reached.
+        """
         self._peeked_source = None
-        if self._deferred_replies and not (self._is_reply_pending or self._unsent_bytes or self._replies):
+        if self._deferred_replies and not (
+            self._is_reply_pending or self._unsent_bytes or self._replies
+        ):
             self._is_reply_pending = True
             if self._deferred_replies[0]() is not False:
                 self._is_reply_pending = False
@@ -182,30 +188,30 @@ class Outbox:
             self._replies.clear()
             self._confirm_offset = -1
         scanned_count = 0
-        while not self._unsent_bytes and self._queue and scanned_count < LOOKED_MESSAGES_MAX:
-            feed = self._queue[0]
-            if feed.has_frames_to_copy:
-                copies = feed.copy_frames(tick)
-                scanned_count += feed.scanned_count
+        while not self._unsent_bytes and self._queue and scanned_count < SCAN_MESSAGES_MAX:
+            source = self._queue[0]
+            if source.has_frames_to_copy:
+                copies = source.copy_frames(tick)
+                scanned_count += source.scanned_count
                 if copies:
                     if self.has_deliver_frames:
-                        copies = self._deliver_frame_for(feed) + copies
+                        copies = self._deliver_frame_for(source) + copies
                     self._unsent_bytes = memoryview(copies)
                     self._queue.rotate(-1)
                     continue
-                if feed.scanned_count >= LOOKED_MESSAGES_MAX and feed.has_work:
+                if source.scanned_count >= SCAN_MESSAGES_MAX and source.has_work:
                     self._queue.rotate(-1)
                     break
-            piece = feed.peek_frames(tick)
+            piece = source.peek_frames(tick)
             if piece:
-                if self.has_deliver_frames and (name := self._deliver_frame_for(feed)):
+                if self.has_deliver_frames and (name := self._deliver_frame_for(source)):
                     self._unsent_bytes = memoryview(name)
                     continue
-                self._peeked_source = feed
+                self._peeked_source = source
                 self._peeked = piece
                 return piece
             self._queue.popleft()
-            feed.is_queued = False
+            source.is_queued = False
         return self._unsent_bytes
 
     def mark_sent(self, count: int, tick: int) -> None:
@@ -225,9 +231,9 @@ class Outbox:
         self._peeked_source = None
         self._peeked = memoryview(b"")
 
-    def _deliver_frame_for(self, feed: SendSource) -> bytes:
-        """Return a Deliver frame if the feed or attempt changed, else b""."""
-        name = (feed.class_id, feed.subscription_number, feed.attempt)
+    def _deliver_frame_for(self, source: SendSource) -> bytes:
+        """Return a Deliver frame if the source or its attempt has changed, else no bytes."""
+        name = (source.class_id, source.subscription_number, source.attempt)
         if name == self._last_deliver:
             return b""
         self._last_deliver = name
@@ -242,5 +248,5 @@ class NullOutbox(Outbox):
     def __init__(self) -> None:
         super().__init__(-1)
 
-    def wake(self, feed: SendSource) -> None:
+    def wake(self, source: SendSource) -> None:
         pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import BEGUN_PART, Limits
+from simplebus.core.limits import PENDING_CHECK_DIVISOR, Limits
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
 
@@ -17,12 +17,12 @@ from simplebus.core.session.version2 import Version2Decoder
 def check_session_pending(session: Session, limits: Limits) -> None:
     """Raise RemoteProtocolError (over_credit, pending_limit) if too much is held for a session."""
     if isinstance(session.decoder, Version2Decoder):
-        limit_bytes = max(limits.credit_granted, limits.frame_bytes)
+        limit_bytes = max(limits.granted_credit_bytes, limits.frame_bytes)
         if session.parked_bytes > limit_bytes:
             raise RemoteProtocolError(
                 Reason.OVER_CREDIT,
                 f"{session.parked_bytes} bytes are unconfirmed, the credit is "
-                f"{limits.credit_granted}",
+                f"{limits.granted_credit_bytes}",
             )
     if session.pending_bytes > limits.pending_bytes:
         raise RemoteProtocolError(
@@ -41,7 +41,7 @@ class UncountedPendingBytes:
     def add(self, size_bytes: int, total_bytes_max: int) -> bool:
         """Add bytes. Returns True if the total must be checked now."""
         self._bytes += size_bytes
-        if self._bytes * BEGUN_PART <= total_bytes_max:
+        if self._bytes * PENDING_CHECK_DIVISOR <= total_bytes_max:
             return False
         self._bytes = 0
         return True

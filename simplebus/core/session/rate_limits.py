@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import ipaddress
 
-from simplebus.core.limits import METERS_MAX
-from simplebus.core.redelivery.delivery_policy import Clock
+from simplebus.core.clock import BrokerClock
+from simplebus.core.limits import TOKEN_BUCKETS_MAX
 from simplebus.core.users.rate_limit import UNLIMITED, Meter, Rate
 from simplebus.core.users.users import User, Users
 
@@ -19,9 +19,7 @@ _NETWORK_BITS = 64
 
 @functools.lru_cache(maxsize=4096)
 def address_network(address: str) -> str:
-    """Return the network that shares a rate limit: the /64 of an IPv6 address, or an IPv4 address
-    itself.
-    """
+    """Return the network that shares a rate limit: an IPv4 address, or an IPv6 /64."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -85,7 +83,7 @@ class SessionRateLimits:
     def _address_bucket(self, address: str) -> Meter:
         buckets = self._address_buckets
         bucket = buckets.pop(address, None) or Meter(self._address_rate, self._clock.now)
-        while len(buckets) >= METERS_MAX:
+        while len(buckets) >= TOKEN_BUCKETS_MAX:
             del buckets[next(iter(buckets))]
         buckets[address] = bucket
         return bucket

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
-    DENSE_EVENT_BYTES,
-    DENSE_EVENTS,
-    DENSE_READ_BYTES,
+    EXPENSIVE_EVENTS_MAX,
+    EXPENSIVE_EVENTS_READ_BYTES,
     HEARTBEATS_MISSED_MAX,
-    HEAVY_EVENTS,
-    HEAVY_READ_BYTES,
-    PUBLISHER_TICKS,
     RECEIVE_BYTES,
+    RECENT_PUBLISH_TICKS,
+    SMALL_EVENT_BYTES,
+    SMALL_EVENTS,
+    SMALL_EVENTS_READ_BYTES,
     TRICKLE_BYTES,
     Limits,
 )
@@ -29,7 +29,7 @@ from simplebus.core.protocol.events import AckedOne, Event, PublishedOne
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.session import version2
-from simplebus.core.session.outbox import SendSource, Outbox
+from simplebus.core.session.outbox import Outbox, SendSource
 from simplebus.core.session.version1 import Version1Decoder
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.users.rate_limit import Meter
@@ -80,13 +80,11 @@ class Session:
         self.early_class_ids: set[int] = set()
         """Classes that it subscribed to before they exist."""
         self.parked_messages: deque[tuple[int, FrameBatch]] = deque()
-        """Messages that wait for room in their class, in order, as (class id, frames)."""
+        """Messages that wait for space in their class, in order, as (class id, frames)."""
         self.parked_bytes = 0
         self.is_closed = False
         self.is_local = False
-        """True for a client of another listener, which decodes its bytes. Replies are encoded as
-        version 2.
-        """
+        """True for a local session: another listener decodes the bytes and encodes the frames."""
         self.is_internal = False
         """True for a part of the server, which has all permissions."""
         self.handled_count = 0
@@ -98,16 +96,14 @@ class Session:
         self.pending_confirms: deque[tuple[int, int]] = deque()
         """Confirms that wait: log position and number."""
         self.pending_replies: deque[tuple[int, bytes, SendSource | None]] = deque()
-        """Replies that wait for a log position, and the feed that may begin after each."""
+        """Replies as (log position, frame, source that may start sending after the reply)."""
         self.has_write_backlog = False
-        """True if a peer without credit is not read from because too much waits to be written to
-        disk.
-        """
+        """True if reading pauses because too much waits to be written to the journal."""
         self.last_log_position = 0
         """Log position of its last message."""
         self.heartbeat_seconds = 0.0
         """Version 2: longest silence of either side in seconds; 0 for unlimited."""
-        self.last_publish_tick = -PUBLISHER_TICKS
+        self.last_publish_tick = -RECENT_PUBLISH_TICKS
         """Tick of its last message."""
         self.recent_ack_count = 0
         """Messages that its acks named since reading was last delayed."""
@@ -116,7 +112,7 @@ class Session:
         self.send_blocked_ticks = 0
         """Ticks during which the peer read none of the waiting bytes."""
         self.parked_ticks = 0
-        """Ticks during which messages waited for room."""
+        """Ticks during which messages waited for space."""
         self._no_frame_ticks = 0
         self._no_receive_ticks = 0
         self._no_send_ticks = 0
@@ -146,18 +142,19 @@ class Session:
         self, received_bytes: int, event_count: int, expensive_count: int = 0
     ) -> None:
         """Adapt the read size after a read. Bulk traffic is read in larger pieces."""
-        if expensive_count > HEAVY_EVENTS:
+        if expensive_count > EXPENSIVE_EVENTS_MAX:
             self._next_read_bytes = max(
-                HEAVY_READ_BYTES, received_bytes * HEAVY_EVENTS // expensive_count
+                EXPENSIVE_EVENTS_READ_BYTES,
+                received_bytes * EXPENSIVE_EVENTS_MAX // expensive_count,
             )
-        elif event_count > DENSE_EVENTS and received_bytes < event_count * DENSE_EVENT_BYTES:
-            self._next_read_bytes = DENSE_READ_BYTES
+        elif event_count > SMALL_EVENTS and received_bytes < event_count * SMALL_EVENT_BYTES:
+            self._next_read_bytes = SMALL_EVENTS_READ_BYTES
         elif received_bytes >= self._next_read_bytes:
             self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
 
     @property
     def can_free_space(self) -> bool:
-        """True if its acks may make room for its own messages."""
+        """True if its acks may free space for its own messages."""
         return bool(self.subscriptions)
 
     @property
@@ -167,7 +164,7 @@ class Session:
 
     def reduce_read_size(self) -> None:
         """Read less at once, because others cannot keep up with its messages."""
-        self._next_read_bytes = max(DENSE_READ_BYTES, self._next_read_bytes // 4)
+        self._next_read_bytes = max(SMALL_EVENTS_READ_BYTES, self._next_read_bytes // 4)
 
     @property
     def is_reading_paused(self) -> bool:
@@ -177,7 +174,7 @@ class Session:
         )
 
     def mark_local(self) -> None:
-        """Leave the decoding of bytes to another listener."""
+        """Make this a local session, for a client of another listener."""
         self.is_local = self.outbox.has_deliver_frames = True
         self.decoder = Version1Decoder(self._known_classes)
 
@@ -185,8 +182,7 @@ class Session:
         """Yield the events of `received_bytes` new bytes in the buffer.
 
         Each event must be applied before the next one is requested: a Connect determines which
-        classes the
-        messages after it may name. Events are valid until the buffer is filled again.
+        classes the messages after it may name. Events are valid until the buffer is filled again.
 
         Raises:
             RemoteProtocolError: The bytes are not a legal frame.
@@ -264,9 +260,7 @@ class Session:
         self.send_blocked_ticks = self.send_blocked_ticks + 1 if is_send_blocked else 0
         self.parked_ticks = self.parked_ticks + 1 if self.parked_messages else 0
         self._last_frame_count, self._last_sent_bytes = receiver.frames, outbox.sent_bytes
-        if (
-            self.is_reading_paused or self.is_local
-        ):  # Nothing is read here, so nothing can be late.
+        if self.is_reading_paused or self.is_local:  # Nothing is read here, so nothing can be late.
             sent_no_frame = has_partial_frame = False
         self._no_frame_ticks = self._no_frame_ticks + 1 if sent_no_frame else 0
         self._partial_frame_ticks = self._partial_frame_ticks + 1 if has_partial_frame else 0
@@ -277,13 +271,13 @@ class Session:
                 self._partial_frame_ticks,
                 limits.frame_seconds,
                 Reason.FRAME_TIMEOUT,
-                "ended no frame",
+                "completed no frame",
             ),
             (
                 self._blocking_others_ticks,
                 limits.stall_seconds,
                 Reason.STALLED,
-                "holds back a full class and took no bytes",
+                "blocks the publishers of a full class and read nothing",
             ),
         ):
             if ticks * tick_seconds > limit_seconds:
@@ -310,6 +304,6 @@ class Session:
             return None
         return RemoteProtocolError(
             Reason.HEARTBEAT_TIMEOUT,
-            f"the peer sent nothing for {limit_seconds:g} s; a heartbeat every {seconds:g} s was "
-            "agreed",
+            f"the peer sent nothing for {limit_seconds:g} s, expected a heartbeat every "
+            f"{seconds:g} s",
         )

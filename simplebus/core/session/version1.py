@@ -45,7 +45,7 @@ class Version1Decoder:
         self.known_classes = known_classes
 
     def mark_parked(self, batch: FrameBatch) -> None:
-        """Record that `batch` waits for room behind all waiting messages."""
+        """Record that `batch` waits for space behind all waiting messages."""
 
     def mark_unparked(self, batch: FrameBatch, stored_count: int) -> None:
         """Record that the first `stored_count` messages of the first waiting batch were stored."""
@@ -107,8 +107,7 @@ class Version1Decoder:
         """Yield the events of messages, acks and heartbeats, grouped by kind and class, acks first.
 
         Nothing is yielded before all frames are known to be legal. Otherwise only the frames before
-        the
-        first illegal one are decoded.
+        the first illegal one are decoded.
         """
         types = keys & 0xFF
         classes = (keys >> 8).astype(np.uint16)  # 16 bits are sorted in linear time.

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     DELIMITER_BYTES,
-    ERROR_BYTES_MAX,
+    FAILURE_REASON_BYTES_MAX,
     HEADER_BYTES,
     MESSAGE_ID_BITS,
     MESSAGE_ID_MASK,
@@ -71,9 +71,7 @@ class Version2Decoder(Version1Decoder):
     def __init__(
         self, known_classes: Container[int], handled_count: Callable[[], int] = lambda: 0
     ) -> None:
-        """Create a decoder. `handled_count` returns how many messages of its events were
-        handled.
-        """
+        """Create a decoder. `handled_count` returns how many of its messages were handled."""
         super().__init__(known_classes)
         self._handled_count = handled_count
         self.is_greeted = False
@@ -86,16 +84,16 @@ class Version2Decoder(Version1Decoder):
         self.duplicate_count = 0
         """Duplicates since the counter was last reset."""
         self._parked_numbers: deque[int] = deque()
-        """First numbers of waiting batches, ascending, without those that have a lower number
-        behind them.
-        The first one is the lowest number that waits.
+        """First numbers of the waiting batches, ascending, without those followed by a lower one.
+
+        The first entry is the lowest number that waits.
         """
 
     def start_producer(self, producer: ProducerState, *, can_skip_numbers: bool = False) -> None:
         """Decode the messages of this publisher from now on."""
         self.producer = producer
         self.can_skip_numbers = can_skip_numbers
-        self.next_number = producer.next
+        self.next_number = producer.next_number
         self.is_greeted = True
 
     @property
@@ -105,27 +103,30 @@ class Version2Decoder(Version1Decoder):
             return self._parked_numbers[0]
         return self.next_number
 
-    def build_unconfirmed_range(self, first_number: int, parked: list[FrameBatch]) -> NumberBitmap | None:
+    def build_unconfirmed_range(
+        self, first_number: int, parked: list[FrameBatch]
+    ) -> NumberBitmap | None:
         """Return which numbers from `first_number` on are stored, without the parked messages.
 
-        All numbers below `first_number` are stored.
+        All numbers below `first_number` are stored. The result is None if the publisher skips
+        numbers, because then it detects duplicates itself.
         """
-        if self.can_skip_numbers:  # Such a publisher detects duplicates itself.
+        if self.can_skip_numbers:
             return None
         numbers = self._known_numbers_from(first_number)
         is_stored = np.ones(numbers.size, np.bool_)
         received_count = (self.next_number - first_number) & MESSAGE_ID_MASK
-        if self.producer.ahead is not None:
-            is_stored[received_count:] = self.producer.ahead.holds(numbers[received_count:])
+        if self.producer.stored_ahead is not None:
+            is_stored[received_count:] = self.producer.stored_ahead.contains(
+                numbers[received_count:]
+            )
         for batch in parked:
             is_stored &= ~np.isin(numbers, message_numbers(batch, None))
-        return NumberBitmap.of(first_number, is_stored)
+        return NumberBitmap.from_flags(first_number, is_stored)
 
     def _known_numbers_from(self, first: int) -> Integers:
-        """Return all numbers from `first` on, up to the last one that is known to be
-        stored or not.
-        """
-        ahead = self.producer.ahead
+        """Return all numbers from `first` to the last one that is known to be stored or not."""
+        ahead = self.producer.stored_ahead
         count = (self.next_number - first) & MESSAGE_ID_MASK
         if ahead is not None:
             count += max(0, self._distance_from_next(ahead.end))
@@ -165,7 +166,11 @@ class Version2Decoder(Version1Decoder):
         frame_type, key = frame[0], frame[1] << 8 | frame[2]
         if frame_type in _MESSAGE_TYPES:
             number = int.from_bytes(frame[_NUMBER_OFFSET:7], "big")
-            if key not in self.known_classes or number != self.next_number or self.producer.ahead:
+            if (
+                key not in self.known_classes
+                or number != self.next_number
+                or self.producer.stored_ahead
+            ):
                 return None
             self.next_number = (number + 1) & MESSAGE_ID_MASK
             return PublishedOne(key, frame)
@@ -193,7 +198,7 @@ class Version2Decoder(Version1Decoder):
                 yield from super().decode_events(batch)
                 return
         is_next = _are_ascending if self.can_skip_numbers else _are_consecutive
-        if not self.producer.ahead and is_next(numbers, self.next_number):
+        if not self.producer.stored_ahead and is_next(numbers, self.next_number):
             self.next_number = (int(numbers[-1]) + 1) & MESSAGE_ID_MASK
             yield from self._decode_numbered(batch, numbers)
             return
@@ -211,9 +216,9 @@ class Version2Decoder(Version1Decoder):
         if kept_flags.any():
             kept = batch.take(np.flatnonzero(kept_flags))
             yield from self._decode_numbered(kept, numbers[: fresh.size][fresh])
-        ahead = self.producer.ahead
+        ahead = self.producer.stored_ahead
         if ahead is not None and self._distance_from_next(ahead.end) <= 0:
-            self.producer.ahead = None
+            self.producer.stored_ahead = None
         if gap is not None:
             raise gap
 
@@ -221,8 +226,7 @@ class Version2Decoder(Version1Decoder):
         """Yield the events of frames whose messages carry these numbers.
 
         If the caller stops early, the numbers of unhandled messages are expected again. Later ones
-        may be
-        stored already, because the messages of one class are handled in one piece.
+        may be stored already, because the messages of one class are handled in one piece.
         """
         handled_before = self._handled_count()
         yielded: list[Published | Refused] = []
@@ -249,14 +253,12 @@ class Version2Decoder(Version1Decoder):
             return
         known = self._known_numbers_from(first)
         stored = np.isin(known, handled_numbers)
-        if self.producer.ahead is not None:
-            stored |= self.producer.ahead.holds(known)
-        self.next_number, self.producer.ahead = first, NumberBitmap.of(first, stored)
+        if self.producer.stored_ahead is not None:
+            stored |= self.producer.stored_ahead.contains(known)
+        self.next_number, self.producer.stored_ahead = first, NumberBitmap.from_flags(first, stored)
 
     def _select_fresh(self, numbers: Integers) -> tuple[Flags, RemoteProtocolError | None]:
-        """Return which messages are to be stored, and the error of the first number that is too
-        high.
-        """
+        """Return which messages are not duplicates, and an error if a number is too high."""
         fresh = np.zeros(numbers.size, np.bool_)
         gap = None
         for index, number in enumerate(numbers.tolist()):
@@ -264,17 +266,16 @@ class Version2Decoder(Version1Decoder):
             if (distance > 0 and not self.can_skip_numbers) or number > MESSAGE_ID_MASK:
                 gap = RemoteProtocolError(
                     Reason.NUMBER_GAP,
-                    f"a message carries number {number}; the next one is to carry "
-                    f"{self.next_number}",
+                    f"a message carries number {number}, expected {self.next_number}",
                 )
                 fresh = fresh[:index]
                 break
             if distance >= 0:
                 fresh[index] = True
                 self.next_number = (number + 1) & MESSAGE_ID_MASK
-        ahead = self.producer.ahead
+        ahead = self.producer.stored_ahead
         if ahead is not None:
-            fresh &= ~ahead.holds(numbers[: fresh.size])
+            fresh &= ~ahead.contains(numbers[: fresh.size])
         return fresh, gap
 
     def _repeat_refusals(self, numbers: Integers) -> Iterator[Refused]:
@@ -399,7 +400,7 @@ def _parse_subscribe(key: int, frame: FrameBatch) -> SubscriptionAsked:
     _, _, request_number, number = _unpack_header(frame)
     if number == 0:
         raise RemoteProtocolError(
-            Reason.BAD_REQUEST, "a subscription's number is 1 to 65535, got 0"
+            Reason.BAD_REQUEST, "a Subscribe has subscription number 0, expected 1 to 65535"
         )
     request_body = requests.decode(requests.SubscribeRequest, frame_content(frame))
     return SubscriptionAsked(request_number, key, number, request_body)
@@ -433,8 +434,8 @@ def _parse_nack(key: int, frame: FrameBatch) -> Nacked | Terminated:
         shown = content[:40].decode("ascii", "backslashreplace")
         raise RemoteProtocolError(
             Reason.BAD_ACK,
-            f"a Nack held {shown!r}; expected first-last, perhaps a blank and milliseconds or "
-            "terminate, perhaps a line end and a sentence",
+            f"a Nack held {shown!r}; expected first-last, optionally a space and milliseconds or "
+            "terminate, optionally a line feed and an error text",
         )
     first, last = frames.ack_range(match[1], "a Nack")
     error, attempt = _parse_error_text(match[3] or b""), _unpack_header(frame)[2]
@@ -447,16 +448,17 @@ def _parse_nack(key: int, frame: FrameBatch) -> Nacked | Terminated:
 def _parse_error_text(stuffed: bytes) -> str:
     """Return the error text of a Nack."""
     text = unstuff(stuffed)
-    if len(text) > ERROR_BYTES_MAX:
+    if len(text) > FAILURE_REASON_BYTES_MAX:
         raise RemoteProtocolError(
             Reason.BAD_ACK,
-            f"a Nack's sentence has {len(text)} bytes, {ERROR_BYTES_MAX} are allowed",
+            f"the error text of a Nack has {len(text)} bytes, {FAILURE_REASON_BYTES_MAX} are "
+            "allowed",
         )
     try:
         return text.decode()
     except UnicodeDecodeError as error:
         raise RemoteProtocolError(
-            Reason.BAD_ACK, f"a Nack's sentence is not UTF-8: {error.reason}"
+            Reason.BAD_ACK, f"the error text of a Nack is not UTF-8: {error.reason}"
         ) from None
 
 
@@ -521,9 +523,7 @@ def _are_ascending(numbers: Integers, first: int) -> bool:
 
 
 def producer_key(session: Session) -> str:
-    """Return the key of the session's publisher (see `producer_state`); empty if it is not
-    remembered.
-    """
+    """Return the key of the session's producer state; empty if the publisher has no name."""
     decoder = session.decoder
     return decoder.producer.key if isinstance(decoder, Version2Decoder) else ""
 

@@ -1,13 +1,13 @@
-"""Positions and subscriptions: what each consumer of a class was sent, and what is still to be
-sent.
+"""Positions and subscriptions: delivery state per consumer, and the messages to send next.
 
 Modules in reading order:
     position                one consumer's place in a class: cursor, ack window, redeliveries
     subscription            a position that sends messages to one session
     selection               which stored messages are sent, and in which form
+    copied_frames           frames that are copied to be sent with one write
     channel_filter          channels of a class and the filters of its subscriptions
     backlog                 number of messages ahead of a cursor that match a filter
-    pending_dead_letters    messages given up that wait for room in the dead letters
+    pending_dead_letters    messages given up that wait for space in the dead letters
     delayed_wakeups         wakeups of positions at a time
 
 Imports `session`, `redelivery`, `ring`, `protocol`, `channel`, `users` and the leaf modules of

@@ -24,7 +24,7 @@ from simplebus.core.channel.subscription_index import Sublist
 from simplebus.core.limits import (
     CHANNEL_BYTES,
     CHANNEL_NAMES_MAX,
-    CHANNELS_FORGOTTEN,
+    FORGET_CHANNELS_MIN,
     PATTERN_BYTES,
     PATTERN_SEGMENT_BYTES,
 )
@@ -153,8 +153,8 @@ class ChannelFilter:
     def _grow_to(self, number: int) -> None:
         size = self._match_states.size
         if number >= size:
-            more = np.full(max(number + 1, 2 * size) - size, _NOT_MATCHED, np.uint8)
-            self._match_states = np.concatenate([self._match_states, more])
+            added = np.full(max(number + 1, 2 * size) - size, _NOT_MATCHED, np.uint8)
+            self._match_states = np.concatenate([self._match_states, added])
 
 
 class ChannelTable:
@@ -193,9 +193,7 @@ class ChannelTable:
         return scope.allows_all(self._name_by_number, self.generation, numbers)
 
     def allowed_flags(self, scope: Scope, numbers: npt.NDArray[np.uint32] | int) -> Flags:
-        """Return for which of these channels `scope` allows messages; shape (1,) for a single
-        number.
-        """
+        """Return for which channel numbers `scope` allows messages. One number gives shape (1,)."""
         return scope.of(self._name_by_number, self.generation, numbers)
 
     def name_of(self, number: int) -> str:
@@ -225,8 +223,8 @@ class ChannelTable:
             if len(known) + len(new_names) > self._name_count_max or not self._reserve_memory(
                 new_names
             ):
-                self.forget_unused(max(CHANNELS_FORGOTTEN, 2 * len(new_names)))
-                self._name_count_max = max(CHANNEL_NAMES_MAX, len(known) + CHANNELS_FORGOTTEN)
+                self.forget_unused(max(FORGET_CHANNELS_MIN, 2 * len(new_names)))
+                self._name_count_max = max(CHANNEL_NAMES_MAX, len(known) + FORGET_CHANNELS_MIN)
                 new_names = [name for name in dict.fromkeys(names) if name not in known]
                 if not self._reserve_memory(new_names):
                     return None
@@ -277,11 +275,10 @@ class ChannelTable:
         return idle_numbers.size
 
     def shrink_idle(self, max_count: int) -> int:
-        """Forget up to `max_count` channels of an idle class, and release the tables after the last
-        one.
+        """Forget up to `max_count` channels of an idle class, and release its tables at the end.
 
         Returns:
-            How many channels were forgotten.
+            The number of forgotten channels.
         """
         forgotten = self.forget_unused(max_count) if len(self) and max_count else 0
         if len(self) or not self._capacity:
@@ -329,9 +326,7 @@ class ChannelTable:
         self._ring.budget.give(size)
 
     def _add_names(self, names: list[str]) -> None:
-        """Assign numbers to channels and add them to the matching filters, grouped by equal
-        filters.
-        """
+        """Assign numbers to channels and add them to the filters that match."""
         numbers_by_filters: dict[int, tuple[tuple[ChannelFilter, ...], list[int]]] = {}
         self._fully_used_floor = -1
         for name in names:
@@ -347,7 +342,7 @@ class ChannelTable:
             if filters:
                 numbers_by_filters.setdefault(id(filters), (filters, []))[1].append(number)
         for filters, numbers in numbers_by_filters.values():
-            added = np.array(sorted(numbers), np.intp)  # Sorted once for all filters.
+            added = np.array(sorted(numbers), np.intp)  # Sorted once for all equal filters.
             for channel_filter in dict.fromkeys(filters):
                 channel_filter.add_channels(added)
 

@@ -1,4 +1,4 @@
-"""Wakeups of positions and queues that delayed part of their work.
+"""Delayed wakeups of positions and queues.
 
 Each target knows when it is due; this module only keeps the set of targets. One turn wakes a
 bounded number of targets; a target that is not finished is woken again after all others.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from simplebus.core.limits import LOOKED_MESSAGES_MAX
-from simplebus.core.redelivery.delivery_policy import Clock
+from simplebus.core.clock import BrokerClock
+from simplebus.core.limits import SCAN_MESSAGES_MAX
 from simplebus.core.subscription.position import NEVER
 
 
@@ -70,6 +70,6 @@ class DelayedWakeups:
                 scanned_count += self._on_wakeup(target)
             if target.next_wakeup < NEVER:
                 self._targets[target] = None
-            if scanned_count >= LOOKED_MESSAGES_MAX:
+            if scanned_count >= SCAN_MESSAGES_MAX:
                 break
         self.next_wakeup = min([target.next_wakeup for target in self._targets], default=NEVER)

@@ -1,4 +1,4 @@
-"""Messages that a position gave up and that wait for room in the dead letters.
+"""Messages that a position gave up and that wait for space in the dead letters.
 
 They are not sent any more but stay stored until they are dead-lettered or acknowledged after all.
 They are kept as ranges, so memory depends on the number of ranges, not of messages.
@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import DEAD_LETTERS_MAX
-from simplebus.core.redelivery.ack_timer import SequenceSet, Span
+from simplebus.core.limits import DEAD_LETTER_BATCH_MESSAGES
+from simplebus.core.redelivery.ack_timer import Span
+from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.subscription.selection import Ranges
 
 
@@ -75,7 +76,7 @@ class PendingDeadLetters:
 
     def next_batch(self, first: int, last: int) -> tuple[Ranges, Reason, int] | None:
         """Return the lowest ranges of first..last-1 with one reason and attempt count, or None."""
-        limit = DEAD_LETTERS_MAX
+        limit = DEAD_LETTER_BATCH_MESSAGES
         candidates = [
             (sequences.within(first, last, limit), *key)
             for key, sequences in self._sequences_by_reason.items()

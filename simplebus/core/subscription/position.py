@@ -1,5 +1,4 @@
-"""Position of one consumer in a class: what it was sent, what was acknowledged, what is
-redelivered.
+"""Position of one consumer in a class: cursor, ack window and redeliveries.
 
 A position holds sequences of its class's ring, never messages. A tick touches only spans that are
 due and queues each of them once, with a longer pause each time. Messages that wait to be sent
@@ -22,15 +21,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 
+from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
-from simplebus.core.limits import IN_FLIGHT_BYTES, LOOKED_FOR_SPANS, MESSAGES_MAX
-from simplebus.core.redelivery.ack_timer import SequenceSet, Span, Wheel, check_once, parted
+from simplebus.core.limits import IN_FLIGHT_BYTES, MESSAGES_MAX, SCAN_SPANS_MAX
+from simplebus.core.redelivery.ack_timer import Span, TimerWheel, check_once, parted
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.delivery_policy import Clock, Terms
+from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.delivery_state import Standing
 from simplebus.core.redelivery.failure_reasons import LastErrors
 from simplebus.core.redelivery.handover import Left
 from simplebus.core.redelivery.in_flight_bytes import Weight
+from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.outbox import NullOutbox, Outbox
 from simplebus.core.statistics import SubscriptionStatistics
@@ -40,10 +41,11 @@ from simplebus.core.subscription.pending_dead_letters import PendingDeadLetters
 from simplebus.core.subscription.selection import Ranges
 
 NEVER = float("inf")
+"""Time of a wakeup that is not scheduled."""
 
 
 class Position(ABC):
-    """Cursor, ack window and redelivery state of one consumer. Implements `Feed` for its outbox."""
+    """Cursor, ack window and redelivery state of one consumer. Implements `SendSource`."""
 
     is_key_ordered = False
     """True for a group whose members each get the messages of some keys."""
@@ -72,9 +74,7 @@ class Position(ABC):
         self.class_ring = ring
         """Messages of the class that are in memory."""
         self.ring = ring
-        """Ring that the position sends from: the class's, or its own while it reads spilled
-        messages.
-        """
+        """Ring to send from: the class's, or a spill reader's while spilled messages are read."""
         self.window = window
         self.outbox = outbox or NullOutbox()
         self.delivery_policy = delivery_policy
@@ -103,9 +103,9 @@ class Position(ABC):
         self.attempt = 1
         self.scanned_count = 0
         self.is_too_slow = False
-        """True if it is to be cut off because its backlog is too long."""
+        """True if the consumer must be disconnected because its backlog is too long."""
         self._slow_check_tick = -1
-        """Tick of the last check for that."""
+        """Tick in which `is_over_pending_limit` inspected messages last."""
         self.undelivered_counts: Counter[Reason] = Counter()
         """Messages that it was never sent, or not again, by reason."""
         self._timer_index_modulus = timer_index_modulus or delivery_policy.ack_timeout_ticks
@@ -114,9 +114,9 @@ class Position(ABC):
         self._on_floor_moved = on_floor_moved
         """Called when the floor may have moved without an ack."""
         self._dead_letter = dead_letter
-        """Called with messages to give up, the reason and their attempts. Returns the sequence from
-        which on
-        there is no room for them, or None if all were dead-lettered.
+        """Dead-letters ranges, given the reason and their attempts.
+
+        Returns the first sequence for which there is no space, or None.
         """
         self._schedule_wakeup = schedule_wakeup
         """Called with the time at which `handle_wakeup` is to be called."""
@@ -143,10 +143,11 @@ class Position(ABC):
         self._resend_sequences = SequenceSet()
         """Messages that wait to be redelivered; kept only if messages in flight are limited."""
         self.pending_dead_letters = PendingDeadLetters()
-        """Messages given up that wait for room in the dead letters."""
+        """Messages given up that wait for space in the dead letters."""
         self.inherited_delays: list[tuple[int, int, int]] = []
-        """Delays of single messages while the whole position is delayed: see
-        `PositionHandover.ticks`.
+        """Delays of single messages while the whole position is delayed.
+
+        The rows are those of `PositionHandover.ticks`.
         """
         self.outbox_after_delay: Outbox | None = None
         """Outbox to attach when that delay ends."""
@@ -244,9 +245,7 @@ class Position(ABC):
         return max(0, limit - count)
 
     def _in_flight_count(self) -> int:
-        """Return the number of messages that are sent, not acknowledged and not waiting for
-        redelivery.
-        """
+        """Return the number of messages in flight, without those that wait for redelivery."""
         waiting = (
             len(self._unsent_sequences)
             + len(self._resend_sequences)
@@ -277,19 +276,14 @@ class Position(ABC):
 
     @abstractmethod
     def copy_frames(self, tick: int) -> bytes:
-        """Return frames as a copy. See `Feed`. Many small pieces are joined so that one write sends
-        them.
-        """
+        """Return copies of the next frames, joined so that one write sends them."""
 
     @abstractmethod
-    def peek_frames(self, tick: int) -> memoryview:
-        """See `Feed`."""
+    def peek_frames(self, tick: int) -> memoryview: ...
 
     @abstractmethod
     def mark_sent(self, piece: memoryview, sent_bytes: int, tick: int) -> bytes:
-        """Record that part of a piece was sent. See `Feed`. Returns a copy of the rest of a cut
-        frame.
-        """
+        """Record that part of a piece was sent. Returns a copy of the rest of a cut frame."""
 
     # Acknowledgements and redelivery -------------------------------------------------------------
 
@@ -317,10 +311,13 @@ class Position(ABC):
     def has_in_flight(
         self, first: int, last: int, attempt: int, *, include_waiting: bool = False
     ) -> bool:
-        """Return True if any of first..last-1 is in flight; with `attempt` other than 0, with that
-        attempt.
+        """Return True if any of first..last-1 is in flight.
 
-        With `include_waiting` messages that wait for redelivery count, too.
+        Args:
+            first: First sequence.
+            last: End of the range.
+            attempt: Only messages of this delivery attempt; 0 for any.
+            include_waiting: True to include messages that wait for redelivery.
         """
         is_in_flight = self._ack_timer.overlaps(first, last, attempt)
         return is_in_flight or (
@@ -342,7 +339,7 @@ class Position(ABC):
         ]
         delayed = (span for _, _, span in self._delayed_spans)
         for span in islice(
-            chain(self._redelivery_queue, self._spilled_redeliveries, delayed), LOOKED_FOR_SPANS
+            chain(self._redelivery_queue, self._spilled_redeliveries, delayed), SCAN_SPANS_MAX
         ):
             if span.attempts == attempt:
                 ranges += waiting.within(max(first, span.first), min(last, span.last))
@@ -393,7 +390,10 @@ class Position(ABC):
         self, ack_timer: TimerWheel, first: int, last: int, tick: int, attempt: int
     ) -> None:
         ack_timer.postpone(
-            first, last, lambda attempts: tick + self.delivery_policy.redelivery_delay_ticks(attempts), attempt
+            first,
+            last,
+            lambda attempts: tick + self.delivery_policy.redelivery_delay_ticks(attempts),
+            attempt,
         )
 
     def tick(self, tick: int) -> None:
@@ -414,9 +414,7 @@ class Position(ABC):
         return self._delayed_spans[0][0] if self._delayed_spans else NEVER
 
     def handle_wakeup(self) -> bool:
-        """Queue delayed messages whose time has come. Returns True if there is something
-        to send.
-        """
+        """Queue delayed messages whose time has come. Returns True if there is work to do."""
         while self._delayed_spans and self._delayed_spans[0][0] <= self._clock.now:
             self._redelivery_queue.append(heapq.heappop(self._delayed_spans)[2])
         if self._redelivery_queue:
@@ -444,8 +442,7 @@ class Position(ABC):
         """Detach the session; the position stays and its messages in flight are redelivered.
 
         Messages sent once are redelivered as soon as a session attaches, the others after their
-        backoff,
-        so that a consumer that keeps crashing does not use up a message's deliveries.
+        backoff, so that a consumer that keeps crashing does not use up a message's deliveries.
         """
         self.outbox.remove(self)
         self.outbox = NullOutbox()
@@ -507,9 +504,7 @@ class Position(ABC):
             self.outbox.enqueue(self)
 
     def list_attempts(self) -> list[tuple[int, int, int]]:
-        """Return ranges (first, last, attempts) of unacknowledged messages whose attempts are not
-        1, ascending.
-        """
+        """Return ascending (first, last, attempts) of unacknowledged messages, unless sent once."""
         floor = self.window.floor
         return sorted(
             (max(span.first, floor), span.last, span.attempts)
@@ -518,9 +513,7 @@ class Position(ABC):
         )
 
     def build_handover(self) -> Left:
-        """Return the redelivery state that a successor would take over if all sessions
-        ended now.
-        """
+        """Return the redelivery state that a successor takes over."""
         floor = self.window.floor
         ticks = [(span.first, span.last, due) for due, span in self._iter_redelivered()]
         ticks += self.inherited_delays
@@ -583,7 +576,7 @@ class Position(ABC):
         assert window.cursor <= self.ring.head or self.is_reading_spilled
         assert self.acknowledged_count >= 0
         if self.has_work and self.is_connected:
-            assert self.is_queued, "work that was not queued"
+            assert self.is_queued, "a position with messages to send is not queued"
         spans, given_up = list(self._iter_spans()), SequenceSet()
         for span in spans:
             if span.given_up:

@@ -110,8 +110,9 @@ def _append_sequence(ranges: Ranges, sequence: int) -> None:
 
 
 def matching_run_end(ring: Ring, first: int, last: int, channel_filter: ChannelFilter) -> int:
-    """Return the end of the run of matching messages from `first` on. None of them expires or is
-    delayed.
+    """Return the end of the run of matching messages from `first` on.
+
+    None of them may expire or be delayed.
     """
     channels = ring.channels(first, last)
     if not channel_filter.is_match(channels if isinstance(channels, int) else int(channels[0])):
@@ -169,9 +170,7 @@ def matching_ranges(
 
 
 def due_times(ring: Ring, first: int, last: int) -> list[tuple[float, int, int]]:
-    """Return rows (due, first, last) for the delayed messages first..last-1, in runs of equal
-    times.
-    """
+    """Return rows (due, first, last) for delayed messages, in runs of equal times."""
     times = ring.rows(first, last).not_before
     assert times is not None, "delayed messages have a time"
     breaks = (np.flatnonzero(times[1:] != times[:-1]) + 1).tolist()
@@ -207,10 +206,9 @@ def ranges_from(ranges: Ranges, first: int) -> Ranges:
 
 
 def strip_envelopes(ring: Ring, first: int, last: int) -> tuple[bytes, list[int]]:
-    """Return messages first..last-1 as version 1 frames, and the sequences that version 1 cannot
-    carry.
+    """Return messages as version 1 frames, and the sequences that cannot be converted.
 
-    Version 1 cannot carry a payload that contains the delimiter.
+    A version 1 frame cannot carry a payload that contains the delimiter.
     """
     plain: list[bytes] = []
     uncarriable: list[int] = []

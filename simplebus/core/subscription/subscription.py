@@ -13,33 +13,33 @@ from itertools import islice
 
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
-    BURIED_AT_ONCE,
-    DEAD_LETTERS_MAX,
-    EXPIRED_FIRST,
-    LOOK_AHEAD_MESSAGES,
-    LOOKED_FOR_ONE,
-    LOOKED_FOR_SPANS,
-    LOOKED_MESSAGES_MAX,
+    DEAD_LETTER_BATCH_MESSAGES,
+    DEAD_LETTER_BATCHES_PER_TICK,
+    EXPIRY_SCAN_INITIAL_MESSAGES,
+    LOOKAHEAD_MESSAGES,
     PLAIN_FRAMES_MAX,
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
     REDELIVERY_PIECES,
     REDELIVERY_PLAIN_BYTES,
     REDELIVERY_PLAIN_MESSAGES,
+    SCAN_COST_OF_COPY,
+    SCAN_MESSAGES_MAX,
+    SCAN_SPANS_MAX,
     SEND_BYTES,
 )
 from simplebus.core.redelivery.ack_timer import Span
-from simplebus.core.redelivery.delivery_policy import Pieces
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.backlog import BacklogCounter
+from simplebus.core.subscription.copied_frames import CopiedFrames
 from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.selection import MessageSelection, Ranges
 
 
 class BrokerSubscription(Position):
-    """Subscription of one session to one class. Implements `Feed` for the session's outbox."""
+    """Subscription of one session to one class, as a `SendSource` of the session's outbox."""
 
-    scan_limit = LOOKED_MESSAGES_MAX
+    scan_limit = SCAN_MESSAGES_MAX
     """Approximate number of messages scanned in one turn if none of them matches."""
 
     # Sending -------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class BrokerSubscription(Position):
             return False
         if first < self.ring.envelopes_until and not self.delivery_policy.accepts_envelopes:
             return False
-        last = min(head, first + LOOK_AHEAD_MESSAGES)
+        last = min(head, first + LOOKAHEAD_MESSAGES)
         run_end = selection.matching_run_end(self.ring, first, last, self.channel_filter)
         if run_end < last and run_end - first < PLAIN_FRAMES_MAX:
             return False
@@ -74,8 +74,8 @@ class BrokerSubscription(Position):
         pieces = CopiedFrames(
             REDELIVERY_PLAIN_BYTES if self._is_next_redelivery_plain() else REDELIVERY_BYTES
         )
-        while not pieces.count and (room := self._in_flight_capacity()):
-            redeliveries = self._select_redeliveries(room)
+        while not pieces.count and (capacity := self._in_flight_capacity()):
+            redeliveries = self._select_redeliveries(capacity)
             if redeliveries is None:
                 break
             span, last, selected = redeliveries
@@ -88,20 +88,19 @@ class BrokerSubscription(Position):
                 delayed = selection.ranges_before(selected.delayed, last)
                 self._start_ack_timeout_except(delayed, first, last, max(attempts + 1, 1), tick)
                 if attempts > 0:
-                    self.redelivered += pieces.count
+                    self.redelivered_count += pieces.count
                 else:
-                    self.delivered += pieces.count
+                    self.delivered_count += pieces.count
         return b"".join(pieces.parts)
 
     def _select_redeliveries(self, max_count: int) -> tuple[Span, int, MessageSelection] | None:
         """Select messages from the front of the redelivery queue.
 
+        `_consume_redeliveries` must be called next.
+
         Returns:
             The first span, the end of the selected part, and a selection with one to `max_count`
-            messages
-            to send. `_consume_redeliveries` must be called next. None if nothing can be sent now,
-            or if
-            the scan limit was reached.
+            sendable messages. None if nothing can be sent now, or the scan limit was reached.
         """
         while self._redelivery_queue and self.scanned_count < self.scan_limit:
             span = self._redelivery_queue[0]
@@ -161,15 +160,17 @@ class BrokerSubscription(Position):
         last = self._copy_ranges(selected.sendable, last, pieces, tick)
         self._advance_cursor(last)
         delayed = selection.ranges_before(selected.delayed, last)
-        self.delivered += pieces.count
+        self.delivered_count += pieces.count
         self._skip_unsendable(selected, last, attempts=0)
         if pieces.count:
             self._start_ack_timeout_except(delayed, first, last, 1, tick)
         return b"".join(pieces.parts)
 
     def _select_new(self, scan_count: int, max_count: int) -> tuple[MessageSelection, int]:
-        """Select up to `max_count` of the next `scan_count` new messages. Returns the selection and
-        its end.
+        """Select up to `max_count` of the next `scan_count` new messages.
+
+        Returns:
+            The selection and its end.
         """
         first = self.window.cursor
         last = min(self.ring.head, first + scan_count)
@@ -185,9 +186,7 @@ class BrokerSubscription(Position):
     def _skip_unsendable(
         self, selected: MessageSelection, end_sequence: int, *, attempts: int
     ) -> None:
-        """Skip messages before `end_sequence` that do not match or have expired, and delay those
-        that are not due.
-        """
+        """Skip messages that do not match or have expired, and delay those that are not due."""
         skipped = selection.ranges_before(selected.skipped, end_sequence)
         self._mark_skipped(skipped)
         if skipped:
@@ -199,12 +198,16 @@ class BrokerSubscription(Position):
         for begin, end in selection.ranges_before(selected.delayed, end_sequence):
             self._mark_waiting(Span(begin, end, attempts))
             for due, first, last in selection.due_times(self.ring, begin, end):
-                self.scanned_count += LOOKED_FOR_ONE
+                self.scanned_count += SCAN_COST_OF_COPY
                 self._delay_span(due, Span(first, last, attempts))
 
-    def _copy_ranges(self, ranges: Ranges, end_sequence: int, pieces: CopiedFrames, tick: int) -> int:
-        """Copy frames while `pieces` has space. Returns `end_sequence`, or where copying
-        stopped.
+    def _copy_ranges(
+        self, ranges: Ranges, end_sequence: int, pieces: CopiedFrames, tick: int
+    ) -> int:
+        """Copy frames while `pieces` has space.
+
+        Returns:
+            `end_sequence`, or the sequence at which copying stopped.
         """
         if not ranges:
             return end_sequence
@@ -216,7 +219,7 @@ class BrokerSubscription(Position):
                     return begin
                 piece, piece_end = self.ring.piece(begin, end, pieces.free_bytes)
                 if plain_only and begin < self.ring.envelopes_until:
-                    self.scanned_count += LOOKED_FOR_ONE * (piece_end - begin)
+                    self.scanned_count += SCAN_COST_OF_COPY * (piece_end - begin)
                     payload_frames, uncarriable = selection.strip_envelopes(
                         self.ring, begin, piece_end
                     )
@@ -258,7 +261,7 @@ class BrokerSubscription(Position):
                 last += 1
         if first < last:
             self._advance_cursor(last)
-            self.delivered += last - first
+            self.delivered_count += last - first
             self._start_ack_timeout(first, last, 1, tick)
         return rest
 
@@ -271,7 +274,9 @@ class BrokerSubscription(Position):
 
     def _start_ack_timeout(self, first: int, last: int, attempts: int, tick: int) -> None:
         """Start the ack timeout of first..last-1."""
-        self._ack_timer.put(tick + self.delivery_policy.redelivery_delay_ticks(attempts), first, last, attempts)
+        self._ack_timer.schedule(
+            tick + self.delivery_policy.redelivery_delay_ticks(attempts), first, last, attempts
+        )
 
     def _start_ack_timeout_except(
         self, excluded: Ranges, first: int, last: int, attempts: int, tick: int
@@ -292,13 +297,13 @@ class BrokerSubscription(Position):
         if self.is_reading_spilled:
             self._backlog_counter = None
         unsent = selection.count_matching(self.ring, self.window.cursor, floor, channel_filter)
-        self.dropped += self._skip_below(floor) + unsent
+        self.dropped_count += self._skip_below(floor) + unsent
 
     def drop_all(self, reason: Reason) -> None:
         """Drop everything that is stored for this subscription."""
-        dropped_before = self.dropped
+        dropped_before = self.dropped_count
         self.skip_to(self.class_ring.head)
-        self._count_undelivered(reason, self.dropped - dropped_before)
+        self._count_undelivered(reason, self.dropped_count - dropped_before)
 
     def purge(self, first: int, last: int) -> None:
         """Remove the stored messages first..last-1 from this subscription."""
@@ -308,13 +313,13 @@ class BrokerSubscription(Position):
             self._mark_done(first, min(last, cursor))
             removed_count = in_flight_before - window.in_flight
             self._skipped_count += removed_count
-            self.dropped += removed_count
+            self.dropped_count += removed_count
         if cursor < last:
             channel_filter = (
                 None if self.is_reading_spilled else self.channel_filter
             )  # Spilled messages are filtered when they are read.
             kept = selection.matching_ranges(self.ring, cursor, first, channel_filter)
-            self.dropped += selection.count_matching(
+            self.dropped_count += selection.count_matching(
                 self.ring, max(first, cursor), last, channel_filter
             )
             self._advance_past(kept, last)
@@ -333,8 +338,9 @@ class BrokerSubscription(Position):
         self.window.ack_range(position, end)
 
     def requeue_with_attempts(self, first: int, attempts: int) -> None:
-        """Queue the stored messages again; those from `first` on had `attempts` attempts at another
-        position.
+        """Queue the stored messages again.
+
+        Those from `first` on had `attempts` delivery attempts at another position.
         """
         cursor, head = self.window.cursor, self.ring.head
         self._advance_cursor(head)
@@ -344,8 +350,10 @@ class BrokerSubscription(Position):
                 self._mark_waiting(self._redelivery_queue[-1])
 
     def _skip_below(self, floor: int) -> int:
-        """Skip everything below `floor`. Returns how many messages behind the cursor were
-        skipped.
+        """Skip everything below `floor`.
+
+        Returns:
+            The number of skipped messages behind the cursor.
         """
         unsent = max(0, floor - self.window.cursor)
         if unsent:
@@ -365,8 +373,9 @@ class BrokerSubscription(Position):
         )
 
     def count_backlog(self, backlog_max: int) -> None:
-        """Count new messages and up to `backlog_max` older ones. `scanned_count` is the number of
-        older ones.
+        """Count new messages and up to `backlog_max` older ones.
+
+        Afterwards, `scanned_count` is the number of older ones.
         """
         self.scanned_count = 0
         limit = self.delivery_policy.pending_max
@@ -394,7 +403,7 @@ class BrokerSubscription(Position):
             return False
         self._slow_check_tick = tick
         first, cursor = self.window.floor, self.window.cursor
-        last = min(self.ring.timed_until, first + LOOKED_MESSAGES_MAX)
+        last = min(self.ring.timed_until, first + SCAN_MESSAGES_MAX)
         ranges = self.window.unacked(first, last) + [(max(first, cursor), last)] * (cursor < last)
         selected = selection.select_from_ranges(
             self.ring, ranges, self.channel_filter, self._clock.now
@@ -402,16 +411,14 @@ class BrokerSubscription(Position):
         return excess > selection.count_sequences(selected.expired)
 
     def enforce_pending_limit(self) -> int:
-        """Apply the subscription's policy for slow consumers. Returns the number of dropped
-        messages.
-        """
+        """Apply the policy for slow consumers. Returns the number of dropped messages."""
         excess, dropped = self.count_excess(), 0
         if excess and self._backlog_counter is not None:
             if self.delivery_policy.slow_policy == "drop_oldest":
                 dropped = self._drop_oldest(excess, self._backlog_counter)
             elif self.delivery_policy.slow_policy == "drop_newest":
                 dropped = self._drop_newest(excess, self._backlog_counter)
-        self.dropped += dropped
+        self.dropped_count += dropped
         self._count_undelivered(Reason.SLOW_CONSUMER, dropped)
         return dropped
 
@@ -449,7 +456,7 @@ class BrokerSubscription(Position):
             False if the backlog before them is too long to skip only the copies.
         """
         cursor = self.window.cursor
-        if first - cursor > LOOKED_MESSAGES_MAX:
+        if first - cursor > SCAN_MESSAGES_MAX:
             return False
         self._advance_past(
             selection.matching_ranges(self.ring, cursor, first, self.channel_filter), head
@@ -457,9 +464,7 @@ class BrokerSubscription(Position):
         return True
 
     def skip_unavailable(self, first: int, last: int, reason: Reason) -> None:
-        """Skip messages first..last-1, which cannot be read. Earlier unsent messages are still
-        sent.
-        """
+        """Skip messages first..last-1, which cannot be read. Earlier messages are still sent."""
         cursor = self.window.cursor
         ranges = self.window.unacked(first, last)
         self._mark_skipped(ranges)
@@ -471,11 +476,13 @@ class BrokerSubscription(Position):
         self._on_floor_moved()
 
     def drop_expired(self, scan_max: int) -> bool:
-        """Drop expired messages at the front, except those in flight; scan up to `scan_max`
-        messages.
+        """Drop expired messages at the front, except those in flight.
+
+        Args:
+            scan_max: Maximum number of messages to scan. `scanned_count` is the actual number.
 
         Returns:
-            True if the floor has moved. `scanned_count` is the number of scanned messages.
+            True if the floor has moved.
         """
         floor_before, self.scanned_count = self.window.floor, 0
         if self.has_consumer and self._redelivery_queue:
@@ -483,7 +490,7 @@ class BrokerSubscription(Position):
         drop_step = (
             self._drop_expired_unsent if self.has_consumer else self._drop_expired_unattended
         )
-        scan_count = EXPIRED_FIRST
+        scan_count = EXPIRY_SCAN_INITIAL_MESSAGES
         while self.scanned_count < scan_max and drop_step(
             min(scan_count, scan_max - self.scanned_count)
         ):
@@ -491,8 +498,10 @@ class BrokerSubscription(Position):
         return self.window.floor > floor_before
 
     def _drop_expired_unattended(self, scan_count: int) -> bool:
-        """Drop expired messages while no consumer is attached. Returns True if all scanned ones
-        were dropped.
+        """Drop expired messages while no consumer is attached.
+
+        Returns:
+            True if all scanned messages were dropped.
         """
         window, ring = self.window, self.ring
         first, cursor = window.floor, window.cursor
@@ -513,9 +522,7 @@ class BrokerSubscription(Position):
         return floor == last
 
     def _drop_expired_unsent(self, scan_count: int) -> bool:
-        """Drop expired messages from the cursor on. Returns True if all scanned ones were
-        dropped.
-        """
+        """Drop expired messages from the cursor on. Returns True if all scanned ones were."""
         first = self.window.cursor
         last = min(self.ring.timed_until, first + scan_count)
         if first >= last:
@@ -550,17 +557,15 @@ class BrokerSubscription(Position):
         self._terminate_spans(spans, error)
 
     def _find_attempts(self, sequence: int) -> int:
-        """Return the attempts of a waiting message, or 1 if it is not found within a limited
-        search.
-        """
-        for span in islice(self._iter_spans(), LOOKED_FOR_SPANS):
+        """Return the attempts of a waiting message, or 1 if a limited search does not find it."""
+        for span in islice(self._iter_spans(), SCAN_SPANS_MAX):
             if span.first <= sequence < span.last:
                 return span.attempts
         return 1
 
     def _terminate_spans(self, spans: list[Span], error: str) -> None:
         """Give up spans: some now, the rest in later turns."""
-        remaining = DEAD_LETTERS_MAX
+        remaining = DEAD_LETTER_BATCH_MESSAGES
         for span in spans:
             self._failure_reasons.note(self, span.first, span.last, error)
             if remaining > 0:
@@ -578,10 +583,8 @@ class BrokerSubscription(Position):
     def _give_up_leading(
         self, ranges: Ranges, end_sequence: int, attempts: int, reason: Reason
     ) -> int:
-        """Give up the front of `ranges` with this attempt count, in a bounded piece. Returns its
-        end.
-        """
-        leading = selection.limit_ranges(ranges, DEAD_LETTERS_MAX)
+        """Give up the front of `ranges`, of limited size. Returns the end of the given-up part."""
+        leading = selection.limit_ranges(ranges, DEAD_LETTER_BATCH_MESSAGES)
         if leading:
             first, end = leading[0][0], leading[-1][1]
             end = self.ring.piece(first, end, REDELIVERY_BYTES)[1]
@@ -595,15 +598,13 @@ class BrokerSubscription(Position):
         return end_sequence
 
     def _give_up_ranges(self, ranges: Ranges, reason: Reason, attempts: int) -> None:
-        """Dead-letter `ranges`, or keep them as pending if there is no room. Ends this
-        turn's scan.
-        """
+        """Dead-letter `ranges`, or keep them as pending. Ends this turn's scan."""
         if not ranges:
             return
         self.scanned_count += self.scan_limit
         self._count_undelivered(reason, selection.count_sequences(ranges))
         self._advance_cursor(max(self.window.cursor, ranges[-1][1]))
-        # Later messages wait behind those that already wait for room.
+        # Later messages wait behind those that already wait for space.
         refused_from = (
             ranges[0][0]
             if self.pending_dead_letters
@@ -624,25 +625,21 @@ class BrokerSubscription(Position):
                 waiting.remove(first, last)
 
     def restore_pending_dead_letters(self, rows: Iterable[tuple[int, int, int, str]]) -> None:
-        """Restore rows of `PendingDeadLetters.to_rows` after a restart, without acknowledged
-        messages.
-        """
+        """Restore the result of `PendingDeadLetters.to_rows`, without acknowledged messages."""
         for first, last, attempts, reason in rows:
             ranges = self._unsettled_ranges(first, last)
             self._remove_from_waiting(ranges)
             self.pending_dead_letters.add(ranges, Reason(reason), attempts)
 
     def retry_dead_letters(self) -> bool:
-        """Try to dead-letter the oldest pending messages. Returns True if there was room for all of
-        them.
-        """
+        """Dead-letter the oldest pending messages. Returns True if there was space for all."""
         ring = self.ring
-        for _ in range(BURIED_AT_ONCE):
+        for _ in range(DEAD_LETTER_BATCHES_PER_TICK):
             batch = self.pending_dead_letters.next_batch(ring.floor, ring.head)
             if batch is None:
                 return True
             ranges, reason, attempts = batch
-            ranges = selection.limit_ranges(ranges, DEAD_LETTERS_MAX)
+            ranges = selection.limit_ranges(ranges, DEAD_LETTER_BATCH_MESSAGES)
             end = ring.piece(ranges[0][0], ranges[-1][1], REDELIVERY_BYTES)[1]
             ranges = selection.ranges_before(ranges, end)
             refused_from = self._dead_letter(ranges, reason, attempts)
@@ -672,6 +669,6 @@ class BrokerSubscription(Position):
             self.undelivered_counts[reason] += count
 
 
-def _first_sendable(picked: MessageSelection, last: int) -> int:
-    """The first message that is still to be sent, now or later, or `last`."""
-    return min([first for first, _ in picked.sendable + picked.delayed], default=last)
+def _first_sendable(selected: MessageSelection, last: int) -> int:
+    """Return the first message to be sent now or later, or `last`."""
+    return min([first for first, _ in selected.sendable + selected.delayed], default=last)

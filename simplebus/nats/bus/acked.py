@@ -32,7 +32,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import (
     CLASS_ID_MAX,
-    ERROR_BYTES_MAX,
+    FAILURE_REASON_BYTES_MAX,
     HEADER_BYTES,
     IN_FLIGHT_MAX,
     NAME_CHARACTERS_MAX,
@@ -229,7 +229,7 @@ class Deliveries:
         self._next_number = 1
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing waits to be sent."""
         return self.guest.outbox.is_idle
 
@@ -385,8 +385,8 @@ def verdict(payload: bytes) -> Verdict | None:
     if payload.startswith(b"-NAK"):
         return Verdict("nack", _delay(payload[4:].strip()))
     if payload.startswith(b"+TERM"):
-        reason = payload[5:].strip()[:ERROR_BYTES_MAX]
-        return Verdict("terminate", error=reason.decode(errors="replace")[:ERROR_BYTES_MAX])
+        reason = payload[5:].strip()[:FAILURE_REASON_BYTES_MAX]
+        return Verdict("terminate", error=reason.decode(errors="replace")[:FAILURE_REASON_BYTES_MAX])
     if payload.startswith(b"+NXT"):  # With what is wanted next.
         return _PLAIN[b"+NXT"]
     return None

@@ -39,9 +39,9 @@ class Outbox:
         """Short pieces, behind all others."""
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing waits to be sent."""
-        return not self.pending_bytes and (self.more is None or self.more.idle)
+        return not self.pending_bytes and (self.more is None or self.more.is_idle)
 
     def put(self, piece: bytes | bytearray | memoryview) -> None:
         """Queue bytes."""

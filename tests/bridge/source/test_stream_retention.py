@@ -12,10 +12,10 @@ import pytest
 import simplebus
 from load.ports import free_port
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.nats_connection import BridgeNatsConnection
 from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
-from simplebus.bridge.source.stream import NearStream, consumer_name
+from simplebus.bridge.source.stream import StreamSource, consumer_name
 from simplebus.client.core.messages import Message
 from simplebus.client.credentials import Access
 from simplebus.core.limits import Limits
@@ -34,7 +34,7 @@ from tests.bridge.nats_copiers import (
     stream,
     until,
 )
-from tests.bridge.nats_copiers import wired as wired_to
+from tests.bridge.nats_copiers import connect as wired_to
 from tests.jetstream.nats_servers import nats_server
 from tests.support.running_server import serving
 
@@ -46,43 +46,43 @@ def lane(nats: NatsServer, server: BusServer, name: str, **more: object) -> Copi
     return lanes([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
 
-async def say(wire: NatsWire, name: str, first: int, last: int) -> None:
+async def say(wire: BridgeNatsConnection, name: str, first: int, last: int) -> None:
     for number in range(first, last):
         wire.core.publish(f"{name}.x", b"%d" % number)
-    await wire.echoed()
+    await wire.round_trip()
 
 
-async def consumers(wire: NatsWire, name: str) -> int:
+async def consumers(wire: BridgeNatsConnection, name: str) -> int:
     return len((await wire.link.ask(f"CONSUMER.NAMES.{name}"))["consumers"])
 
 
-async def interested(wire: NatsWire, name: str) -> None:
+async def interested(wire: BridgeNatsConnection, name: str) -> None:
     """Wait until the lane has its consumer: what is said before is kept for nobody."""
     while not await consumers(wire, name):
-        await wire.echoed()
+        await wire.round_trip()
 
 
-async def is_empty(wire: NatsWire, name: str) -> None:
+async def is_empty(wire: BridgeNatsConnection, name: str) -> None:
     """Wait until nothing is there any more for the lane."""
     while await stored(wire, name):
-        await wire.echoed()
+        await wire.round_trip()
 
 
-async def reads_by_one(wire: NatsWire, name: str) -> None:
+async def reads_by_one(wire: BridgeNatsConnection, name: str) -> None:
     """Wait until the lane has one consumer: what a line that was lost late was still sent, another
     one reads, and goes when it is through."""
     while await consumers(wire, name) != 1:
-        await wire.echoed()
+        await wire.round_trip()
 
 
-async def is_gone(wire: NatsWire, name: str) -> None:
+async def is_gone(wire: BridgeNatsConnection, name: str) -> None:
     """Wait until nobody asks the lane's consumer any more: a server may notice late that a line is
     lost, and send what comes meanwhile there."""
     while (await of_consumer(wire, name))["num_waiting"]:
-        await wire.echoed()
+        await wire.round_trip()
 
 
-async def of_consumer(wire: NatsWire, name: str) -> dict[str, Any]:
+async def of_consumer(wire: BridgeNatsConnection, name: str) -> dict[str, Any]:
     """What is said of the lane's."""
     return await wire.link.ask(f"CONSUMER.INFO.{name}.{of_lane(name)}")
 
@@ -92,11 +92,11 @@ def of_lane(name: str) -> str:
     return consumer_name(f"bridge {name} there {name}")
 
 
-async def not_kept(near: NearStream, at: int, *, now: bool) -> None:
+async def not_kept(near: StreamSource, at: int, *, now: bool) -> None:
     """As where the line is lost first."""
 
 
-async def copied_300(wire: NatsWire, begun: Copier, name: str) -> None:
+async def copied_300(wire: BridgeNatsConnection, begun: Copier, name: str) -> None:
     """Have a lane copy what is said once it listens."""
     async with copying(begun):
         await interested(wire, name)
@@ -165,7 +165,7 @@ async def test_what_was_copied_and_not_acknowledged_is_not_copied_again_and_goes
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, f"{name}.>", retention=kind)
         with monkeypatch.context() as patch:
-            patch.setattr(NearStream, "keep", not_kept)
+            patch.setattr(StreamSource, "keep", not_kept)
             await copied_300(wire, lane(nats, server, name), name)
         assert await stored(wire, name) == 300
         begun = lane(nats, server, name)
@@ -179,7 +179,7 @@ async def test_what_was_copied_and_not_acknowledged_is_not_copied_again_and_goes
 
 
 @asynccontextmanager
-async def waiting(wire: NatsWire, nats: NatsServer, name: str) -> AsyncIterator[None]:
+async def waiting(wire: BridgeNatsConnection, nats: NatsServer, name: str) -> AsyncIterator[None]:
     """A bridge whose far end is away has its consumer, and waits."""
     copied = CopiedClass(name, stream=name, start="new")
     nowhere = f"127.0.0.1:{free_port()}"
@@ -230,7 +230,7 @@ async def test_an_interest_stream_has_the_lane_s_consumer_all_the_time(
     What it has sent before is read by another one, which a bridge that is killed leaves behind."""
     name = "STAYS"
 
-    async def left(near: NearStream, name: str) -> None:
+    async def left(near: StreamSource, name: str) -> None:
         """As by one that is killed."""
 
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
@@ -242,14 +242,14 @@ async def test_an_interest_stream_has_the_lane_s_consumer_all_the_time(
             assert await payloads(bus, name, 10) == numbered(0, 10)
         await is_gone(wire, name)  # What would go there would be read by one more.
         with monkeypatch.context() as patch:
-            patch.setattr(NearStream, "keep", not_kept)
+            patch.setattr(StreamSource, "keep", not_kept)
             async with copying(lane(nats, server, name)):
                 await say(wire, name, 10, 20)
                 assert await payloads(bus, name, 10) == numbered(10, 20)
         await is_gone(wire, name)
         with monkeypatch.context() as patch:
-            patch.setattr(NearStream, "_delete", left)
-            patch.setattr(NearStream, "keep", not_kept)
+            patch.setattr(StreamSource, "_delete", left)
+            patch.setattr(StreamSource, "keep", not_kept)
             async with copying(lane(nats, server, name)):
                 await say(wire, name, 20, 30)
                 assert await payloads(bus, name, 10) == numbered(20, 30)
@@ -270,7 +270,7 @@ async def test_what_goes_to_a_line_that_is_lost_while_a_lane_reads_again_is_copi
 ) -> None:
     """A server that does not know yet that it is lost sends some there of what comes meanwhile,
     and the lane begins behind that: while the reader reads, or the consumer is about to."""
-    name, go_on, turns = f"LATE-{turn}", NearStream._go_on, 0
+    name, go_on, turns = f"LATE-{turn}", StreamSource._go_on, 0
 
     async with (
         wired_to(nats) as wire,
@@ -279,7 +279,7 @@ async def test_what_goes_to_a_line_that_is_lost_while_a_lane_reads_again_is_copi
     ):
         await stream(wire, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
-            patch.setattr(NearStream, "keep", not_kept)
+            patch.setattr(StreamSource, "keep", not_kept)
             await copied_300(wire, lane(nats, server, name), name)
         await is_gone(wire, name)
         lost.core.subscribe("lost")
@@ -287,16 +287,16 @@ async def test_what_goes_to_a_line_that_is_lost_while_a_lane_reads_again_is_copi
         lost.core.publish(
             f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{name}.{of_lane(name)}", asks, reply="lost"
         )
-        await lost.echoed()
+        await lost.round_trip()
 
-        async def meanwhile(near: NearStream, at: int) -> None:
+        async def meanwhile(near: StreamSource, at: int) -> None:
             nonlocal turns
             turns += 1
             await go_on(near, at)
             if turns == turn:
                 await say(wire, name, 300, 310)
 
-        monkeypatch.setattr(NearStream, "_go_on", meanwhile)
+        monkeypatch.setattr(StreamSource, "_go_on", meanwhile)
         begun = lane(nats, server, name)
         async with copying(begun):
             assert await payloads(bus, name, 310) == numbered(0, 310)
@@ -311,15 +311,15 @@ async def test_a_reader_that_knows_less_than_the_stream_is_waited_for(
 ) -> None:
     """As where its leader is behind that of the stream, and says that there is nothing more."""
     name = "LESS"
-    pending = NearStream._pending
+    pending = StreamSource._pending
 
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
-            patch.setattr(NearStream, "keep", not_kept)
+            patch.setattr(StreamSource, "keep", not_kept)
             await copied_300(wire, lane(nats, server, name), name)
         less = property(lambda near: 0 if near._is_again else pending.fget(near))
-        monkeypatch.setattr(NearStream, "_pending", less)
+        monkeypatch.setattr(StreamSource, "_pending", less)
         begun = lane(nats, server, name)
         async with copying(begun, up=True):
             await say(wire, name, 300, 310)
@@ -335,7 +335,7 @@ async def test_what_was_sent_before_and_is_gone_is_not_waited_for(
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
-            patch.setattr(NearStream, "keep", not_kept)
+            patch.setattr(StreamSource, "keep", not_kept)
             await copied_300(wire, lane(nats, server, name), name)
         await wire.link.ask(f"STREAM.PURGE.{name}")
         begun = lane(nats, server, name)
@@ -360,7 +360,7 @@ async def test_an_interest_stream_is_read_by_other_subjects_when_the_bridge_is_t
             async with copying(some(letter), up=True):
                 for each in "ab":
                     wire.core.publish(f"{name}.{each}", f"{each}{first}".encode())
-                await wire.echoed()
+                await wire.round_trip()
                 assert await payloads(bus, name, 1) == [f"{letter}{first}".encode()]
                 await is_empty(wire, name)
 
@@ -390,14 +390,16 @@ async def test_what_is_too_long_for_the_bus_lies_there_as_dead_letters_that_lack
             if kind:
                 await stream(wire, name, f"{name}.>", retention=kind)
             source = {"stream": name} if kind else {"channels": (f"{name}.>",)}
-            begun = lanes([BridgeSettings("b", nats.url, server.address, (CopiedClass(name, **source),))])[0]  # type: ignore[arg-type]
+            begun = lanes(
+                [BridgeSettings("b", nats.url, server.address, (CopiedClass(name, **source),))]
+            )[0]  # type: ignore[arg-type]
             async with copying(begun, up=True):
                 if kind:
                     await interested(wire, name)
                 headers = b"NATS/1.0\r\ntenant: 7\r\n\r\n"
                 for payload in (b"one", long, b"three"):
                     wire.core.write(encode.pub(f"{name}.x".encode(), payload, headers=headers))
-                await wire.echoed()
+                await wire.round_trip()
                 assert await payloads(bus, name, 2) == [b"one", b"three"]
                 letters: list[Message[bytes]] = []
                 while b"".join(each.payload for each in letters) != long:
@@ -452,7 +454,7 @@ async def test_what_can_neither_be_copied_nor_be_a_dead_letter_waits_in_the_stre
             await interested(wire, name)
             await say(wire, name, 0, 100)
             await until(lambda: begun.statistics().losses > 2)
-            assert "has nothing to do with class 'dead." in begun.statistics().problem
+            assert "has no permissions in class 'dead." in begun.statistics().problem
             assert await stored(wire, name) == 100
             server.server.replace_users(users(name, f"dead.{name}"))
             await until(lambda: begun.statistics().at == 101)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import HEAVY_READ_BYTES, Limits
+from simplebus.core.limits import EXPENSIVE_EVENTS_READ_BYTES, Limits
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import NamedClass
@@ -105,4 +105,4 @@ def test_one_class_that_is_named_very_often_is_named_once_and_read_slowly() -> N
     (answer,) = peer.told()
     assert (answer.kind, answer.message_id) == ("connect", 7)
     assert list(bus.broker.classes) == [1]
-    assert peer.session.next_read_bytes == max(HEAVY_READ_BYTES, len(often) * 16 // 1024)
+    assert peer.session.next_read_bytes == max(EXPENSIVE_EVENTS_READ_BYTES, len(often) * 16 // 1024)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.limits import TIMES_MAX, TIMES_STEP_SECONDS
+from simplebus.core.limits import TIME_INDEX_STEPS_MAX, TIME_INDEX_STEP_SECONDS
 from simplebus.core.message_class import message_class
 from simplebus.core.message_class.message_class import TimeIndex
 from simplebus.core.redelivery.ack_window import AckWindow
@@ -14,7 +14,7 @@ from simplebus.core.redelivery.ack_window import AckWindow
 
 @given(
     gaps=st.lists(st.sampled_from([0.0, 0.003, 0.01, 0.02, 5.0, 1000.0]), max_size=60),
-    most=st.sampled_from([3, 8, TIMES_MAX]),
+    most=st.sampled_from([3, 8, TIME_INDEX_STEPS_MAX]),
     floor=st.integers(0, 20),
     asked=st.floats(-1, 5000),
 )
@@ -24,7 +24,7 @@ def test_nothing_that_was_accepted_then_or_later_is_missed(
     index, times = TimeIndex(), list[float]()
     now = 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message_class, "TIMES_MAX", most)
+        patch.setattr(message_class, "TIME_INDEX_STEPS_MAX", most)
         for gap in gaps:
             now += gap
             index.record(now, len(times))
@@ -35,13 +35,13 @@ def test_nothing_that_was_accepted_then_or_later_is_missed(
         found = index.find_sequence(time, len(times))
         first = next((n for n, t in enumerate(times) if t >= time), len(times))
         assert found <= first
-        if most == TIMES_MAX and found < len(times) and found > floor:
-            assert times[found] > time - 2 * TIMES_STEP_SECONDS
+        if most == TIME_INDEX_STEPS_MAX and found < len(times) and found > floor:
+            assert times[found] > time - 2 * TIME_INDEX_STEP_SECONDS
 
 
 @given(
     gaps=st.lists(st.sampled_from([0.0, 0.003, 0.01, 0.02, 5.0]), min_size=1, max_size=60),
-    most=st.sampled_from([3, 8, TIMES_MAX]),
+    most=st.sampled_from([3, 8, TIME_INDEX_STEPS_MAX]),
     data=st.data(),
 )
 def test_each_stored_message_is_in_a_step_that_began_before_it(
@@ -50,7 +50,7 @@ def test_each_stored_message_is_in_a_step_that_began_before_it(
     index, times = TimeIndex(), list[float]()
     now = 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message_class, "TIMES_MAX", most)
+        patch.setattr(message_class, "TIME_INDEX_STEPS_MAX", most)
         for gap in gaps:
             now += gap
             index.record(now, len(times))
@@ -66,22 +66,22 @@ def test_each_stored_message_is_in_a_step_that_began_before_it(
         begun, time = max(step for step in steps if step[0] <= n)
         assert begun == steps[0][0] or begun > first
         assert time <= times[n]
-        if most == TIMES_MAX:
-            assert times[n] < time + TIMES_STEP_SECONDS
+        if most == TIME_INDEX_STEPS_MAX:
+            assert times[n] < time + TIME_INDEX_STEP_SECONDS
         assert index.find_sequence(time, len(times)) == begun
     assert index.list_steps(first, last, max_count=2) == steps[:2]
 
 
 def test_a_long_pause_is_not_skipped_however_coarse_the_index_has_become() -> None:
     index = TimeIndex()
-    for n in range(TIMES_MAX + 2):
+    for n in range(TIME_INDEX_STEPS_MAX + 2):
         index.record(n * 100.0, n)
-    assert len(index) < TIMES_MAX
-    assert index.find_sequence(50.0, TIMES_MAX + 2) <= 1
+    assert len(index) < TIME_INDEX_STEPS_MAX
+    assert index.find_sequence(50.0, TIME_INDEX_STEPS_MAX + 2) <= 1
 
 
 def test_an_index_that_is_short_again_is_fine_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_class, "TIMES_MAX", 16)
+    monkeypatch.setattr(message_class, "TIME_INDEX_STEPS_MAX", 16)
     index = TimeIndex()
     for n in range(200):
         index.record(n / 50, n)

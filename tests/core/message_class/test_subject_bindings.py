@@ -7,7 +7,7 @@ import pytest
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.channel.pattern import matches
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import SUBJECTS_BOUND_MAX
+from simplebus.core.limits import SUBJECT_BINDINGS_MAX
 from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.server.run import ServeOptions, serve
@@ -67,7 +67,7 @@ def test_the_wildcard_of_channels_is_named_in_the_refusal() -> None:
 
 def test_so_many_may_be_bound_and_no_more() -> None:
     bound = ClassSubjectBindings()
-    for number in range(SUBJECTS_BOUND_MAX):
+    for number in range(SUBJECT_BINDINGS_MAX):
         bound.bind(number % 3, f"s.{number}")
     bound.check_bindings([(0, "s.0")])
     assert refusal(bound, (0, "s.1")) is Reason.BAD_REQUEST

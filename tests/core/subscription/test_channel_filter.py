@@ -69,7 +69,7 @@ def test_who_wants_what_is_what_the_patterns_say(
     stored: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel_filter, "CHANNEL_NAMES_MAX", most)
-        patch.setattr(channel_filter, "CHANNELS_FORGOTTEN", 1)
+        patch.setattr(channel_filter, "FORGET_CHANNELS_MIN", 1)
         table = ChannelTable(there)
         wanted: list[ChannelFilter] = []
         for what, value in script:
@@ -114,7 +114,7 @@ def look(wanted: ChannelFilter, there: Ring, stored: list[str]) -> None:
 
 def test_names_that_nothing_stored_carries_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 10)
-    monkeypatch.setattr(channel_filter, "CHANNELS_FORGOTTEN", 2)
+    monkeypatch.setattr(channel_filter, "FORGET_CHANNELS_MIN", 2)
     there = ring()
     table = ChannelTable(there)
     for number in range(100):
@@ -201,7 +201,7 @@ def test_no_more_channels_are_forgotten_at_a_time_than_new_ones_warrant() -> Non
         patch.setattr(table, "_name_count_max", 0)
         before = len(table)
         assert table.intern_names(["new"]) is not None
-        assert before - len(table) == channel_filter.CHANNELS_FORGOTTEN - 1
+        assert before - len(table) == channel_filter.FORGET_CHANNELS_MIN - 1
         patch.setattr(table, "_name_count_max", 0)
         before = len(table)
         assert table.intern_names([f"new{number}" for number in range(5000)]) is not None
@@ -250,7 +250,7 @@ def test_who_wants_every_channel_there_is_is_known_without_a_look_at_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 3)
-    monkeypatch.setattr(channel_filter, "CHANNELS_FORGOTTEN", 1)
+    monkeypatch.setattr(channel_filter, "FORGET_CHANNELS_MIN", 1)
     there = ring()
     table = ChannelTable(there)
     everything = wants(table, "#")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from simplebus.core.limits import ACK_REST_MESSAGES_MAX, PLAIN_FRAMES_MAX, PUBLISHER_TICKS
+from simplebus.core.limits import ACK_READ_DELAY_MESSAGES_MAX, PLAIN_FRAMES_MAX, RECENT_PUBLISH_TICKS
 from simplebus.core.message_class.message_class import MessageClass
 from tests.behaviour.wire_peer import (
     Bus,
@@ -28,7 +28,7 @@ def test_a_peer_that_acknowledged_a_little_may_rest_once() -> None:
 
 def test_a_peer_that_acknowledged_much_may_not_rest() -> None:
     bus = Bus()
-    count = ACK_REST_MESSAGES_MAX + 1
+    count = ACK_READ_DELAY_MESSAGES_MAX + 1
     publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
     publisher.say(publish(1, *[b"x"] * count))
     subscriber.hear()
@@ -53,7 +53,7 @@ def test_a_peer_that_published_lately_may_not_rest() -> None:
     peer.hear()
     peer.say(ack(1, 0, 1))
     assert not bus.broker.can_delay_read(peer.session)
-    bus.tick(PUBLISHER_TICKS)
+    bus.tick(RECENT_PUBLISH_TICKS)
     peer.say(ack(1, 1, 2))
     assert bus.broker.can_delay_read(peer.session)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import DEAD_LETTERS_MAX
+from simplebus.core.limits import DEAD_LETTER_BATCH_MESSAGES
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.core.subscription.pending_dead_letters import PendingDeadLetters
 from simplebus.core.subscription.selection import Ranges
@@ -260,6 +260,6 @@ def test_of_very_much_that_is_given_up_no_more_is_looked_at_than_is_tried() -> N
     unburied.add([(at, at + 1) for at in range(0, 4_000, 2)], Reason.TERMINATED, 1)
     unburied.add([(at, at + 1) for at in range(1, 4_000, 2)], Reason.MAX_DELIVERIES, 2)
     found = unburied.next_batch(1_001, 4_000)
-    expected = [(at, at + 1) for at in range(1_001, 1_001 + 2 * DEAD_LETTERS_MAX, 2)]
+    expected = [(at, at + 1) for at in range(1_001, 1_001 + 2 * DEAD_LETTER_BATCH_MESSAGES, 2)]
     assert found == (expected, Reason.MAX_DELIVERIES, 2)
     assert unburied.next_batch(3_998, 3_999) == ([(3_998, 3_999)], Reason.TERMINATED, 1)

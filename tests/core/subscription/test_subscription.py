@@ -9,8 +9,8 @@ import pytest
 
 from simplebus.core.limits import (
     FRAME_BYTES_MIN,
-    LOOKED_MESSAGES_MAX,
-    REDELIVERY_PAUSE_TICKS_MAX,
+    SCAN_MESSAGES_MAX,
+    BACKOFF_TICKS_MAX,
     REDELIVERY_PIECES,
     REDELIVERY_PLAIN_BYTES,
     REDELIVERY_PLAIN_MESSAGES,
@@ -226,10 +226,10 @@ def test_a_message_comes_again_after_growing_pauses_until_it_is_acknowledged() -
 
 def test_a_pause_is_never_shorter_than_the_ack_timeout() -> None:
     line = Line()
-    line.subscription.delivery_policy = DeliveryPolicy(ack_timeout_ticks=REDELIVERY_PAUSE_TICKS_MAX + 5)
+    line.subscription.delivery_policy = DeliveryPolicy(ack_timeout_ticks=BACKOFF_TICKS_MAX + 5)
     line.publish(b"a")
     assert line.ids() == [0]
-    pause = REDELIVERY_PAUSE_TICKS_MAX + 5
+    pause = BACKOFF_TICKS_MAX + 5
     assert list(line.ticks_with_deliveries(3 * pause)) == [pause, 2 * pause, 3 * pause]
 
 
@@ -417,7 +417,7 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
 ) -> None:
     bus = Bus()
     bus.trusting = True
-    count = 3 * LOOKED_MESSAGES_MAX // 2
+    count = 3 * SCAN_MESSAGES_MAX // 2
     contents = [on_channel("a", b"")] * count
     peer2(bus, enveloped(1, 0, *contents), enveloped(1, count, on_channel("x", b"!")))
     options = {"channels": ["x"], "start": "earliest"}
@@ -434,7 +434,7 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
     while not outbox.is_idle:
         looked = 0
         got += peer.got()
-        assert looked <= 4 * LOOKED_MESSAGES_MAX
+        assert looked <= 4 * SCAN_MESSAGES_MAX
         turns += 1
     assert turns >= 3
     assert sorted(message.number for message in got) == [1, 2, 3]
@@ -444,7 +444,7 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
 def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
     bus = Bus()
     bus.trusting = True
-    peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * LOOKED_MESSAGES_MAX)))
+    peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
     peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
     assert [said.kind for said in peer.told()] == ["subscribe"]
     assert not peer.session.outbox.is_idle
@@ -458,7 +458,7 @@ def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
 def test_who_is_looked_for_is_told_meanwhile_that_the_bus_is_there() -> None:
     bus = Bus()
     bus.trusting = True
-    peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * LOOKED_MESSAGES_MAX)))
+    peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
     peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"), heartbeat=1)
     peer.told()
     bus.tick(3)

@@ -12,7 +12,7 @@ from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import Settings
 from simplebus.nats.bus.acked import wish
 from simplebus.nats.bus.subjects import asked, spelled, token
-from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.permissions import SubjectPermissions
 from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from tests.nats.bus.two_listeners import Client, Doors
@@ -35,7 +35,7 @@ def client_of(doors: Doors, name: str) -> Client:
 
 
 def one(*, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), name: str = "one") -> NatsUser:
-    return NatsUser(name, "p", permissions=Permissions(subscribe_allow=allow, subscribe_deny=deny))
+    return NatsUser(name, "p", permissions=SubjectPermissions(subscribe_allow=allow, subscribe_deny=deny))
 
 
 WAYS = (
@@ -169,7 +169,7 @@ def test_a_durable_of_another_user_is_not_taken_up() -> None:
     thief = client_of(doors, "one")
     thief.sub("$SB.SUB.open.hers")
     (line,) = thief.lines()
-    assert b"the durable `hers` is not its own" in line
+    assert b"the durable `hers`: it belongs to another user" in line
     thief.sub("$SB.SUB.open.mine", "2")
     thief.leave()
     again = client_of(doors, "one")
@@ -194,7 +194,7 @@ def test_where_it_may_not_publish_it_alone_hears_that_what_it_said_counts() -> N
     user = NatsUser(
         "one",
         "p",
-        permissions=Permissions(
+        permissions=SubjectPermissions(
             publish_allow=("$JS.ACK.>", "told.>"), subscribe_allow=("$SB.>", "_INBOX.>")
         ),
     )
