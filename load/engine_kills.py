@@ -34,7 +34,7 @@ from load.ports import HOST, free_port
 from load.processes import LoadError, Process
 from load.report import Row
 from simplebus.client.aio.bus import Bus
-from simplebus.client.subscribe_options import Options
+from simplebus.client.subscribe_options import SubscribeOptions
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 PUBLISHERS = ("ann", "bob", "cid")
@@ -295,7 +295,12 @@ class _Run:
                 await trio.sleep(PAUSE_S)
 
     async def _read(
-        self, seen: Seen, options: Options, which: int, *, task_status: trio.TaskStatus[None]
+        self,
+        seen: Seen,
+        options: SubscribeOptions,
+        which: int,
+        *,
+        task_status: trio.TaskStatus[None],
     ) -> None:
         if seen not in self._seen:
             self._seen.append(seen)

@@ -33,7 +33,7 @@ from load.power import Power
 from load.processes import LoadError, Process
 from load.report import Row
 from simplebus.client.aio.bus import Bus
-from simplebus.client.subscribe_options import Options
+from simplebus.client.subscribe_options import SubscribeOptions
 
 ROUNDS, QUICK_ROUNDS = 50, 3  # Of each kind.
 PUBLISHERS = ("ann", "bob", "cid")
@@ -354,7 +354,9 @@ class _Run:
         """A durable subscription, or one member of a durable group."""
         if seen not in self._found.seen:
             self._found.seen.append(seen)
-        options: Options = {"durable": group, "group": group} if group else {"durable": name}
+        options: SubscribeOptions = (
+            {"durable": group, "group": group} if group else {"durable": name}
+        )
         async with (
             self._bus(f"reader-{name}") as bus,
             bus.subscribe(seen.class_id, **options) as messages,

@@ -24,7 +24,7 @@ from load.processes import LoadError
 from load.report import Row
 from simplebus.client.aio.bus import Bus
 from simplebus.client.message_builder import About
-from simplebus.client.subscribe_options import Options
+from simplebus.client.subscribe_options import SubscribeOptions
 
 SECONDS, QUICK_SECONDS = 300.0, 20.0
 KINDS = {"memory": "simplebus", "journal": "simplebus-disk"}
@@ -157,7 +157,7 @@ class _Soak:
         if (class_name, durable) in self._durables:
             return
         channels = [f"soak.{cycle}.*", "common.#"] if number % 3 == 0 else []
-        options: Options = {**_options(durable), "start": "new"}
+        options: SubscribeOptions = {**_options(durable), "start": "new"}
         async with bus.subscribe(class_name, *channels, **options):
             self._durables[class_name, durable] = channels
 
@@ -192,8 +192,8 @@ class _Soak:
                 del self._durables[class_name, durable]
 
 
-def _options(durable: str) -> Options:
-    options: Options = {"max_deliveries": 2}
+def _options(durable: str) -> SubscribeOptions:
+    options: SubscribeOptions = {"max_deliveries": 2}
     if durable:
         options["durable"] = durable
     if durable.startswith("crew"):

@@ -100,7 +100,7 @@ def resolve_numeric(address: Address) -> list[AddressInfo]:
         return []
 
 
-def start(info: AddressInfo) -> socket.socket:
+def start_connect(info: AddressInfo) -> socket.socket:
     """A socket on its way to be connected: wait until it is writable, then `finish`."""
     family, kind, protocol, _, where = info
     sock = socket.socket(family, kind, protocol)
@@ -115,7 +115,7 @@ def start(info: AddressInfo) -> socket.socket:
     return sock
 
 
-def finish(sock: socket.socket) -> None:
+def finish_connect(sock: socket.socket) -> None:
     """Raise OSError unless the socket, now writable, is connected."""
     _raise_for(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), accepted={0})
 
@@ -125,7 +125,7 @@ def _raise_for(code: int, *, accepted: set[int]) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def refused(place: object, error: OSError | None) -> BusConnectionError:
+def connect_error(place: object, error: OSError | None) -> BusConnectionError:
     """No connection could be made."""
     what = "it has no address" if error is None else error.strerror or str(error)
     return BusConnectionError(
@@ -133,7 +133,7 @@ def refused(place: object, error: OSError | None) -> BusConnectionError:
     )
 
 
-def untrusted(place: object, error: OSError) -> BusConnectionError:
+def tls_error(place: object, error: OSError) -> BusConnectionError:
     """There was no TLS handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return BusConnectionError(
@@ -148,9 +148,9 @@ def untrusted(place: object, error: OSError) -> BusConnectionError:
     )
 
 
-def unanswered(place: object, seconds: float, *, connected: bool) -> BusConnectionError:
+def connect_timeout_error(place: object, seconds: float, *, is_connected: bool) -> BusConnectionError:
     """The time for connecting has passed."""
-    if not connected:
+    if not is_connected:
         return BusConnectionError(
             f"cannot connect to {place}: nothing answered within {_shown(seconds)} s; expected a "
             "simplebus server listening there"
@@ -162,7 +162,7 @@ def unanswered(place: object, seconds: float, *, connected: bool) -> BusConnecti
     )
 
 
-def lost(place: object, error: Exception | None) -> BusConnectionError:
+def connection_lost_error(place: object, error: Exception | None) -> BusConnectionError:
     """What became of a connection. `error` is None at its orderly end."""
     if isinstance(error, BusConnectionError):
         return error
@@ -178,7 +178,7 @@ def lost(place: object, error: Exception | None) -> BusConnectionError:
     return found
 
 
-def given_up(
+def reconnect_failed_error(
     loss: BusConnectionError, problem: BusConnectionError, seconds: float | None
 ) -> BusConnectionError:
     """There was no other connection after a loss; within so many seconds, or because of a refusal
@@ -189,13 +189,13 @@ def given_up(
     return found
 
 
-def tell_forgotten(place: object, count: int) -> None:
+def log_forgotten_messages(place: object, count: int) -> None:
     """A bus has come back without so many messages that it had confirmed."""
     if count:
         log.warning("the bus at %s has lost %d messages that it had confirmed", place, count)
 
 
-def left(place: object) -> BusConnectionError:
+def connection_closed_error(place: object) -> BusConnectionError:
     """We ended the connection."""
     return BusConnectionError(f"the connection to {place} was left")
 
@@ -204,7 +204,7 @@ def _shown(seconds: float) -> str:
     return f"{round(seconds, 2):g}"
 
 
-def unconfirmed(count: int, end: BusConnectionError) -> BusConnectionError:
+def unconfirmed_error(count: int, end: BusConnectionError) -> BusConnectionError:
     """The bus was left with messages that it did not confirm."""
     what = "1 message was" if count == 1 else f"{count:,} messages were"
     found = BusConnectionError(f"{what} not confirmed by the bus: {end}")

@@ -101,7 +101,7 @@ class DecodeError(BusError):
 class LibraryCodec(Generic[T]):
     """A codec for values of exactly one type, whose work a library does."""
 
-    __slots__ = ("_build", "_built", "_runtime", "decode", "encode_exact", "name", "type")
+    __slots__ = ("_build_decoder", "_built", "_runtime_type", "decode", "encode_exact", "name", "type")
 
     def __init__(
         self,
@@ -115,37 +115,37 @@ class LibraryCodec(Generic[T]):
         self.name: CodecName = name
         self.encode_exact = encode_exact
         """`encode` without its look at the value's type: for who has looked already."""
-        self.decode: Callable[[bytes], T] = decoder(self)
+        self.decode: Callable[[bytes], T] = make_decoder(self)
         """The payload as a value. Raises DecodeError."""
-        self._runtime = runtime_type(type_)
-        self._build = build
-        self._built: Callable[[bytes], T] | None = None
+        self._runtime_type = runtime_type(type_)
+        self._build_decoder = build
+        self._library_decoder: Callable[[bytes], T] | None = None
         """The library's decoder; None until it is needed."""
 
     def encode(self, value: T) -> bytes:
         """The value as a payload. Raises TypeError for a value of another type, or a subclass."""
-        if type(value) is not self._runtime:
+        if type(value) is not self._runtime_type:
             raise TypeError(
-                f"the {self.name} codec of {shown_type(self.type)} takes values of exactly type "
-                f"{shown_type(self._runtime)}, got one of type {shown_type(type(value))}"
+                f"the {self.name} codec of {format_type(self.type)} takes values of exactly type "
+                f"{format_type(self._runtime_type)}, got one of type {format_type(type(value))}"
             )
         return self.encode_exact(value)
 
     def prepare(self) -> Callable[[bytes], T]:
         """Build the library's decoder, once. Raises what is wrong with the type's fields."""
-        if self._built is None:
+        if self._library_decoder is None:
             try:
-                self._built = self._build()
+                self._library_decoder = self._build_decoder()
             except Exception as error:
                 error.add_note(
-                    f"This is about the fields of {shown_type(self.type)}, which the {self.name} "
+                    f"This is about the fields of {format_type(self.type)}, which the {self.name} "
                     "codec reads on first use: their types must be found in the type's module."
                 )
                 raise
-        return self._built
+        return self._library_decoder
 
     def __repr__(self) -> str:
-        return f"<{self.name} codec of {shown_type(self.type)}>"
+        return f"<{self.name} codec of {format_type(self.type)}>"
 
 
 class _BytesCodec:
@@ -161,7 +161,7 @@ class _BytesCodec:
             return bytes(value)
         raise TypeError(
             "the bytes codec takes values of type bytes, bytearray or memoryview, got one of type "
-            f"{shown_type(type(value))}"
+            f"{format_type(type(value))}"
         )
 
     def decode(self, payload: bytes) -> bytes:
@@ -171,11 +171,11 @@ class _BytesCodec:
         return "<bytes codec>"
 
 
-BYTES: Codec[bytes] = _BytesCodec()
+BYTES_CODEC: Codec[bytes] = _BytesCodec()
 """The codec of those who want the payload as it is."""
 
 
-def codec_of(type_: type[T], name: CodecName | None = None) -> Codec[T]:
+def find_codec(type_: type[T], name: CodecName | None = None) -> Codec[T]:
     """A codec for a type: the one asked for, or the type's default.
 
     Raises TypeError when there is none, ValueError for a name that is no codec's.
@@ -184,8 +184,8 @@ def codec_of(type_: type[T], name: CodecName | None = None) -> Codec[T]:
         raise ValueError(f"there is no codec {name!r}; expected one of {_listed(_NAMES)}")
     runtime_type(type_)  # Anything that is no class is refused here.
     if name is None and type_ is bytes:
-        return cast(Codec[T], BYTES)
-    default = default_codec(type_)
+        return cast(Codec[T], BYTES_CODEC)
+    default = find_default_codec_name(type_)
     choices = _MSGSPEC if default in (None, "json") else (default,)
     if name is not None and name not in choices:
         raise TypeError(
@@ -194,7 +194,7 @@ def codec_of(type_: type[T], name: CodecName | None = None) -> Codec[T]:
         )
     if default is None and not _is_known_to_msgspec(type_):
         raise TypeError(
-            f"no codec takes {shown_type(type_)}: json and msgpack take msgspec.Struct, dataclass, "
+            f"no codec takes {format_type(type_)}: json and msgpack take msgspec.Struct, dataclass, "
             "attrs, TypedDict and NamedTuple types, pydantic and protobuf their own; for another, "
             f"{_OWN_CODEC}; where a decorator makes the class one of these, the binding decorator "
             "stands above it"
@@ -209,7 +209,7 @@ def codec_of(type_: type[T], name: CodecName | None = None) -> Codec[T]:
     return LibraryCodec(type_, name=chosen, encode_exact=encode, build=build)
 
 
-def default_codec(type_: object) -> CodecName | None:
+def find_default_codec_name(type_: object) -> CodecName | None:
     """The codec that a type gets when none is asked for. None when it has to be."""
     if hasattr(type_, "SerializeToString") and hasattr(type_, "FromString"):
         return "protobuf"
@@ -228,7 +228,7 @@ def default_codec(type_: object) -> CodecName | None:
     return "json" if is_record else None
 
 
-def decoder(
+def make_decoder(
     codec: Codec[T],
     *,
     type_: object = None,
@@ -275,7 +275,7 @@ def is_typed_dict(type_: object) -> bool:
     return isinstance(type_, type) and dict in type_.__bases__ and hasattr(type_, "__total__")
 
 
-def shown_type(type_: object) -> str:
+def format_type(type_: object) -> str:
     """A type as errors name it: as it is imported, builtins without their module."""
     if not isinstance(type_, type):
         return repr(type_)

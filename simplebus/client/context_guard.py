@@ -23,15 +23,15 @@ T = TypeVar("T")
 class _Told:
     """Answers for what is not there."""
 
-    _begins: str
+    _entry_hint: str
 
     if not TYPE_CHECKING:  # A type checker tells by itself.
 
         def __getattr__(self, name: str) -> object:
-            raise not_entered(name, self._begins)
+            raise not_entered_error(name, self._begins)
 
 
-def not_entered(name: str, begins: str) -> AttributeError:
+def not_entered_error(name: str, begins: str) -> AttributeError:
     """Somebody has asked a block for something that is the bus's."""
     return AttributeError(f"{name!r} is asked of what is no bus yet: enter it first, {begins}")
 
@@ -41,7 +41,7 @@ class Block(_Told, AbstractAsyncContextManager[T]):
 
     def __init__(self, inner: AbstractAsyncContextManager[T], begins: str) -> None:
         self._inner = inner
-        self._begins = begins
+        self._entry_hint = begins
 
     async def __aenter__(self) -> T:
         return await self._inner.__aenter__()
@@ -60,7 +60,7 @@ class BlockingBlock(_Told, AbstractContextManager[T]):
 
     def __init__(self, inner: AbstractContextManager[T], begins: str) -> None:
         self._inner = inner
-        self._begins = begins
+        self._entry_hint = begins
 
     def __enter__(self) -> T:
         return self._inner.__enter__()
@@ -76,15 +76,15 @@ class BlockingBlock(_Told, AbstractContextManager[T]):
 
 def async_block(
     begins: str,
-) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, Block[T]]]:
+) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, GuardedAsyncContext[T]]]:
     """What `asynccontextmanager` makes of a function, and how such a block begins."""
 
-    def decorate(function: Callable[P, AsyncIterator[T]]) -> Callable[P, Block[T]]:
+    def decorate(function: Callable[P, AsyncIterator[T]]) -> Callable[P, GuardedAsyncContext[T]]:
         make = asynccontextmanager(function)
 
         @functools.wraps(function)
-        def block(*args: P.args, **options: P.kwargs) -> Block[T]:
-            return Block(make(*args, **options), begins)
+        def block(*args: P.args, **options: P.kwargs) -> GuardedAsyncContext[T]:
+            return GuardedAsyncContext(make(*args, **options), begins)
 
         return block
 
@@ -93,15 +93,15 @@ def async_block(
 
 def blocking_block(
     begins: str,
-) -> Callable[[Callable[P, Iterator[T]]], Callable[P, BlockingBlock[T]]]:
+) -> Callable[[Callable[P, Iterator[T]]], Callable[P, GuardedContext[T]]]:
     """What `contextmanager` makes of a function, and how such a block begins."""
 
-    def decorate(function: Callable[P, Iterator[T]]) -> Callable[P, BlockingBlock[T]]:
+    def decorate(function: Callable[P, Iterator[T]]) -> Callable[P, GuardedContext[T]]:
         make = contextmanager(function)
 
         @functools.wraps(function)
-        def block(*args: P.args, **options: P.kwargs) -> BlockingBlock[T]:
-            return BlockingBlock(make(*args, **options), begins)
+        def block(*args: P.args, **options: P.kwargs) -> GuardedContext[T]:
+            return GuardedContext(make(*args, **options), begins)
 
         return block
 

@@ -29,11 +29,11 @@ from simplebus.client.codecs import (
     Codec,
     CodecName,
     LibraryCodec,
-    codec_of,
-    decoder,
-    default_codec,
+    find_codec,
+    make_decoder,
+    find_default_codec_name,
     runtime_type,
-    shown_type,
+    format_type,
 )
 from simplebus.client.core.client import check_class_id
 from simplebus.core.errors import BusError
@@ -110,7 +110,7 @@ class Registry:
             name,
             used,
             encode=used.encode_exact if isinstance(used, LibraryCodec) else used.encode,
-            decode=decoder(used, type_=type_, class_id=class_id, class_name=name),
+            decode=make_decoder(used, type_=type_, class_id=class_id, class_name=name),
         )
         in_the_way = list(self._in_the_way_of(binding))
         for old in in_the_way:
@@ -211,12 +211,12 @@ class Registry:
         if own in self.bindings:
             return UnboundTypeError(_beside(type_, self.bindings[own].type))
         line = f'{own.__qualname__.split(">.")[-1]}, name="{_suggested_name(own)}"'
-        if default_codec(type_) is None:
+        if find_default_codec_name(type_) is None:
             line += ", codec=…"
         base = next((base for base in own.__mro__[1:] if base in self.bindings), None)
-        other = "" if base is None else f" ({shown_type(base)} is, but for its exact type alone)"
+        other = "" if base is None else f" ({format_type(base)} is, but for its exact type alone)"
         return UnboundTypeError(
-            f"{shown_type(type_)} is bound to no class{other}; bind it once, before its first use: "
+            f"{format_type(type_)} is bound to no class{other}; bind it once, before its first use: "
             f"{'simplebus' if self is DEFAULT else 'registry'}.bind({line})"
         )
 
@@ -251,7 +251,7 @@ def _check_meaning(type_: object) -> None:
     """Raise TypeError for what cannot be a message's type, whatever the codec."""
     if type_ in (bytes, bytearray, memoryview):
         raise TypeError(
-            f"{shown_type(type_)} needs no binding: publish it raw, with the class beside it: "
+            f"{format_type(type_)} needs no binding: publish it raw, with the class beside it: "
             "publish(payload, class_id=…)"
         )
     runtime_type(type_)  # Anything that is no class is refused here.
@@ -263,7 +263,7 @@ def _check_meaning(type_: object) -> None:
         return
     hint = " (a TypedDict's values are dicts: name their type)" if own is dict else ""
     raise TypeError(
-        f"{shown_type(own)} says what a value is, not what it means, and is bound to no class"
+        f"{format_type(own)} says what a value is, not what it means, and is bound to no class"
         f"{hint}; give it a type of its own, for example class Temperature(msgspec.Struct): "
         "celsius: float, or publish bytes with class_id=…"
     )
@@ -274,10 +274,10 @@ def _checked_name(type_: Any, name: str | None) -> str:
         own = get_origin(type_) or type_
         if own.__module__ == "__main__":
             raise ValueError(
-                f"{shown_type(type_)} is called otherwise by a program that imports it; give "
+                f"{format_type(type_)} is called otherwise by a program that imports it; give "
                 f'class_id=, or a name for all programs, for example name="{_suggested_name(own)}"'
             )
-        return shown_type(own)
+        return format_type(own)
     if not isinstance(name, str) or not name.isprintable() or not name or " " in name:
         raise ValueError(f"a class's name is printable text without spaces, got {name!r}")
     return name
@@ -285,7 +285,7 @@ def _checked_name(type_: Any, name: str | None) -> str:
 
 def _checked_codec(type_: type[T], codec: CodecName | Codec[T] | None) -> Codec[T]:
     if codec is None or isinstance(codec, str):
-        return codec_of(type_, codec)
+        return find_codec(type_, codec)
     is_codec = isinstance(getattr(codec, "name", None), str) and all(
         callable(getattr(codec, verb, None)) for verb in ("encode", "decode")
     )
@@ -331,14 +331,14 @@ def _conflict(old: Binding[Any], new: Binding[Any]) -> str:
         else f"class name {new.name!r}"
     )
     return (
-        f"{shared} is bound to {shown_type(old.type)} already, and cannot be bound to "
-        f"{shown_type(new.type)} too"
+        f"{shared} is bound to {format_type(old.type)} already, and cannot be bound to "
+        f"{format_type(new.type)} too"
     )
 
 
 def _beside(new: object, old: object) -> str:
     return (
-        f"{shown_type(new)} cannot be bound beside {shown_type(old)}: at run time their values "
+        f"{format_type(new)} cannot be bound beside {format_type(old)}: at run time their values "
         "have one type; make a class of each, as in class Orders(Page[Order]): pass"
     )
 

@@ -1,7 +1,4 @@
-"""How a subscription is asked for: the options of `subscribe` and `handle`, checked.
-
-Rule 1: what cannot be is refused here, before anything is sent, with what was expected.
-"""
+"""Options of `subscribe` and `handle`, and the check of their values before anything is sent."""
 
 from __future__ import annotations
 
@@ -13,50 +10,44 @@ import msgspec
 
 from simplebus.client.core import arguments
 from simplebus.core.channel.pattern import check_pattern
-from simplebus.core.limits import BACKOFF_MAX, IDLE_SECONDS_MAX, PAUSE_SECONDS_MAX, SEQUENCE_MAX
-from simplebus.core.protocol.requests import STARTS, Start, SubscribeRequest
+from simplebus.core.limits import (
+    BACKOFF_SECONDS_MAX,
+    BACKOFF_STEPS_MAX,
+    IDLE_SECONDS_MAX,
+    SEQUENCE_MAX,
+)
+from simplebus.core.protocol.requests import START_KEYWORDS, Start, SubscribeRequest
 
 _DURABLE_SECONDS = (0.001, IDLE_SECONDS_MAX)
-_PAUSE_SECONDS = (0.001, PAUSE_SECONDS_MAX)
+_PAUSE_SECONDS = (0.001, BACKOFF_SECONDS_MAX)
 _SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
 
 
-class Options(TypedDict, total=False):
-    """What `subscribe` and `handle` may be told beside class and channels."""
+StartPosition = (
+    Literal["waiting", "new", "earliest", "last", "last_values"] | int | datetime | Start
+)
+"""Position at which a new subscription begins."""
+SlowPolicy = Literal["block", "drop_oldest", "drop_newest", "disconnect"]
+"""Treatment of messages above `max_pending`."""
+
+
+class SubscribeOptions(TypedDict, total=False):
+    """Keyword arguments of `subscribe` and `handle`, for programs that pass them on.
+
+    `simplebus.Bus.subscribe` describes each of them.
+    """
 
     durable: str | None
-    """A name under which the bus keeps the position when the program is gone."""
     durable_seconds: float | None
-    """How long the bus keeps a durable to which nobody is connected; None: as it was said before,
-    by default for ever."""
     group: str | None
-    """Each message goes to one of the subscriptions in a group, wherever they are."""
-    start: Literal["waiting", "new", "earliest", "last", "last_values"] | int | datetime | Start
-    """Where to begin: with what waits for a first subscription, else with what is new, as by
-    default; with what is new; with the earliest or the last message there; with the last message
-    of each channel; with a sequence; with the first message at or after a time. A durable or a
-    group that is there goes on instead."""
+    start: StartPosition
     max_in_flight: int | None
-    """Messages that may be here unacknowledged; None for the bus's default."""
-    slow: Literal["block", "drop_oldest", "drop_newest", "disconnect"]
-    """What becomes of what this subscription does not keep up with. By default, `block`, it waits
-    in the class, until that is full and its publishers wait. With the others it waits up to
-    `max_pending`; above, the subscription loses the oldest or the newest message, or is ended."""
+    slow: SlowPolicy
     max_pending: int | None
-    """Messages stored for it above which `slow` decides: needed with all but `block`, and of no
-    meaning with that."""
     ack_seconds: float | None
-    """How long a message may be unacknowledged before it comes again; None: as the bus says."""
     max_deliveries: int | None
-    """How often a message is sent before it is given up; 0 for without end, None: as the bus
-    says."""
     backoff: Iterable[float] | None
-    """Pauses in seconds before a message comes the second time, the third and so on, the last one
-    before every further time; None: as the bus says. What is not refused comes no sooner than
-    `ack_seconds`."""
     by_key: bool
-    """Of a group: whether messages with one key go to one member, one after the other. The next one
-    comes when the one before is acknowledged or given up; by default that is not so."""
 
 
 def subscribe_request(
@@ -65,20 +56,21 @@ def subscribe_request(
     durable: str | None = None,
     durable_seconds: float | None = None,
     group: str | None = None,
-    start: str | int | datetime | Start = "waiting",
+    start: StartPosition = "waiting",
     max_in_flight: int | None = None,
-    slow: str = "block",
+    slow: SlowPolicy = "block",
     max_pending: int | None = None,
     ack_seconds: float | None = None,
     max_deliveries: int | None = None,
     backoff: Iterable[float] | None = None,
     by_key: bool = False,
-    **unknown: object,
 ) -> SubscribeRequest:
-    """The request that says so. Raises ValueError for what no bus would grant, and TypeError for
-    what is of the wrong kind."""
-    if unknown:
-        arguments.reject_unknown_names(unknown, ("auto_ack", *Options.__annotations__))
+    """Return the request for a subscription with these options.
+
+    Raises:
+        ValueError: An option has a value that no bus accepts.
+        TypeError: An option has a value of the wrong type.
+    """
     if slow not in _SLOW:
         raise ValueError(f"slow is one of {', '.join(_SLOW)}, got {slow!r}")
     if slow == "block" and max_pending is not None:
@@ -101,14 +93,19 @@ def subscribe_request(
             )
     least, most = _PAUSE_SECONDS
     if ack_seconds is not None:
-        ack_seconds = arguments.check_seconds("ack_seconds", ack_seconds, minimum=least, maximum=most)
+        ack_seconds = arguments.check_seconds(
+            "ack_seconds", ack_seconds, minimum=least, maximum=most
+        )
     pauses: list[float] | None = None
     if backoff is not None:
         if isinstance(backoff, str | bytes) or not isinstance(backoff, Iterable):
             raise TypeError(f"backoff must be a list of seconds, got {backoff!r}")
-        pauses = [arguments.check_seconds("backoff", each, minimum=least, maximum=most) for each in backoff]
-        if not 1 <= len(pauses) <= BACKOFF_MAX:
-            raise ValueError(f"backoff must have 1 to {BACKOFF_MAX} pauses, got {len(pauses)}")
+        pauses = [
+            arguments.check_seconds("backoff", each, minimum=least, maximum=most)
+            for each in backoff
+        ]
+        if not 1 <= len(pauses) <= BACKOFF_STEPS_MAX:
+            raise ValueError(f"backoff must have 1 to {BACKOFF_STEPS_MAX} pauses, got {len(pauses)}")
     if not isinstance(by_key, bool):
         raise TypeError(f"by_key must be true or false, got {by_key!r}")
     if by_key and group is None:
@@ -158,9 +155,11 @@ def _start(start: str | int | datetime | Start) -> str | Start:
     if isinstance(start, datetime):
         return Start(time=seconds_of("start", start))
     if isinstance(start, int) and not isinstance(start, bool):
-        return Start(sequence=arguments.check_integer("start", start, minimum=0, maximum=SEQUENCE_MAX))
-    if start not in STARTS:
+        return Start(
+            sequence=arguments.check_integer("start", start, minimum=0, maximum=SEQUENCE_MAX)
+        )
+    if start not in START_KEYWORDS:
         raise ValueError(
-            f"start is one of {', '.join(STARTS)}, a sequence or a datetime, got {start!r}"
+            f"start is one of {', '.join(START_KEYWORDS)}, a sequence or a datetime, got {start!r}"
         )
     return start

@@ -31,7 +31,7 @@ import anyio.lowlevel
 from simplebus.client.aio.bus import Bus
 from simplebus.client.aio.connect import open_bus
 from simplebus.client.aio.transport import Place
-from simplebus.client.context_guard import async_block, not_entered
+from simplebus.client.context_guard import async_block, not_entered_error
 from simplebus.client.handler_errors import Failures
 from simplebus.client.message_types import DEFAULT, Registry
 from simplebus.core.broker.broker import Broker
@@ -98,7 +98,7 @@ class MemoryBus:
     if not TYPE_CHECKING:  # A type checker tells by itself.
 
         def __getattr__(self, name: str) -> object:
-            raise not_entered(name, "async with simplebus.MemoryBus() as bus")
+            raise not_entered_error(name, "async with simplebus.MemoryBus() as bus")
 
     @async_block("async with memory.connect(…) as bus")
     async def connect(

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import trio
 
-from simplebus.core.commit_log import Durability
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import Settings
 from simplebus.core.statistics import ClassStatistics
 from simplebus.core.users.users import Users
 from simplebus.jetstream.settings import EngineOptions
-from simplebus.server.run import ServeOptions, RunningServer, serve
+from simplebus.server.run import RunningServer, ServeOptions, serve
 from simplebus.server.tls.certificates import TlsOptions
 
 T = TypeVar("T")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import pytest
@@ -11,6 +13,7 @@ from simplebus.client.message_builder import BusFullError
 from simplebus.core.errors import RefusedError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
+from simplebus.testing.hosts import Host
 from simplebus.testing.suite import (
     CLOCKLESS,
     NUMBERED,
@@ -70,11 +73,37 @@ class Delivering(Suite):
 
     # Acknowledgement -----------------------------------------------------------------------------
 
+    # A message is acknowledged when the consumer asks for the next one, or when the subscription's
+    # block is left without an exception.
+
     @promise
     async def test_asking_for_the_next_message_acknowledges_the_one_before(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=1) as messages:
             await bus.publish_many(NUMBERED, class_id=1)
             assert await payloads(messages, 10) == NUMBERED
+
+    @promise
+    async def test_loop_acknowledges_a_message_when_it_asks_for_the_next(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=1) as messages:
+            await bus.publish_many(NUMBERED, class_id=1)
+            got = []
+            async for message in messages:
+                got.append(message.payload)
+                if len(got) == 10:
+                    break
+            assert got == NUMBERED
+
+    @promise
+    async def test_message_of_an_ended_loop_is_acknowledged_by_asking_for_the_next(self) -> None:
+        async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=1) as messages:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            async for message in messages:
+                assert message.payload == NUMBERED[0]
+                break
+            async for message in messages:
+                assert message.payload == NUMBERED[1]
+                break
+            assert await payloads(messages, 1) == [NUMBERED[2]]
 
     @promise
     async def test_leaving_a_subscription_acknowledges_the_last_message(self) -> None:
@@ -86,36 +115,60 @@ class Delivering(Suite):
                 assert await payloads(rest, 7) == NUMBERED[3:]
 
     @promise
-    async def test_an_exception_that_leaves_the_block_gives_the_message_back(self) -> None:
+    async def test_leaving_a_subscription_acknowledges_the_last_message_of_a_loop(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            got = []
+            for count in 5, 10:
+                async with bus.subscribe(1) as messages:
+                    async for message in messages:
+                        got.append(message.payload)
+                        if len(got) == count:
+                            break
+            assert got == NUMBERED
+
+    @promise
+    async def test_block_that_raises_has_its_last_message_redelivered_after_a_backoff(self) -> None:
         async with self.host(CLOCKLESS) as host, host.connect() as bus:
             await bus.publish_many(NUMBERED[:3], class_id=1)
             with pytest.raises(KeyError, match="the consumer fails"):  # noqa: PT012
                 async with bus.subscribe(1) as messages:
                     await payloads(messages, 2)
                     raise KeyError("the consumer fails")
-            async with bus.subscribe(1) as rest:
-                assert await payloads(rest, 1) == [NUMBERED[2]]
-                assert await nothing_comes(rest)
-                host.tick()
-                again = await rest.get(PATIENCE_SECONDS)
-                assert (again.payload, again.redelivered) == (NUMBERED[1], True)
+            await self.expect_redelivery_after_backoff(host, bus)
 
     @promise
-    async def test_a_loop_acknowledges_what_it_comes_round_for(self) -> None:
-        async with self.open_bus() as bus:
-            await bus.publish_many(NUMBERED, class_id=1)
-            got = []
+    async def test_loop_that_raises_has_its_message_redelivered_after_a_backoff(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            await bus.publish_many(NUMBERED[:3], class_id=1)
+            with pytest.raises(KeyError, match="the consumer fails"):  # noqa: PT012
+                async with bus.subscribe(1) as messages:
+                    async for message in messages:
+                        if message.payload == NUMBERED[1]:
+                            raise KeyError("the consumer fails")
+            await self.expect_redelivery_after_backoff(host, bus)
+
+    async def expect_redelivery_after_backoff(self, host: Host, bus: Any) -> None:
+        """Check that message 0 is acknowledged, and message 1 rejected, of the messages 0 to 2."""
+        async with bus.subscribe(1) as rest:
+            assert await payloads(rest, 1) == [NUMBERED[2]]
+            assert await nothing_comes(rest)
+            host.tick()
+            again = await rest.get(PATIENCE_SECONDS)
+            assert (again.payload, again.redelivered) == (NUMBERED[1], True)
+
+    @promise
+    async def test_exception_handled_inside_the_block_does_not_reject_the_message(self) -> None:
+        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+            await bus.publish_many(NUMBERED[:2], class_id=1)
             async with bus.subscribe(1) as messages:
-                async for message in messages:
-                    got.append(message.payload)
-                    if len(got) == 5:
-                        break
-            async with bus.subscribe(1) as messages:
-                async for message in messages:
-                    got.append(message.payload)
-                    if len(got) == 10:
-                        break
-            assert got == NUMBERED
+                with contextlib.suppress(KeyError):
+                    async for _ in messages:
+                        raise KeyError("handled by the consumer")
+                assert await payloads(messages, 1) == [NUMBERED[1]]
+            host.tick(20)
+            async with bus.subscribe(1) as rest:
+                assert await nothing_comes(rest)
 
     @promise
     async def test_messages_can_be_acknowledged_by_hand_in_any_order(self) -> None:

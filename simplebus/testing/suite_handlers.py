@@ -230,7 +230,20 @@ class Tasks(Suite):
             assert got == many
 
     @promise
-    async def test_what_a_cancelled_body_was_at_is_the_next_message(self) -> None:
+    async def test_block_that_is_cancelled_has_its_last_message_redelivered_at_once(self) -> None:
+        async with self.open_bus() as bus:
+            await bus.publish_many(NUMBERED, class_id=1)
+            with anyio.CancelScope() as scope:
+                async with bus.subscribe(1) as messages:
+                    async for message in messages:
+                        if message.payload == NUMBERED[4]:
+                            scope.cancel()
+                            await anyio.lowlevel.checkpoint()
+            async with bus.subscribe(1) as rest:
+                assert await payloads(rest, 6) == NUMBERED[4:]
+
+    @promise
+    async def test_message_of_a_loop_that_is_cancelled_inside_the_block_is_the_next(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
             await bus.publish_many(NUMBERED, class_id=1)
             with anyio.CancelScope() as scope:

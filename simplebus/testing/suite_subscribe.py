@@ -160,35 +160,35 @@ class Subscribing(Suite):
     @promise
     async def test_a_durable_goes_on_where_it_was_left(self) -> None:
         async with self.host(CLOCKLESS) as host, host.connect() as publisher:
-            async with host.connect() as bus, bus.subscribe(1, durable="ledger") as ledger:
+            async with host.connect() as bus, bus.subscribe(1, durable="commit_log") as commit_log:
                 await publisher.publish_many(NUMBERED[:5], class_id=1)
-                assert await payloads(ledger, 3) == NUMBERED[:3]
+                assert await payloads(commit_log, 3) == NUMBERED[:3]
             await publisher.publish_many(NUMBERED[5:], class_id=1)
-            async with host.connect() as bus, bus.subscribe(1, durable="ledger") as ledger:
-                assert await payloads(ledger, 7) == NUMBERED[3:]
-            async with host.connect() as bus, bus.subscribe(1, durable="ledger") as ledger:
-                assert await nothing_comes(ledger)
+            async with host.connect() as bus, bus.subscribe(1, durable="commit_log") as commit_log:
+                assert await payloads(commit_log, 7) == NUMBERED[3:]
+            async with host.connect() as bus, bus.subscribe(1, durable="commit_log") as commit_log:
+                assert await nothing_comes(commit_log)
 
     @promise
     async def test_a_durable_has_one_holder(self) -> None:
         async with self.host(CLOCKLESS) as host, host.connect() as one, host.connect() as other:
-            async with one.subscribe(1, durable="ledger"):
+            async with one.subscribe(1, durable="commit_log"):
                 with pytest.raises(RefusedError, match="durable_in_use"):
-                    async with other.subscribe(1, durable="ledger"):
+                    async with other.subscribe(1, durable="commit_log"):
                         pass
             await one.drain()
-            async with other.subscribe(1, durable="ledger"):
+            async with other.subscribe(1, durable="commit_log"):
                 pass
 
     @promise
     async def test_a_durable_can_be_forgotten(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1, auto_ack=False) as holder:
             await bus.publish_many(NUMBERED[:2], class_id=1)
-            async with bus.subscribe(1, durable="ledger", start="earliest") as ledger:
-                assert await payloads(ledger, 1) == NUMBERED[:1]
-                ledger.forget()
-            async with bus.subscribe(1, durable="ledger", start="earliest") as ledger:
-                assert await payloads(ledger, 2) == NUMBERED[:2]
+            async with bus.subscribe(1, durable="commit_log", start="earliest") as commit_log:
+                assert await payloads(commit_log, 1) == NUMBERED[:1]
+                commit_log.forget()
+            async with bus.subscribe(1, durable="commit_log", start="earliest") as commit_log:
+                assert await payloads(commit_log, 2) == NUMBERED[:2]
             assert await payloads(holder, 2) == NUMBERED[:2]
 
     # Positions -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DEAD_LETTERS_MAX
 from simplebus.core.settings import ClassSettings, Settings
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer import subscribe as subscribe1
@@ -25,7 +25,7 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.core.test_dead_letters import letters, why
 
 
-def sendings(bus: Bus, peer: Any, *, until: int) -> list[tuple[int, int]]:
+def sendings(bus: BrokerHarness, peer: Any, *, until: int) -> list[tuple[int, int]]:
     """In which ticks the only message comes, and which attempt that is."""
     found = []
     for tick in range(until):
@@ -38,15 +38,15 @@ def sendings(bus: Bus, peer: Any, *, until: int) -> list[tuple[int, int]]:
 
 
 def test_a_message_is_sent_16_times_in_either_version() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     one = bus.peer(connect1(1), subscribe1(1))
     two = peer2(bus, subscribe(1, 5))
     bus.peer(connect1(1), publish1(1, b"x"))
     heard: list[int] = []
     told = []
     for tick in range(900):
-        heard += [tick] * len(one.hear())
-        told += [(tick, message.attempt) for message in two.got()]
+        heard += [tick] * len(one.receive_messages())
+        told += [(tick, message.attempt) for message in two.receive_deliveries()]
         bus.tick()
     at = [0, 6, 18, 42, *range(90, 811, 60)][:16]
     assert heard == at
@@ -72,12 +72,12 @@ def test_a_message_is_sent_16_times_in_either_version() -> None:
 def test_the_subscription_says_how_often_else_the_class_else_the_bus(
     settings: Settings, asked: dict[str, object], count: int, group: str | None
 ) -> None:
-    bus = Bus(settings)
+    bus = BrokerHarness(settings)
     peer = peer2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
     attempts = []
     for _ in range(40):
-        attempts += [message.attempt for message in peer.got()]
-        peer.say(nack(5, 0, 1, 0))
+        attempts += [message.attempt for message in peer.receive_deliveries()]
+        peer.send(nack(5, 0, 1, 0))
     assert attempts == list(range(1, count + 1))
 
 
@@ -99,7 +99,7 @@ def test_the_subscription_says_how_often_else_the_class_else_the_bus(
 def test_what_is_not_acknowledged_comes_after_the_pauses_and_never_before_its_time_is_over(
     asked: dict[str, object], expected: list[int], group: str | None
 ) -> None:
-    bus = Bus(Settings(deliveries_max=0))
+    bus = BrokerHarness(Settings(deliveries_max=0))
     peer = peer2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
     assert [tick for tick, _ in sendings(bus, peer, until=100)] == expected
 
@@ -116,30 +116,30 @@ def test_what_is_not_acknowledged_comes_after_the_pauses_and_never_before_its_ti
 def test_what_is_refused_comes_after_the_pauses(
     asked: dict[str, object], expected: list[int], group: str | None
 ) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
     found = []
     for tick in range(80):
-        for message in peer.got():
+        for message in peer.receive_deliveries():
             found.append((tick, message.attempt))
-            peer.say(nack(5, 0, 1))
+            peer.send(nack(5, 0, 1))
         bus.tick()
     assert found == list(zip(expected, range(1, 9), strict=False))
 
 
 def test_a_class_may_have_pauses_of_its_own_and_version_1_obeys() -> None:
     own = ClassSettings(ack_seconds=2.0, backoff_seconds=(3.0, 5.0))
-    bus = Bus(Settings(classes={"orders": own}))
+    bus = BrokerHarness(Settings(classes={"orders": own}))
     two = peer2(bus, subscribe(1, 5), classes=[{"id": 1, "name": "orders"}])
     other = peer2(bus, subscribe(1, 5, ack_seconds=9, backoff=[1]))
     one = bus.peer(connect1(1), subscribe1(1), publish1(1, b"x"))
-    one.hear()
+    one.receive_messages()
     bus.tick()
     found: dict[str, list[tuple[int, int]]] = {"one": [], "two": [], "other": []}
     for tick in range(1, 20):
-        found["one"] += [(tick, m.timer_index) for m in one.hear()]
-        found["two"] += [(tick, m.attempt) for m in two.got()]
-        found["other"] += [(tick, m.attempt) for m in other.got()]
+        found["one"] += [(tick, m.timer_index) for m in one.receive_messages()]
+        found["two"] += [(tick, m.attempt) for m in two.receive_deliveries()]
+        found["other"] += [(tick, m.attempt) for m in other.receive_deliveries()]
         bus.tick()
     assert found["one"] == [(3, 3), (8, 2), (13, 1), (18, 0)]  # Modulo what all classes have.
     assert found["two"][:2] == [(1, 1), (4, 2)]
@@ -152,68 +152,68 @@ def test_a_class_may_have_pauses_of_its_own_and_version_1_obeys() -> None:
 @pytest.mark.parametrize("delay", [None, 5000])
 @pytest.mark.parametrize("group", [None, "g"])
 def test_what_was_refused_is_not_in_flight(delay: int | None, group: str | None) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     asked = subscribe(1, 5, max_in_flight=1, group=group)
     peer = peer2(bus, asked, publish(1, 0, b"a", b"b", b"c"))
     for sequence in range(3):
-        assert peer.ids() == [sequence]
-        assert peer.ids() == []
-        peer.say(nack(5, sequence, sequence + 1, delay))
+        assert peer.receive_message_ids() == [sequence]
+        assert peer.receive_message_ids() == []
+        peer.send(nack(5, sequence, sequence + 1, delay))
     bus.tick(6)
     bus.broker.clock.now += 6
     bus.broker.run_due_wakeups()
-    bus.check()
-    assert [(m.message_id, m.attempt) for m in peer.got()] == [(0, 2)]
+    bus.check_invariants()
+    assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(0, 2)]
 
 
 def test_what_was_refused_may_be_acknowledged_while_it_pauses() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5), publish(1, 0, b"a", b"b"))
-    assert peer.ids() == [0, 1]
-    peer.say(nack(5, 0, 2), ack(5, 0, 1))
+    assert peer.receive_message_ids() == [0, 1]
+    peer.send(nack(5, 0, 2), ack(5, 0, 1))
     bus.tick(6)
-    assert peer.ids() == [1]
-    peer.say(nack(5, 1, 2), ack(5, 1, 2))
+    assert peer.receive_message_ids() == [1]
+    peer.send(nack(5, 1, 2), ack(5, 1, 2))
     assert bus.statistics(1).ring.messages == 0
 
 
 @pytest.mark.parametrize("group", [None, "g"])
 def test_what_comes_again_goes_before_what_is_new(group: str | None) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     asked = subscribe(1, 5, max_in_flight=2, group=group)
     peer = peer2(bus, asked, publish(1, 0, *[b"%d" % n for n in range(6)]))
-    assert peer.ids() == [0, 1]
-    peer.say(nack(5, 0, 2, 0))
-    assert peer.ids() == [0, 1]
+    assert peer.receive_message_ids() == [0, 1]
+    peer.send(nack(5, 0, 2, 0))
+    assert peer.receive_message_ids() == [0, 1]
     bus.tick(12)
-    assert peer.ids() == [0, 1]
-    peer.say(nack(5, 1, 2, 0), ack(5, 0, 1))
-    assert peer.ids() == [1, 2]
+    assert peer.receive_message_ids() == [0, 1]
+    peer.send(nack(5, 1, 2, 0), ack(5, 0, 1))
+    assert peer.receive_message_ids() == [1, 2]
 
 
 @pytest.mark.parametrize("group", [None, "g"])
 def test_what_was_refused_and_what_is_overdue_comes_again_in_order(group: str | None) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5, group=group), publish(1, 0, b"a", b"b", b"c"))
-    assert peer.ids() == [0, 1, 2]
-    peer.say(nack(5, 0, 1), nack(5, 2, 3))
+    assert peer.receive_message_ids() == [0, 1, 2]
+    peer.send(nack(5, 0, 1), nack(5, 2, 3))
     bus.tick(6)
     bus.broker.drain_writable()
-    assert peer.ids() == [0, 1, 2]
+    assert peer.receive_message_ids() == [0, 1, 2]
 
 
 # A consumer that falls ---------------------------------------------------------------------------
 
 
 def test_who_comes_and_falls_uses_up_deliveries_no_faster_than_who_says_nothing() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"poison"))
     found = []
     for tick in range(900):
         for _ in range(3):  # It is started again and again within a tick.
             peer = peer2(bus, subscribe(1, 5, durable="d"))
-            found += [(tick, message.attempt) for message in peer.got()]
-            peer.leave()
+            found += [(tick, message.attempt) for message in peer.receive_deliveries()]
+            peer.disconnect()
         bus.tick()
     ticks = [0, 0, 12, 36, 84, *range(144, 900, 60)]
     assert found == list(zip(ticks, range(1, 17), strict=False))
@@ -221,41 +221,41 @@ def test_who_comes_and_falls_uses_up_deliveries_no_faster_than_who_says_nothing(
 
 
 def test_a_member_that_falls_takes_no_other_with_it_but_one() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     members = [peer2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(4)]
     peer2(bus, publish(1, 0, b"poison"))
     fallen = []
     for _ in range(4):
         for member in members:
-            if member.got():
+            if member.receive_deliveries():
                 fallen.append(member)
-                member.leave()
+                member.disconnect()
         members = [member for member in members if member not in fallen]
     assert len(fallen) == 2
     bus.tick(12)
-    assert [m.attempt for member in members for m in member.got()] == [3]
+    assert [m.attempt for member in members for m in member.receive_deliveries()] == [3]
 
 
 def test_what_was_handed_out_and_not_sent_goes_to_another_at_once() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     one, two = (peer2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(2))
     one.told(), two.told()
     peer2(bus, publish(1, 0, b"x"))
-    one.leave() if not one.session.outbox.is_idle else two.leave()
+    one.disconnect() if not one.session.outbox.is_idle else two.disconnect()
     rest = two if one.session.is_closed else one
-    assert [message.attempt for message in rest.got()] == [1]
+    assert [message.attempt for message in rest.receive_deliveries()] == [1]
 
 
 def test_a_pause_outlives_the_connection() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     first = peer2(bus, subscribe(1, 5, durable="d", backoff=[20]), publish(1, 0, b"x"))
-    first.got()
-    first.say(nack(5, 0, 1), unsubscribe(5))
+    first.receive_deliveries()
+    first.send(nack(5, 0, 1), unsubscribe(5))
     bus.tick(10)
     second = peer2(bus, subscribe(1, 5, durable="d"))
-    assert second.ids() == []
+    assert second.receive_message_ids() == []
     bus.tick(10)
-    assert second.ids() == [0]
+    assert second.receive_message_ids() == [0]
 
 
 # What is wrong -----------------------------------------------------------------------------------
@@ -263,24 +263,24 @@ def test_a_pause_outlives_the_connection() -> None:
 
 @pytest.mark.parametrize("group", [None, "g"])
 def test_the_last_error_stands_in_the_dead_letter_whoever_said_it(group: str | None) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.clock.now = 1000.5
     one = peer2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
     peer2(bus, publish(1, 0, b"x", b"y"))
     bus.broker.clock.now = 1001.0
-    one.got()
-    one.say(nack(5, 0, 1, 0, b"the first"), nack(5, 1, 2, 0))
-    one.got()
-    one.say(nack(5, 0, 1, 0, "<\r\n\0>, sa\u00df".encode()))
-    one.leave()
+    one.receive_deliveries()
+    one.send(nack(5, 0, 1, 0, b"the first"), nack(5, 1, 2, 0))
+    one.receive_deliveries()
+    one.send(nack(5, 0, 1, 0, "<\r\n\0>, sa\u00df".encode()))
+    one.disconnect()
     two = peer2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
-    assert two.ids() == [0]
-    two.say(nack(5, 0, 1, 0))
-    assert two.ids() == []
+    assert two.receive_message_ids() == [0]
+    two.send(nack(5, 0, 1, 0))
+    assert two.receive_message_ids() == []
     bus.tick(12)
-    assert two.ids() == [1]
-    two.say(nack(5, 1, 2, 0))
-    assert two.ids() == []
+    assert two.receive_message_ids() == [1]
+    two.send(nack(5, 1, 2, 0))
+    assert two.receive_message_ids() == []
     (x, _), (y, _) = letters(bus)
     assert why(x, "error", "attempts", "accepted") == ("<\r\n>, sa\u00df", "3", "1000.500000")
     assert "dead-error" not in dict(y.headers)
@@ -290,10 +290,10 @@ def test_the_last_error_stands_in_the_dead_letter_whoever_said_it(group: str | N
 
 @pytest.mark.parametrize("group", [None, "g"])
 def test_what_can_never_be_processed_is_given_up_at_once(group: str | None) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5, group=group), publish(1, 0, b"a", b"b", b"c", b"d"))
-    assert peer.ids() == [0, 1, 2, 3]
-    peer.say(ack(5, 1, 2), nack(5, 0, 3, "terminate", b"no JSON"), nack(5, 3, 4, "terminate"))
+    assert peer.receive_message_ids() == [0, 1, 2, 3]
+    peer.send(ack(5, 1, 2), nack(5, 0, 3, "terminate", b"no JSON"), nack(5, 3, 4, "terminate"))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 3}
     assert bus.statistics(1).ring.messages == 0
     found = [(p, dict(letter.headers).get("dead-error")) for letter, p in letters(bus)]
@@ -304,15 +304,15 @@ def test_what_can_never_be_processed_is_given_up_at_once(group: str | None) -> N
 
 @pytest.mark.parametrize("group", [None, "g"])
 def test_many_that_are_ended_at_once_hold_up_nobody(group: str | None) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     count = 3 * DEAD_LETTERS_MAX
     peer = peer2(bus, subscribe(1, 5, group=group, max_in_flight=count), classes=[1])
-    peer.say(publish(1, 0, *[b"x"] * count))
-    assert len(peer.ids()) == count
-    peer.say(nack(5, 0, count, "terminate", b"none of them"))
+    peer.send(publish(1, 0, *[b"x"] * count))
+    assert len(peer.receive_message_ids()) == count
+    peer.send(nack(5, 0, count, "terminate", b"none of them"))
     assert bus.statistics(1).dropped[Reason.TERMINATED] <= 2 * DEAD_LETTERS_MAX
     for _ in range(9):
-        assert peer.ids() == []
+        assert peer.receive_message_ids() == []
         bus.tick()
         bus.broker.run_due_wakeups()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: count}
@@ -321,18 +321,18 @@ def test_many_that_are_ended_at_once_hold_up_nobody(group: str | None) -> None:
 
 
 def test_many_pieces_that_are_ended_at_once_hold_up_nobody_either() -> None:
-    bus = Bus()
-    bus.trusting = True  # To save time: everything is checked at the end.
+    bus = BrokerHarness()
+    bus.skips_checks = True  # To save time: everything is checked at the end.
     count = 4 * DEAD_LETTERS_MAX
     peer = peer2(bus, subscribe(1, 5, group="g", max_in_flight=count))
-    peer.say(publish(1, 0, *[b"x"] * count))
-    assert len(peer.ids()) == count
-    peer.say(*[ack(5, sequence, sequence + 1) for sequence in range(0, count, 2)])
-    peer.say(nack(5, 0, count, "terminate"))
+    peer.send(publish(1, 0, *[b"x"] * count))
+    assert len(peer.receive_message_ids()) == count
+    peer.send(*[ack(5, sequence, sequence + 1) for sequence in range(0, count, 2)])
+    peer.send(nack(5, 0, count, "terminate"))
     assert DEAD_LETTERS_MAX <= bus.statistics(1).dropped[Reason.TERMINATED] < count // 2
     for _ in range(count // 2):  # A piece a turn.
         bus.broker.run_due_wakeups()
-    assert peer.ids() == []
+    assert peer.receive_message_ids() == []
     bus.broker.drain_writable()
     bus.broker.check_invariants()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: count // 2}
@@ -357,50 +357,50 @@ def test_many_pieces_that_are_ended_at_once_hold_up_nobody_either() -> None:
 def test_what_is_said_of_a_former_attempt_has_no_effect_and_is_counted(
     late: bytes, group: str | None
 ) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5, group=group), publish(1, 0, b"x"))
-    peer.got()
+    peer.receive_deliveries()
     bus.tick(6)
-    assert [message.attempt for message in peer.got()] == [2]
+    assert [message.attempt for message in peer.receive_deliveries()] == [2]
     bus.tick()
-    peer.say(late)
+    peer.send(late)
     bus.broker.clock.now += 100
     bus.broker.run_due_wakeups()
-    assert peer.got() == []
+    assert peer.receive_deliveries() == []
     assert bus.broker.refusal_counts == {Reason.ACK_LATE: 1}
     bus.tick(11)
-    assert [message.attempt for message in peer.got()] == [3]
-    peer.say(nack(5, 0, 1, 0, attempt=3))
-    assert [message.attempt for message in peer.got()] == [4]
+    assert [message.attempt for message in peer.receive_deliveries()] == [3]
+    peer.send(nack(5, 0, 1, 0, attempt=3))
+    assert [message.attempt for message in peer.receive_deliveries()] == [4]
 
 
 @pytest.mark.parametrize("delay", [None, 3000])
 def test_what_pauses_is_ended_by_a_word_about_its_last_attempt_only(delay: int | None) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5), publish(1, 0, b"x"))
     for attempt in (1, 2):
-        assert [message.attempt for message in peer.got()] == [attempt]
-        peer.say(nack(5, 0, 1, 0, attempt=attempt))
-    assert [message.attempt for message in peer.got()] == [3]
-    peer.say(nack(5, 0, 1, delay, attempt=3), nack(5, 0, 1, "terminate", b"stale", attempt=1))
-    peer.say(nack(5, 0, 1, "terminate", b"stale", attempt=2))
+        assert [message.attempt for message in peer.receive_deliveries()] == [attempt]
+        peer.send(nack(5, 0, 1, 0, attempt=attempt))
+    assert [message.attempt for message in peer.receive_deliveries()] == [3]
+    peer.send(nack(5, 0, 1, delay, attempt=3), nack(5, 0, 1, "terminate", b"stale", attempt=1))
+    peer.send(nack(5, 0, 1, "terminate", b"stale", attempt=2))
     assert bus.broker.refusal_counts == {Reason.ACK_LATE: 2}
     assert bus.statistics(1).ring.messages == 1
-    peer.say(nack(5, 0, 1, "terminate", b"it is", attempt=3))
+    peer.send(nack(5, 0, 1, "terminate", b"it is", attempt=3))
     [(letter, _)] = letters(bus)
     assert (why(letter, "attempts"), why(letter, "error")) == ("3", "it is")
     assert bus.broker.refusal_counts == {Reason.ACK_LATE: 2}
 
 
 def test_an_ack_counts_whichever_attempt_it_is_of() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5), publish(1, 0, b"x"))
-    peer.got()
+    peer.receive_deliveries()
     bus.tick(6)
-    peer.got()
+    peer.receive_deliveries()
     named = bytearray(ack(5, 0, 1))
     named[6] = 1
-    peer.say(bytes(named))
+    peer.send(bytes(named))
     assert bus.statistics(1).ring.messages == 0
     assert not bus.broker.refusal_counts
 
@@ -418,33 +418,33 @@ def test_an_ack_counts_whichever_attempt_it_is_of() -> None:
 )
 @pytest.mark.parametrize("by_key", [False, True])
 def test_what_another_member_was_given_is_its_own(late: bytes, by_key: bool) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     asked = {"group": "g", "max_in_flight": 1, "by_key": by_key}
     one = peer2(bus, subscribe(1, 5, **asked), publish(1, 0, b"x"))
-    assert one.ids() == [0]
+    assert one.receive_message_ids() == [0]
     two = peer2(bus, subscribe(1, 5, **asked))
     bus.tick(5)
     peer2(bus, publish(1, 0, b"y"))
-    assert two.ids() == [1]
-    two.say(ack(5, 1, 2))
-    one.say(unsubscribe(5), subscribe(1, 5, **asked))
-    assert [m.attempt for m in two.got()] == [2]
-    one.say(late)
-    assert (one.ids(), two.ids()) == ([], [])
+    assert two.receive_message_ids() == [1]
+    two.send(ack(5, 1, 2))
+    one.send(unsubscribe(5), subscribe(1, 5, **asked))
+    assert [m.attempt for m in two.receive_deliveries()] == [2]
+    one.send(late)
+    assert (one.receive_message_ids(), two.receive_message_ids()) == ([], [])
     assert set(bus.broker.refusal_counts) == {Reason.ACK_LATE}
     assert bus.statistics(1).in_flight == 1
-    two.say(ack(5, 0, 1))
+    two.send(ack(5, 0, 1))
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_a_range_that_spans_what_others_have_is_not_late() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     one, two = (peer2(bus, subscribe(1, 5, group="g")) for _ in range(2))
     peer2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))
-    mine, others = one.ids(), two.ids()
-    one.say(ack(5, min(mine), max(mine) + 1), ack(5, min(mine), max(mine) + 1))
-    two.say(ack(5, others[0], others[0] + 1), ack(5, others[0], others[0] + 1))
+    mine, others = one.receive_message_ids(), two.receive_message_ids()
+    one.send(ack(5, min(mine), max(mine) + 1), ack(5, min(mine), max(mine) + 1))
+    two.send(ack(5, others[0], others[0] + 1), ack(5, others[0], others[0] + 1))
     assert (
         bus.broker.refusal_counts.get(Reason.ACK_LATE, 0) <= 1
     )  # The second one may span what two has.
-    assert two.ids() == []
+    assert two.receive_message_ids() == []

@@ -9,7 +9,7 @@ import pytest
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DURABLES_PART, HEAVY_EVENTS, HEAVY_READ_BYTES, Limits
 from simplebus.core.subscription.subscription import BrokerSubscription
-from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
     enveloped,
@@ -24,45 +24,45 @@ from tests.behaviour.wire_peer_v2 import (
 
 
 def test_a_durable_goes_on_where_it_was() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     first = peer2(bus, subscribe(1, 5, durable="d"))
     writer = peer2(bus, publish(1, 0, *numbered(6)))
-    assert first.ids() == list(range(6))
-    first.say(ack(5, 0, 2), ack(5, 3, 4))
-    first.leave()
-    writer.say(publish(1, 6, b"x"))
+    assert first.receive_message_ids() == list(range(6))
+    first.send(ack(5, 0, 2), ack(5, 3, 4))
+    first.disconnect()
+    writer.send(publish(1, 6, b"x"))
     second = peer2(bus, subscribe(1, 8, durable="d", start="new"))
-    messages, told = second.listen()
+    messages, told = second.receive_all()
     assert told[0].content == {"cursor": 6, "floor": 2, "resumed": True}
     assert [(m.message_id, m.attempt) for m in messages] == [(2, 2), (4, 2), (5, 2), (6, 1)]
 
 
 def test_acks_of_the_former_connection_count_on_the_next_one() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     first = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
-    assert len(first.ids()) == 6
-    first.leave()
+    assert len(first.receive_message_ids()) == 6
+    first.disconnect()
     second = peer2(bus, subscribe(1, 5, durable="d"))
-    second.say(ack(5, 0, 5))
-    assert second.ids() == [5]
+    second.send(ack(5, 0, 5))
+    assert second.receive_message_ids() == [5]
 
 
 def test_a_durable_is_held_by_one_session_at_a_time() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, subscribe(1, 5, durable="d"))
     assert peer2(bus, subscribe(1, 5, durable="d")).errors() == ["durable_in_use"]
 
 
 @pytest.mark.parametrize(("to", "ids"), [(4, [4, 5]), (1, [1, 2, 3, 4, 5]), (99, [])])
 def test_a_durable_that_nobody_holds_is_moved(to: int, ids: list[int]) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, subscribe(1, 1, durable="other"))  # Has everything stored.
     first = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
-    assert len(first.ids()) == 6
-    first.say(ack(5, 0, 2), ack(5, 3, 4))
-    first.leave()
+    assert len(first.receive_message_ids()) == 6
+    first.send(ack(5, 0, 2), ack(5, 3, 4))
+    first.disconnect()
     second = peer2(bus, subscribe(1, 8, durable="d", start={"sequence": to}, seek=True))
-    messages, told = second.listen()
+    messages, told = second.receive_all()
     at = min(to, 6)
     assert told[0].content == {"cursor": at, "floor": at, "resumed": True}
     assert [m.message_id for m in messages] == ids
@@ -74,31 +74,31 @@ def test_a_durable_that_nobody_holds_is_moved(to: int, ids: list[int]) -> None:
 
 
 def test_moving_a_durable_lets_go_of_what_lies_before_and_of_nothing_else() -> None:
-    bus = Bus()
-    peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6))).leave()
+    bus = BrokerHarness()
+    peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6))).disconnect()
     mover = peer2(bus)
     for to in (2, 2, 5):
-        mover.say(
+        mover.send(
             subscribe(1, 1, durable="d", start={"sequence": to}, seek=True, max_in_flight=1),
             unsubscribe(1),
         )
-        mover.listen()
+        mover.receive_all()
         assert bus.broker.classes[1].ring.floor == to
-    mover.say(subscribe(1, 1, durable="d", start={"sequence": 0}, seek=True))
-    assert mover.ids() == [5]  # What is gone does not come back.
+    mover.send(subscribe(1, 1, durable="d", start={"sequence": 0}, seek=True))
+    assert mover.receive_message_ids() == [5]  # What is gone does not come back.
 
 
 def test_seek_makes_a_durable_that_is_not_there() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     asker = peer2(bus, publish(1, 0, *numbered(6)))
-    asker.say(subscribe(1, 1, durable="d", start={"sequence": 4}, seek=True))
-    messages, told = asker.listen()
+    asker.send(subscribe(1, 1, durable="d", start={"sequence": 4}, seek=True))
+    messages, told = asker.receive_all()
     assert told[-1].content == {"cursor": 4, "floor": 4, "resumed": False}
     assert [m.message_id for m in messages] == [4, 5]
 
 
 def test_a_durable_that_is_held_is_not_moved() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, subscribe(1, 5, durable="d"))
     other = peer2(bus, subscribe(1, 5, durable="d", start="earliest", seek=True))
     assert other.errors() == ["durable_in_use"]
@@ -108,7 +108,7 @@ def test_a_durable_that_is_held_is_not_moved() -> None:
     "wish", [{"start": "new"}, {"durable": "d"}, {"durable": "d", "group": "g", "start": "new"}]
 )
 def test_seek_is_for_a_durable_and_a_place(wish: dict[str, object]) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     asker = peer2(bus, subscribe(1, 5, seek=True, **wish))
     assert asker.errors() == ["bad_request"]
     assert not bus.broker.classes[1].subscriptions
@@ -116,70 +116,70 @@ def test_seek_is_for_a_durable_and_a_place(wish: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("other", [{"channels": ["a"]}, {"group": "g"}])
 def test_a_durable_asked_for_with_other_terms_is_refused(other: dict[str, object]) -> None:
-    bus = Bus()
-    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    bus = BrokerHarness()
+    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
     assert peer2(bus, subscribe(1, 5, durable="d", **other)).errors() == ["subscription_mismatch"]
     assert peer2(bus, subscribe(1, 5, durable="d")).told()[0].content["resumed"]
 
 
 def test_who_takes_a_durable_up_is_served_as_it_asks_now() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     first = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
-    assert len(first.ids()) == 6
-    first.leave()
+    assert len(first.receive_message_ids()) == 6
+    first.disconnect()
     second = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=2, max_deliveries=2))
-    assert second.ids() == [0, 1]
-    second.say(ack(5, 0, 2))
-    assert second.ids() == [2, 3]
+    assert second.receive_message_ids() == [0, 1]
+    second.send(ack(5, 0, 2))
+    assert second.receive_message_ids() == [2, 3]
     bus.tick(12)
-    assert second.ids() == [4, 5]
-    second.say(ack(5, 4, 6))
-    assert second.ids() == []
+    assert second.receive_message_ids() == [4, 5]
+    second.send(ack(5, 4, 6))
+    assert second.receive_message_ids() == []
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 2}
 
 
 def test_forgetting_a_durable_ends_it() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"a"))
-    peer.say(unsubscribe(5))
+    peer.send(unsubscribe(5))
     assert len(bus.statistics(1).subscriptions) == 1
-    peer.say(subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
+    peer.send(subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
     assert bus.statistics(1).subscriptions == ()
-    peer.say(subscribe(1, 5, durable="d", start="new"))
+    peer.send(subscribe(1, 5, durable="d", start="new"))
     assert not peer.told()[-1].content["resumed"]
 
 
 def test_a_class_has_no_more_durables_than_allowed() -> None:
-    bus = Bus(durables=2)
+    bus = BrokerHarness(durables=2)
     peer = peer2(bus, *[subscribe(1, n, durable=f"d{n}") for n in (1, 2, 3)])
     assert peer.errors() == ["too_many_subscriptions"]
-    peer.say(unsubscribe(1, forget=True), subscribe(1, 3, durable="d3"))
+    peer.send(unsubscribe(1, forget=True), subscribe(1, 3, durable="d3"))
     assert peer.errors() == []
 
 
 def test_a_delay_and_an_opening_time_outlive_the_connection() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     first = peer2(bus, subscribe(1, 5, durable="d"))
     peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=9000), timed(b"b")))
-    assert first.ids() == [1]
-    first.say(nack(5, 1, 2, 60_000))
-    first.leave()
+    assert first.receive_message_ids() == [1]
+    first.send(nack(5, 1, 2, 60_000))
+    first.disconnect()
     second = peer2(bus, subscribe(1, 5, durable="d"))
-    assert second.ids() == []
-    second.say(ack(5, 0, 1))  # Message 0 was never sent: it is passed over.
+    assert second.receive_message_ids() == []
+    second.send(ack(5, 0, 1))  # Message 0 was never sent: it is passed over.
     bus.broker.clock.now = 59.0
     bus.broker.run_due_wakeups()
-    assert [(m.message_id, m.attempt) for m in second.got()] == [(0, 1)]
+    assert [(m.message_id, m.attempt) for m in second.receive_deliveries()] == [(0, 1)]
     bus.broker.clock.now = 110.0
     bus.broker.run_due_wakeups()
-    assert [(m.message_id, m.attempt) for m in second.got()] == [(1, 2)]
+    assert [(m.message_id, m.attempt) for m in second.receive_deliveries()] == [(1, 2)]
 
 
 def test_what_expires_while_nobody_is_there_makes_room() -> None:
-    bus = Bus(class_messages=4)
+    bus = BrokerHarness(class_messages=4)
     bus.broker.clock.now = 50.0
-    peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).leave()
+    peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
     contents = [b"\x0a" + (1000).to_bytes(8, "big") + b"\0\1a" + b"%d" % n for n in range(4)]
     writer = peer2(bus, enveloped(1, 0, *contents), enveloped(1, 4, on_channel("a", b"late")))
     assert writer.session.parked_messages
@@ -187,28 +187,28 @@ def test_what_expires_while_nobody_is_there_makes_room() -> None:
     bus.tick()
     assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 4}
-    assert peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).ids() == [4]
+    assert peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).receive_message_ids() == [4]
 
 
 def test_names_of_durables_belong_to_their_class() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5, durable="d"), subscribe(2, 6, durable="d"), classes=(1, 2))
     assert peer.errors() == []
 
 
 def test_a_durable_with_a_group_is_found_by_its_own_name() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 1, durable="d", group="g"), subscribe(1, 2, durable="d"))
     assert peer.errors() == ["subscription_mismatch"]
-    peer.say(subscribe(1, 3, durable="d", group="h"))
+    peer.send(subscribe(1, 3, durable="d", group="h"))
     assert peer.errors() == ["subscription_mismatch"]
-    peer.say(subscribe(1, 4, group="g"), subscribe(1, 5, group="d"), subscribe(1, 6, durable="g"))
+    peer.send(subscribe(1, 4, group="g"), subscribe(1, 5, group="d"), subscribe(1, 6, durable="g"))
     assert peer.errors() == []
     assert len(bus.statistics(1).subscriptions) == 4
 
 
 def test_another_durable_costs_no_look_at_the_names_of_all() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus)
 
     class Names(dict[tuple[str, str], BrokerSubscription]):
@@ -218,19 +218,19 @@ def test_another_durable_costs_no_look_at_the_names_of_all() -> None:
     cls = bus.broker.classes[1]
     cls.named_positions = Names(cls.named_positions)
     for n in range(1, 21):
-        peer.say(subscribe(1, n, durable=f"d{n}"), unsubscribe(n))
+        peer.send(subscribe(1, n, durable=f"d{n}"), unsubscribe(n))
     assert peer.errors() == []
     assert len(cls.named_positions) == 20
 
 
 def test_patterns_are_kept_as_long_as_there_is_memory() -> None:
-    bus = Bus(class_bytes=1 << 22, total_bytes=1 << 22)
+    bus = BrokerHarness(class_bytes=1 << 22, total_bytes=1 << 22)
     patterns = [f"{number}.*.#" for number in range(100)]
     kept = 0
     while True:
         peer = peer2(bus, subscribe(1, 5, durable=f"d{kept}", channels=patterns))
         told = peer.told()[-1]
-        peer.leave()
+        peer.disconnect()
         if told.kind == "error":
             break
         kept += 1
@@ -239,49 +239,49 @@ def test_patterns_are_kept_as_long_as_there_is_memory() -> None:
     assert 5 < kept < 20
     assert len(bus.broker.classes[1].subscriptions) == kept
     last = peer2(bus, subscribe(1, 5, durable="d0", channels=patterns))
-    last.say(unsubscribe(5, forget=True))
+    last.send(unsubscribe(5, forget=True))
     assert last.errors() == []
     assert peer2(bus, subscribe(1, 5, durable="more", channels=patterns)).errors() == []
 
 
 @pytest.mark.parametrize("start", ["waiting", "when"])
 def test_a_subscription_that_is_refused_takes_no_memory_and_nothing_that_waits(start: str) -> None:
-    bus = Bus(class_bytes=1 << 22, total_bytes=1 << 22)
+    bus = BrokerHarness(class_bytes=1 << 22, total_bytes=1 << 22)
     peer = peer2(bus, publish(1, 0, *numbered(3)))
     used = bus.broker.budget.used
     count = 1024 if start == "waiting" else 10
     patterns = [f"{number}.{'*.' * 20}#" for number in range(count)]
-    peer.say(subscribe(1, 5, channels=patterns, start=start))
+    peer.send(subscribe(1, 5, channels=patterns, start=start))
     assert peer.errors() == ["memory_limit" if start == "waiting" else "bad_request"]
     assert bus.broker.budget.used == used
-    assert peer2(bus, subscribe(1, 5)).ids() == [0, 1, 2]
+    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2]
 
 
 def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     size = Limits().total_bytes // (4 * DURABLES_PART)
     monkeypatch.setattr("simplebus.core.store.quotas.DURABLE_BYTES", size)
-    bus = Bus()
+    bus = BrokerHarness()
     for class_id in (1, 2):
         peer = peer2(bus, subscribe(class_id, 1, durable="a"), classes=(class_id,))
-        peer.say(subscribe(class_id, 2, durable="b"), subscribe(class_id, 3))
+        peer.send(subscribe(class_id, 2, durable="b"), subscribe(class_id, 3))
         assert [said.kind for said in peer.told()[-3:]] == ["subscribe"] * 3
-    peer.say(subscribe(2, 4, request=8, durable="c"), subscribe(2, 5, group="g"))
+    peer.send(subscribe(2, 4, request=8, durable="c"), subscribe(2, 5, group="g"))
     refused, granted = peer.told()
     assert (refused.content["code"], refused.message_id) == ("too_many_subscriptions", 8)
     assert "4 durables exist" in refused.content["message"]
     assert granted.kind == "subscribe"
-    peer.say(unsubscribe(1, forget=True), subscribe(2, 4, durable="c"))
+    peer.send(unsubscribe(1, forget=True), subscribe(2, 4, durable="c"))
     assert [said.kind for said in peer.told()] == ["unsubscribe", "subscribe"]
-    peer.say(unsubscribe(4), subscribe(2, 4, durable="c", seek=True, start="new"))
+    peer.send(unsubscribe(4), subscribe(2, 4, durable="c", seek=True, start="new"))
     assert [said.kind for said in peer.told()] == ["unsubscribe", "subscribe"]
     assert bus.broker.connection_requests.quotas.durable_count == 4
 
 
 def test_who_asks_for_many_subscriptions_is_read_in_short_pieces() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, classes=(1,))
     before = peer.session.next_read_bytes
     asked = b"".join(subscribe(1, number) for number in range(1, 501))
-    peer.say(asked)
+    peer.send(asked)
     assert peer.session.next_read_bytes < before
     assert peer.session.next_read_bytes <= max(HEAVY_READ_BYTES, len(asked) * HEAVY_EVENTS // 500)

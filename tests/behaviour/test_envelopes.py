@@ -10,7 +10,7 @@ from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES, RING_IDLE_TICKS, Limits
 from tests.behaviour import wire_peer
-from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ENVELOPE,
     MESSAGE,
@@ -28,7 +28,7 @@ from tests.behaviour.wire_peer_v2 import (
 INFINITE = float("inf")
 
 
-def at(bus: Bus, now: float) -> None:
+def at(bus: BrokerHarness, now: float) -> None:
     """The clock shows this, and a driver does what is due."""
     bus.broker.clock.now = now
     if bus.broker.next_wakeup <= now:
@@ -36,70 +36,70 @@ def at(bus: Bus, now: float) -> None:
 
 
 def test_a_channel_decides_who_gets_a_message() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bindings = {1: ["a.*"], 2: ["#"], 3: ["b", "a.x"], 4: [], 5: ["c"], 6: [">"]}
     peer = peer2(bus, *[subscribe(1, n, channels=b) for n, b in bindings.items()])
     writer = peer2(bus, enveloped(1, 0, *[on_channel(n, b"") for n in ("a.x", "b", "a.y")]))
-    writer.say(publish(1, 3, b"plain"))
+    writer.send(publish(1, 3, b"plain"))
     heard: dict[int, list[int]] = {n: [] for n in bindings}
-    for message in peer.got():
+    for message in peer.receive_deliveries():
         heard[message.number].append(message.message_id)
     all_of_them = [0, 1, 2, 3]
     assert heard == {1: [0, 2], 2: all_of_them, 3: [0, 1], 4: all_of_them, 5: [], 6: [0, 1, 2]}
 
 
 def test_what_is_not_for_a_subscription_is_not_held_back_by_it() -> None:
-    bus = Bus(class_messages=10)
+    bus = BrokerHarness(class_messages=10)
     reader = peer2(bus, subscribe(1, 5, channels=["a"]))
     writer = peer2(bus)
     number = 0
     for _ in range(8):  # Room is made as the reader takes, without a word from it.
-        writer.say(enveloped(1, number, *[on_channel("b", b"x")] * 7))
+        writer.send(enveloped(1, number, *[on_channel("b", b"x")] * 7))
         number += 7
-        assert reader.ids() == []
+        assert reader.receive_message_ids() == []
         bus.broker.drain_writable()
         assert not writer.session.parked_messages
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_one_ack_may_span_what_was_for_others() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, channels=["a"]))
     peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(99)]))
-    assert reader.ids() == list(range(0, 99, 2))
-    reader.say(ack(5, 0, 99))
+    assert reader.receive_message_ids() == list(range(0, 99, 2))
+    reader.send(ack(5, 0, 99))
     assert bus.statistics(1).ring.messages == 0
     assert bus.broker.refusal_counts == {}
 
 
 @pytest.mark.parametrize("count", [1, 3, 4 * PLAIN_FRAMES_MAX])
 def test_a_message_is_not_delivered_after_it_expired(count: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 50.0)
     in_time, late = (peer2(bus, subscribe(1, 5)) for _ in range(2))
     peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1500)] * count, timed(b"y")))
     at(bus, 51.4)
-    assert in_time.ids() == list(range(count + 1))
+    assert in_time.receive_message_ids() == list(range(count + 1))
     at(bus, 51.5)
-    assert late.ids() == [count]
+    assert late.receive_message_ids() == [count]
     bus.tick(6)
-    assert in_time.ids() == [count]
+    assert in_time.receive_message_ids() == [count]
     assert [s.undelivered for s in bus.statistics(1).subscriptions] == [{Reason.EXPIRED: count}] * 2
     for reader in (in_time, late):
-        reader.say(ack(5, count, count + 1))
+        reader.send(ack(5, count, count + 1))
     bus.broker.drain_writable()
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_a_message_that_expires_at_once_goes_to_nobody_and_is_no_error() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5))
     peer2(bus, enveloped(1, 0, timed(b"x", expires_ms=0)))
-    assert reader.ids() == []
+    assert reader.receive_message_ids() == []
 
 
 def test_what_waits_for_nobody_expires_too() -> None:
-    bus = Bus(class_messages=5)
+    bus = BrokerHarness(class_messages=5)
     at(bus, 50.0)
     writer = peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5, timed(b"y")))
     assert writer.session.parked_messages
@@ -107,30 +107,30 @@ def test_what_waits_for_nobody_expires_too() -> None:
     bus.tick()
     assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 5}
-    assert peer2(bus, subscribe(1, 5)).ids() == [5]
+    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [5]
 
 
 def test_what_waits_beside_others_expires_too() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 50.0)
     peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5))
     new = peer2(bus, subscribe(1, 5, start="new"))
     at(bus, 51.0)
     bus.tick()
     assert bus.statistics(1).ring.messages == 0
-    assert new.ids() == []
+    assert new.receive_message_ids() == []
 
 
 @pytest.mark.parametrize("durable", [None, "d"])
 def test_whatever_waits_for_nobody_goes_at_the_first_beat_after_it_expired(
     durable: str | None,
 ) -> None:
-    bus = Bus(class_messages=20_000)
+    bus = BrokerHarness(class_messages=20_000)
     at(bus, 50.0)
     if durable:
-        peer2(bus, subscribe(1, 5, durable=durable)).leave()
+        peer2(bus, subscribe(1, 5, durable=durable)).disconnect()
     writer = peer2(bus, enveloped(1, 0, *[timed(b"", expires_ms=1000)] * 20_000))
-    writer.say(publish(1, 20_000, *[b""] * 20_000))
+    writer.send(publish(1, 20_000, *[b""] * 20_000))
     assert writer.session.parked_messages
     at(bus, 51.0)
     bus.tick()
@@ -140,33 +140,33 @@ def test_whatever_waits_for_nobody_goes_at_the_first_beat_after_it_expired(
 
 @pytest.mark.parametrize("options", [{}, {"group": "g"}])
 def test_what_expires_before_a_reader_takes_it_makes_room(options: dict[str, object]) -> None:
-    bus = Bus(class_messages=10)
+    bus = BrokerHarness(class_messages=10)
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=2, **options))
     writer = peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 10, timed(b"y")))
-    assert reader.ids() == [0, 1]
-    reader.say(ack(5, 0, 1), nack(5, 1, 2, 0))  # One is to come again, and one has room to come.
+    assert reader.receive_message_ids() == [0, 1]
+    reader.send(ack(5, 0, 1), nack(5, 1, 2, 0))  # One is to come again, and one has room to come.
     at(bus, 51.0)
     bus.tick(bus.broker.settings.ack_timeout)  # Then a member has to give back what it left.
     assert not writer.session.parked_messages
     assert bus.statistics(1).ring.messages == 1
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 9}
-    heard = reader.ids()
+    heard = reader.receive_message_ids()
     bus.tick()
-    assert heard + reader.ids() == [10]
+    assert heard + reader.receive_message_ids() == [10]
 
 
 def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=1))
     peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 3))
-    assert reader.ids() == [0]
+    assert reader.receive_message_ids() == [0]
     at(bus, 51.0)
     bus.tick()
     [position] = bus.statistics(1).subscriptions
     assert (position.in_flight, position.undelivered) == (1, {Reason.EXPIRED: 2})
-    reader.say(ack(5, 0, 1))
+    reader.send(ack(5, 0, 1))
     [position] = bus.statistics(1).subscriptions
     assert (position.acknowledged, position.undelivered) == (1, {Reason.EXPIRED: 2})
     assert bus.statistics(1).ring.messages == 0
@@ -178,20 +178,20 @@ def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
     ids=str,
 )
 def test_what_expires_before_it_comes_again_is_not_acknowledged(kind: dict[str, object]) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5, **kind))
     peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5))
-    assert reader.ids() == [0, 1, 2, 3, 4]
-    reader.say(ack(5, 1, 3), nack(5, 3, 4, 2000), nack(5, 0, 1), nack(5, 4, 5, 500))
+    assert reader.receive_message_ids() == [0, 1, 2, 3, 4]
+    reader.send(ack(5, 1, 3), nack(5, 3, 4, 2000), nack(5, 0, 1), nack(5, 4, 5, 500))
     at(bus, 50.6)
     bus.broker.run_due_wakeups()
-    assert reader.ids() == [4]
-    reader.say(ack(5, 4, 5))
+    assert reader.receive_message_ids() == [4]
+    reader.send(ack(5, 4, 5))
     at(bus, 53.0)
     bus.tick(bus.broker.settings.ack_timeout)
     bus.broker.run_due_wakeups()
-    assert reader.ids() == []
+    assert reader.receive_message_ids() == []
     statistics = bus.statistics(1)
     assert (statistics.in_flight, statistics.ring.messages) == (0, 0)
     assert statistics.dropped == {Reason.EXPIRED: 2}
@@ -199,17 +199,17 @@ def test_what_expires_before_it_comes_again_is_not_acknowledged(kind: dict[str, 
 
 
 def test_what_has_expired_makes_no_subscription_too_slow() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=1, max_pending=5, slow="disconnect"))
     contents = [timed(b"x", expires_ms=1000 if n % 2 else None) for n in range(5)]
     writer = peer2(bus, enveloped(1, 0, *contents))
-    assert reader.ids() == [0]
+    assert reader.receive_message_ids() == [0]
     at(bus, 51.0)
-    writer.say(publish(1, 5, b"y", b"y"))  # Five pending, and two that have expired.
+    writer.send(publish(1, 5, b"y", b"y"))  # Five pending, and two that have expired.
     bus.broker.drain_writable()
     assert reader.errors() == []
-    writer.say(publish(1, 7, b"z"))
+    writer.send(publish(1, 7, b"z"))
     bus.tick()
     bus.broker.drain_writable()
     assert reader.errors() == ["slow_consumer"]
@@ -217,180 +217,180 @@ def test_what_has_expired_makes_no_subscription_too_slow() -> None:
 
 @pytest.mark.parametrize("count", [1, 4 * PLAIN_FRAMES_MAX])
 def test_a_message_is_not_delivered_before_its_time(count: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5))
     peer2(
         bus, enveloped(1, 0, timed(b"a"), *[timed(b"b", not_before_ms=2000)] * count, timed(b"c"))
     )
-    assert reader.ids() == [0, count + 1]
-    reader.say(ack(5, 0, count + 2))  # As a client does that knows nothing of those between them.
+    assert reader.receive_message_ids() == [0, count + 1]
+    reader.send(ack(5, 0, count + 2))  # As a client does that knows nothing of those between them.
     assert bus.broker.next_wakeup == 52.0
     at(bus, 51.9)
-    assert reader.ids() == []
+    assert reader.receive_message_ids() == []
     at(bus, 52.0)
-    assert [(m.message_id, m.attempt) for m in reader.got()] == [(n + 1, 1) for n in range(count)]
-    reader.say(ack(5, 0, count + 2))
+    assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [(n + 1, 1) for n in range(count)]
+    reader.send(ack(5, 0, count + 2))
     assert bus.statistics(1).ring.messages == 0
     assert bus.broker.next_wakeup == INFINITE
 
 
 def test_what_nobody_was_there_for_is_not_delivered_before_its_time_either() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 50.0)
     peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=2000), timed(b"b")))
     former = peer2(bus, subscribe(1, 5))
-    assert former.ids() == [1]
-    former.leave()
+    assert former.receive_message_ids() == [1]
+    former.disconnect()
     assert len(bus.broker.delayed_wakeups) == 0
     reader = peer2(bus, subscribe(1, 5))
-    assert reader.ids() == [1]
+    assert reader.receive_message_ids() == [1]
     at(bus, 52.0)
-    assert reader.ids() == [0]
+    assert reader.receive_message_ids() == [0]
 
 
 @pytest.mark.parametrize("count", [1, PLAIN_FRAMES_MAX])
 def test_a_clock_that_is_set_back_does_not_delay_what_came_with_delayed_ones(count: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 100.0)
     delayed = [timed(b"b", not_before_ms=1000)] * count
     peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=0), *delayed, timed(b"c")))
     at(bus, 90.0)
-    assert peer2(bus, subscribe(1, 5, start="earliest")).ids() == [0, count + 1]
+    assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, count + 1]
 
 
 def test_subscriptions_that_come_and_go_leave_no_alarm() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 50.0)
     far = (1 << 64) - 1
     writer = peer2(bus, enveloped(1, 0, timed(b"x", not_before_ms=far)))
     for _ in range(20):
-        writer.say(subscribe(1, 5, start="earliest"))
-        writer.take(1 << 20)
+        writer.send(subscribe(1, 5, start="earliest"))
+        writer.read_bytes(1 << 20)
         assert bus.broker.next_wakeup < INFINITE
-        writer.say(unsubscribe(5))
+        writer.send(unsubscribe(5))
         assert len(bus.broker.delayed_wakeups) == 0
     at(bus, 51.0)
     bus.broker.run_due_wakeups()
 
 
 def test_times_outlive_a_ring_that_grows_wraps_and_shrinks() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 50.0)
     late = peer2(bus, subscribe(1, 5))
     writer = peer2(bus)
     number = 0
     for _ in range(40):
         contents = [timed(b"x" * 500, expires_ms=60_000), timed(b"y" * 500), on_channel("c", b"z")]
-        writer.say(enveloped(1, number, *contents), publish(1, number + 3, b"p"))
+        writer.send(enveloped(1, number, *contents), publish(1, number + 3, b"p"))
         number += 4
         bus.tick(RING_IDLE_TICKS // 3)
         if number % 3 == 0:
-            heard = late.ids()
-            late.say(ack(5, heard[0], heard[-1] + 1))
+            heard = late.receive_message_ids()
+            late.send(ack(5, heard[0], heard[-1] + 1))
     at(bus, 111.0)
-    assert not any(i % 4 == 0 for i in late.ids())
+    assert not any(i % 4 == 0 for i in late.receive_message_ids())
 
 
 # Two versions ------------------------------------------------------------------------------------
 
 
 def test_version_1_gets_payloads_in_the_order_of_all_messages() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     new = peer2(bus, subscribe(1, 5))
     writer = peer2(bus)
     number, expected = 0, []
     for turn in range(1, 6):
         payloads = numbered(turn, start=number)
-        writer.say(publish(1, number, *payloads))
+        writer.send(publish(1, number, *payloads))
         number += turn
         expected += payloads
-        writer.say(
+        writer.send(
             enveloped(1, number, *[on_channel("a", p) for p in numbered(turn, start=number)])
         )
         expected += numbered(turn, start=number)
         number += turn
     bus.peer(wire_peer.publish(1, b"old"))
-    heard = old.hear()
+    heard = old.receive_messages()
     assert [m.payload for m in heard] == [*expected, b"old"]
     assert [m.message_id for m in heard] == list(range(31))
-    assert [m.kind for m in new.got()[:4]] == [MESSAGE, ENVELOPE, MESSAGE, MESSAGE]
-    old.say(wire_peer.ack(1, 0, 31))
-    new.say(ack(5, 0, 31))
+    assert [m.kind for m in new.receive_deliveries()[:4]] == [MESSAGE, ENVELOPE, MESSAGE, MESSAGE]
+    old.send(wire_peer.ack(1, 0, 31))
+    new.send(ack(5, 0, 31))
     assert bus.statistics(1).ring.messages == 0
 
 
 @pytest.mark.parametrize("others", [0, 3, 200])
 def test_a_payload_that_version_1_cannot_carry_is_counted_and_holds_up_nothing(others: int) -> None:
-    bus = Bus(class_messages=2 * others + 1)
+    bus = BrokerHarness(class_messages=2 * others + 1)
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     bad = b"\0with <\r\n\0> in it"
     contents = [b"\0a"] * others + [bad] + [b"\0b"] * others
     writer = peer2(bus, enveloped(1, 0, *contents))
-    heard = old.hear()
+    heard = old.receive_messages()
     assert [m.payload for m in heard] == [b"a"] * others + [b"b"] * others
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 1}
     if heard:
-        old.say(wire_peer.ack(1, 0, others), wire_peer.ack(1, others + 1, 2 * others + 1))
+        old.send(wire_peer.ack(1, 0, others), wire_peer.ack(1, others + 1, 2 * others + 1))
     bus.broker.drain_writable()
     assert bus.statistics(1).ring.messages == 0
-    writer.say(enveloped(1, 2 * others + 1, bad, b"\0next"))
-    heard = old.hear()
+    writer.send(enveloped(1, 2 * others + 1, bad, b"\0next"))
+    heard = old.receive_messages()
     bus.broker.drain_writable()
-    assert [m.payload for m in heard + old.hear()] == [b"next"]
+    assert [m.payload for m in heard + old.receive_messages()] == [b"next"]
 
 
 def test_many_that_cannot_be_carried_do_not_stop_what_is_sent_again() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = peer2(bus, enveloped(1, 0, *[b"\0<\r\n\0>"] * 30, b"\0good"))
     former = peer2(bus, subscribe(1, 5))
-    assert len(former.ids()) == 31
-    former.leave()
+    assert len(former.receive_message_ids()) == 31
+    former.disconnect()
     old = bus.peer(wire_peer.subscribe(1))
-    assert [m.payload for m in old.hear()] == [b"good"]
+    assert [m.payload for m in old.receive_messages()] == [b"good"]
     assert not writer.session.parked_messages
 
 
 def test_version_1_ignores_what_is_not_open_yet_in_its_acks() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     at(bus, 50.0)
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     peer2(bus, enveloped(1, 0, timed(b"a"), timed(b"b", not_before_ms=1000), timed(b"c")))
-    assert [m.payload for m in old.hear()] == [b"a", b"c"]
-    old.say(wire_peer.ack(1, 0, 3))
+    assert [m.payload for m in old.receive_messages()] == [b"a", b"c"]
+    old.send(wire_peer.ack(1, 0, 3))
     at(bus, 51.0)
-    assert [m.payload for m in old.hear()] == [b"b"]
-    old.say(wire_peer.ack(1, 1, 2))
+    assert [m.payload for m in old.receive_messages()] == [b"b"]
+    old.send(wire_peer.ack(1, 1, 2))
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_a_class_that_drops_the_oldest_drops_what_is_put_off_too() -> None:
     limits = Limits(class_messages=4)
-    bus = Bus(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
+    bus = BrokerHarness(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=3), subscribe(1, 6, group="g"))
     writer = peer2(bus, enveloped(1, 0, *[timed(b"x", not_before_ms=1000)] * 4))
-    assert reader.ids() == []
-    writer.say(publish(1, 4, b"a", b"b", b"c", b"d"))
-    assert sorted(reader.ids()) == [4, 4, 5, 5, 6, 6, 7]
+    assert reader.receive_message_ids() == []
+    writer.send(publish(1, 4, b"a", b"b", b"c", b"d"))
+    assert sorted(reader.receive_message_ids()) == [4, 4, 5, 5, 6, 6, 7]
     at(bus, 52.0)
-    assert reader.ids() == []
-    reader.say(ack(5, 4, 8), ack(6, 4, 8))
-    assert reader.ids() == [7]
-    reader.say(ack(5, 7, 8))
+    assert reader.receive_message_ids() == []
+    reader.send(ack(5, 4, 8), ack(6, 4, 8))
+    assert reader.receive_message_ids() == [7]
+    reader.send(ack(5, 7, 8))
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_a_single_plain_message_in_a_class_with_channels_has_none() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, channels=["a"]), subscribe(1, 6, channels=["#"]))
     writer = peer2(bus, enveloped(1, 0, on_channel("a", b"")))
     for number in range(1, 600):  # The rows of those before are used again.
-        writer.say(publish(1, number, b"x"))
-        heard = sorted(m.number for m in reader.got())
+        writer.send(publish(1, number, b"x"))
+        heard = sorted(m.number for m in reader.receive_deliveries())
         assert heard == ([6] if number > 1 else [5, 6, 6])
-        reader.say(ack(5, 0, number + 1), ack(6, 0, number + 1))
+        reader.send(ack(5, 0, number + 1), ack(6, 0, number + 1))
 
 
 # Memory for channels ------------------------------------------------------------------------------
@@ -399,9 +399,9 @@ SHORT = 1 << 20
 """All the memory there is."""
 
 
-def short(policy: FullPolicy = FullPolicy.BLOCK) -> Bus:
+def short(policy: FullPolicy = FullPolicy.BLOCK) -> BrokerHarness:
     limits = Limits(class_bytes=SHORT, total_bytes=SHORT, frame_bytes=1 << 16)
-    return Bus(Settings(limits=limits, full_policy=policy))
+    return BrokerHarness(Settings(limits=limits, full_policy=policy))
 
 
 def own_channels(first: int, count: int, class_id: int = 1) -> bytes:
@@ -413,20 +413,20 @@ def own_channels(first: int, count: int, class_id: int = 1) -> bytes:
 @pytest.mark.parametrize("step", [1, 7, PLAIN_FRAMES_MAX * 8])
 def test_without_memory_for_channels_messages_wait_until_others_are_acknowledged(step: int) -> None:
     bus = short()
-    bus.trusting = step < PLAIN_FRAMES_MAX
+    bus.skips_checks = step < PLAIN_FRAMES_MAX
     reader = peer2(bus, subscribe(1, 5, channels=["#"]))
     writer = peer2(bus)
     total, heard = 9000, 0
     for first in range(0, total, step):
-        writer.say(own_channels(first, min(step, total - first)))
+        writer.send(own_channels(first, min(step, total - first)))
     assert writer.session.parked_messages
-    while ids := reader.ids():
+    while ids := reader.receive_message_ids():
         assert ids == list(range(heard, heard + len(ids)))
         assert heard > 0 or len(ids) > 1000
         heard += len(ids)
-        reader.say(ack(5, ids[0], heard))
+        reader.send(ack(5, ids[0], heard))
         bus.broker.drain_writable()
-        bus.check()
+        bus.check_invariants()
     assert heard == total
     assert writer.told()[-1].message_id == total
 
@@ -436,7 +436,7 @@ def test_without_memory_for_channels_the_policy_decides(policy: FullPolicy) -> N
     bus = short(policy)
     writer = peer2(bus)
     for first in range(0, 9000, 300):
-        writer.say(own_channels(first, 300))
+        writer.send(own_channels(first, 300))
     ring = bus.broker.classes[1].ring
     dropped = bus.statistics(1).dropped
     assert set(dropped) == {Reason(policy.value)}
@@ -449,11 +449,11 @@ def test_channels_that_nothing_stored_carries_do_not_keep_other_classes_waiting(
     bus = short()
     reader = peer2(bus, subscribe(1, 5), classes=(1, 2))
     writer = peer2(bus, own_channels(0, 2500), classes=(1, 2))
-    assert len(reader.ids()) == 2500
-    reader.say(ack(5, 0, 2500))
+    assert len(reader.receive_message_ids()) == 2500
+    reader.send(ack(5, 0, 2500))
     bus.broker.drain_writable()
     assert len(bus.broker.classes[1].channels) > 2000
-    writer.say(own_channels(2500, 2500, class_id=2))
+    writer.send(own_channels(2500, 2500, class_id=2))
     assert writer.session.parked_messages
     bus.tick(RING_IDLE_TICKS * 2)
     bus.broker.drain_writable()
@@ -464,8 +464,8 @@ def test_channels_that_nothing_stored_carries_do_not_keep_other_classes_waiting(
 
 @pytest.mark.parametrize("kind", ["uncarriable", "put off"])
 def test_what_is_dealt_with_one_by_one_gives_the_others_their_turn(kind: str) -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     count = 3 * REDELIVERY_MESSAGES
     if kind == "uncarriable":
         peer2(bus, enveloped(1, 0, *[b"\0<\r\n\0>"] * count))

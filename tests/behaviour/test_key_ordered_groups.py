@@ -13,9 +13,9 @@ from simplebus.core.group.key_ordered_member import KeyOrderedMember
 from simplebus.core.limits import IN_FLIGHT_BYTES, LANES_MESSAGES_MAX, Limits
 from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.settings import FullPolicy, Settings
-from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     ack,
     enveloped,
     nack,
@@ -29,7 +29,7 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.models.key_order_model import World, keyed
 
 
-def group_of(bus: Bus, count: int, **options: object) -> list[Peer2]:
+def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
     """That many members, each of a session of its own, as subscription 5."""
     members = [peer2(bus, subscribe(1, 5, group="g", by_key=True, **options)) for _ in range(count)]
     for member in members:
@@ -37,31 +37,31 @@ def group_of(bus: Bus, count: int, **options: object) -> list[Peer2]:
     return members
 
 
-def publish_keys(bus: Bus, *keys: bytes) -> None:
+def publish_keys(bus: BrokerHarness, *keys: bytes) -> None:
     """One message of each of these keys, in this order."""
     peer2(bus, enveloped(1, 0, *map(keyed, keys)))
 
 
-def held(members: list[Peer2]) -> dict[int, Peer2]:
+def held(members: list[Version2Peer]) -> dict[int, Version2Peer]:
     """Who hears which message now."""
-    return {id_: member for member in members for id_ in member.ids()}
+    return {id_: member for member in members for id_ in member.receive_message_ids()}
 
 
-def all_of(members: list[Peer2]) -> list[list[tuple[int, int]]]:
+def all_of(members: list[Version2Peer]) -> list[list[tuple[int, int]]]:
     """What they hear and acknowledge, until there is nothing more: attempts and ids, in rounds."""
     rounds = []
-    while heard := {m: m.got() for m in members if not m.session.is_closed}:
+    while heard := {m: m.receive_deliveries() for m in members if not m.session.is_closed}:
         if not any(heard.values()):
             return rounds
         rounds.append(sorted((g.attempt, g.message_id) for got in heard.values() for g in got))
         for member, got in heard.items():
             for one in got:
-                member.say(ack(5, one.message_id, one.message_id + 1))
+                member.send(ack(5, one.message_id, one.message_id + 1))
     return rounds
 
 
 def test_a_key_goes_to_one_member_one_message_after_the_other() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     members = group_of(bus, 3)
     publish_keys(bus, *[b"key %d" % (number % 7) for number in range(70)])
     who = defaultdict(set)
@@ -70,44 +70,44 @@ def test_a_key_goes_to_one_member_one_message_after_the_other() -> None:
         assert sorted(heard) == list(range(first, first + 7))
         for id_, member in heard.items():
             who[id_ % 7].add(member)
-            member.say(ack(5, id_, id_ + 1))
+            member.send(ack(5, id_, id_ + 1))
     assert all(len(some) == 1 for some in who.values())
     assert len({member for some in who.values() for member in some}) > 1
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_what_has_no_key_goes_to_anybody_and_waits_for_nothing() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     members = group_of(bus, 3)
     peer2(bus, publish(1, 0, *numbered(30)), enveloped(1, 30, *[timed(b"")] * 30))
-    heard = [member.ids() for member in members]
+    heard = [member.receive_message_ids() for member in members]
     assert [len(ids) for ids in heard] == [20, 20, 20]
     assert sorted(id_ for ids in heard for id_ in ids) == list(range(60))
 
 
 @pytest.mark.parametrize("delay_ms", [None, 3000])
 def test_what_is_put_off_holds_its_own_key_back_and_no_other(delay_ms: int | None) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     (only,) = group_of(bus, 1)
     publish_keys(bus, b"a", b"a", b"b", b"b")
-    assert only.ids() == [0, 2]
-    only.say(nack(5, 0, 1, delay_ms), ack(5, 2, 3))
-    assert only.ids() == [3]
+    assert only.receive_message_ids() == [0, 2]
+    only.send(nack(5, 0, 1, delay_ms), ack(5, 2, 3))
+    assert only.receive_message_ids() == [3]
     bus.broker.clock.now += 4
     bus.tick(6)
     bus.broker.run_due_wakeups()
-    assert sorted((m.message_id, m.attempt) for m in only.got()) == [(0, 2), (3, 2)]
-    only.say(ack(5, 0, 1))
-    assert [(m.message_id, m.attempt) for m in only.got()] == [(1, 1)]
+    assert sorted((m.message_id, m.attempt) for m in only.receive_deliveries()) == [(0, 2), (3, 2)]
+    only.send(ack(5, 0, 1))
+    assert [(m.message_id, m.attempt) for m in only.receive_deliveries()] == [(1, 1)]
 
 
 def test_what_is_overdue_comes_again_before_what_is_behind_it() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     members = group_of(bus, 2)
     publish_keys(bus, b"a", b"a")
     ((_, owner),) = held(members).items()
     bus.tick(5)
-    owner.say(working(5, 0, 1))
+    owner.send(working(5, 0, 1))
     bus.tick(5)
     assert not held(members)
     bus.tick(1)
@@ -116,7 +116,7 @@ def test_what_is_overdue_comes_again_before_what_is_behind_it() -> None:
 
 @pytest.mark.parametrize("how", ["leave", "unsubscribe"])
 def test_the_keys_of_a_member_that_goes_are_others_and_begin_where_it_was(how: str) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     members = group_of(bus, 4)
     keys = [b"key %d" % number for number in range(40)]
     publish_keys(bus, *keys, *keys)
@@ -124,11 +124,11 @@ def test_the_keys_of_a_member_that_goes_are_others_and_begin_where_it_was(how: s
     gone, others = members[1], [members[0], *members[2:]]
     theirs = [id_ for id_, member in before.items() if member is gone]
     assert theirs
-    gone.leave() if how == "leave" else gone.say(unsubscribe(5))
+    gone.disconnect() if how == "leave" else gone.send(unsubscribe(5))
     again = held(others)
     assert sorted(again) == theirs  # Nobody was sent what follows them, nor of another key.
     for id_, member in [*again.items(), *((i, m) for i, m in before.items() if m is not gone)]:
-        member.say(ack(5, id_, id_ + 1))
+        member.send(ack(5, id_, id_ + 1))
     after = held(others)
     assert sorted(after) == list(range(40, 80))
     for id_ in range(40):
@@ -136,14 +136,14 @@ def test_the_keys_of_a_member_that_goes_are_others_and_begin_where_it_was(how: s
 
 
 def test_a_key_that_moves_to_a_new_member_waits_until_what_is_out_is_settled() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     members = group_of(bus, 1)
     keys = [b"key %d" % number for number in range(40)]
     publish_keys(bus, *keys, *keys)
     assert len(held(members)) == 40
     members += group_of(bus, 1)
     assert not held(members)
-    members[0].say(ack(5, 0, 40))
+    members[0].send(ack(5, 0, 40))
     after = held(members)
     assert sorted(after) == list(range(40, 80))
     assert set(after.values()) == set(members)
@@ -152,20 +152,20 @@ def test_a_key_that_moves_to_a_new_member_waits_until_what_is_out_is_settled() -
 def test_the_same_names_have_the_same_keys_whoever_came_first() -> None:
     whose = []
     for names in (["x", "y", "z"], ["z", "q", "x", "y"]):
-        bus = Bus()
+        bus = BrokerHarness()
         members = {
             name: peer2(bus, subscribe(1, 5, group="g", by_key=True), name=name) for name in names
         }
         if "q" in members:
-            members.pop("q").leave()
+            members.pop("q").disconnect()
         publish_keys(bus, *[b"key %d" % number for number in range(40)])
-        whose.append({id_: name for name, member in members.items() for id_ in member.ids()})
+        whose.append({id_: name for name, member in members.items() for id_ in member.receive_message_ids()})
     assert whose[0] == whose[1]
     assert len(whose[0]) == 40
 
 
 def test_a_member_without_room_holds_up_its_own_keys_only() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     members = group_of(bus, 2, max_in_flight=1)
     publish_keys(bus, *[b"key %d" % number for number in range(40)])
     first = held(members)
@@ -173,8 +173,8 @@ def test_a_member_without_room_holds_up_its_own_keys_only() -> None:
     (one, member), (stuck, _) = first.items()
     got = 1
     while True:
-        member.say(ack(5, one, one + 1))
-        ids = member.ids()
+        member.send(ack(5, one, one + 1))
+        ids = member.receive_message_ids()
         if not ids:
             break
         (one,) = ids
@@ -188,61 +188,61 @@ def test_a_member_without_room_holds_up_its_own_keys_only() -> None:
 
 
 def test_the_keys_of_a_member_that_takes_nothing_are_others_until_it_does() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     stuck, other = group_of(bus, 2)
     keys = [b"key %d" % number for number in range(40)]
     publish_keys(bus, *keys)
-    mine = other.ids()
-    other.say(ack(5, 0, 40))
+    mine = other.receive_message_ids()
+    other.send(ack(5, 0, 40))
     bus.tick(7)
-    assert len(mine) + len(theirs := other.ids()) == 40
-    other.say(ack(5, 0, 40))
-    assert stuck.ids() == []
+    assert len(mine) + len(theirs := other.receive_message_ids()) == 40
+    other.send(ack(5, 0, 40))
+    assert stuck.receive_message_ids() == []
     bus.broker.run_due_wakeups()
     publish_keys(bus, *keys)
-    assert stuck.ids() == [id_ + 40 for id_ in theirs]
+    assert stuck.receive_message_ids() == [id_ + 40 for id_ in theirs]
 
 
 def test_after_the_last_delivery_the_next_one_of_the_key_comes() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     (only,) = group_of(bus, 1, max_deliveries=2)
     publish_keys(bus, b"a", b"a")
-    assert only.ids() == [0]
-    only.say(nack(5, 0, 1, 0))
-    assert only.ids() == [0]
-    only.say(nack(5, 0, 1, 0))
+    assert only.receive_message_ids() == [0]
+    only.send(nack(5, 0, 1, 0))
+    assert only.receive_message_ids() == [0]
+    only.send(nack(5, 0, 1, 0))
     bus.broker.run_due_wakeups()
-    assert only.ids() == [1]
+    assert only.receive_message_ids() == [1]
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
 
 
 def test_what_expires_makes_way_for_its_key() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1, max_in_flight=2)
     contents = [keyed(b"a", expires_ms=None if n % 3 else 1000) for n in range(6)]
     peer2(bus, enveloped(1, 0, keyed(b"b"), *contents))
     bus.broker.clock.now = 51.0  # What it was handed is too late when it takes it.
-    assert only.ids() == [0]
+    assert only.receive_message_ids() == [0]
     bus.broker.run_due_wakeups()
-    assert only.ids() == [2]
-    only.say(ack(5, 2, 3))
-    assert only.ids() == [3]
-    only.say(ack(5, 3, 4))
-    assert only.ids() == []
+    assert only.receive_message_ids() == [2]
+    only.send(ack(5, 2, 3))
+    assert only.receive_message_ids() == [3]
+    only.send(ack(5, 3, 4))
+    assert only.receive_message_ids() == []
     bus.broker.run_due_wakeups()
-    assert only.ids() == [5]
-    only.say(ack(5, 5, 6))
-    assert only.ids() == [6]
+    assert only.receive_message_ids() == [5]
+    only.send(ack(5, 5, 6))
+    assert only.receive_message_ids() == [6]
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 2}
 
 
 def test_what_expires_behind_another_one_of_its_key_makes_room() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1)
     peer2(bus, enveloped(1, 0, keyed(b"a"), *[keyed(b"a", expires_ms=1000)] * 50))
-    assert only.ids() == [0]
+    assert only.receive_message_ids() == [0]
     bus.broker.clock.now = 51.0
     bus.tick()
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 50}
@@ -250,34 +250,34 @@ def test_what_expires_behind_another_one_of_its_key_makes_room() -> None:
 
 
 def test_what_opens_later_holds_nothing_back_until_then() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1)
     peer2(bus, enveloped(1, 0, keyed(b"a", not_before_ms=1000), *[keyed(b"a")] * 3))
-    assert only.ids() == [1]
-    only.say(ack(5, 1, 2))
-    assert only.ids() == [2]
+    assert only.receive_message_ids() == [1]
+    only.send(ack(5, 1, 2))
+    assert only.receive_message_ids() == [2]
     bus.broker.clock.now = 51.0
     bus.broker.run_due_wakeups()
-    assert only.ids() == []
-    only.say(ack(5, 2, 3))
-    assert only.ids() == [0]
-    only.say(ack(5, 0, 1))
-    assert only.ids() == [3]
+    assert only.receive_message_ids() == []
+    only.send(ack(5, 2, 3))
+    assert only.receive_message_ids() == [0]
+    only.send(ack(5, 0, 1))
+    assert only.receive_message_ids() == [3]
 
 
 def test_one_hot_key_does_not_stop_the_others() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     (only,) = group_of(bus, 1)
     publish_keys(bus, *[b"hot"] * 5000, b"cold")
     bus.broker.run_due_wakeups()
-    assert only.ids() == [0, 5000]
+    assert only.receive_message_ids() == [0, 5000]
 
 
 def test_a_group_looks_only_so_far_ahead() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     (only,) = group_of(bus, 1)
     count = LANES_MESSAGES_MAX + 2000
     publish_keys(bus, *[b"hot"] * count, b"cold")
@@ -285,16 +285,16 @@ def test_a_group_looks_only_so_far_ahead() -> None:
         bus.broker.run_due_wakeups()
     (position,) = bus.broker.classes[1].groups
     assert position.window.cursor == LANES_MESSAGES_MAX + 1
-    assert only.ids() == [0]
+    assert only.receive_message_ids() == [0]
     bus.broker.check_invariants()
-    only.say(ack(5, 0, 1))
-    assert only.ids() == [1]
+    only.send(ack(5, 0, 1))
+    assert only.receive_message_ids() == [1]
     assert position.window.cursor == LANES_MESSAGES_MAX + 2
 
 
 def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     (only,) = group_of(bus, 1)
     payload = bytes(900_000)
     for number in range(24):
@@ -303,48 +303,48 @@ def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight() -> None:
     (position,) = bus.broker.classes[1].groups
     (member,) = position.members
     assert IN_FLIGHT_BYTES <= member.assigned_bytes < IN_FLIGHT_BYTES + 1_000_000
-    assert [m.message_id for m in only.got()] == list(range(member.assigned_count))
-    only.say(ack(5, 0, 24))
-    assert only.ids()[-1] == 23
+    assert [m.message_id for m in only.receive_deliveries()] == list(range(member.assigned_count))
+    only.send(ack(5, 0, 24))
+    assert only.receive_message_ids()[-1] == 23
 
 
 @pytest.mark.parametrize("slow", ["drop_oldest", "drop_newest"])
 def test_what_waits_in_a_lane_is_dropped_as_what_waits_elsewhere(slow: str) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     (only,) = group_of(bus, 1, slow=slow, max_pending=4)
     for _ in range(200):
         publish_keys(bus, b"a")
-    assert only.ids() == [0]
+    assert only.receive_message_ids() == [0]
     kept = []
     for _ in range(3):
-        only.say(ack(5, 0, 1 << 20))
-        kept += only.ids()
+        only.send(ack(5, 0, 1 << 20))
+        kept += only.receive_message_ids()
     assert kept == ([197, 198, 199] if slow == "drop_oldest" else [1, 2, 3])
     assert bus.statistics(1).dropped == {Reason.SLOW_CONSUMER: 196}
 
 
 def test_a_group_is_by_key_or_it_is_not() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     group_of(bus, 1)
     plain = peer2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="h"))
     assert plain.errors() == ["subscription_mismatch"]
-    plain.say(subscribe(1, 7, group="h", by_key=True), subscribe(1, 8, by_key=True))
+    plain.send(subscribe(1, 7, group="h", by_key=True), subscribe(1, 8, by_key=True))
     assert plain.errors() == ["subscription_mismatch", "bad_request"]
-    plain.say(subscribe(1, 9, group="g", by_key="yes"))
+    plain.send(subscribe(1, 9, group="g", by_key="yes"))
     assert plain.errors() == ["bad_request"]
 
 
 def test_who_is_not_there_any_more_settles_only_what_it_was_sent() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     (only,) = group_of(bus, 1, durable="d")
     publish_keys(bus, b"a", b"a", b"b", b"b")
-    assert only.ids() == [0, 2]
-    only.leave()
+    assert only.receive_message_ids() == [0, 2]
+    only.disconnect()
     (position,) = bus.broker.classes[1].groups
     assert isinstance(position, KeyOrderedGroup)
     position.ack(0, 2)
     position.terminate(2, 4)
-    bus.check()
+    bus.check_invariants()
     assert position.window.unacked(0, 4) == [(1, 2), (3, 4)]
     next_one = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
     assert all_of([next_one]) == [[(1, 1), (1, 3)]]
@@ -352,40 +352,40 @@ def test_who_is_not_there_any_more_settles_only_what_it_was_sent() -> None:
 
 
 def test_what_comes_back_is_first_in_its_lane_though_a_part_of_it_is_purged() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     only = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
     publish_keys(bus, b"a", b"b", b"b")
-    assert only.ids() == [0, 1]
+    assert only.receive_message_ids() == [0, 1]
     cls = bus.broker.classes[1]
-    only.leave()
+    only.disconnect()
     purge_messages(cls, 0, 1, None)
     bus.broker.store.trim_class(cls)
-    bus.check()
+    bus.check_invariants()
     next_one = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
     assert all_of([next_one]) == [[(2, 1)], [(1, 2)]]
 
 
 def test_what_is_purged_makes_way_for_its_key() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     (only,) = group_of(bus, 1)
     publish_keys(bus, b"a", b"a", b"a")
-    assert only.ids() == [0]
+    assert only.receive_message_ids() == [0]
     cls = bus.broker.classes[1]
     purge_messages(cls, 0, 2, None)
     bus.broker.store.trim_class(cls)
     bus.broker.run_due_wakeups()
-    assert only.ids() == [2]
+    assert only.receive_message_ids() == [2]
 
 
 def test_what_the_class_drops_makes_way_for_its_key() -> None:
-    bus = Bus(Settings(limits=Limits(class_messages=4), full_policy=FullPolicy.DROP_OLDEST))
+    bus = BrokerHarness(Settings(limits=Limits(class_messages=4), full_policy=FullPolicy.DROP_OLDEST))
     (only,) = group_of(bus, 1)
     publish_keys(bus, *[b"a"] * 4)
-    assert only.ids() == [0]
+    assert only.receive_message_ids() == [0]
     publish_keys(bus, b"a", b"a")
-    assert only.ids() == [2]
-    only.say(ack(5, 0, 3))
-    assert only.ids() == [3]
+    assert only.receive_message_ids() == [2]
+    only.send(ack(5, 0, 3))
+    assert only.receive_message_ids() == [3]
 
 
 def test_after_a_restart_what_was_sent_comes_before_what_has_opened_since() -> None:
@@ -399,7 +399,7 @@ def test_after_a_restart_what_was_sent_comes_before_what_has_opened_since() -> N
 
 
 def test_who_goes_gives_up_its_own_keys_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     many = [subscribe(1, number, group="g", by_key=True) for number in range(1, 21)]
     sessions = [peer2(bus, *many) for _ in range(4)]
     (group,) = bus.broker.classes[1].groups

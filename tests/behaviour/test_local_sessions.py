@@ -22,11 +22,11 @@ from simplebus.core.protocol.events import (
     Terminated,
 )
 from simplebus.core.protocol.requests import SubscribeRequest
-from tests.behaviour.wire_peer import Bus, batch_of
+from tests.behaviour.wire_peer import BrokerHarness, build_batch
 from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     enveloped,
     nack,
     on_channel,
@@ -48,53 +48,53 @@ def published(class_id: int, *payloads: bytes) -> Published:
     return Published(class_id, batch_of(*whole))
 
 
-def inside(bus: Bus) -> Peer2:
-    return Peer2(bus, bus.broker.open_foreign_session("a guest"))
+def inside(bus: BrokerHarness) -> Version2Peer:
+    return Version2Peer(bus, bus.broker.open_foreign_session("a guest"))
 
 
-def asks(bus: Bus, peer: Peer2, number: int = 5, **options: object) -> None:
+def asks(bus: BrokerHarness, peer: Version2Peer, number: int = 5, **options: object) -> None:
     wish = SubscribeRequest(**options)  # type: ignore[arg-type]
     bus.broker.apply_event(peer.session, SubscriptionAsked(1, 1, number, wish))
-    bus.check()
+    bus.check_invariants()
 
 
 def test_who_is_inside_publishes_subscribes_and_acknowledges() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.peer(connect1(1))
     guest, binary = inside(bus), peer2(bus, subscribe(1, 3))
     asks(bus, guest)
     bus.broker.apply_event(guest.session, published(1, b"x", b"y"))
-    assert [decode(m.content)[1] for m in binary.got()] == [b"x", b"y"]
-    got, told = guest.listen()
+    assert [decode(m.content)[1] for m in binary.receive_deliveries()] == [b"x", b"y"]
+    got, told = guest.receive_all()
     assert [said.kind for said in told] == ["subscribe"]
     assert [(m.number, m.attempt, m.message_id) for m in got] == [(5, 1, 0), (5, 1, 1)]
     bus.broker.apply_event(guest.session, AckedOne(5, 0, 1))
     bus.broker.apply_event(guest.session, StillWorking(5, 1, 2))
     bus.broker.apply_event(guest.session, Nacked(5, 1, 2, 0.0))
-    assert [(m.attempt, m.message_id) for m in guest.got()] == [(2, 1)]
+    assert [(m.attempt, m.message_id) for m in guest.receive_deliveries()] == [(2, 1)]
 
 
 def test_who_is_inside_may_be_silent_for_ever() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     guest = inside(bus)
     assert bus.tick(100) == []
-    assert guest.take(1) == b""
+    assert guest.read_bytes(1) == b""
 
 
 def test_who_goes_gives_back_what_it_held() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x"))
     guest = inside(bus)
     asks(bus, guest, group="g", durable="d")
-    assert len(guest.got()) == 1
-    guest.leave()
+    assert len(guest.receive_deliveries()) == 1
+    guest.disconnect()
     other = peer2(bus, subscribe(1, 3, group="g", durable="d"))
-    assert [m.attempt for m in other.got()] == [2]
+    assert [m.attempt for m in other.receive_deliveries()] == [2]
 
 
 def test_who_parks_too_much_is_told() -> None:
     limits = Limits(class_messages=1, frame_bytes=1000, pending_bytes=2_100_000)
-    bus = Bus(Settings(limits=limits))
+    bus = BrokerHarness(Settings(limits=limits))
     bus.peer(connect1(1))
     guest = inside(bus)
     bus.broker.apply_event(guest.session, published(1, *[b"x"] * 3))
@@ -104,7 +104,7 @@ def test_who_parks_too_much_is_told() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         bus.broker.apply_event(guest.session, many)
     assert caught.value.reason is Reason.PENDING_LIMIT
-    guest.leave()
+    guest.disconnect()
 
 
 # Terminated --------------------------------------------------------------------------------------
@@ -112,17 +112,17 @@ def test_who_parks_too_much_is_told() -> None:
 
 @pytest.mark.parametrize("group", [None, "g"])
 def test_what_is_terminated_never_comes_again_and_is_a_dead_letter(group: str | None) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x", b"y", b"z"))
     guest = inside(bus)
     asks(bus, guest, group=group, durable="d")
-    assert guest.ids() == [0, 1, 2]
+    assert guest.receive_message_ids() == [0, 1, 2]
     bus.broker.apply_event(guest.session, Nacked(5, 1, 2, 0.0))
-    assert guest.ids() == [1]
+    assert guest.receive_message_ids() == [1]
     bus.broker.apply_event(guest.session, Terminated(5, 1, 2))
     bus.broker.apply_event(guest.session, Terminated(5, 1, 2))
     bus.broker.drain_writable()
-    bus.check()
+    bus.check_invariants()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
     dead = bus.statistics(DEAD_1)
     assert dead.name == "dead.1"
@@ -136,31 +136,31 @@ def test_what_is_terminated_never_comes_again_and_is_a_dead_letter(group: str | 
     bus.broker.drain_writable()
     assert bus.statistics(1).ring.messages == 0
     bus.tick(100)
-    assert guest.ids() == []
+    assert guest.receive_message_ids() == []
 
 
 def test_what_is_due_again_can_be_terminated_and_what_was_never_sent_cannot() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x", b"y"))
     guest = inside(bus)
     asks(bus, guest, max_in_flight=1)
-    assert guest.ids() == [0]
+    assert guest.receive_message_ids() == [0]
     bus.tick(6)
     bus.broker.apply_event(guest.session, Terminated(5, 0, 2))
-    bus.check()
+    bus.check_invariants()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
-    assert guest.ids() == [1]
+    assert guest.receive_message_ids() == [1]
 
 
 def test_what_a_member_does_not_hold_it_cannot_terminate() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x"))
     one, other = inside(bus), inside(bus)
     asks(bus, one, group="g")
     asks(bus, other, group="g")
-    assert one.ids() == [0]
+    assert one.receive_message_ids() == [0]
     bus.broker.apply_event(other.session, Terminated(5, 0, 1))
-    bus.check()
+    bus.check_invariants()
     assert bus.statistics(1).dropped == {}
     bus.broker.apply_event(one.session, Terminated(5, 0, 1))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
@@ -172,7 +172,7 @@ def test_what_a_member_does_not_hold_it_cannot_terminate() -> None:
 class Tapped:
     """What a tap saw, as (peer, class, payload)."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: BrokerHarness) -> None:
         self.seen: list[tuple[str, int, bytes]] = []
         bus.broker.store.on_stored = self._see
 
@@ -186,14 +186,14 @@ class Tapped:
 
 
 def test_a_tap_sees_what_is_stored_once_and_in_order_and_who_published_it() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     tapped = Tapped(bus)
     one = bus.peer(connect1(1), publish1(1, b"lone"))
     one.session.peer = "one"
-    one.say(publish1(1, b"a", b"bb"), publish1(1, b"c"))
+    one.send(publish1(1, b"a", b"bb"), publish1(1, b"c"))
     two = peer2(bus, enveloped(1, 0, on_channel("x", b"d"), on_channel("x", b"e")))
     two.session.peer = "two"
-    two.say(enveloped(1, 2, on_channel("x", b"f")))
+    two.send(enveloped(1, 2, on_channel("x", b"f")))
     guest = inside(bus)
     bus.broker.apply_event(guest.session, published(1, b"g"))
     payloads = b"lone a bb c d e f g".split()
@@ -203,13 +203,13 @@ def test_a_tap_sees_what_is_stored_once_and_in_order_and_who_published_it() -> N
 
 
 def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
-    bus = Bus(class_messages=2)
+    bus = BrokerHarness(class_messages=2)
     tapped = Tapped(bus)
     reader = peer2(bus, subscribe(1, 5))
     guest = inside(bus)
     bus.broker.apply_event(guest.session, published(1, b"a", b"b", b"c"))
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
-    reader.ids()
+    reader.receive_message_ids()
     bus.broker.apply_event(reader.session, AckedOne(5, 0, 1))
     assert tapped.seen[-1] == ("a guest", 1, b"c")
     assert len(tapped.seen) == 3
@@ -217,7 +217,7 @@ def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
 
 def test_what_is_not_stored_is_not_seen() -> None:
     settings = Settings(limits=Limits(class_messages=2), full_policy=FullPolicy.DROP_NEWEST)
-    bus = Bus(settings)
+    bus = BrokerHarness(settings)
     tapped = Tapped(bus)
     bus.peer(connect1(1), publish1(1, b"a", b"b", b"c"))
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
@@ -225,19 +225,19 @@ def test_what_is_not_stored_is_not_seen() -> None:
 
 def test_where_the_oldest_make_room_all_are_seen() -> None:
     settings = Settings(limits=Limits(class_messages=2), full_policy=FullPolicy.DROP_OLDEST)
-    bus = Bus(settings)
+    bus = BrokerHarness(settings)
     tapped = Tapped(bus)
     bus.peer(connect1(1), publish1(1, b"a", b"b", b"c"), publish1(1, b"d"))
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b", b"c", b"d"]
 
 
 def test_dead_letters_are_seen_as_the_bus_s_own() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     tapped = Tapped(bus)
     peer = peer2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, b"x"))
-    assert peer.ids() == [0]
-    peer.say(nack(5, 0, 1, 0))
-    assert peer.ids() == []
+    assert peer.receive_message_ids() == [0]
+    peer.send(nack(5, 0, 1, 0))
+    assert peer.receive_message_ids() == []
     assert tapped.seen[-1] == ("", DEAD_1, b"x")
     assert are_kept_in(bus.statistics(DEAD_1).name)
-    peer.say(unsubscribe(5))
+    peer.send(unsubscribe(5))

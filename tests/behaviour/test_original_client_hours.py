@@ -17,7 +17,7 @@ from simplebus.core.broker.broker import Settings
 from simplebus.core.limits import TRICKLE_BYTES
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.statistics import ClassStatistics
-from tests.behaviour.wire_peer import Bus, Peer
+from tests.behaviour.wire_peer import BrokerHarness, WirePeer
 from tests.support.oracles import ID_COUNT, build_frame, group_ids
 from tests.support.original_client import (
     GROUPING_SECONDS,
@@ -48,16 +48,16 @@ class World:
 
     def __init__(self, seed: int, settings: Settings | None = None, **limits: float) -> None:
         self.random = random.Random(seed)
-        self.bus = Bus(settings, **limits)
-        self.bus.trusting = True
+        self.bus = BrokerHarness(settings, **limits)
+        self.bus.skips_checks = True
         self.now = 0.0
-        self.members: dict[StandIn, Peer] = {}
+        self.members: dict[StandIn, WirePeer] = {}
         self._next_beat = 1.0
         self._next_check = MINUTE
 
     def begin_at(self, class_id: int, sequence: int) -> None:
         """A class that has had so many messages already."""
-        self.bus.peer(build_frame(CONNECT, content=b"[%d]" % class_id)).leave()
+        self.bus.peer(build_frame(CONNECT, content=b"[%d]" % class_id)).disconnect()
         cls = self.bus.broker.classes[class_id]
         cls.ring.floor = cls.ring.head = sequence
         cls.backlog_window = AckWindow(floor=sequence)
@@ -79,7 +79,7 @@ class World:
 
     def leave(self, client: StandIn) -> None:
         """Its process is killed: what it had not sent is gone, and so is what it had received."""
-        self.members.pop(client).leave()
+        self.members.pop(client).disconnect()
 
     def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
         """Let time pass, with `each` called in every step."""
@@ -106,16 +106,16 @@ class World:
             moved = False
             for client, peer in self.members.items():
                 if client.speaking and (data := client.take(self._readable(peer))):
-                    peer.say(data)
+                    peer.send(data)
                     client.tick(self.now)
                     moved = True
                 if peer.session.outbox.is_idle or not client.reading:
                     continue
-                if heard := peer.take(READ_BYTES):
+                if heard := peer.read_bytes(READ_BYTES):
                     client.receive(heard)
                     moved = True
 
-    def _readable(self, peer: Peer) -> int:
+    def _readable(self, peer: WirePeer) -> int:
         """How much the server reads of this peer, as a connection decides it."""
         session = peer.session
         if not session.parked_messages:

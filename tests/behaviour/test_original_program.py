@@ -10,8 +10,8 @@ from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from tests.behaviour.wire_peer import (
-    Bus,
-    Peer,
+    BrokerHarness,
+    WirePeer,
     ack,
     connect,
     numbered,
@@ -31,20 +31,20 @@ ACK_TIMEOUT = 6
 Ranges = list[tuple[int, int]]
 
 
-def subscribed_to_nine_messages(count: int) -> tuple[Bus, list[Peer]]:
+def subscribed_to_nine_messages(count: int) -> tuple[BrokerHarness, list[WirePeer]]:
     """A bus, and that many subscribers that have heard the messages 0 to 8 of class 1."""
-    bus = Bus()
+    bus = BrokerHarness()
     peers = [bus.peer(connect(1), subscribe(1)) for _ in range(count)]
     bus.peer(publish(1, *numbered(9)))
     for peer in peers:
-        assert peer.hear_ids(1) == list(range(9))
+        assert peer.receive_ids(1) == list(range(9))
     return bus, peers
 
 
-def undelivered(bus: Bus, peers: list[Peer]) -> list[Ranges]:
+def undelivered(bus: BrokerHarness, peers: list[WirePeer]) -> list[Ranges]:
     """What each of them is sent again once it is overdue."""
     bus.tick(ACK_TIMEOUT)
-    return [group_ids(peer.hear_ids(1)) for peer in peers]
+    return [group_ids(peer.receive_ids(1)) for peer in peers]
 
 
 def released(undelivered: list[Ranges]) -> Ranges:
@@ -58,7 +58,7 @@ def released(undelivered: list[Ranges]) -> Ranges:
 
 def test_what_one_of_two_acknowledged_is_not_released() -> None:
     bus, peers = subscribed_to_nine_messages(2)
-    peers[0].say(ack(1, 0, 9))
+    peers[0].send(ack(1, 0, 9))
     left = undelivered(bus, peers)
     assert left == [[], [(0, 9)]]
     assert released(left) == []
@@ -67,8 +67,8 @@ def test_what_one_of_two_acknowledged_is_not_released() -> None:
 
 def test_what_two_acknowledged_in_turn_but_not_both_is_not_released() -> None:
     bus, peers = subscribed_to_nine_messages(2)
-    peers[0].say(ack(1, 0, 2))
-    peers[1].say(ack(1, 3, 9))
+    peers[0].send(ack(1, 0, 2))
+    peers[1].send(ack(1, 3, 9))
     left = undelivered(bus, peers)
     assert left == [[(2, 9)], [(0, 3)]]
     assert released(left) == []
@@ -77,9 +77,9 @@ def test_what_two_acknowledged_in_turn_but_not_both_is_not_released() -> None:
 
 def test_what_all_of_three_acknowledged_is_released() -> None:
     bus, peers = subscribed_to_nine_messages(3)
-    peers[0].say(ack(1, 0, 3), ack(1, 4, 8))
-    peers[1].say(ack(1, 1, 5))
-    peers[2].say(ack(1, 0, 9))
+    peers[0].send(ack(1, 0, 3), ack(1, 4, 8))
+    peers[1].send(ack(1, 1, 5))
+    peers[2].send(ack(1, 0, 9))
     left = undelivered(bus, peers)
     assert left == [[(3, 4), (8, 9)], [(0, 1), (5, 9)], []]
     assert released(left) == [(1, 3), (4, 5)]
@@ -87,10 +87,10 @@ def test_what_all_of_three_acknowledged_is_released() -> None:
 
 def test_acks_after_the_timeout_are_as_good_as_those_before_it() -> None:
     bus, peers = subscribed_to_nine_messages(2)
-    peers[0].say(ack(1, 0, 3))
+    peers[0].send(ack(1, 0, 3))
     assert undelivered(bus, peers) == [[(3, 9)], [(0, 9)]]
-    peers[0].say(ack(1, 6, 7))
-    peers[1].say(ack(1, 1, 3))
+    peers[0].send(ack(1, 6, 7))
+    peers[1].send(ack(1, 1, 3))
     bus.tick(2 * ACK_TIMEOUT - ACK_TIMEOUT)
     left = undelivered(bus, peers)
     assert left == [[(3, 6), (7, 9)], [(0, 1), (3, 9)]]
@@ -101,44 +101,44 @@ def test_acks_after_the_timeout_are_as_good_as_those_before_it() -> None:
 
 
 def test_a_subscribe_before_any_connect_is_remembered_silently() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     early = bus.peer(subscribe(1))
     publisher = bus.peer(connect(1), publish(1, b"a"))
-    assert [message.payload for message in early.hear()] == [b"a"]
-    assert publisher.is_refused(publish(2, b"b")) is Reason.UNKNOWN_CLASS
+    assert [message.payload for message in early.receive_messages()] == [b"a"]
+    assert publisher.send_refused(publish(2, b"b")) is Reason.UNKNOWN_CLASS
 
 
 def test_messages_wait_for_the_first_subscriber_and_the_second_gets_new_ones_only() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     publisher = bus.peer(connect(1), publish(1, b"a", b"b"))
     first = bus.peer(subscribe(1))
     second = bus.peer(subscribe(1))
-    assert first.hear_ids(1) == [0, 1]
-    publisher.say(publish(1, b"c"))
-    assert first.hear_ids(1) == [2]
-    assert second.hear_ids(1) == [2]
+    assert first.receive_ids(1) == [0, 1]
+    publisher.send(publish(1, b"c"))
+    assert first.receive_ids(1) == [2]
+    assert second.receive_ids(1) == [2]
 
 
 def test_every_subscriber_gets_every_message_and_all_must_acknowledge_it() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peers = [bus.peer(connect(1), subscribe(1)) for _ in range(3)]
-    peers[0].say(publish(1, *numbered(5)))
+    peers[0].send(publish(1, *numbered(5)))
     for peer in peers:
-        assert peer.hear_ids(1) == [0, 1, 2, 3, 4]
+        assert peer.receive_ids(1) == [0, 1, 2, 3, 4]
     for peer in peers[:2]:
-        peer.say(ack(1, 0, 5))
+        peer.send(ack(1, 0, 5))
         assert bus.statistics(1).ring.messages == 5
-    peers[2].say(ack(1, 0, 5))
+    peers[2].send(ack(1, 0, 5))
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_acks_out_of_order_are_remembered_until_the_gap_closes() -> None:
     bus, [peer] = subscribed_to_nine_messages(1)
-    peer.say(ack(1, 5, 9), ack(1, 1, 3))
+    peer.send(ack(1, 5, 9), ack(1, 1, 3))
     assert bus.statistics(1).ring.floor == 0
-    peer.say(ack(1, 0, 1))
+    peer.send(ack(1, 0, 1))
     assert bus.statistics(1).ring.floor == 3
-    peer.say(ack(1, 3, 5))
+    peer.send(ack(1, 3, 5))
     assert bus.statistics(1).ring.messages == 0
 
 
@@ -146,9 +146,9 @@ def test_a_message_is_overdue_five_to_six_ticks_after_it_was_sent() -> None:
     # Sent right after a beat it has six ticks, right before one a little more than five.
     bus, [peer] = subscribed_to_nine_messages(1)
     bus.tick(ACK_TIMEOUT - 1)
-    assert peer.hear_ids(1) == []
+    assert peer.receive_ids(1) == []
     bus.tick()
-    assert peer.hear_ids(1) == list(range(9))
+    assert peer.receive_ids(1) == list(range(9))
 
 
 # What it did wrong -------------------------------------------------------------------------------
@@ -156,15 +156,15 @@ def test_a_message_is_overdue_five_to_six_ticks_after_it_was_sent() -> None:
 
 def test_fewer_than_nine_bytes_are_waited_for() -> None:
     # It searched them for a delimiter, found one in the header, and failed.
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(0x3C0D))
     frame = build_frame(
         MESSAGE, class_id=0x3C0D, message_id=0x0A3E3C0D, timer_index=0x0A3E, content=b"hi"
     )
     for length in range(9):
-        peer.say(frame[:length], frame[length:])
-    peer.say(subscribe(0x3C0D))
-    assert [message.payload for message in peer.hear()] == [b"hi"] * 9
+        peer.send(frame[:length], frame[length:])
+    peer.send(subscribe(0x3C0D))
+    assert [message.payload for message in peer.receive_messages()] == [b"hi"] * 9
 
 
 def test_a_full_class_never_drops_a_message_without_a_word() -> None:
@@ -172,14 +172,14 @@ def test_a_full_class_never_drops_a_message_without_a_word() -> None:
     for policy in FullPolicy:
         if policy is FullPolicy.SPILL:  # It needs a disk.
             continue
-        bus = Bus(Settings(limits=Limits(class_messages=10), full_policy=policy))
+        bus = BrokerHarness(Settings(limits=Limits(class_messages=10), full_policy=policy))
         publisher = bus.peer(connect(1), publish(1, *numbered(25)))
         bus.tick(20)
         subscriber = bus.peer(subscribe(1))
         heard: list[bytes] = []
-        while messages := subscriber.hear():
+        while messages := subscriber.receive_messages():
             heard += [message.payload for message in messages]
-            subscriber.say(ack(1, messages[0].message_id, messages[-1].message_id + 1))
+            subscriber.send(ack(1, messages[0].message_id, messages[-1].message_id + 1))
         dropped = sum(bus.statistics(1).dropped.values())
         assert len(heard) + dropped == 25
         assert (dropped == 0) == (policy is FullPolicy.BLOCK)
@@ -189,11 +189,11 @@ def test_a_full_class_never_drops_a_message_without_a_word() -> None:
 def test_an_overdue_message_is_sent_once_per_pause_and_not_in_every_turn() -> None:
     bus, [peer] = subscribed_to_nine_messages(1)
     bus.tick(ACK_TIMEOUT)
-    assert peer.hear_ids(1) == list(range(9))
+    assert peer.receive_ids(1) == list(range(9))
     for _ in range(100):
-        assert peer.take(1 << 30) == b""
+        assert peer.read_bytes(1 << 30) == b""
     bus.tick(2 * ACK_TIMEOUT - 1)
-    assert peer.take(1 << 30) == b""
+    assert peer.read_bytes(1 << 30) == b""
     assert bus.statistics(1).redelivered == 9
 
 
@@ -201,67 +201,67 @@ def test_a_redelivered_frame_carries_the_tick_it_is_sent_in() -> None:
     # It kept its first timer index. With a pause that is a multiple of the timeout it is the same.
     bus, [peer] = subscribed_to_nine_messages(1)
     bus.tick(ACK_TIMEOUT + 2)
-    assert {message.timer_index for message in peer.hear()} == {2}
+    assert {message.timer_index for message in peer.receive_messages()} == {2}
 
 
 def test_one_ack_may_span_what_was_sent_in_many_pieces_and_ticks() -> None:
     # It took a range only when it lay within one range that it had noted.
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1))
     for number in range(6):
-        peer.say(publish(1, b"%d" % number))
-        peer.hear()
+        peer.send(publish(1, b"%d" % number))
+        peer.receive_messages()
         bus.tick()
-    peer.say(ack(1, 2, 3))
-    peer.say(ack(1, 1, 5))
+    peer.send(ack(1, 2, 3))
+    peer.send(ack(1, 1, 5))
     assert bus.statistics(1).acknowledged == 4
-    peer.say(ack(1, 0, 6))
+    peer.send(ack(1, 0, 6))
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_an_ack_works_after_another_session_has_gone() -> None:
     bus, [one, two] = subscribed_to_nine_messages(2)
-    one.leave()
-    two.say(ack(1, 0, 9))
+    one.disconnect()
+    two.send(ack(1, 0, 9))
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_what_a_gone_session_had_not_acknowledged_is_not_kept_for_ever() -> None:
     bus, [one, two] = subscribed_to_nine_messages(2)
-    two.say(ack(1, 0, 9))
-    one.leave()
+    two.send(ack(1, 0, 9))
+    one.disconnect()
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_what_the_last_session_had_not_acknowledged_goes_to_the_next() -> None:
     bus, [one] = subscribed_to_nine_messages(1)
-    one.say(ack(1, 0, 3), ack(1, 5, 7))
-    one.leave()
+    one.send(ack(1, 0, 3), ack(1, 5, 7))
+    one.disconnect()
     bus.peer(publish(1, b"new"))
-    assert bus.peer(subscribe(1)).hear_ids(1) == [3, 4, 7, 8, 9]
+    assert bus.peer(subscribe(1)).receive_ids(1) == [3, 4, 7, 8, 9]
 
 
 def test_subscribing_twice_brings_one_copy() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(subscribe(1), subscribe(1), connect(1), subscribe(1) + subscribe(1))
-    peer.say(publish(1, b"a"))
-    assert peer.hear_ids(1) == [0]
+    peer.send(publish(1, b"a"))
+    assert peer.receive_ids(1) == [0]
     bus.tick(ACK_TIMEOUT)
-    assert peer.hear_ids(1) == [0]
+    assert peer.receive_ids(1) == [0]
 
 
 def test_a_delimiter_in_a_payload_cuts_it_there() -> None:
     # The open problem of the original, and so of version 1: the rest is read as the next header.
-    bus = Bus()
+    bus = BrokerHarness()
     subscriber = bus.peer(connect(1), subscribe(1))
     publisher = bus.peer()
     payload = b"one" + DELIMITER + b"two two two"
-    assert publisher.is_refused(publish(1, payload)) is Reason.UNKNOWN_TYPE
-    assert [message.payload for message in subscriber.hear()] == [b"one"]
+    assert publisher.send_refused(publish(1, payload)) is Reason.UNKNOWN_TYPE
+    assert [message.payload for message in subscriber.receive_messages()] == [b"one"]
 
 
 def test_a_payload_may_end_in_a_line_end() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"Smith\r\n", b"<\r\n", b"\r\n>"))
-    frames = [parse_frame(frame) for frame in peer.hear_frames()]
+    frames = [parse_frame(frame) for frame in peer.receive_frames()]
     assert [content for *_, content in frames[1:]] == [b"Smith\r\n", b"<\r\n", b"\r\n>"]

@@ -12,10 +12,10 @@ from simplebus.core.limits import PUBLISHER_SECONDS, RECEIVE_BYTES, Limits
 from simplebus.core.producer_state import NumberBitmap
 from simplebus.core.protocol.frames import Flags, Integers
 from tests.behaviour import wire_peer_v2
-from tests.behaviour.wire_peer import MANY, Bus, numbered
+from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     MESSAGE,
-    Peer2,
+    Version2Peer,
     ack,
     enveloped,
     hello,
@@ -27,7 +27,7 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.support.oracles import ID_COUNT, build_frame, parse_frame
 
 
-def confirms(peer: Peer2) -> list[int]:
+def confirms(peer: Version2Peer) -> list[int]:
     return [said.message_id for said in peer.told() if said.kind == "confirm"]
 
 
@@ -39,78 +39,78 @@ def in_turn(count: int, *, first: int = 0, classes: tuple[int, ...] = (1, 2)) ->
     )
 
 
-def stored(bus: Bus, class_id: int) -> list[int]:
+def stored(bus: BrokerHarness, class_id: int) -> list[int]:
     """The payloads that a class holds, as `in_turn` has written them."""
     ring = bus.broker.classes[class_id].ring
     return [int(parse_frame(ring.frame(s))[4]) for s in range(ring.floor, ring.head)]
 
 
 def test_numbers_are_confirmed_as_messages_are_stored() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, publish(1, 0, b"a"))
     assert confirms(peer) == [1]
-    peer.say(publish(1, 1, *numbered(MANY)))
-    assert confirms(peer) == [1 + MANY]
+    peer.send(publish(1, 1, *numbered(LARGE_BATCH_COUNT)))
+    assert confirms(peer) == [1 + LARGE_BATCH_COUNT]
 
 
-@pytest.mark.parametrize("count", [2, MANY])
+@pytest.mark.parametrize("count", [2, LARGE_BATCH_COUNT])
 def test_numbers_go_over_the_wrap(count: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     publishers = bus.broker.connection_requests.producer_states
     publisher = publishers.claim("a", "", 99).publisher
     publisher.next = ID_COUNT - 1
     publishers.leave(publisher, 0.0)
     peer = peer2(bus, classes=(1, 2), name="a")
-    peer.say(in_turn(count, first=ID_COUNT - 1))
+    peer.send(in_turn(count, first=ID_COUNT - 1))
     assert confirms(peer) == [count - 1]
-    peer.say(in_turn(2, first=ID_COUNT - 1))
+    peer.send(in_turn(2, first=ID_COUNT - 1))
     assert confirms(peer) == [count - 1]
     assert len(stored(bus, 1)) + len(stored(bus, 2)) == count
 
 
-@pytest.mark.parametrize("count", [1, 3, MANY])
+@pytest.mark.parametrize("count", [1, 3, LARGE_BATCH_COUNT])
 def test_what_was_stored_before_is_confirmed_again_and_counted(count: int) -> None:
-    bus = Bus()
-    peer = peer2(bus, publish(1, 0, *numbered(MANY)))
-    assert confirms(peer) == [MANY]
-    peer.say(publish(1, MANY - count, *numbered(count)))
-    assert confirms(peer) == [MANY]
+    bus = BrokerHarness()
+    peer = peer2(bus, publish(1, 0, *numbered(LARGE_BATCH_COUNT)))
+    assert confirms(peer) == [LARGE_BATCH_COUNT]
+    peer.send(publish(1, LARGE_BATCH_COUNT - count, *numbered(count)))
+    assert confirms(peer) == [LARGE_BATCH_COUNT]
     assert bus.broker.refusal_counts == {Reason.DUPLICATE: count}
-    assert bus.statistics(1).published == MANY
+    assert bus.statistics(1).published == LARGE_BATCH_COUNT
 
 
-@pytest.mark.parametrize("before", [0, 1, MANY])
-@pytest.mark.parametrize("number", [1, 100, ID_COUNT // 2 - MANY, ID_COUNT, 2 * ID_COUNT - 3])
+@pytest.mark.parametrize("before", [0, 1, LARGE_BATCH_COUNT])
+@pytest.mark.parametrize("number", [1, 100, ID_COUNT // 2 - LARGE_BATCH_COUNT, ID_COUNT, 2 * ID_COUNT - 3])
 def test_a_gap_ends_the_session_behind_what_is_in_order(before: int, number: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, publish(1, 0, *numbered(before)), name="a")
     wrong = before + number if number < ID_COUNT // 2 else number
     good = publish(1, before, b"good")
-    assert peer.is_refused(good + publish(1, wrong + 1, b"gap", b"behind")) is Reason.NUMBER_GAP
+    assert peer.send_refused(good + publish(1, wrong + 1, b"gap", b"behind")) is Reason.NUMBER_GAP
     assert bus.statistics(1).published == before + 1
-    again = Peer2(bus, bus.broker.open_session())
-    again.say(hello(name="a"))
+    again = Version2Peer(bus, bus.broker.open_session())
+    again.send(hello(name="a"))
     assert again.told()[0].content["next"] == before + 1
 
 
-@pytest.mark.parametrize("count", [3, MANY])
+@pytest.mark.parametrize("count", [3, LARGE_BATCH_COUNT])
 def test_where_a_stream_breaks_off_what_is_stored_is_what_next_says(count: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, classes=(1, 2), name="a")
     offence = build_frame(ord("x"))
     behind = in_turn(count, first=count)
-    assert peer.is_refused(in_turn(count) + offence + behind) is Reason.UNKNOWN_TYPE
-    again = Peer2(bus, bus.broker.open_session())
-    again.say(hello(1, 2, name="a"))
+    assert peer.send_refused(in_turn(count) + offence + behind) is Reason.UNKNOWN_TYPE
+    again = Version2Peer(bus, bus.broker.open_session())
+    again.send(hello(1, 2, name="a"))
     assert again.told()[0].content["next"] == count
     assert sorted(stored(bus, 1) + stored(bus, 2)) == list(range(count))
 
 
-@pytest.mark.parametrize("count", [4, MANY])
+@pytest.mark.parametrize("count", [4, LARGE_BATCH_COUNT])
 def test_messages_of_an_unknown_class_use_up_their_numbers(count: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus)
-    peer.say(in_turn(count, classes=(1, 9)))
+    peer.send(in_turn(count, classes=(1, 9)))
     told = peer.told()
     assert [said.kind for said in told] == ["error"] * (count // 2) + ["confirm"]
     assert [said.message_id for said in told] == [*range(1, count, 2), count]
@@ -122,23 +122,23 @@ def test_messages_of_an_unknown_class_use_up_their_numbers(count: int) -> None:
 
 
 def test_one_error_tells_of_messages_that_follow_one_another() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus)
-    peer.say(publish(9, 0, *numbered(30)) + enveloped(9, 30, b"\0") + publish(1, 31, b"good"))
+    peer.send(publish(9, 0, *numbered(30)) + enveloped(9, 30, b"\0") + publish(1, 31, b"good"))
     first, second, confirm = peer.told()
     assert (first.message_id, first.content["count"], first.last_field) == (0, 30, ord("1"))
     assert (second.message_id, second.content["count"], second.last_field) == (30, 1, ord("5"))
     assert confirm.message_id == 32
 
 
-@pytest.mark.parametrize("count", [4, MANY])
+@pytest.mark.parametrize("count", [4, LARGE_BATCH_COUNT])
 def test_bad_acks_among_messages_lose_none_of_them(count: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5), classes=(1, 2))
     peer.told()
     bad = build_frame(wire_peer_v2.ACK, class_id=5, content=b"5-5")
     frames = [in_turn(1, first=n) + bad for n in range(count)]
-    peer.say(b"".join(frames))
+    peer.send(b"".join(frames))
     assert sorted(stored(bus, 1) + stored(bus, 2)) == list(range(count))
     told = peer.told()
     assert [s.content["code"] for s in told if s.kind == "error"] == ["bad_ack"] * count
@@ -146,13 +146,13 @@ def test_bad_acks_among_messages_lose_none_of_them(count: int) -> None:
 
 
 def test_very_many_bad_frames_cost_what_they_weigh() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     peer = peer2(bus, subscribe(1, 5))
     ack_frame = build_frame(wire_peer_v2.ACK, class_id=5, content=b"1")
-    peer.say(ack_frame * 20_000)
-    peer.say(in_turn(20_000, classes=(1, 9)))
-    peer.say(b"".join(enveloped(1, n, b"\xff") for n in range(20_000, 40_000)))
+    peer.send(ack_frame * 20_000)
+    peer.send(in_turn(20_000, classes=(1, 9)))
+    peer.send(b"".join(enveloped(1, n, b"\xff") for n in range(20_000, 40_000)))
     assert bus.broker.refusal_counts == {
         Reason.BAD_ACK: 20_000,
         Reason.UNKNOWN_CLASS: 10_000,
@@ -162,39 +162,39 @@ def test_very_many_bad_frames_cost_what_they_weigh() -> None:
 
 
 def test_confirms_that_nobody_reads_are_one_confirm() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     peer = peer2(bus)
     for number in range(1000):
-        peer.say(publish(1, number, b"x"))
+        peer.send(publish(1, number, b"x"))
     assert peer.session.outbox.pending_bytes == 13
     assert confirms(peer) == [1000]
 
 
 def test_errors_that_nobody_reads_end_the_session() -> None:
-    bus = Bus(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
-    bus.trusting = True
+    bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
+    bus.skips_checks = True
     peer = peer2(bus)
     said = iter(range(100_000))
     with pytest.raises(RemoteProtocolError, match="pending_limit"):
-        deque((peer.say(enveloped(1, number, b"\xff")) for number in said), maxlen=0)
+        deque((peer.send(enveloped(1, number, b"\xff")) for number in said), maxlen=0)
     assert next(said) > 1000
 
 
 @pytest.mark.parametrize("unknown", [1, 3])
 def test_where_classes_take_turns_nothing_is_lost_when_errors_end_the_session(unknown: int) -> None:
     """Messages are handled class by class: the lower one's errors end it, or the higher one's."""
-    bus = Bus(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
-    bus.trusting = True
+    bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
+    bus.skips_checks = True
     peer = peer2(bus, classes=(2,), name="a")
     said = in_turn(60_000, classes=(unknown, 2))
-    assert peer.is_refused(said) is Reason.PENDING_LIMIT
+    assert peer.send_refused(said) is Reason.PENDING_LIMIT
     assert len(stored(bus, 2)) < 30_000 or unknown == 3
-    again = Peer2(bus, bus.broker.open_session())
-    again.say(hello(1, 2, 3, name="a"))
+    again = Version2Peer(bus, bus.broker.open_session())
+    again.send(hello(1, 2, 3, name="a"))
     first = again.told()[0].content["next"]
     assert first < 60_000
-    again.say(in_turn(60_000 - first, first=first, classes=(unknown, 2)))
+    again.send(in_turn(60_000 - first, first=first, classes=(unknown, 2)))
     assert stored(bus, 2) == list(range(1, 60_000, 2))
     assert confirms(again) == [60_000]
 
@@ -202,8 +202,8 @@ def test_where_classes_take_turns_nothing_is_lost_when_errors_end_the_session(un
 # A full class ------------------------------------------------------------------------------------
 
 
-def full(policy: FullPolicy, **limits: int) -> Bus:
-    return Bus(Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy))
+def full(policy: FullPolicy, **limits: int) -> BrokerHarness:
+    return BrokerHarness(Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy))
 
 
 def test_what_waits_for_room_is_confirmed_when_it_is_stored() -> None:
@@ -211,11 +211,11 @@ def test_what_waits_for_room_is_confirmed_when_it_is_stored() -> None:
     reader = peer2(bus, subscribe(1, 5))
     peer = peer2(bus, publish(1, 0, *numbered(14)))
     assert confirms(peer) == [10]
-    assert reader.ids() == list(range(10))
-    reader.say(ack(5, 0, 3))
+    assert reader.receive_message_ids() == list(range(10))
+    reader.send(ack(5, 0, 3))
     bus.broker.drain_writable()
     assert confirms(peer) == [13]
-    reader.say(ack(5, 3, 4))
+    reader.send(ack(5, 3, 4))
     bus.broker.drain_writable()
     assert confirms(peer) == [14]
 
@@ -236,30 +236,30 @@ def test_a_full_class_that_drops_the_oldest_confirms() -> None:
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 4}
 
 
-def reconnected(bus: Bus, *classes: int) -> tuple[Peer2, int]:
+def reconnected(bus: BrokerHarness, *classes: int) -> tuple[Version2Peer, int]:
     """The program that is called a has come again; and the number that it is to go on with."""
-    peer = Peer2(bus, bus.broker.open_session())
-    peer.say(hello(*classes, name="a", instance="i"))
+    peer = Version2Peer(bus, bus.broker.open_session())
+    peer.send(hello(*classes, name="a", instance="i"))
     return peer, peer.told()[0].content["next"]
 
 
-@pytest.mark.parametrize("count", [30, MANY])
+@pytest.mark.parametrize("count", [30, LARGE_BATCH_COUNT])
 def test_what_waited_when_the_connection_was_lost_is_stored_once(count: int) -> None:
     # One of the classes is full, so that later numbers are stored before earlier ones.
     bus = full(FullPolicy.BLOCK, class_messages=count)
     reader = peer2(bus, subscribe(1, 5), classes=(1, 2))
     peer2(bus, publish(1, 0, *[b"0"] * (count - 3)))
     peer, _ = reconnected(bus, 1, 2)
-    peer.say(in_turn(count))
+    peer.send(in_turn(count))
     told = confirms(peer)
     again, following = reconnected(bus, 1, 2)
     assert [following] == told
     assert following < count
     assert bus.broker.drain_closing()[0][1].reason is Reason.TAKEN_OVER
-    assert len(reader.ids()) == count
-    reader.say(ack(5, 0, count))
+    assert len(reader.receive_message_ids()) == count
+    reader.send(ack(5, 0, count))
     for _ in range(2):  # It says it twice, and loses the connection in between.
-        again.say(in_turn(count - following, first=following))
+        again.send(in_turn(count - following, first=following))
         again, following = reconnected(bus, 1, 2)
     assert following == count
     assert stored(bus, 1)[-3:] == list(range(count))[::2][-3:]
@@ -272,19 +272,19 @@ def test_an_offence_among_what_is_known_already_forgets_nothing() -> None:
     reader = peer2(bus, subscribe(2, 5), classes=(1, 2))
     peer2(bus, publish(2, 0, *[b"0"] * 200))
     peer, _ = reconnected(bus, 1, 2)
-    peer.say(in_turn(100))
-    peer.leave()
+    peer.send(in_turn(100))
+    peer.disconnect()
     peer, following = reconnected(bus, 1, 2)
     assert following == 1
     assert stored(bus, 1) == list(range(0, 100, 2))
-    reader.got()
-    reader.say(ack(5, 0, 200))
+    reader.receive_deliveries()
+    reader.send(ack(5, 0, 200))
     with pytest.raises(Exception, match="unknown_type"):
-        peer.say(in_turn(50, first=1) + build_frame(ord("x")))
-    peer.leave()
+        peer.send(in_turn(50, first=1) + build_frame(ord("x")))
+    peer.disconnect()
     peer, following = reconnected(bus, 1, 2)
     assert following == 51
-    peer.say(in_turn(49, first=51))
+    peer.send(in_turn(49, first=51))
     assert stored(bus, 1) == list(range(0, 100, 2))
     assert stored(bus, 2) == list(range(1, 100, 2))
     assert not peer.session.decoder.producer.ahead  # type: ignore[union-attr]
@@ -302,23 +302,23 @@ def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
 
     monkeypatch.setattr(NumberBitmap, "holds", counted)
     bus = full(FullPolicy.BLOCK, class_messages=300_000)
-    bus.trusting = True
-    peer2(bus, publish(1, 0, b"x"), name="early").leave()
+    bus.skips_checks = True
+    peer2(bus, publish(1, 0, b"x"), name="early").disconnect()
     peer2(
         bus, *[publish(2, at, *[b""] * 100_000) for at in range(0, 300_000, 100_000)], classes=(2,)
     )
     for number in range(5):
         peer = peer2(bus, classes=(1, 2), name=f"{number}")
-        peer.say(in_turn(110_000, classes=(2, 1)))
-        peer.leave()
+        peer.send(in_turn(110_000, classes=(2, 1)))
+        peer.disconnect()
     bus.tick()
-    again = Peer2(bus, bus.broker.open_session())
-    again.say(hello(name="early"))
+    again = Version2Peer(bus, bus.broker.open_session())
+    again.send(hello(name="early"))
     assert again.told()[0].content["next"] == 1
     behind = peer2(bus, name="4")
     asked_about.clear()
     for _ in range(10):
-        behind.say(publish(1, ID_COUNT - 1, b""))
+        behind.send(publish(1, ID_COUNT - 1, b""))
     assert bus.broker.refusal_counts[Reason.DUPLICATE] == 10
     assert sum(asked_about) == 10
 
@@ -326,31 +326,31 @@ def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
 def test_more_unconfirmed_than_the_credit_ends_the_session() -> None:
     bus = full(FullPolicy.BLOCK, credit_bytes=5000, frame_bytes=10_000)
     peer = peer2(bus, publish(1, 0, *numbered(10)))
-    peer.say(publish(1, 10, *numbered(10, size=400)))
-    assert peer.is_refused(publish(1, 20, *numbered(20, size=400))) is Reason.OVER_CREDIT
+    peer.send(publish(1, 10, *numbered(10, size=400)))
+    assert peer.send_refused(publish(1, 20, *numbered(20, size=400))) is Reason.OVER_CREDIT
     assert bus.statistics(1).published == 10
 
 
 def test_one_frame_may_always_be_under_way() -> None:
     bus = full(FullPolicy.BLOCK, credit_bytes=1, frame_bytes=10_000)
     peer = peer2(bus, publish(1, 0, *numbered(10)))
-    peer.say(publish(1, 10, b"x" * 9000))
+    peer.send(publish(1, 10, b"x" * 9000))
     assert confirms(peer) == [10]
 
 
 def test_many_pieces_that_wait_are_confirmed_in_order() -> None:
     bus = full(FullPolicy.BLOCK, class_messages=4)
-    bus.trusting = True
+    bus.skips_checks = True
     reader = peer2(bus, subscribe(1, 5), subscribe(2, 6), classes=(1, 2))
     peer = peer2(bus, classes=(1, 2))
     for n in range(300):
-        peer.say(in_turn(1, first=n))
+        peer.send(in_turn(1, first=n))
     highest, heard = 0, 0
     while heard < 300:
-        for message in reader.got():
+        for message in reader.receive_deliveries():
             heard += 1
             number = 5 if message.class_id == 1 else 6
-            reader.say(ack(number, message.message_id, message.message_id + 1))
+            reader.send(ack(number, message.message_id, message.message_id + 1))
         bus.broker.drain_writable()
         bus.broker.drain_resumed()
         for confirmed in confirms(peer):
@@ -365,50 +365,50 @@ def test_many_pieces_that_wait_are_confirmed_in_order() -> None:
 
 
 def test_a_name_belongs_to_one_program_at_a_time() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, name="a", instance="i")
     for other in ({"instance": "j"}, {}):
-        peer = Peer2(bus, bus.broker.open_session())
-        assert peer.is_refused(hello(name="a", **other)) is Reason.NAME_IN_USE
+        peer = Version2Peer(bus, bus.broker.open_session())
+        assert peer.send_refused(hello(name="a", **other)) is Reason.NAME_IN_USE
 
 
 def test_a_connect_that_is_refused_for_its_name_has_named_no_class() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, name="a", instance="i")
-    peer = Peer2(bus, bus.broker.open_session())
-    assert peer.is_refused(hello(7, "orders", name="a")) is Reason.NAME_IN_USE
+    peer = Version2Peer(bus, bus.broker.open_session())
+    assert peer.send_refused(hello(7, "orders", name="a")) is Reason.NAME_IN_USE
     assert list(bus.broker.classes) == [1]
     assert bus.broker.store.class_id_by_name == {}
 
 
 def test_a_name_is_remembered_for_an_hour() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     for passed, expected in ((PUBLISHER_SECONDS - 1, 1), (PUBLISHER_SECONDS + 1, 0)):
         peer = peer2(bus, name="a")
-        peer.say(publish(1, peer.session.decoder.next_number, b"x"))  # type: ignore[union-attr]
-        peer.leave()
+        peer.send(publish(1, peer.session.decoder.next_number, b"x"))  # type: ignore[union-attr]
+        peer.disconnect()
         bus.broker.clock.now += passed
         bus.tick()
-        again = Peer2(bus, bus.broker.open_session())
-        again.say(hello(name="a"))
+        again = Version2Peer(bus, bus.broker.open_session())
+        again.send(hello(name="a"))
         assert again.told()[0].content["next"] == expected
-        again.leave()
+        again.disconnect()
         bus.broker.clock.now += 2 * PUBLISHER_SECONDS
         bus.tick()
 
 
 def test_without_a_name_nothing_is_remembered() -> None:
-    bus = Bus()
-    peer2(bus, publish(1, 0, b"x")).leave()
+    bus = BrokerHarness()
+    peer2(bus, publish(1, 0, b"x")).disconnect()
     assert len(bus.broker.connection_requests.producer_states) == 0
     assert confirms(peer2(bus, publish(1, 0, b"x"))) == [1]
 
 
 def test_a_channel_that_is_none_is_refused_and_the_next_message_goes_on() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus)
     contents = [on_channel("a", b"x"), on_channel("a..b", b"x"), on_channel("b", b"y")]
-    peer.say(enveloped(1, 0, *contents))
+    peer.send(enveloped(1, 0, *contents))
     error, confirm = peer.told()
     assert (error.content["code"], error.message_id) == ("bad_channel", 1)
     assert confirm.message_id == 3

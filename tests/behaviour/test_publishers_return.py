@@ -13,9 +13,9 @@ from simplebus.core.limits import PUBLISHER_REFUSALS_MAX, Limits
 from simplebus.core.producer_state import NumberBitmap, ProducerState, ProducerStates
 from simplebus.core.protocol.events import Refused
 from simplebus.core.protocol.frames import MESSAGE
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     hello,
     peer2,
     publish,
@@ -57,10 +57,10 @@ def test_another_program_goes_on_behind_all_that_the_former_one_has_used() -> No
 
 
 def test_who_comes_back_from_another_bus_has_new_numbers() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker = bus_that_lost("one")
-    peer = Peer2(bus, bus.broker.open_session())
-    peer.say(hello(1, name="tester", instance="one", unconfirmed=2, bus="two"))
+    peer = Version2Peer(bus, bus.broker.open_session())
+    peer.send(hello(1, name="tester", instance="one", unconfirmed=2, bus="two"))
     assert peer.told()[0].content["next"] == 3
 
 
@@ -70,16 +70,16 @@ def test_where_messages_are_kept_elsewhere_a_program_goes_on_with_its_own_number
     name: str, unconfirmed: int
 ) -> None:
     """This door knows nothing of it, or that another program had its name."""
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker = bus_that_lost("another")
     bus.broker.store.class_registry.dedup_window_seconds = 120.0
     bus.broker.store.class_registry.choose_first_number = lambda now: 77
-    peer = Peer2(bus, bus.broker.open_session())
-    peer.say(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
+    peer = Version2Peer(bus, bus.broker.open_session())
+    peer.send(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
     assert peer.told()[0].content["next"] == unconfirmed
     bus.broker.close_session(peer.session)
-    again = Peer2(bus, bus.broker.open_session())
-    again.say(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
+    again = Version2Peer(bus, bus.broker.open_session())
+    again.send(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
     assert again.told()[0].content["next"] == unconfirmed
 
 
@@ -88,10 +88,10 @@ def test_who_does_not_say_what_was_confirmed_is_told_the_first_that_is_not_store
     instance: str | None, following: int
 ) -> None:
     """Unless it is another program; and one that says nothing of itself is."""
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker = bus_that_lost("one")
-    peer = Peer2(bus, bus.broker.open_session())
-    peer.say(hello(1, name="tester", instance=instance))
+    peer = Version2Peer(bus, bus.broker.open_session())
+    peer.send(hello(1, name="tester", instance=instance))
     assert peer.told()[0].content["next"] == following
 
 
@@ -163,12 +163,12 @@ def test_an_error_that_was_heard_is_not_said_again() -> None:
 
 
 def test_who_does_not_say_what_was_confirmed_is_not_told_again() -> None:
-    bus = Bus(full())
-    peer2(bus, publish(1, 0, *[b"x"] * 18), name="a").leave()
-    peer = Peer2(bus, bus.broker.open_session())
-    peer.say(hello(1, name="a"))
+    bus = BrokerHarness(full())
+    peer2(bus, publish(1, 0, *[b"x"] * 18), name="a").disconnect()
+    peer = Version2Peer(bus, bus.broker.open_session())
+    peer.send(hello(1, name="a"))
     assert peer.told()[0].content["next"] == 18
-    peer.say(publish(1, 15, *[b"x"] * 3))
+    peer.send(publish(1, 15, *[b"x"] * 3))
     error, confirm = peer.told()
     assert (error.kind, error.message_id, error.content["count"]) == ("error", 16, 2)
     assert (confirm.kind, confirm.message_id) == ("confirm", 18)

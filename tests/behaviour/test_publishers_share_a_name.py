@@ -14,8 +14,8 @@ import pytest
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import FRAME_BYTES_MIN, PUBLISHER_STEP, Limits
-from tests.behaviour.wire_peer import Bus
-from tests.behaviour.wire_peer_v2 import Peer2, hello, publish
+from tests.behaviour.wire_peer import BrokerHarness
+from tests.behaviour.wire_peer_v2 import Version2Peer, hello, publish
 from tests.client.core.client_and_broker import Pair
 from tests.support.oracles import ID_COUNT, parse_frame
 
@@ -24,21 +24,21 @@ UNKNOWN = 9
 UNDER_WAY = [b"5", b"6", b"7", b"8", b"9"]
 
 
-def come(broker: Broker, name: str, instance: str | None, *, user: str = "") -> tuple[Peer2, int]:
+def come(broker: Broker, name: str, instance: str | None, *, user: str = "") -> tuple[Version2Peer, int]:
     """A program, and the number that it is to begin with."""
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker = broker
-    peer = Peer2(bus, broker.open_session())
+    peer = Version2Peer(bus, broker.open_session())
     peer.session.user = user
-    peer.say(hello(1, name=name, instance=instance))
+    peer.send(hello(1, name=name, instance=instance))
     return peer, peer.told()[0].content["next"]
 
 
 def pass_by(broker: Broker, name: str, instance: str | None, count: int) -> None:
     """One comes, uses so many numbers, and goes."""
     peer, first = come(broker, name, instance)
-    peer.say(publish(UNKNOWN, first, *[b"x"] * count))
-    peer.leave()
+    peer.send(publish(UNKNOWN, first, *[b"x"] * count))
+    peer.disconnect()
 
 
 def stored(broker: Broker) -> list[bytes]:
@@ -112,16 +112,16 @@ def test_two_that_take_turns_lose_nothing_and_never_meet() -> None:
 def test_a_number_that_another_program_is_told_is_none_that_it_can_have_sent(
     unconfirmed: int,
 ) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     known = {"unconfirmed": unconfirmed, "bus": bus.broker.connection_requests.identity}
     told = []
     for instance in ("one", "two", None, "one"):
-        peer = Peer2(bus, bus.broker.open_session())
-        peer.say(hello(1, name="a", instance=instance, **known))
+        peer = Version2Peer(bus, bus.broker.open_session())
+        peer.send(hello(1, name="a", instance=instance, **known))
         reply = peer.told()[0].content
         told.append((reply["next"] - unconfirmed) % ID_COUNT)
         assert reply["lost"] == 0
-        peer.leave()
+        peer.disconnect()
     assert told == [0, *[PUBLISHER_STEP] * 3]  # The first one is nobody else.
 
 
@@ -146,16 +146,16 @@ def test_a_program_that_was_let_go_of_is_believed_and_loses_nothing() -> None:
 def test_users_have_nothing_to_do_with_one_another_s_names() -> None:
     broker = Broker()
     ann, first = come(broker, "till", "1", user="ann")
-    ann.say(publish(1, first, b"a", b"b"))
+    ann.send(publish(1, first, b"a", b"b"))
     bob, first = come(broker, "till", "2", user="bob")
     assert first == 0
-    bob.say(publish(1, first, b"c"))
-    bus = Bus()
+    bob.send(publish(1, first, b"c"))
+    bus = BrokerHarness()
     bus.broker = broker
-    again = Peer2(bus, broker.open_session())
+    again = Version2Peer(bus, broker.open_session())
     again.session.user = "bob"
-    assert again.is_refused(hello(1, name="till", instance="3")) is Reason.NAME_IN_USE
-    ann.leave()
-    bob.leave()
+    assert again.send_refused(hello(1, name="till", instance="3")) is Reason.NAME_IN_USE
+    ann.disconnect()
+    bob.disconnect()
     for user, following in (("ann", 2), ("bob", 1), ("", 0)):
         assert come(broker, "till", "1" if user == "ann" else "2", user=user)[1] == following

@@ -15,9 +15,9 @@ from simplebus.core.limits import (
 )
 from simplebus.core.redelivery.ack_window import AckWindow
 from tests.behaviour.wire_peer import (
-    MANY,
-    Bus,
-    Peer,
+    LARGE_BATCH_COUNT,
+    BrokerHarness,
+    WirePeer,
     ack,
     connect,
     heartbeat,
@@ -75,107 +75,107 @@ def test_the_smallest_limits_fit_together() -> None:
         class_messages=1,
         classes=1,
     )
-    bus = Bus(Settings(limits=limits))
+    bus = BrokerHarness(Settings(limits=limits))
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"x" * (CLASS_BYTES_MIN // 2 - 13)))
-    assert peer.hear_ids(1) == [0]
+    assert peer.receive_ids(1) == [0]
 
 
 # Sessions and Connect ----------------------------------------------------------------------------
 
 
 def test_session_ids_count_from_zero_whether_or_not_a_connect_comes() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     assert [bus.peer().session.session_id for _ in range(3)] == [0, 1, 2]
-    bus.peer().leave()
+    bus.peer().disconnect()
     assert bus.peer().session.session_id == 4
 
 
 def test_a_connect_is_answered_with_the_session_id_in_little_endian() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.peer()
-    assert bus.peer(connect(1)).take(100) == bytes.fromhex("34" + "00" * 8 + "010000003c0d0a3e")
+    assert bus.peer(connect(1)).read_bytes(100) == bytes.fromhex("34" + "00" * 8 + "010000003c0d0a3e")
 
 
 def test_every_connect_is_answered_in_order() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1) + connect(1) + connect())
-    assert peer.hear_frames() == [build_frame(CONNECT, content=bytes(4))] * 3
+    assert peer.receive_frames() == [build_frame(CONNECT, content=bytes(4))] * 3
 
 
 def test_the_session_id_that_looks_like_the_delimiter_is_passed_over() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker._next_session_id = 1040846139
     peers = [bus.peer(connect()) for _ in range(3)]
     assert [peer.session.session_id for peer in peers] == [1040846139, 1040846141, 1040846142]
     for peer in peers:
-        [reply] = peer.hear_frames()
+        [reply] = peer.receive_frames()
         assert parse_frame(reply)[4] == peer.session.session_id.to_bytes(4, "little")
 
 
 def test_classes_belong_to_everybody_and_outlive_who_named_them() -> None:
-    bus = Bus()
-    bus.peer(connect(1)).leave()
+    bus = BrokerHarness()
+    bus.peer(connect(1)).disconnect()
     bus.peer(publish(1, b"a"))
-    assert bus.peer(subscribe(1)).payloads() == [b"a"]
+    assert bus.peer(subscribe(1)).receive_payloads() == [b"a"]
 
 
 def test_a_connect_counts_whole_or_not_at_all() -> None:
-    bus = Bus(classes=3)
+    bus = BrokerHarness(classes=3)
     bus.peer(connect(1))
-    assert bus.peer().is_refused(connect(2, 3, 4)) is Reason.TOO_MANY_CLASSES
+    assert bus.peer().send_refused(connect(2, 3, 4)) is Reason.TOO_MANY_CLASSES
     assert list(bus.broker.classes) == [1]
     bus.peer(connect(1, 3, 2, 3, 1))
-    assert bus.peer().is_refused(publish(4, b"x")) is Reason.UNKNOWN_CLASS
+    assert bus.peer().send_refused(publish(4, b"x")) is Reason.UNKNOWN_CLASS
 
 
 def test_a_refused_connect_wakes_no_early_subscriber() -> None:
-    bus = Bus(classes=1)
+    bus = BrokerHarness(classes=1)
     early = bus.peer(subscribe(5))
-    assert bus.peer().is_refused(connect(5, 6)) is Reason.TOO_MANY_CLASSES
+    assert bus.peer().send_refused(connect(5, 6)) is Reason.TOO_MANY_CLASSES
     bus.peer(connect(5))
     bus.peer(publish(5, b"x"))
-    assert early.hear_ids(5) == [0]
+    assert early.receive_ids(5) == [0]
 
 
 def test_early_subscribers_are_served_in_the_order_they_came() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     early = [bus.peer(subscribe(1)) for _ in range(3)]
-    early[1].leave()
+    early[1].disconnect()
     bus.peer(connect(1), publish(1, b"x"))
-    assert early[0].hear_ids(1) == early[2].hear_ids(1) == [0]
+    assert early[0].receive_ids(1) == early[2].receive_ids(1) == [0]
     assert [s.session_id for s in bus.statistics(1).subscriptions] == [0, 2]
 
 
 def test_more_replies_than_may_be_pending_end_the_session() -> None:
     # Each Connect has 15 bytes, and its reply 17.
-    bus = Bus(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
+    bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     peer = bus.peer(connect() * (RECEIVE_BYTES // 17))
-    assert peer.is_refused(connect() * 100) is Reason.PENDING_LIMIT
+    assert peer.send_refused(connect() * 100) is Reason.PENDING_LIMIT
 
 
 # Messages ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, MANY])
+@pytest.mark.parametrize("count", [1, 2, LARGE_BATCH_COUNT])
 def test_messages_arrive_in_order_with_consecutive_ids_and_the_same_bytes(count: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     subscriber = bus.peer(connect(1), subscribe(1))
     bus.peer(publish(1, *numbered(count)))
-    heard = subscriber.hear()
+    heard = subscriber.receive_messages()
     assert [message.message_id for message in heard] == list(range(count))
     assert [message.payload for message in heard] == numbered(count)
 
 
 def test_a_publisher_that_subscribes_hears_itself() -> None:
-    bus = Bus()
-    assert bus.peer(connect(1), subscribe(1), publish(1, b"a")).payloads() == [b"a"]
+    bus = BrokerHarness()
+    assert bus.peer(connect(1), subscribe(1), publish(1, b"a")).receive_payloads() == [b"a"]
 
 
 def test_classes_number_their_messages_apart() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
-    peer.say(publish(1, b"a") + publish(2, b"b") + publish(1, b"c"))
-    heard = sorted(peer.hear())
+    peer.send(publish(1, b"a") + publish(2, b"b") + publish(1, b"c"))
+    heard = sorted(peer.receive_messages())
     assert [(m.class_id, m.message_id, m.payload) for m in heard] == [
         (1, 0, b"a"),
         (1, 1, b"c"),
@@ -184,66 +184,66 @@ def test_classes_number_their_messages_apart() -> None:
 
 
 def test_messages_of_a_refused_stream_before_the_offence_are_stored() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1))
-    assert peer.is_refused(publish(1, b"a") + b"9" * 9 + b"<\r\n>") is Reason.UNKNOWN_TYPE
-    assert bus.peer(subscribe(1)).payloads() == [b"a"]
+    assert peer.send_refused(publish(1, b"a") + b"9" * 9 + b"<\r\n>") is Reason.UNKNOWN_TYPE
+    assert bus.peer(subscribe(1)).receive_payloads() == [b"a"]
 
 
 def test_a_partial_frame_at_the_end_is_discarded() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1), publish(1, b"a") + publish(1, b"b")[:-1])
-    peer.leave()
-    assert bus.peer(subscribe(1)).payloads() == [b"a"]
+    peer.disconnect()
+    assert bus.peer(subscribe(1)).receive_payloads() == [b"a"]
 
 
 def test_a_slow_subscriber_does_not_slow_another() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     slow, fast = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     for number in range(5):
         bus.peer(publish(1, b"%d" % number))
-        assert fast.hear_ids(1) == [number]
-        fast.say(ack(1, number, number + 1))
-    assert slow.hear_ids(1) == [0, 1, 2, 3, 4]
+        assert fast.receive_ids(1) == [number]
+        fast.send(ack(1, number, number + 1))
+    assert slow.receive_ids(1) == [0, 1, 2, 3, 4]
 
 
 def test_a_later_subscription_has_no_part_in_what_came_before() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     first = bus.peer(connect(1), subscribe(1), publish(1, b"a", b"b"))
     later = bus.peer(subscribe(1))
-    assert later.hear_ids(1) == []
-    assert first.hear_ids(1) == [0, 1]
-    first.say(ack(1, 0, 2))
+    assert later.receive_ids(1) == []
+    assert first.receive_ids(1) == [0, 1]
+    first.send(ack(1, 0, 2))
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_the_one_that_stays_is_the_one_whose_leftovers_wait() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     one, two = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     bus.peer(publish(1, *numbered(9)))
-    assert one.hear_ids(1) == two.hear_ids(1) == list(range(9))
-    one.say(ack(1, 0, 5))
-    two.say(ack(1, 3, 9))
-    two.leave()
-    one.leave()
-    assert bus.peer(subscribe(1)).hear_ids(1) == [5, 6, 7, 8]
+    assert one.receive_ids(1) == two.receive_ids(1) == list(range(9))
+    one.send(ack(1, 0, 5))
+    two.send(ack(1, 3, 9))
+    two.disconnect()
+    one.disconnect()
+    assert bus.peer(subscribe(1)).receive_ids(1) == [5, 6, 7, 8]
 
 
 def test_a_message_cut_off_in_the_middle_goes_to_the_next_subscription() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"a", b"b"))
-    peer.take(17 + 13 + 3)
-    peer.leave()
-    assert bus.peer(subscribe(1)).hear_ids(1) == [0, 1]
+    peer.read_bytes(17 + 13 + 3)
+    peer.disconnect()
+    assert bus.peer(subscribe(1)).receive_ids(1) == [0, 1]
 
 
 # Acks --------------------------------------------------------------------------------------------
 
 
-def heard_ten() -> tuple[Bus, Peer]:
-    bus = Bus()
+def heard_ten() -> tuple[BrokerHarness, WirePeer]:
+    bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
-    assert peer.hear_ids(1) == list(range(10))
+    assert peer.receive_ids(1) == list(range(10))
     return bus, peer
 
 
@@ -251,36 +251,36 @@ def acks(*ranges: tuple[int, int], times: int = 1) -> bytes:
     return b"".join(ack(1, first, last) for first, last in ranges) * times
 
 
-@pytest.mark.parametrize("times", [1, 2, MANY])
+@pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
 def test_acks_of_what_was_never_sent_are_counted_and_of_no_effect(times: int) -> None:
     # Alone, in the plain loop, and by arrays.
     bus, peer = heard_ten()
-    peer.say(acks((10, 12), times=times))
+    peer.send(acks((10, 12), times=times))
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: times}
-    peer.say(acks((8, 12), times=times))
+    peer.send(acks((8, 12), times=times))
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 2 * times}
-    peer.say(publish(1, b"10", b"11"))
-    assert peer.hear_ids(1) == [10, 11]
+    peer.send(publish(1, b"10", b"11"))
+    assert peer.receive_ids(1) == [10, 11]
     bus.tick(6)
-    assert peer.hear_ids(1) == [*range(8), 10, 11]
+    assert peer.receive_ids(1) == [*range(8), 10, 11]
 
 
-@pytest.mark.parametrize("times", [1, 2, MANY])
+@pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
 def test_acks_without_a_subscription_are_counted_and_of_no_effect(times: int) -> None:
     bus, peer = heard_ten()
     other = bus.peer(acks((0, 10), times=times))
-    peer.say(ack_frame(9, b"0-1") * times)
+    peer.send(ack_frame(9, b"0-1") * times)
     assert bus.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2 * times}
-    other.say(connect(2))
-    assert len(other.hear_frames()) == 1
+    other.send(connect(2))
+    assert len(other.receive_frames()) == 1
     assert bus.statistics(1).in_flight == 10
 
 
-@pytest.mark.parametrize("times", [1, 2, MANY])
+@pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
 def test_acks_behind_the_floor_are_not_counted(times: int) -> None:
     bus, peer = heard_ten()
-    peer.say(acks((0, 5), times=times))
-    peer.say(acks((0, 3), (ID_COUNT - 4, ID_COUNT), times=times))
+    peer.send(acks((0, 5), times=times))
+    peer.send(acks((0, 3), (ID_COUNT - 4, ID_COUNT), times=times))
     assert bus.broker.refusal_counts == {}
     assert bus.statistics(1).ring.floor == 5
     assert bus.statistics(1).acknowledged == 5
@@ -288,21 +288,21 @@ def test_acks_behind_the_floor_are_not_counted(times: int) -> None:
 
 def test_the_timer_index_of_an_ack_is_not_looked_at() -> None:
     bus, peer = heard_ten()
-    peer.say(build_frame(ord("3"), class_id=1, timer_index=999, message_id=5, content=b"0-10"))
+    peer.send(build_frame(ord("3"), class_id=1, timer_index=999, message_id=5, content=b"0-10"))
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_an_ack_of_a_frame_begun_and_not_ended_counts() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"a", b"b"))
-    begun = peer.take(17 + 3)
-    peer.say(ack(1, 0, 2))
+    begun = peer.read_bytes(17 + 3)
+    peer.send(ack(1, 0, 2))
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 1}
-    rest = peer.take(1 << 30)
+    rest = peer.read_bytes(1 << 30)
     assert parse_frame((begun + rest)[17:31])[4] == b"a"
 
 
-def start_at(bus: Bus, class_id: int, sequence: int) -> None:
+def start_at(bus: BrokerHarness, class_id: int, sequence: int) -> None:
     """As if so many messages of the class had been published and acknowledged."""
     cls = bus.broker.classes[class_id]
     cls.ring.floor = cls.ring.head = sequence
@@ -310,31 +310,31 @@ def start_at(bus: Bus, class_id: int, sequence: int) -> None:
     bus.broker.check_invariants()
 
 
-@pytest.mark.parametrize("times", [1, MANY])
+@pytest.mark.parametrize("times", [1, LARGE_BATCH_COUNT])
 def test_ids_go_over_the_wrap_from_publisher_to_ack(times: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     publisher = bus.peer(connect(1))
     start_at(bus, 1, ID_COUNT - 3)
-    publisher.say(publish(1, *numbered(6)))
+    publisher.send(publish(1, *numbered(6)))
     peer = bus.peer(subscribe(1))
-    assert peer.hear_ids(1) == [ID_COUNT - 3, ID_COUNT - 2, ID_COUNT - 1, 0, 1, 2]
-    peer.say(acks((0, 2), times=times))
+    assert peer.receive_ids(1) == [ID_COUNT - 3, ID_COUNT - 2, ID_COUNT - 1, 0, 1, 2]
+    peer.send(acks((0, 2), times=times))
     bus.tick(6)
-    assert peer.hear_ids(1) == [ID_COUNT - 3, ID_COUNT - 2, ID_COUNT - 1, 2]
-    peer.say(acks((ID_COUNT - 3, ID_COUNT), times=times))
+    assert peer.receive_ids(1) == [ID_COUNT - 3, ID_COUNT - 2, ID_COUNT - 1, 2]
+    peer.send(acks((ID_COUNT - 3, ID_COUNT), times=times))
     assert bus.statistics(1).ring.floor == ID_COUNT + 2
-    peer.say(acks((2, 3), (ID_COUNT - 1, ID_COUNT), times=times))
+    peer.send(acks((2, 3), (ID_COUNT - 1, ID_COUNT), times=times))
     assert bus.statistics(1).ring.messages == 0
     assert bus.broker.refusal_counts == {}
 
 
 def test_the_last_id_may_be_acknowledged_as_the_original_writes_it() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.peer(connect(1))
     start_at(bus, 1, ID_COUNT - 1)
     peer = bus.peer(subscribe(1), publish(1, b"a"))
-    assert peer.hear_ids(1) == [ID_COUNT - 1]
-    peer.say(ack_frame(1, b"2147483647--2147483648"))
+    assert peer.receive_ids(1) == [ID_COUNT - 1]
+    peer.send(ack_frame(1, b"2147483647--2147483648"))
     assert bus.statistics(1).ring.messages == 0
 
 
@@ -342,15 +342,15 @@ def test_the_last_id_may_be_acknowledged_as_the_original_writes_it() -> None:
 
 
 def test_a_session_is_ready_once_when_there_is_something_to_send() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     one, two = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     ids = [one.session.session_id, two.session.session_id]
     assert bus.broker.drain_writable() == ids
     assert bus.broker.drain_writable() == []
     bus.peer(publish(1, b"a"), publish(1, b"b"))
     assert bus.broker.drain_writable() == ids
-    assert one.hear_ids(1) == two.hear_ids(1) == [0, 1]
-    two.say(ack(1, 0, 2))
+    assert one.receive_ids(1) == two.receive_ids(1) == [0, 1]
+    two.send(ack(1, 0, 2))
     bus.tick(5)
     assert bus.broker.drain_writable() == []
     bus.tick()
@@ -358,7 +358,7 @@ def test_a_session_is_ready_once_when_there_is_something_to_send() -> None:
 
 
 def test_who_said_nothing_is_overdue() -> None:
-    bus = Bus(hello_seconds=5)
+    bus = BrokerHarness(hello_seconds=5)
     silent, polite = bus.peer(), bus.peer(heartbeat())
     assert bus.tick(5) == []
     [(session, error)] = bus.tick()
@@ -367,10 +367,10 @@ def test_who_said_nothing_is_overdue() -> None:
 
 
 def test_closing_twice_is_closing_once() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), subscribe(9))
-    peer.leave()
-    peer.leave()
+    peer.disconnect()
+    peer.disconnect()
     assert bus.broker.statistics().sessions == 0
     bus.peer(connect(9), publish(9, b"x"))
     assert bus.broker.drain_writable() == [1]
@@ -378,15 +378,15 @@ def test_closing_twice_is_closing_once() -> None:
 
 def test_statistics_add_up_over_subscriptions_that_are_gone() -> None:
     bus, peer = heard_ten()
-    peer.say(ack(1, 0, 4))
+    peer.send(ack(1, 0, 4))
     bus.tick(6)
-    assert peer.hear_ids(1) == [4, 5, 6, 7, 8, 9]
-    peer.leave()
+    assert peer.receive_ids(1) == [4, 5, 6, 7, 8, 9]
+    peer.disconnect()
     other = bus.peer(subscribe(1))
-    assert other.hear() == []
+    assert other.receive_messages() == []
     bus.tick(12)
-    assert len(other.hear()) == 6
-    other.say(ack(1, 4, 6))
+    assert len(other.receive_messages()) == 6
+    other.send(ack(1, 4, 6))
     statistics = bus.broker.statistics()
     assert (statistics.published, statistics.delivered, statistics.redelivered) == (10, 10, 12)
     assert (statistics.acknowledged, statistics.in_flight) == (6, 4)
@@ -397,14 +397,14 @@ def test_statistics_add_up_over_subscriptions_that_are_gone() -> None:
 
 
 def test_memory_goes_back_when_everything_is_acknowledged() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     for class_id in (1, 2):
-        peer.say(publish(class_id, *numbered(1000, size=300)))
-    assert len(peer.hear()) == 2000
+        peer.send(publish(class_id, *numbered(1000, size=300)))
+    assert len(peer.receive_messages()) == 2000
     for class_id in (1, 2):
-        peer.say(b"".join(ack(class_id, i, i + 1) for i in range(500, 1000)))
-        peer.say(ack(class_id, 0, 500))
+        peer.send(b"".join(ack(class_id, i, i + 1) for i in range(500, 1000)))
+        peer.send(ack(class_id, 0, 500))
     bus.tick(2 * RING_IDLE_TICKS)
     assert bus.broker.statistics().memory_bytes == 0
     assert [cls.backlog_window.marks_bytes for cls in bus.broker.classes.values()] == [0, 0]

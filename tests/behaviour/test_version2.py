@@ -9,7 +9,7 @@ import pytest
 from simplebus.core.errors import Reason, RemoteProtocolError
 from tests.behaviour import wire_peer_v2
 from tests.behaviour.wire_peer import (
-    Bus,
+    BrokerHarness,
     connect,
     heartbeat,
     numbered,
@@ -18,7 +18,7 @@ from tests.behaviour.wire_peer_v2 import (
     CONNECT,
     FETCH,
     SUBSCRIBE,
-    Peer2,
+    Version2Peer,
     ack,
     asked,
     enveloped,
@@ -34,8 +34,8 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.support.oracles import build_frame, parse_frame
 
 
-def newcomer(bus: Bus) -> Peer2:
-    return Peer2(bus, bus.broker.open_session())
+def newcomer(bus: BrokerHarness) -> Version2Peer:
+    return Version2Peer(bus, bus.broker.open_session())
 
 
 # Greetings ---------------------------------------------------------------------------------------
@@ -65,10 +65,10 @@ def newcomer(bus: Bus) -> Peer2:
     ],
 )
 def test_a_greeting_that_is_none_is_answered_by_a_fatal_error(content: bytes) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = newcomer(bus)
     with pytest.raises(RemoteProtocolError) as caught:
-        peer.say(build_frame(CONNECT, content=content))
+        peer.send(build_frame(CONNECT, content=content))
     assert caught.value.reason is Reason.BAD_CONNECT
     bus.broker.send_fatal_error(peer.session, caught.value)
     assert peer.session.outbox.has_deliver_frames  # A driver sees that this peer can be told.
@@ -90,9 +90,9 @@ def test_a_greeting_that_is_none_is_answered_by_a_fatal_error(content: bytes) ->
     ],
 )
 def test_a_later_connect_that_is_refused_changes_nothing(content: bytes, code: str) -> None:
-    bus = Bus(classes=2)
+    bus = BrokerHarness(classes=2)
     peer = peer2(bus, classes=({"id": 1, "name": "orders"},))
-    peer.say(build_frame(CONNECT, message_id=4, content=content))
+    peer.send(build_frame(CONNECT, message_id=4, content=content))
     [answer] = peer.told()
     if code:
         assert (answer.content["code"], answer.content["fatal"]) == (code, False)
@@ -104,14 +104,14 @@ def test_a_later_connect_that_is_refused_changes_nothing(content: bytes, code: s
 
 
 def test_classes_are_named_by_id_by_name_and_by_both() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.say(hello(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"}))
+    peer.send(hello(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"}))
     [answer] = peer.told()
     a, c = id_given("a"), id_given("c")
     assert answer.content["classes"] == {"a": a, "b": 65535, "c": c, "d": 5}
     other = peer2(bus, classes=("a", "d"))
-    other.say(hello("c", {"id": a}))
+    other.send(hello("c", {"id": a}))
     assert other.told()[0].content["classes"] == {"c": c}
 
 
@@ -122,14 +122,14 @@ def id_given(name: str, behind: int = 0) -> int:
 
 def test_buses_that_know_nothing_of_one_another_give_a_name_the_same_id() -> None:
     names = [f"class {n}" for n in range(50)]
-    buses = Bus(), Bus()
+    buses = BrokerHarness(), BrokerHarness()
     peer2(buses[0], classes=names)
     peer2(buses[1], classes=names[::-1])
     assert buses[0].broker.store.class_id_by_name == buses[1].broker.store.class_id_by_name
 
 
 def test_an_id_that_is_taken_is_passed_over_for_the_one_below() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, classes=[id_given("ä"), id_given("ä", 1)])
     peer2(bus, classes=["ä"])
     assert bus.broker.store.class_id_by_name == {"ä": id_given("ä", 2)}
@@ -139,7 +139,7 @@ def test_an_id_that_is_taken_is_passed_over_for_the_one_below() -> None:
 
 
 def test_many_names_are_given_ids_at_once() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     names = [f"n{n}" for n in range(4096)]
     peer2(bus, classes=names)
     assert (
@@ -150,24 +150,24 @@ def test_many_names_are_given_ids_at_once() -> None:
 
 
 def test_heartbeats_may_come_before_the_greeting_and_nothing_else() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.say(heartbeat() * 2 + hello(1) + publish(1, 0, b"x"))
+    peer.send(heartbeat() * 2 + hello(1) + publish(1, 0, b"x"))
     assert [said.kind for said in peer.told()] == ["connect", "confirm"]
     late = newcomer(bus)
-    late.say(connect(1))
-    assert late.is_refused(hello(1)) is Reason.BAD_CONNECT
+    late.send(connect(1))
+    assert late.send_refused(hello(1)) is Reason.BAD_CONNECT
 
 
 def test_what_a_peer_calls_itself_stays_on_one_line() -> None:
-    peer = peer2(Bus(), client="evil\nline")
+    peer = peer2(BrokerHarness(), client="evil\nline")
     assert "\n" not in peer.session.peer
 
 
 def test_the_shorter_heartbeat_counts_and_silence_ends_the_session() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.say(hello(1, heartbeat=5))
+    peer.send(hello(1, heartbeat=5))
     assert peer.told()[0].content["heartbeat"] == 5
     assert bus.tick(16) == []
     assert "heartbeat" in {said.kind for said in peer.told()}
@@ -177,14 +177,14 @@ def test_the_shorter_heartbeat_counts_and_silence_ends_the_session() -> None:
 
 def test_a_peer_whose_answer_is_not_known_yet_hears_that_the_bus_is_there() -> None:
     """It waits for a cluster, for one: it would take the bus for dead, and go."""
-    bus = Bus()
+    bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.say(hello(1, heartbeat=5))
+    peer.send(hello(1, heartbeat=5))
     peer.session.outbox.defer_reply(lambda: False)
     peer.told()
     for _ in range(3):
         bus.tick(5)
-        peer.say(heartbeat())
+        peer.send(heartbeat())
         assert {said.kind for said in peer.told()} == {"heartbeat"}
 
 
@@ -192,44 +192,44 @@ def test_a_peer_whose_answer_is_not_known_yet_hears_that_the_bus_is_there() -> N
 
 
 def test_several_subscriptions_of_one_session_are_told_apart() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(
         bus, subscribe(1, 7, channels=["a.*"]), subscribe(1, 9), subscribe(2, 3), classes=(1, 2)
     )
     writer = peer2(bus, enveloped(1, 0, on_channel("a.x", b"1"), on_channel("b", b"2")))
-    writer.say(publish(2, 2, b"3"))
-    heard = [(m.class_id, m.number, m.message_id) for m in reader.got()]
+    writer.send(publish(2, 2, b"3"))
+    heard = [(m.class_id, m.number, m.message_id) for m in reader.receive_deliveries()]
     assert sorted(heard) == [(1, 7, 0), (1, 9, 0), (1, 9, 1), (2, 3, 0)]
-    reader.say(ack(7, 0, 2), ack(3, 0, 1))
+    reader.send(ack(7, 0, 2), ack(3, 0, 1))
     assert bus.statistics(2).ring.messages == 0
     assert bus.statistics(1).ring.messages == 2
-    reader.say(ack(9, 0, 2))
+    reader.send(ack(9, 0, 2))
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_a_number_may_be_used_again_after_an_unsubscribe() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5))
     writer = peer2(bus, publish(1, 0, b"a"))
-    assert reader.ids() == [0]
-    reader.say(subscribe(1, 5))
-    reader.say(unsubscribe(5), unsubscribe(5), subscribe(1, 5, start="new"))
+    assert reader.receive_message_ids() == [0]
+    reader.send(subscribe(1, 5))
+    reader.send(unsubscribe(5), unsubscribe(5), subscribe(1, 5, start="new"))
     told = reader.told()
     kinds = [said.content["code"] if said.kind == "error" else said.kind for said in told]
     assert kinds[-4:] == ["subscription_in_use", "unsubscribe", "unknown_subscription", "subscribe"]
-    writer.say(publish(1, 1, b"b"))
-    assert reader.ids() == [1]  # And the peer was told anew whose it is: see Peer2.
+    writer.send(publish(1, 1, b"b"))
+    assert reader.receive_message_ids() == [1]  # And the peer was told anew whose it is: see Peer2.
 
 
 def test_after_an_unsubscribe_messages_are_announced_again() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5))
     writer = peer2(bus, publish(1, 0, b"a"))
-    reader.got()
-    reader.say(unsubscribe(5), subscribe(1, 5, start="new"))
+    reader.receive_deliveries()
+    reader.send(unsubscribe(5), subscribe(1, 5, start="new"))
     reader.told()
-    writer.say(publish(1, 1, b"b"))
-    assert parse_frame(reader.hear_frames()[0])[0] == wire_peer_v2.DELIVER
+    writer.send(publish(1, 1, b"b"))
+    assert parse_frame(reader.receive_frames()[0])[0] == wire_peer_v2.DELIVER
 
 
 @pytest.mark.parametrize(
@@ -256,29 +256,29 @@ def test_after_an_unsubscribe_messages_are_announced_again() -> None:
 def test_a_subscription_that_cannot_be_granted_is_none(
     options: dict[str, object], code: str
 ) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, publish(1, 0, b"waits"))
-    peer.say(subscribe(1, 5, 3, **options))
+    peer.send(subscribe(1, 5, 3, **options))
     error = peer.told()[-1]
     assert (error.content["code"], error.content["fatal"]) == (code, False)
     assert (error.class_id, error.message_id, error.last_field) == (1, 3, SUBSCRIBE)
     assert bus.statistics(1).subscriptions == ()
-    peer.say(subscribe(1, 5))
-    assert peer.ids() == [0]
+    peer.send(subscribe(1, 5))
+    assert peer.receive_message_ids() == [0]
 
 
 def test_requests_about_what_is_not_there_are_refused() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(9, 5), subscribe(1, 0), unsubscribe(4), asked(FETCH, 9, 8))
     codes = ["unknown_class", "bad_request", "unknown_subscription", "unknown_class"]
     assert peer.errors() == codes
-    peer.say(ack(4, 0, 1), nack(4, 0, 1), working(4, 0, 1))
+    peer.send(ack(4, 0, 1), nack(4, 0, 1), working(4, 0, 1))
     assert peer.told() == []
     assert bus.broker.refusal_counts[Reason.ACK_UNSUBSCRIBED] == 3
 
 
 def test_a_session_has_no_more_subscriptions_than_allowed() -> None:
-    bus = Bus(subscriptions=2)
+    bus = BrokerHarness(subscriptions=2)
     peer = peer2(bus, *[subscribe(1, number) for number in (1, 2, 3)])
     assert peer.errors() == ["too_many_subscriptions"]
 
@@ -300,44 +300,44 @@ def test_a_session_has_no_more_subscriptions_than_allowed() -> None:
     ],
 )
 def test_a_subscription_begins_where_it_asks_to(start: object, expected: list[int]) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = peer2(bus)
     for number in range(6):
         bus.broker.clock.now = 100.0 + number
-        writer.say(publish(1, number, b"x"))
+        writer.send(publish(1, number, b"x"))
     bus.broker.clock.now = 200.0
-    assert peer2(bus, subscribe(1, 5, start=start)).ids() == expected
+    assert peer2(bus, subscribe(1, 5, start=start)).receive_message_ids() == expected
     # What nobody was there for waits all the same.
-    assert peer2(bus, subscribe(1, 5)).ids() == [0, 1, 2, 3, 4, 5]
-    writer.say(publish(1, 6, b"x"))
-    assert peer2(bus, subscribe(1, 5)).ids() == []
+    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2, 3, 4, 5]
+    writer.send(publish(1, 6, b"x"))
+    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == []
 
 
 def test_what_waits_is_for_the_first_that_asks_for_it_and_no_more() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = peer2(bus, publish(1, 0, b"a", b"b"))
     new = peer2(bus, subscribe(1, 5, start="new"))
-    writer.say(publish(1, 2, b"c"))
-    assert new.ids() == [2]
-    new.say(ack(5, 2, 3), unsubscribe(5))
+    writer.send(publish(1, 2, b"c"))
+    assert new.receive_message_ids() == [2]
+    new.send(ack(5, 2, 3), unsubscribe(5))
     first, second = peer2(bus, subscribe(1, 5)), peer2(bus, subscribe(1, 5))
-    assert first.ids() == [0, 1]
-    assert second.ids() == []
-    first.say(ack(5, 0, 2))
+    assert first.receive_message_ids() == [0, 1]
+    assert second.receive_message_ids() == []
+    first.send(ack(5, 0, 2))
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_who_had_less_leaves_the_rest_to_the_next_one() -> None:
     # One that comes for the earliest has not seen what a former one has acknowledged.
-    bus = Bus()
+    bus = BrokerHarness()
     writer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(6)))
-    assert writer.ids() == [0, 1, 2, 3, 4, 5]
-    writer.say(ack(5, 4, 6), unsubscribe(5))
+    assert writer.receive_message_ids() == [0, 1, 2, 3, 4, 5]
+    writer.send(ack(5, 4, 6), unsubscribe(5))
     late = peer2(bus, subscribe(1, 5, start="earliest", max_in_flight=1))
-    assert late.ids() == [0]
-    late.leave()
+    assert late.receive_message_ids() == [0]
+    late.disconnect()
     heard, reader = [], peer2(bus, subscribe(1, 5))
-    while ids := reader.ids():
+    while ids := reader.receive_message_ids():
         heard += ids
-        reader.say(ack(5, ids[0], ids[-1] + 1))
+        reader.send(ack(5, ids[0], ids[-1] + 1))
     assert heard == [0, 1, 2, 3, 4, 5]

@@ -8,7 +8,7 @@ from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import IN_FLIGHT_BYTES, RECEIVE_BYTES, Limits
 from simplebus.core.settings import Retention
-from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
     SUBSCRIBE,
@@ -29,112 +29,112 @@ from tests.support.oracles import ID_COUNT, parse_frame, split_frames
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_no_more_is_in_flight_than_asked_for(most: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, max_in_flight=most))
     peer2(bus, publish(1, 0, *numbered(10)))
-    assert reader.ids() == list(range(most))
-    reader.say(ack(5, 0, 1))
-    assert reader.ids() == [most]
-    reader.say(nack(5, 1, 2, 0))
-    assert reader.ids() == [1]
+    assert reader.receive_message_ids() == list(range(most))
+    reader.send(ack(5, 0, 1))
+    assert reader.receive_message_ids() == [most]
+    reader.send(nack(5, 1, 2, 0))
+    assert reader.receive_message_ids() == [1]
 
 
 def test_what_is_refused_with_a_delay_makes_room_at_once() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
     peer2(bus, publish(1, 0, *numbered(10)))
-    assert reader.ids() == [0, 1]
-    reader.say(nack(5, 0, 2, 60_000))
+    assert reader.receive_message_ids() == [0, 1]
+    reader.send(nack(5, 0, 2, 60_000))
     assert bus.broker.drain_writable()
-    assert reader.ids() == [2, 3]
+    assert reader.receive_message_ids() == [2, 3]
     bus.broker.clock.now += 61
     bus.broker.run_due_wakeups()
-    assert reader.ids() == []  # Nor may they come before there is room for them.
-    reader.say(ack(5, 2, 3))
-    assert reader.ids() == [0]
-    reader.say(ack(5, 0, 1))
-    assert [(m.message_id, m.attempt) for m in reader.got()] == [(1, 2)]
-    reader.say(ack(5, 1, 2), ack(5, 3, 4))
-    assert reader.ids() == [4, 5]
+    assert reader.receive_message_ids() == []  # Nor may they come before there is room for them.
+    reader.send(ack(5, 2, 3))
+    assert reader.receive_message_ids() == [0]
+    reader.send(ack(5, 0, 1))
+    assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [(1, 2)]
+    reader.send(ack(5, 1, 2), ack(5, 3, 4))
+    assert reader.receive_message_ids() == [4, 5]
 
 
 def test_what_another_one_left_is_sent_no_faster() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     former = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
-    assert len(former.ids()) == 9
-    former.leave()
+    assert len(former.receive_message_ids()) == 9
+    former.disconnect()
     reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
     for first in range(0, 8, 2):
-        assert [(m.message_id, m.attempt) for m in reader.got()] == [(first, 2), (first + 1, 2)]
-        reader.say(ack(5, first, first + 2))
+        assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [(first, 2), (first + 1, 2)]
+        reader.send(ack(5, first, first + 2))
 
 
 def test_many_bytes_in_flight_wait_for_acks_and_one_that_is_put_off_holds_up_nothing() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     reader = peer2(bus, subscribe(1, 5))
     writer = peer2(bus)
     size, count = 900_000, 0
     for _ in range(3 * IN_FLIGHT_BYTES // size):
-        writer.say(publish(1, count, b"x" * size))
+        writer.send(publish(1, count, b"x" * size))
         count += 1
-    heard = reader.ids()
+    heard = reader.receive_message_ids()
     assert len(heard) * size < IN_FLIGHT_BYTES + 3 * size
-    reader.say(nack(5, 0, 1, 3_600_000))
+    reader.send(nack(5, 0, 1, 3_600_000))
     total = len(heard)
     heard.remove(0)
     while heard:
-        reader.say(ack(5, heard[0], heard[-1] + 1))
-        heard = reader.ids()
+        reader.send(ack(5, heard[0], heard[-1] + 1))
+        heard = reader.receive_message_ids()
         total += len(heard)
     assert total == count
 
 
 @pytest.mark.parametrize("slow", ["drop_oldest", "drop_newest"])
 def test_a_slow_subscription_drops_what_is_too_much_for_it(slow: str) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, slow=slow, max_pending=4, max_in_flight=2))
     writer = peer2(bus, publish(1, 0, b"0", b"1", b"2"))
-    assert reader.ids() == [0, 1]
-    writer.say(publish(1, 3, *numbered(5, start=3)))
+    assert reader.receive_message_ids() == [0, 1]
+    writer.send(publish(1, 3, *numbered(5, start=3)))
     heard: list[int] = []
-    reader.say(ack(5, 0, 1), ack(5, 1, 2))
-    while ids := reader.ids():
+    reader.send(ack(5, 0, 1), ack(5, 1, 2))
+    while ids := reader.receive_message_ids():
         heard += ids
-        reader.say(ack(5, ids[0], ids[-1] + 1))
+        reader.send(ack(5, ids[0], ids[-1] + 1))
     assert heard == ([6, 7] if slow == "drop_oldest" else [2, 3])
     [subscription] = bus.statistics(1).subscriptions
     assert subscription.dropped == 4
     assert subscription.undelivered == {Reason.SLOW_CONSUMER: 4}
-    writer.say(publish(1, 8, b"8"))
-    assert reader.ids() == [8]
+    writer.send(publish(1, 8, b"8"))
+    assert reader.receive_message_ids() == [8]
 
 
 @pytest.mark.parametrize("slow", ["drop_oldest", "drop_newest", "disconnect"])
 def test_what_is_not_for_a_subscription_does_not_make_it_slow(slow: str) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, slow=slow, max_pending=2, channels=["a"]))
     contents = [on_channel("ba"[n % 10 == 0], b"%d" % n) for n in range(20)]
     writer = peer2(bus, enveloped(1, 0, *contents))
-    assert reader.ids() == [0, 10]
-    writer.say(enveloped(1, 20, *contents[:10]))
+    assert reader.receive_message_ids() == [0, 10]
+    writer.send(enveloped(1, 20, *contents[:10]))
     bus.broker.drain_writable()
     if slow == "disconnect":
         assert reader.errors() == ["slow_consumer"]
         return
-    reader.say(ack(5, 0, 20))
-    assert reader.ids() == []
+    reader.send(ack(5, 0, 20))
+    assert reader.receive_message_ids() == []
     assert bus.statistics(1).dropped == {Reason.SLOW_CONSUMER: 1}
-    writer.say(enveloped(1, 30, *contents[:10]))
-    assert reader.ids() == [30]
+    writer.send(enveloped(1, 30, *contents[:10]))
+    assert reader.receive_message_ids() == [30]
 
 
 def test_a_subscription_that_is_cut_off_is_named_by_its_request() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, 77, slow="disconnect", max_pending=4))
     writer = peer2(bus, publish(1, 0, *numbered(4)))
-    assert len(reader.got()) == 4
-    writer.say(publish(1, 4, b"x"))
+    assert len(reader.receive_deliveries()) == 4
+    writer.send(publish(1, 4, b"x"))
     bus.broker.drain_writable()
     [error] = reader.told()
     assert (error.class_id, error.message_id, error.last_field) == (1, 77, SUBSCRIBE)
@@ -148,28 +148,28 @@ def test_what_waited_for_one_that_is_cut_off_is_dropped_unless_it_waits_for_the_
     options: dict[str, object],
 ) -> None:
     for others in (0, 1):
-        bus = Bus()
+        bus = BrokerHarness()
         terms = options | {"slow": "disconnect", "max_pending": 3}
         reader, other = peer2(bus, subscribe(1, 5, **terms)), peer2(bus)
-        other.say(*[subscribe(1, 6)] * others)
+        other.send(*[subscribe(1, 6)] * others)
         peer2(bus, publish(1, 0, *numbered(6)))
         bus.broker.drain_writable()
         assert reader.errors() == ["slow_consumer"]
         assert bus.statistics(1).dropped == ({Reason.SLOW_CONSUMER: 6} if others else {})
-        assert peer2(bus, subscribe(1, 5)).ids() == ([] if others else list(range(6)))
+        assert peer2(bus, subscribe(1, 5)).receive_message_ids() == ([] if others else list(range(6)))
 
 
 def test_two_that_are_too_slow_go_while_a_publisher_waits_for_room() -> None:
-    bus = Bus(class_messages=6)
+    bus = BrokerHarness(class_messages=6)
     slow = [peer2(bus, subscribe(1, 5, slow="disconnect", max_pending=5)) for _ in range(2)]
     other = peer2(bus, subscribe(1, 5))
     writer = peer2(bus, publish(1, 0, *numbered(5)), publish(1, 5, *numbered(7, start=5)))
     bus.broker.drain_writable()
     assert [peer.errors() for peer in slow] == [["slow_consumer"]] * 2
     heard: list[bytes] = []
-    while messages := other.got():
+    while messages := other.receive_deliveries():
         heard += [message.content for message in messages]
-        other.say(ack(5, messages[0].message_id, messages[-1].message_id + 1))
+        other.send(ack(5, messages[0].message_id, messages[-1].message_id + 1))
         bus.broker.drain_writable()
     assert heard == numbered(12)
     assert not writer.session.parked_messages
@@ -179,15 +179,15 @@ def test_two_that_are_too_slow_go_while_a_publisher_waits_for_room() -> None:
 
 
 def test_huge_ranges_cost_nothing_and_reach_what_was_sent() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5), subscribe(1, 6, group="g"))
     peer2(bus, publish(1, 0, *numbered(3)))
-    assert len(reader.got()) == 6
+    assert len(reader.receive_deliveries()) == 6
     for number in (5, 6):
-        reader.say(working(number, 0, ID_COUNT), nack(number, 0, ID_COUNT, 0))
-    assert len(reader.got()) == 6
+        reader.send(working(number, 0, ID_COUNT), nack(number, 0, ID_COUNT, 0))
+    assert len(reader.receive_deliveries()) == 6
     for number in (5, 6):
-        reader.say(ack(number, 0, ID_COUNT))
+        reader.send(ack(number, 0, ID_COUNT))
     assert bus.statistics(1).ring.messages == 0
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 6}
 
@@ -196,12 +196,12 @@ def test_huge_ranges_cost_nothing_and_reach_what_was_sent() -> None:
 
 
 def test_a_fetch_changes_nobodys_position_and_interrupts_nobodys_messages() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(4)))
-    begun = reader.take(150)
-    reader.say(asked(FETCH, 1, 3, first=1, count=2), asked(FETCH, 1, 4, first=9))
+    begun = reader.read_bytes(150)
+    reader.send(asked(FETCH, 1, 3, first=1, count=2), asked(FETCH, 1, 4, first=9))
     reader.partial = begun + reader.partial
-    messages, rest = reader.listen()
+    messages, rest = reader.receive_all()
     assert [m.message_id for m in messages if m.number == 5] == [0, 1, 2, 3]
     assert [(m.message_id, m.attempt) for m in messages if m.number == 0] == [(1, 0), (2, 0)]
     answers = [said.content for said in rest if said.kind == "fetch"]
@@ -212,12 +212,12 @@ def test_a_fetch_changes_nobodys_position_and_interrupts_nobodys_messages() -> N
 
 
 def test_many_fetches_at_once_take_the_memory_of_one() -> None:
-    bus = Bus(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
-    bus.trusting = True
+    bus = BrokerHarness(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
+    bus.skips_checks = True
     peer = peer2(bus)
-    peer.say(publish(1, 0, *[b"x" * 90_000] * 15))
+    peer.send(publish(1, 0, *[b"x" * 90_000] * 15))
     peer.told()
-    peer.say(b"".join(asked(FETCH, 1, n) for n in range(100)))
+    peer.send(b"".join(asked(FETCH, 1, n) for n in range(100)))
     bus.broker.drain_writable()
     outbox, at, most = peer.session.outbox, bytearray(), 0
     while piece := outbox.peek(0):
@@ -230,20 +230,20 @@ def test_many_fetches_at_once_take_the_memory_of_one() -> None:
 
 
 def test_too_many_fetches_at_once_end_the_session() -> None:
-    bus = Bus(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
-    bus.trusting = True
-    assert peer2(bus).is_refused(asked(FETCH, 1, 3) * 10_000) is Reason.PENDING_LIMIT
+    bus = BrokerHarness(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
+    bus.skips_checks = True
+    assert peer2(bus).send_refused(asked(FETCH, 1, 3) * 10_000) is Reason.PENDING_LIMIT
 
 
 def test_those_who_need_the_most_are_cut_off_when_all_together_need_too_much() -> None:
     most = 100_000 + RECEIVE_BYTES
     limits = Limits(frame_bytes=100_000, pending_bytes=most, total_pending_bytes=most)
-    bus = Bus(Settings(limits=limits))
-    bus.trusting = True
+    bus = BrokerHarness(Settings(limits=limits))
+    bus.skips_checks = True
     peers = [peer2(bus) for _ in range(3)]
     halves = [50_000, 90_000, 70_000]
     for peer, size in zip(peers, halves, strict=True):
-        peer.say(asked(FETCH, 1, 3) * 2000, b"1" * size)
+        peer.send(asked(FETCH, 1, 3) * 2000, b"1" * size)
     assert bus.broker.tick() == []
     heavy = peer2(bus, asked(FETCH, 1, 3) * 4000)
     ((cut, error),) = bus.broker.tick()
@@ -255,14 +255,14 @@ def test_those_who_need_the_most_are_cut_off_when_all_together_need_too_much() -
 def test_those_who_begin_more_than_all_may_need_are_cut_off_before_the_next_beat() -> None:
     most = 500_000 + RECEIVE_BYTES
     limits = Limits(frame_bytes=500_000, pending_bytes=most, total_pending_bytes=most)
-    bus = Bus(Settings(limits=limits))
-    bus.trusting = True
+    bus = BrokerHarness(Settings(limits=limits))
+    bus.skips_checks = True
     peers = [peer2(bus) for _ in range(6)]
     for peer in peers:
-        peer.say(b"1" * 400_000)
+        peer.send(b"1" * 400_000)
     assert bus.broker.drain_closing() == []
     for peer in peers:
-        peer.say(b"1" * 90_000)
+        peer.send(b"1" * 90_000)
     cut = bus.broker.drain_closing()
     assert {error.reason for _, error in cut} == {Reason.PENDING_LIMIT}
     assert {session for session, _ in cut} <= {peer.session for peer in peers}
@@ -270,7 +270,7 @@ def test_those_who_begin_more_than_all_may_need_are_cut_off_before_the_next_beat
 
 @pytest.mark.parametrize("most", [1, 5, 13, 14, 40])
 def test_messages_of_many_feeds_are_announced_however_the_stream_is_cut(most: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = peer2(bus, classes=(1, 2))
     reader = peer2(
         bus,
@@ -286,17 +286,17 @@ def test_messages_of_many_feeds_are_announced_however_the_stream_is_cut(most: in
     data = b""
     for turn in range(6):
         contents = [on_channel(channels[n % 3], b"%d" % n) for n in range(turn + 1)]
-        writer.say(enveloped(1, number, *contents), publish(2, number + turn + 1, b"p"))
+        writer.send(enveloped(1, number, *contents), publish(2, number + turn + 1, b"p"))
         number += turn + 2
-        data += reader.take(most)
-        reader.say(asked(FETCH, 2, 3, count=1), nack(2, 0, 2, 0))
+        data += reader.read_bytes(most)
+        reader.send(asked(FETCH, 2, 3, count=1), nack(2, 0, 2, 0))
         bus.tick(turn)
     for _ in range(2):  # Who took nothing for long is handed messages when it has caught up.
-        while piece := reader.take(most):
+        while piece := reader.read_bytes(most):
             data += piece
         bus.tick()
     reader.partial = data
-    messages, _ = reader.listen()
+    messages, _ = reader.receive_all()
     first_time = [m for m in messages if m.attempt == 1]
     one = [m.message_id for m in first_time if m.number == 1]
     two = [m.message_id for m in first_time if m.number == 2]
@@ -309,13 +309,13 @@ def test_messages_of_many_feeds_are_announced_however_the_stream_is_cut(most: in
 
 
 def test_a_filtered_subscription_lets_the_others_of_its_session_have_their_turn() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 1, channels=["a"]), subscribe(2, 2), classes=(1, 2))
     reader.told()
     contents = [on_channel("ab"[n % 2], b"x" * 20_000) for n in range(60)]
     writer = peer2(bus, enveloped(1, 0, *contents), classes=(1, 2))
-    writer.say(publish(2, 60, b"x"))
-    numbers = [m.number for m in reader.got()]
+    writer.send(publish(2, 60, b"x"))
+    numbers = [m.number for m in reader.receive_deliveries()]
     assert numbers.index(2) < len(numbers) - 1
     assert sorted(set(numbers)) == [1, 2]
 
@@ -323,26 +323,26 @@ def test_a_filtered_subscription_lets_the_others_of_its_session_have_their_turn(
 # Keeping -----------------------------------------------------------------------------------------
 
 
-def keeping(full_policy: FullPolicy = FullPolicy.BLOCK, **keep: float) -> Bus:
+def keeping(full_policy: FullPolicy = FullPolicy.BLOCK, **keep: float) -> BrokerHarness:
     limits = Limits(class_messages=100)
-    return Bus(Settings(limits=limits, keep=Retention(**keep), full_policy=full_policy))  # type: ignore[arg-type]
+    return BrokerHarness(Settings(limits=limits, keep=Retention(**keep), full_policy=full_policy))  # type: ignore[arg-type]
 
 
 def test_messages_are_kept_by_count_after_everybody_has_them() -> None:
     bus = keeping(messages=5)
     reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(20)))
-    assert len(reader.ids()) == 20
-    reader.say(ack(5, 0, 20))
-    assert peer2(bus, subscribe(1, 5, start="earliest")).ids() == list(range(15, 20))
+    assert len(reader.receive_message_ids()) == 20
+    reader.send(ack(5, 0, 20))
+    assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == list(range(15, 20))
     peer = peer2(bus, asked(FETCH, 1, 3, first=17))
-    assert [m.message_id for m in peer.got()] == [17, 18, 19]
+    assert [m.message_id for m in peer.receive_deliveries()] == [17, 18, 19]
 
 
 def test_messages_are_kept_by_size() -> None:
     bus = keeping(bytes=5 * 113)
     reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(20, size=100)))
-    assert len(reader.ids()) == 20
-    reader.say(ack(5, 0, 20))
+    assert len(reader.receive_message_ids()) == 20
+    reader.send(ack(5, 0, 20))
     assert bus.statistics(1).ring.messages == 5
 
 
@@ -351,10 +351,10 @@ def test_messages_are_kept_by_age() -> None:
     reader = peer2(bus, subscribe(1, 5))
     writer = peer2(bus)
     for n in range(5):
-        writer.say(publish(1, n, b"x"))
+        writer.send(publish(1, n, b"x"))
         bus.broker.clock.now += 30
-    assert len(reader.ids()) == 5
-    reader.say(ack(5, 0, 5))
+    assert len(reader.receive_message_ids()) == 5
+    reader.send(ack(5, 0, 5))
     assert bus.statistics(1).ring.floor == 3
     bus.broker.clock.now += 31
     bus.tick()
@@ -365,12 +365,12 @@ def test_a_full_class_gives_up_first_what_it_merely_keeps() -> None:
     bus = keeping(messages=1000)
     reader = peer2(bus, subscribe(1, 5))
     writer = peer2(bus, publish(1, 0, *numbered(90, size=9)))
-    assert len(reader.ids()) == 90
-    reader.say(ack(5, 0, 80))
-    writer.say(publish(1, 90, *numbered(85, size=9)))
+    assert len(reader.receive_message_ids()) == 90
+    reader.send(ack(5, 0, 80))
+    writer.send(publish(1, 90, *numbered(85, size=9)))
     assert not writer.session.parked_messages
     assert bus.statistics(1).ring.floor == 75
-    writer.say(publish(1, 175, *numbered(50, size=9)))
+    writer.send(publish(1, 175, *numbered(50, size=9)))
     assert bus.statistics(1).ring.floor == 80
     assert writer.session.parked_messages
-    assert len(reader.ids()) == 90
+    assert len(reader.receive_message_ids()) == 90

@@ -11,7 +11,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import DENSE_READ_BYTES, RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.core.protocol.requests import SubscribeRequest
 from tests.behaviour import wire_peer_v2
-from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ACK,
     CONNECT,
@@ -53,12 +53,12 @@ SERVER_ONLY = [build_frame(kind) for kind in b"678E"]
 
 @pytest.mark.parametrize("frame", SERVER_ONLY)
 def test_what_only_a_server_says_is_not_understood(frame: bytes) -> None:
-    peer = peer2(Bus())
+    peer = peer2(BrokerHarness())
     if frame[0] == NACK:
-        peer.say(frame)
+        peer.send(frame)
         assert peer.errors() == ["bad_ack"]
     else:
-        assert peer.is_refused(frame) is Reason.UNKNOWN_TYPE
+        assert peer.send_refused(frame) is Reason.UNKNOWN_TYPE
 
 
 @pytest.mark.parametrize("kind", [ACK, NACK, WORKING])
@@ -67,10 +67,10 @@ def test_what_only_a_server_says_is_not_understood(frame: bytes) -> None:
     [b"", b"-", b"5", b"5-5", b"6-5", b"0-2147483649", b"a-b", b"1-2 x", b"1-2 ", b"1-2-3"],
 )
 def test_a_range_that_is_none_is_refused_and_the_session_goes_on(kind: int, content: bytes) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
-    peer.listen()
-    peer.say(build_frame(kind, class_id=5, content=content))
+    peer.receive_all()
+    peer.send(build_frame(kind, class_id=5, content=content))
     [error] = peer.told()
     assert (error.content["code"], error.last_field, error.class_id) == ("bad_ack", kind, 0)
     assert bus.statistics(1).in_flight == 9
@@ -78,7 +78,7 @@ def test_a_range_that_is_none_is_refused_and_the_session_goes_on(kind: int, cont
 
 @given(data=st.data())
 def test_bytes_changed_anywhere_harm_nobody_else(data: st.DataObject) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     other = peer2(bus, subscribe(1, 5, start="new"), classes=(1,))
     other.told()
     peer = peer2(bus)
@@ -89,19 +89,19 @@ def test_bytes_changed_anywhere_harm_nobody_else(data: st.DataObject) -> None:
         if at < len(wrong):
             wrong[at] = value
     try:
-        peer.say(bytes(wrong))
-        peer.take(1 << 30)
+        peer.send(bytes(wrong))
+        peer.read_bytes(1 << 30)
         bus.tick(2)
         bus.broker.clock.now += 10
         bus.broker.run_due_wakeups()
     except RemoteProtocolError as error:
         bus.broker.send_fatal_error(peer.session, error)
-        peer.take(1 << 30)
-        peer.leave()
-    other.take(1 << 30)
-    other.say(asked(FETCH, 1, 3))
+        peer.read_bytes(1 << 30)
+        peer.disconnect()
+    other.read_bytes(1 << 30)
+    other.send(asked(FETCH, 1, 3))
     assert other.told()[-1].kind == "fetch"
-    bus.check()
+    bus.check_invariants()
 
 
 values = st.recursive(
@@ -128,11 +128,11 @@ values = st.recursive(
 def test_any_value_in_any_field_is_granted_or_refused(
     kind: int, key: int, request: int, number: int, field: str, value: object
 ) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 3), publish(1, 0, *numbered(3)))
-    peer.listen()
+    peer.receive_all()
     content = msgspec.json.encode({field: value})
-    peer.say(
+    peer.send(
         build_frame(kind, class_id=key, message_id=request, timer_index=number, content=content)
     )
     answers = [said for said in peer.told() if said.kind != "confirm"]
@@ -142,45 +142,45 @@ def test_any_value_in_any_field_is_granted_or_refused(
 
 
 def test_a_request_number_comes_back_as_it_was() -> None:
-    peer = peer2(Bus())
+    peer = peer2(BrokerHarness())
     for content in (b"{}", b"no"):
         frame = build_frame(FETCH, class_id=1, message_id=0xFFFFFFFE, content=content)
-        peer.say(frame)
-        answers, _ = split_frames(peer.take(1000))
+        peer.send(frame)
+        answers, _ = split_frames(peer.read_bytes(1000))
         assert parse_frame(answers[-1])[2] == 0xFFFFFFFE
 
 
 def test_very_many_patterns_and_channels_cost_what_they_weigh() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     writer = peer2(bus)
     for first in range(0, 60_000, 10_000):
         contents = [on_channel(f"c.{n}", b"") for n in range(first, first + 10_000)]
-        writer.say(enveloped(1, first, *contents))
+        writer.send(enveloped(1, first, *contents))
     peer = peer2(bus)
     for number in range(1, 50):
         patterns = [f"c.{n * number}" for n in range(1000)] + ["x.*.y"]
-        peer.say(subscribe(1, number, start="new", channels=patterns))
+        peer.send(subscribe(1, number, start="new", channels=patterns))
     peer.told()
-    writer.say(enveloped(1, 60_000, on_channel("c.49", b"")))
-    assert [message.number for message in peer.got()] == [1, 7, 49]
+    writer.send(enveloped(1, 60_000, on_channel("c.49", b"")))
+    assert [message.number for message in peer.receive_deliveries()] == [1, 7, 49]
 
 
 def test_bulk_is_read_in_ever_larger_pieces_and_what_costs_much_in_short_ones() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     peer = peer2(bus)
     frame_of_100 = publish(1, 0, b"x" * 87)
     number = 0
     while peer.session.next_read_bytes < RECEIVE_BYTES:
         count = peer.session.next_read_bytes // len(frame_of_100) + 1
-        peer.say(publish(1, number, *[b"x" * 87] * count))
+        peer.send(publish(1, number, *[b"x" * 87] * count))
         number += count
     assert number < 10 * RECEIVE_BYTES / 100
-    peer.say(publish(9, number, b"unknown") + publish(1, number + 1, b"x"))
+    peer.send(publish(9, number, b"unknown") + publish(1, number + 1, b"x"))
     assert peer.session.next_read_bytes == RECEIVE_BYTES, "a few are no matter"
     bad = build_frame(wire_peer_v2.ACK, class_id=5, content=b"bad")
-    peer.say(bad * 1000)
+    peer.send(bad * 1000)
     assert peer.session.next_read_bytes == DENSE_READ_BYTES < TRICKLE_BYTES
-    peer.say(bad * 10)
+    peer.send(bad * 10)
     assert peer.session.next_read_bytes == DENSE_READ_BYTES

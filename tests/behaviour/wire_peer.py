@@ -34,7 +34,7 @@ from tests.support.strategies import (
     SUBSCRIBE,
 )
 
-MANY = 4 * PLAIN_FRAMES_MAX
+LARGE_BATCH_COUNT = 4 * PLAIN_FRAMES_MAX
 """Frames in a batch that takes the arrays' paths for certain."""
 
 
@@ -63,7 +63,7 @@ def numbered(count: int, *, size: int = 0, start: int = 0) -> list[bytes]:
     return [(b"%d." % number).ljust(size, b"x") for number in range(start, start + count)]
 
 
-def batch_of(*whole: bytes) -> FrameBatch:
+def build_batch(*whole: bytes) -> FrameBatch:
     """These frames as a batch, as `split` would make it."""
     data = b"".join(whole)
     lengths = [len(frame) for frame in whole]
@@ -72,12 +72,12 @@ def batch_of(*whole: bytes) -> FrameBatch:
     return FrameBatch(np.frombuffer(data, np.uint8), bounds, stride)
 
 
-def state_of(window: AckWindow | AckOracle) -> tuple[int, list[tuple[int, int]]]:
+def window_state(window: AckWindow | AckOracle) -> tuple[int, list[tuple[int, int]]]:
     """Where a window stands: its floor, and what is not acknowledged."""
     return window.floor, window.unacked(window.floor, window.cursor)
 
 
-class Delivered(NamedTuple):
+class Version1Message(NamedTuple):
     """One message as a subscriber sees it."""
 
     class_id: int
@@ -86,24 +86,24 @@ class Delivered(NamedTuple):
     payload: bytes
 
 
-class Bus:
+class BrokerHarness:
     """A broker, the buffer that all its peers share, and the beat."""
 
     def __init__(self, settings: Settings | None = None, **limits: float) -> None:
         assert settings is None or not limits
         self.broker = Broker(settings or Settings(limits=Limits(**limits)))  # type: ignore[arg-type]
         self.buffer = ReceiveBuffer()
-        self.trusting = False
+        self.skips_checks = False
         """Whether the broker's own checks are left out."""
 
-    def check(self) -> None:
-        if not self.trusting:
+    def check_invariants(self) -> None:
+        if not self.skips_checks:
             self.broker.check_invariants()
 
-    def peer(self, *said: bytes) -> Peer:
+    def peer(self, *said: bytes) -> WirePeer:
         """A peer connects and says this."""
-        peer = Peer(self, self.broker.open_session())
-        peer.say(*said)
+        peer = WirePeer(self, self.broker.open_session())
+        peer.send(*said)
         return peer
 
     def tick(self, times: int = 1) -> list[tuple[Session, RemoteProtocolError]]:
@@ -111,43 +111,43 @@ class Bus:
         overdue = []
         for _ in range(times):
             overdue += self.broker.tick()
-            self.check()
+            self.check_invariants()
         return overdue
 
     def statistics(self, class_id: int) -> ClassStatistics:
         return self.broker.classes[class_id].statistics()
 
 
-class Peer:
+class WirePeer:
     """One connection."""
 
-    def __init__(self, bus: Bus, session: Session) -> None:
+    def __init__(self, bus: BrokerHarness, session: Session) -> None:
         self.bus = bus
         self.session = session
         self.partial = b""
         """Heard, but not a whole frame yet."""
 
-    def say(self, *said: bytes) -> None:
+    def send(self, *said: bytes) -> None:
         """Send these bytes, each argument as one read of the server or more."""
         broker, buffer = self.bus.broker, self.bus.buffer
         for data in said:
             for at in range(0, len(data), len(buffer.space)):
                 count = buffer.fill(data[at : at + len(buffer.space)])
                 broker.receive(self.session, buffer, count)
-                self.bus.check()
+                self.bus.check_invariants()
 
-    def is_refused(self, *said: bytes) -> Reason:
+    def send_refused(self, *said: bytes) -> Reason:
         """Send these bytes, the last of which must end the session; returns why."""
         with pytest.raises(RemoteProtocolError) as caught:
-            self.say(*said)
-        self.leave()
+            self.send(*said)
+        self.disconnect()
         return caught.value.reason
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self.bus.broker.close_session(self.session)
-        self.bus.check()
+        self.bus.check_invariants()
 
-    def take(self, most: int) -> bytes:
+    def read_bytes(self, most: int) -> bytes:
         """The next bytes, up to `most` of them, as a socket that takes no more would."""
         outbox, tick = self.session.outbox, self.bus.broker.tick_number
         taken = bytearray()
@@ -155,26 +155,26 @@ class Peer:
             count = min(len(piece), most - len(taken))
             taken += piece[:count]
             outbox.mark_sent(count, tick)
-            self.bus.check()
+            self.bus.check_invariants()
         return bytes(taken)
 
-    def hear_frames(self) -> list[bytes]:
+    def receive_frames(self) -> list[bytes]:
         """Everything there is to hear, as whole frames."""
-        frames, self.partial = split_frames(self.partial + self.take(1 << 40))
+        frames, self.partial = split_frames(self.partial + self.read_bytes(1 << 40))
         return frames
 
-    def hear(self) -> list[Delivered]:
+    def receive_messages(self) -> list[Version1Message]:
         """Every message there is to hear. Replies to Connects are passed over."""
-        parsed = [parse_frame(frame) for frame in self.hear_frames()]
+        parsed = [parse_frame(frame) for frame in self.receive_frames()]
         assert self.partial == b"", "the last frame is not whole"
         assert {fields[0] for fields in parsed} <= {MESSAGE, CONNECT}
-        return [Delivered(*fields[1:]) for fields in parsed if fields[0] == MESSAGE]
+        return [Version1Message(*fields[1:]) for fields in parsed if fields[0] == MESSAGE]
 
-    def payloads(self) -> list[bytes]:
-        return [message.payload for message in self.hear()]
+    def receive_payloads(self) -> list[bytes]:
+        return [message.payload for message in self.receive_messages()]
 
-    def hear_ids(self, class_id: int) -> list[int]:
+    def receive_ids(self, class_id: int) -> list[int]:
         """The ids of every message of this class that there is to hear, and of no other class."""
-        heard = self.hear()
+        heard = self.receive_messages()
         assert {message.class_id for message in heard} <= {class_id}
         return [message.message_id for message in heard]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tests.behaviour.wire_peer import Bus, Peer
+from tests.behaviour.wire_peer import BrokerHarness, WirePeer
 from tests.support.oracles import build_frame, parse_frame
 
 MESSAGE, SUBSCRIBE, ACK, CONNECT, ENVELOPE = b"12345"
@@ -128,16 +128,16 @@ def unsubscribe(number: int, request: int = 9, *, forget: bool = False) -> bytes
     return asked(UNSUBSCRIBE, number, request, forget=forget)
 
 
-class Peer2(Peer):
+class Version2Peer(WirePeer):
     """A version 2 connection."""
 
     named: tuple[int, int, int] | None = None
 
-    def listen(self) -> tuple[list[Got], list[Said]]:
+    def receive_all(self) -> tuple[list[Got], list[Said]]:
         """Everything there is to hear: messages, and the rest."""
         messages: list[Got] = []
         rest: list[Said] = []
-        for frame in self.hear_frames():
+        for frame in self.receive_frames():
             kind, class_id, message_id, last_field, content = parse_frame(frame)
             if kind == DELIVER:
                 self.named = (class_id, last_field, message_id)
@@ -153,24 +153,24 @@ class Peer2(Peer):
         assert self.partial == b"", "the last frame is not whole"
         return messages, rest
 
-    def got(self) -> list[Got]:
-        return self.listen()[0]
+    def receive_deliveries(self) -> list[Got]:
+        return self.receive_all()[0]
 
-    def ids(self) -> list[int]:
-        return [message.message_id for message in self.got()]
+    def receive_message_ids(self) -> list[int]:
+        return [message.message_id for message in self.receive_deliveries()]
 
     def told(self) -> list[Said]:
-        return self.listen()[1]
+        return self.receive_all()[1]
 
     def errors(self) -> list[str]:
         return [said.content["code"] for said in self.told() if said.kind == "error"]
 
 
-def peer2(bus: Bus, *said: bytes, classes: Sequence[object] = (1,), **more: object) -> Peer2:
+def peer2(bus: BrokerHarness, *said: bytes, classes: Sequence[object] = (1,), **more: object) -> Version2Peer:
     """A peer connects, greets in version 2, hears the answer, and says this."""
-    peer = Peer2(bus, bus.broker.open_session())
-    peer.say(hello(*classes, **more))
+    peer = Version2Peer(bus, bus.broker.open_session())
+    peer.send(hello(*classes, **more))
     (answer,) = peer.told()
     assert answer.kind == "connect", answer
-    peer.say(*said)
+    peer.send(*said)
     return peer

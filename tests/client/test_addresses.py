@@ -81,23 +81,23 @@ def test_a_loss_says_where_and_how() -> None:
         (OSError(errno.ETIMEDOUT, "timed out"), "127.0.0.1:7 is lost: timed out"),
         (broken, "127.0.0.1:7 has ended: frame_too_long: a frame is 9 bytes long"),
     ):
-        found = addresses.lost(where, error)
+        found = addresses.connection_lost_error(where, error)
         assert expected in str(found)
         assert found.__cause__ is error
-        assert addresses.lost(where, found) is found
+        assert addresses.connection_lost_error(where, found) is found
 
 
 def test_what_was_tried_is_said_at_the_end() -> None:
     where = Address("127.0.0.1", 7)
-    loss, problem = addresses.lost(where, None), addresses.unanswered(where, 4.999, connected=False)
+    loss, problem = addresses.connection_lost_error(where, None), addresses.connect_timeout_error(where, 4.999, is_connected=False)
     assert "its log says why; no other connection was made within 60 s: cannot connect to" in str(
-        addresses.given_up(loss, problem, 60)
+        addresses.reconnect_failed_error(loss, problem, 60)
     )
     assert "nothing answered within 5 s" in str(problem)
-    assert str(addresses.unconfirmed(1, addresses.left(where))).startswith(
+    assert str(addresses.unconfirmed_error(1, addresses.connection_closed_error(where))).startswith(
         "1 message was not confirmed"
     )
-    assert str(addresses.unconfirmed(2000, loss)).startswith("2,000 messages were not confirmed")
+    assert str(addresses.unconfirmed_error(2000, loss)).startswith("2,000 messages were not confirmed")
 
 
 def test_several_addresses_are_read() -> None:

@@ -22,13 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.client.codecs import (
-    BYTES,
+    BYTES_CODEC,
     CodecName,
     DecodeError,
     LibraryCodec,
-    codec_of,
-    decoder,
-    default_codec,
+    find_codec,
+    make_decoder,
+    find_default_codec_name,
 )
 from simplebus.core.errors import BusError
 
@@ -121,7 +121,7 @@ def value_of(type_: Any, id: int, name: str) -> Any:
 def test_what_is_encoded_is_decoded_to_an_equal_value_of_the_same_type(
     type_: Any, name: CodecName, id: int, text: str
 ) -> None:
-    codec, value = codec_of(type_, name), value_of(type_, id, text)
+    codec, value = find_codec(type_, name), value_of(type_, id, text)
     payload = codec.encode(value)
     again = codec.decode(payload)
     assert type(payload) is bytes
@@ -142,7 +142,7 @@ def decoded_or_refused(codec: Any, payload: bytes) -> Any:
 def test_any_bytes_are_a_value_or_a_decode_error(
     type_: Any, name: CodecName, payload: bytes
 ) -> None:
-    outcome = decoded_or_refused(codec_of(type_, name), payload)
+    outcome = decoded_or_refused(find_codec(type_, name), payload)
     if isinstance(outcome, DecodeError):
         assert outcome.payload == payload
     else:
@@ -153,7 +153,7 @@ def test_any_bytes_are_a_value_or_a_decode_error(
 def test_a_truncated_payload_is_refused_where_all_fields_are_required(
     type_: Any, name: CodecName
 ) -> None:
-    codec, value = codec_of(type_, name), value_of(type_, 2**40, "a name")
+    codec, value = find_codec(type_, name), value_of(type_, 2**40, "a name")
     payload = codec.encode(value)
     for length in range(len(payload)):
         outcome = decoded_or_refused(codec, payload[:length])
@@ -163,16 +163,16 @@ def test_a_truncated_payload_is_refused_where_all_fields_are_required(
 
 @pytest.mark.parametrize("payload", [b"", b"shop", bytearray(b"shop"), memoryview(b"shop")])
 def test_bytes_come_back_as_they_are(payload: Any) -> None:
-    encoded = BYTES.encode(payload)
+    encoded = BYTES_CODEC.encode(payload)
     assert type(encoded) is bytes
     assert encoded == payload
-    assert BYTES.decode(encoded) is encoded
-    assert codec_of(bytes) is BYTES
+    assert BYTES_CODEC.decode(encoded) is encoded
+    assert find_codec(bytes) is BYTES_CODEC
 
 
 def test_bytes_are_not_copied() -> None:
     payload = b"shop"
-    assert BYTES.encode(payload) is payload
+    assert BYTES_CODEC.encode(payload) is payload
 
 
 # What each codec is for.
@@ -191,9 +191,9 @@ def test_bytes_are_not_copied() -> None:
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_type_has_the_codec_of_its_kind(type_: Any, expected: CodecName | None) -> None:
-    assert default_codec(type_) == expected
+    assert find_default_codec_name(type_) == expected
     if expected is not None:
-        assert codec_of(type_).name == expected
+        assert find_codec(type_).name == expected
 
 
 class Color(enum.Enum):
@@ -214,12 +214,12 @@ class Color(enum.Enum):
     ],
 )
 def test_what_else_msgspec_knows_is_encoded_when_asked_for(value: Any, name: CodecName) -> None:
-    codec: Any = codec_of(type(value), name)
+    codec: Any = find_codec(type(value), name)
     assert codec.decode(codec.encode(value)) == value
 
 
 def test_arguments_of_a_builtin_are_checked_when_it_is_decoded() -> None:
-    codec = codec_of(list[int], "json")
+    codec = find_codec(list[int], "json")
     assert codec.decode(codec.encode([1, 2])) == [1, 2]
     with pytest.raises(DecodeError, match=r"is no list\[int\] by the json codec.*`\$\[1\]`"):
         codec.decode(b'[1,"2"]')
@@ -239,7 +239,7 @@ class Change(msgspec.Struct):
 
 @pytest.mark.parametrize("name", ["json", "msgpack"])
 def test_a_tagged_union_in_a_field_keeps_its_type(name: CodecName) -> None:
-    codec = codec_of(Change, name)
+    codec = find_codec(Change, name)
     for value in (Change(Opened(1)), Change(Closed(1))):
         assert codec.decode(codec.encode(value)) == value
 
@@ -254,7 +254,7 @@ class Names(Page[str]):
 
 @pytest.mark.parametrize("type_", [Page[str], Names])
 def test_a_generic_type_is_decoded_with_its_arguments(type_: Any) -> None:
-    codec = codec_of(type_)
+    codec = find_codec(type_)
     value = type_(items=["a"])
     assert codec.decode(codec.encode(value)) == value
     with pytest.raises(DecodeError, match="Expected `str`, got `int`"):
@@ -277,14 +277,14 @@ class Aliased(pydantic.BaseModel):
 
 
 def test_a_generic_pydantic_model_is_decoded_with_its_arguments() -> None:
-    codec = codec_of(ModelPage[int])
+    codec = find_codec(ModelPage[int])
     assert codec.decode(codec.encode(ModelPage[int](items=[1]))) == ModelPage[int](items=[1])
     with pytest.raises(DecodeError, match=r"items\.0 Input should be a valid integer"):
         codec.decode(b'{"items":["x"]}')
 
 
 def test_a_pydantic_model_is_written_as_its_validation_reads_it() -> None:
-    codec = codec_of(Aliased)
+    codec = find_codec(Aliased)
     assert codec.encode(Aliased(shopId=7)) == b'{"shopId":7}'
     assert codec.decode(b'{"shopId":7}').shop_id == 7
 
@@ -302,7 +302,7 @@ class Child(msgspec.Struct):
 
 
 def test_a_field_may_name_a_type_that_is_defined_later() -> None:
-    class_codec = codec_of(Parent)
+    class_codec = find_codec(Parent)
     value = Parent(Child(7), Parent())
     assert class_codec.decode(class_codec.encode(value)) == value
 
@@ -312,7 +312,7 @@ class Unfinished(msgspec.Struct):
 
 
 def test_a_field_of_a_type_that_never_came_is_no_fault_of_the_payload() -> None:
-    codec = codec_of(Unfinished)
+    codec = find_codec(Unfinished)
     assert isinstance(codec, LibraryCodec)
     for attempt in (codec.prepare, lambda: codec.decode(b"{}")):
         with pytest.raises(NameError, match="Never_defined") as caught:
@@ -323,7 +323,7 @@ def test_a_field_of_a_type_that_never_came_is_no_fault_of_the_payload() -> None:
 
 
 def test_what_decoding_needs_is_built_once() -> None:
-    codec = codec_of(Struct)
+    codec = find_codec(Struct)
     assert isinstance(codec, LibraryCodec)
     assert codec.prepare() is codec.prepare()
 
@@ -333,7 +333,7 @@ def test_what_decoding_needs_is_built_once() -> None:
 
 @every_kind
 def test_a_value_of_another_type_is_refused_with_both_types(type_: Any, name: CodecName) -> None:
-    codec = codec_of(type_, name)
+    codec = find_codec(type_, name)
     expected = type(value_of(type_, 0, "")).__name__
     with pytest.raises(TypeError, match=f"the {name} codec .* exactly type .*{expected}, got") as e:
         codec.encode(3.5)
@@ -342,12 +342,12 @@ def test_a_value_of_another_type_is_refused_with_both_types(type_: Any, name: Co
 
 def test_a_value_of_a_subclass_is_refused_too() -> None:
     with pytest.raises(TypeError, match=r"exactly type .*\.Struct, got .*\.HeirOfStruct"):
-        codec_of(Struct).encode(HeirOfStruct(id=1, name=""))
+        find_codec(Struct).encode(HeirOfStruct(id=1, name=""))
 
 
 def test_text_is_no_bytes() -> None:
     with pytest.raises(TypeError, match="bytes, bytearray or memoryview, got one of type str"):
-        BYTES.encode("shop")  # type: ignore[arg-type]
+        BYTES_CODEC.encode("shop")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_payload_of_the_wrong_shape_is_refused_with_the_reason(
     type_: Any, name: CodecName, payload: bytes, reason: str
 ) -> None:
     with pytest.raises(DecodeError) as caught:
-        codec_of(type_, name).decode(payload)
+        find_codec(type_, name).decode(payload)
     error = caught.value
     text = str(error)
     assert isinstance(error, BusError)
@@ -383,7 +383,7 @@ def test_a_payload_of_the_wrong_shape_is_refused_with_the_reason(
 
 
 def test_a_short_payload_is_shown_whole_and_a_long_one_by_its_beginning() -> None:
-    codec = codec_of(Struct)
+    codec = find_codec(Struct)
     with pytest.raises(DecodeError, match=rf"its payload is b'{'x' * 40}'$"):
         codec.decode(b"x" * 40)
     with pytest.raises(DecodeError, match=rf"payload is 41 bytes, the first 40 b'{'x' * 40}'$"):
@@ -391,7 +391,7 @@ def test_a_short_payload_is_shown_whole_and_a_long_one_by_its_beginning() -> Non
 
 
 def test_a_long_reason_is_cut() -> None:
-    codec = codec_of(ModelPage[int])
+    codec = find_codec(ModelPage[int])
     with pytest.raises(DecodeError) as caught:
         codec.decode(b'{"items":[' + b",".join([b'"x"'] * 500) + b"]}")
     assert "500 validation errors" in str(caught.value)
@@ -399,21 +399,21 @@ def test_a_long_reason_is_cut() -> None:
 
 
 def test_a_decoder_names_the_class() -> None:
-    codec = codec_of(Struct)
+    codec = find_codec(Struct)
     for class_id, class_name, shown in (
         (7, "shop-created", "a message of class 7 'shop-created' is no "),
         (7, None, "a message of class 7 is no "),
         (None, "shop-created", "a message of class 'shop-created' is no "),
     ):
         with pytest.raises(DecodeError) as caught:
-            decoder(codec, class_id=class_id, class_name=class_name)(b"")
+            make_decoder(codec, class_id=class_id, class_name=class_name)(b"")
         assert str(caught.value).startswith(shown)
         assert (caught.value.class_id, caught.value.class_name) == (class_id, class_name)
 
 
 def test_a_decode_error_survives_pickling() -> None:
     with pytest.raises(DecodeError) as caught:
-        decoder(codec_of(Struct), class_id=7)(b"{}")
+        make_decoder(find_codec(Struct), class_id=7)(b"{}")
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
     assert (again.class_id, again.type, again.payload) == (7, Struct, b"{}")
@@ -432,7 +432,7 @@ class Reversed:
 
 
 def test_whatever_a_codec_of_ones_own_raises_is_a_decode_error() -> None:
-    decode = decoder(Reversed(), type_=str, class_id=7)
+    decode = make_decoder(Reversed(), type_=str, class_id=7)
     assert decode(b"pohs") == "shop"
     with pytest.raises(DecodeError, match="is no str by the reversed codec: UnicodeDecodeError: "):
         decode(b"\xff")
@@ -445,20 +445,20 @@ class Plain:
 @pytest.mark.parametrize(
     ("attempt", "raised", "text"),
     [
-        (lambda: codec_of(Struct, "yaml"), ValueError, "there is no codec 'yaml'; expected one of"),  # type: ignore[arg-type]
-        (lambda: codec_of(Struct, "pydantic"), TypeError, "expected 'json' or 'msgpack', or give"),
+        (lambda: find_codec(Struct, "yaml"), ValueError, "there is no codec 'yaml'; expected one of"),  # type: ignore[arg-type]
+        (lambda: find_codec(Struct, "pydantic"), TypeError, "expected 'json' or 'msgpack', or give"),
         (
-            lambda: codec_of(Model, "msgpack"),
+            lambda: find_codec(Model, "msgpack"),
             TypeError,
             "Model; expected 'pydantic', or give codec=",
         ),
-        (lambda: codec_of(PydanticData, "json"), TypeError, "Data; expected 'pydantic', or give"),
-        (lambda: codec_of(Proto, "json"), TypeError, "Proto; expected 'protobuf', or give codec="),
-        (lambda: codec_of(Plain), TypeError, "no codec takes .*Plain: json and msgpack take"),
-        (lambda: codec_of(Plain, "json"), TypeError, "no codec takes .*give codec= an object with"),
-        (lambda: codec_of(int), TypeError, "int has no codec of its own; ask for 'json' or"),
-        (lambda: codec_of(Opened | Closed), TypeError, "a class, got .*Closed; of a union bind"),  # type: ignore[arg-type]
-        (lambda: codec_of("Struct"), TypeError, "a message's type is a class, got 'Struct'"),  # type: ignore[arg-type]
+        (lambda: find_codec(PydanticData, "json"), TypeError, "Data; expected 'pydantic', or give"),
+        (lambda: find_codec(Proto, "json"), TypeError, "Proto; expected 'protobuf', or give codec="),
+        (lambda: find_codec(Plain), TypeError, "no codec takes .*Plain: json and msgpack take"),
+        (lambda: find_codec(Plain, "json"), TypeError, "no codec takes .*give codec= an object with"),
+        (lambda: find_codec(int), TypeError, "int has no codec of its own; ask for 'json' or"),
+        (lambda: find_codec(Opened | Closed), TypeError, "a class, got .*Closed; of a union bind"),  # type: ignore[arg-type]
+        (lambda: find_codec("Struct"), TypeError, "a message's type is a class, got 'Struct'"),  # type: ignore[arg-type]
     ],
 )
 def test_a_codec_that_does_not_fit_is_refused_with_those_that_do(
@@ -469,8 +469,8 @@ def test_a_codec_that_does_not_fit_is_refused_with_those_that_do(
 
 
 def test_a_codec_shows_its_type() -> None:
-    assert repr(codec_of(Struct)) == f"<json codec of {__name__}.Struct>"
-    assert repr(BYTES) == "<bytes codec>"
+    assert repr(find_codec(Struct)) == f"<json codec of {__name__}.Struct>"
+    assert repr(BYTES_CODEC) == "<bytes codec>"
 
 
 def test_neither_pydantic_nor_protobuf_is_imported_by_ours() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, assert_type
 
 import msgspec
 
-from simplebus.client.codecs import BYTES, Codec, codec_of
+from simplebus.client.codecs import BYTES_CODEC, Codec, find_codec
 from simplebus.client.message_types import Binding, Registry, message
 
 Item = TypeVar("Item")
@@ -84,8 +84,8 @@ def binding_takes_what_fits() -> None:
 
 
 def a_codec_knows_its_type() -> None:
-    assert_type(codec_of(ShopMoved), Codec[ShopMoved])
-    assert_type(codec_of(ShopMoved, "msgpack").decode(b""), ShopMoved)
-    assert_type(BYTES.decode(b""), bytes)
+    assert_type(find_codec(ShopMoved), Codec[ShopMoved])
+    assert_type(find_codec(ShopMoved, "msgpack").decode(b""), ShopMoved)
+    assert_type(BYTES_CODEC.decode(b""), bytes)
     own: Codec[Point] = PointCodec()
     assert_type(own.decode(b"1"), Point)

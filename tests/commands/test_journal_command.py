@@ -26,12 +26,12 @@ def journal(tmp_path: Path) -> Path:
     """Of a bus that was killed."""
     bus = KeptBus(tmp_path)
     reader = peer2(bus, classes=[{"id": 1, "name": "orders"}, 2])
-    reader.say(subscribe(1, 5, durable="billing"))
+    reader.send(subscribe(1, 5, durable="billing"))
     bus.sync()
     peer = peer2(bus, publish(1, 0, b"plain", b"\xff\n"), name="till")
-    peer.say(enveloped(1, 2, on_channel("orders.eu", b"with a channel")))
-    reader.ids()
-    reader.say(ack(5, 0, 1))
+    peer.send(enveloped(1, 2, on_channel("orders.eu", b"with a channel")))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 1))
     bus.broker.clock.now += 1
     bus.sync()
     bus.crash()
@@ -95,7 +95,7 @@ def test_what_a_server_has_given_up_is_listed_and_can_be_had(tmp_path: Path) -> 
         at = bus.broker.classes[1].ring.head if 1 in bus.broker.classes else 0
         peer = peer2(bus, name=f"till {letter}")
         for number in range(4 - at):
-            peer.say(publish(1, number, b"%c%d" % (letter, at + number)))
+            peer.send(publish(1, number, b"%c%d" % (letter, at + number)))
             bus.sync()
         bus.crash()
         (tmp_path / "classes" / "00001" / "00000000000000000001.log").unlink()

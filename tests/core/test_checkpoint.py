@@ -15,7 +15,7 @@ from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.limits import KEPT_SECONDS
 from simplebus.core.redelivery.handover import merged
 from simplebus.core.snapshot import decode
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     nack,
     peer2,
@@ -51,19 +51,19 @@ def test_what_waits_singly_is_told_in_few_rows_and_rarely(
 ) -> None:
     count, few = 150, 50
     monkeypatch.setattr(keeper_module, "KEPT_POSITIONS", few)
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
     keeper = Checkpointer(bus.broker)
     keeper.build_write_batch()
     assert keeper.next_full_scan - bus.broker.clock.now == KEPT_SECONDS
     peer = peer2(bus)
-    peer.say(subscribe(1, 1, durable="d", max_in_flight=count))
+    peer.send(subscribe(1, 1, durable="d", max_in_flight=count))
     lot = keeper.build_write_batch()
     assert lot is not None
     bus.broker.mark_durable(lot.number)
-    peer.say(publish(1, 0, *[b"x"] * count))
-    assert len(peer.ids()) == count
-    peer.say(*[nack(1, each, each + 1, 60_000) for each in range(count)])
+    peer.send(publish(1, 0, *[b"x"] * count))
+    assert len(peer.receive_message_ids()) == count
+    peer.send(*[nack(1, each, each + 1, 60_000) for each in range(count)])
     bus.broker.clock.now += KEPT_SECONDS
     lot = keeper.build_write_batch()
     assert lot is not None

@@ -12,7 +12,7 @@ from simplebus.core import dead_letters
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DEAD_LETTERS_MAX, Limits
 from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
-from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer import ack as ack1
 from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import publish as publish1
@@ -20,7 +20,7 @@ from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
     ENVELOPE,
     FETCH,
-    Peer2,
+    Version2Peer,
     ack,
     asked,
     enveloped,
@@ -37,12 +37,12 @@ DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
 """The id of the class in which those of class 1 lie."""
 
 
-def letters(bus: Bus, name: str = "dead.1") -> list[tuple[Envelope, bytes]]:
+def letters(bus: BrokerHarness, name: str = "dead.1") -> list[tuple[Envelope, bytes]]:
     """What lies there."""
     peer = peer2(bus, classes=[name])
     class_id = bus.broker.store.class_id_by_name[name]
-    peer.say(asked(FETCH, class_id, 5))
-    messages, _ = peer.listen()
+    peer.send(asked(FETCH, class_id, 5))
+    messages, _ = peer.receive_all()
     assert {(m.kind, m.number, m.class_id) for m in messages} <= {(ENVELOPE, 0, class_id)}
     return [decode(m.content) for m in messages]
 
@@ -54,21 +54,21 @@ def why(letter: Envelope, *names: str) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def gives_up(bus: Bus, *said: bytes, count: int, **options: object) -> Peer2:
+def gives_up(bus: BrokerHarness, *said: bytes, count: int, **options: object) -> Version2Peer:
     """Somebody is sent this as often as it says, and never acknowledges."""
     options = {"max_deliveries": 2, **options}
     peer = peer2(bus, subscribe(1, 5, **options), *said)
     for _ in range(int(options["max_deliveries"])):  # type: ignore[call-overload]
-        assert len(peer.ids()) == count
-        peer.say(nack(5, 0, count, 0))
+        assert len(peer.receive_message_ids()) == count
+        peer.send(nack(5, 0, count, 0))
     while not peer.session.outbox.is_idle:
-        assert peer.ids() == []
+        assert peer.receive_message_ids() == []
     bus.broker.drain_writable()
     return peer
 
 
 def test_what_is_given_up_says_why() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.clock.now = 1763700000.25
     own = Envelope("a.b", b"key", (("trace", "7"), ("trace", "8")), 1234, 9_000_000, 0)
     gives_up(bus, enveloped(1, 0, encode(own, b"<\r\n>")), publish(1, 1, b"plain"), count=2)
@@ -93,7 +93,7 @@ def test_what_is_given_up_says_why() -> None:
 
 
 def test_a_class_with_a_name_has_its_dead_letters_under_that() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, classes=[{"id": 1, "name": "orders"}])
     gives_up(bus, publish(1, 0, b"a"), count=1, durable="billing")
     [(letter, _)] = letters(bus, "dead.orders")
@@ -101,7 +101,7 @@ def test_a_class_with_a_name_has_its_dead_letters_under_that() -> None:
 
 
 def test_each_position_gives_up_for_itself() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(
         bus,
         subscribe(1, 1, max_deliveries=1),
@@ -111,8 +111,8 @@ def test_each_position_gives_up_for_itself() -> None:
         publish(1, 0, b"a", b"b"),
     )
     for _ in range(5):
-        peer.got()
-        peer.say(*[nack(number, 0, 2, 0) for number in (1, 2, 3)])
+        peer.receive_deliveries()
+        peer.send(*[nack(number, 0, 2, 0) for number in (1, 2, 3)])
     assert [why(e, "subscription", "session", "attempts", "sequence") for e, _ in letters(bus)] == [
         ("", "0", "1", "0"),
         ("", "0", "1", "1"),
@@ -126,28 +126,28 @@ def test_each_position_gives_up_for_itself() -> None:
 
 
 def test_what_is_acknowledged_or_expires_has_no_dead_letter() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     peer = peer2(bus, subscribe(1, 5, max_deliveries=2))
-    peer.say(publish(1, 0, b"a", b"b"), enveloped(1, 2, timed(b"c", expires_ms=1000)))
-    assert peer.ids() == [0, 1, 2]
-    peer.say(ack(5, 0, 1), nack(5, 1, 3, 0))
+    peer.send(publish(1, 0, b"a", b"b"), enveloped(1, 2, timed(b"c", expires_ms=1000)))
+    assert peer.receive_message_ids() == [0, 1, 2]
+    peer.send(ack(5, 0, 1), nack(5, 1, 3, 0))
     bus.broker.clock.now = 51.0
-    assert peer.ids() == [1]
-    peer.say(nack(5, 1, 2, 0))
-    assert peer.ids() == []
+    assert peer.receive_message_ids() == [1]
+    peer.send(nack(5, 1, 2, 0))
+    assert peer.receive_message_ids() == []
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1, Reason.EXPIRED: 1}
     assert [why(letter, "sequence") for letter, _ in letters(bus)] == ["1"]
 
 
 def test_what_version_1_cannot_be_sent_is_dead_for_it_alone() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     old = bus.peer(connect1(1), subscribe1(1))
     new = peer2(bus, subscribe(1, 5))
     contents = [b"\0fine", b"\0<\r\n\0>", on_channel("a", b"<\r\n\0>"), b"\0fine too"]
     peer2(bus, enveloped(1, 0, *contents))
-    assert [m.payload for m in old.hear()] == [b"fine", b"fine too"]
-    assert new.ids() == [0, 1, 2, 3]
+    assert [m.payload for m in old.receive_messages()] == [b"fine", b"fine too"]
+    assert new.receive_message_ids() == [0, 1, 2, 3]
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 2}
     found = letters(bus)
     assert [(e.channel, payload) for e, payload in found] == [("", b"<\r\n>"), ("a", b"<\r\n>")]
@@ -161,37 +161,37 @@ def test_what_version_1_cannot_be_sent_is_dead_for_it_alone() -> None:
 
 
 def test_dead_letters_are_sent_like_any_message_and_have_none_themselves() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(DEAD_1, 9, durable="d", max_deliveries=1), classes=["dead.1"])
-    reader.listen()
+    reader.receive_all()
     gives_up(bus, publish(1, 0, b"a"), count=1)
-    [message] = reader.got()
+    [message] = reader.receive_deliveries()
     assert (message.class_id, message.number, message.attempt) == (DEAD_1, 9, 1)
-    reader.say(nack(9, 0, 1, 0))
-    assert reader.ids() == []
+    reader.send(nack(9, 0, 1, 0))
+    assert reader.receive_message_ids() == []
     assert bus.statistics(DEAD_1).dropped == {Reason.MAX_DELIVERIES: 1}
     assert set(bus.broker.store.class_id_by_name) == {"dead.1"}
 
 
 def test_who_says_nothing_gives_no_dead_letter_up() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     gives_up(bus, publish(1, 0, b"a"), count=1)
     reader = peer2(bus, subscribe(DEAD_1, 9, durable="d"), classes=["dead.1"])
     for _ in range(40):
-        assert reader.ids() == [0]
-        reader.say(nack(9, 0, 1, 0))
+        assert reader.receive_message_ids() == [0]
+        reader.send(nack(9, 0, 1, 0))
     assert bus.statistics(DEAD_1).dropped == {}
 
 
 def test_who_subscribed_in_version_1_before_the_class_was_there_is_sent_them() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     old = bus.peer(connect1(1), subscribe1(DEAD_1))
     gives_up(bus, publish(1, 0, b"a"), count=1)
-    assert [m.payload for m in old.hear()] == [b"a"]
+    assert [m.payload for m in old.receive_messages()] == [b"a"]
 
 
 def test_the_oldest_dead_letters_make_room() -> None:
-    bus = Bus(dead_letter_bytes=1 << 18)
+    bus = BrokerHarness(dead_letter_bytes=1 << 18)
     payloads = numbered(100, size=5000)
     gives_up(bus, publish(1, 0, *payloads), count=100)
     dead = bus.statistics(DEAD_1)
@@ -205,10 +205,10 @@ def test_the_oldest_dead_letters_make_room() -> None:
 
 @pytest.mark.parametrize("is_made_by_id", [False, True])
 def test_who_publishes_there_is_not_made_to_wait(is_made_by_id: bool) -> None:
-    bus = Bus(dead_letter_bytes=1 << 18)
+    bus = BrokerHarness(dead_letter_bytes=1 << 18)
     peer2(bus, classes=[DEAD_1] if is_made_by_id else [])
     writer = peer2(bus, classes=[{"id": DEAD_1, "name": "dead.1"}])
-    writer.say(publish(DEAD_1, 0, *numbered(200, size=5000)))
+    writer.send(publish(DEAD_1, 0, *numbered(200, size=5000)))
     assert not writer.session.parked_messages
     dead = bus.statistics(DEAD_1)
     assert dead.dropped == {Reason.DROP_OLDEST: 200 - dead.ring.messages}
@@ -216,39 +216,39 @@ def test_who_publishes_there_is_not_made_to_wait(is_made_by_id: bool) -> None:
 
 
 def test_what_fills_all_memory_leaves_some_for_dead_letters() -> None:
-    bus = Bus(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
+    bus = BrokerHarness(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
     peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
-    count = len(peer.ids())
+    count = len(peer.receive_message_ids())
     assert count < 200
     assert peer.session.parked_messages
-    peer.say(nack(5, 0, 4, "terminate"))
+    peer.send(nack(5, 0, 4, "terminate"))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 4}
     assert len(letters(bus)) == 4
 
 
 def test_dead_letters_do_not_hold_up_what_waits_for_memory() -> None:
     """Messages that a peer left behind give way when only dead letters hold memory beside them."""
-    bus = Bus(class_messages=4, frame_bytes=100_000, class_bytes=1 << 18, total_bytes=1 << 19)
+    bus = BrokerHarness(class_messages=4, frame_bytes=100_000, class_bytes=1 << 18, total_bytes=1 << 19)
     dying = peer2(bus, subscribe(2, 5, max_deliveries=1), publish(2, 0, b"a"), classes=[2])
-    dying.got()
-    dying.say(nack(5, 0, 1, 0))
-    dying.got()
+    dying.receive_deliveries()
+    dying.send(nack(5, 0, 1, 0))
+    dying.receive_deliveries()
     bus.broker.drain_writable()
     bus.tick(70)
     peer = bus.peer(connect1(1), subscribe1(1), publish1(1, *numbered(4)))
-    bus.peer(publish1(1, *numbered(4, size=92_000))).leave()
-    assert peer.hear_ids(1) == [0, 1, 2, 3]
+    bus.peer(publish1(1, *numbered(4, size=92_000))).disconnect()
+    assert peer.receive_ids(1) == [0, 1, 2, 3]
     assert bus.statistics(1).dropped == {}
-    peer.say(ack1(1, 0, 4))
+    peer.send(ack1(1, 0, 4))
     bus.tick(100)
     assert len(letters(bus, "dead.2")) == 1
     assert bus.statistics(1).dropped == {Reason.UNDELIVERED_AT_CLOSE: 4}
-    peer.say(publish1(1, b"next"))
-    assert [message.payload for message in peer.hear()] == [b"next"]
+    peer.send(publish1(1, b"next"))
+    assert [message.payload for message in peer.receive_messages()] == [b"next"]
 
 
 def test_what_is_too_long_with_its_reasons_has_no_dead_letter() -> None:
-    bus = Bus(frame_bytes=100_000)
+    bus = BrokerHarness(frame_bytes=100_000)
     headers = Envelope(headers=(("h", "x" * 65_500),))
     said = [encode(headers, b"a"), b"\0" + b"x" * 99_900, b"\0fits"]
     gives_up(bus, enveloped(1, 0, *said), count=3)
@@ -257,41 +257,41 @@ def test_what_is_too_long_with_its_reasons_has_no_dead_letter() -> None:
 
 
 def test_where_no_class_is_left_there_is_one_for_dead_letters() -> None:
-    bus = Bus(classes=1)
+    bus = BrokerHarness(classes=1)
     gives_up(bus, publish(1, 0, b"a"), count=1)
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
     assert list(bus.broker.classes) == [1, DEAD_1]
-    assert bus.peer().is_refused(hello(2)) is Reason.TOO_MANY_CLASSES
+    assert bus.peer().send_refused(hello(2)) is Reason.TOO_MANY_CLASSES
     assert len(letters(bus)) == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"group": "g"}])
 def test_giving_up_very_many_takes_many_turns(options: dict[str, object]) -> None:
-    bus = Bus()
-    bus.trusting = True  # So much is slow to check, and is at the end.
+    bus = BrokerHarness()
+    bus.skips_checks = True  # So much is slow to check, and is at the end.
     count = 3 * DEAD_LETTERS_MAX
     peer = peer2(bus, subscribe(1, 5, max_deliveries=1, max_in_flight=count, **options))
-    peer.say(publish(1, 0, *numbered(count)))
-    while peer.got():
+    peer.send(publish(1, 0, *numbered(count)))
+    while peer.receive_deliveries():
         bus.broker.run_due_wakeups()
     other = peer2(bus, classes=[1, 2])
-    other.say(subscribe(2, 1))
-    other.listen()
-    peer.say(nack(5, 0, count, 0))
+    other.send(subscribe(2, 1))
+    other.receive_all()
+    peer.send(nack(5, 0, count, 0))
     turns = 0
     ring = bus.broker.classes[1].ring
     while len(ring):
         floor = ring.floor
         turns += 1
-        other.say(publish(2, turns - 1, b"x"))
+        other.send(publish(2, turns - 1, b"x"))
         peer.session.outbox.peek(bus.broker.tick_number)
         bus.broker.run_due_wakeups()
         bus.broker.drain_writable()
-        assert other.ids() == [turns - 1]
+        assert other.receive_message_ids() == [turns - 1]
         assert ring.floor - floor <= 2 * DEAD_LETTERS_MAX
     assert turns >= 2
-    bus.trusting = False
-    bus.check()
+    bus.skips_checks = False
+    bus.check_invariants()
     assert bus.statistics(DEAD_1).published == count
     sequences = [why(letter, "sequence") for letter, _ in letters(bus)[:100]]
     assert sequences == [str(n) for n in range(100)]

@@ -19,10 +19,10 @@ from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.core.redelivery.ack_timer import covering
 from simplebus.core.settings import FullPolicy
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Got,
-    Peer2,
+    Version2Peer,
     ack,
     enveloped,
     nack,
@@ -48,7 +48,7 @@ class Message:
     opens: float
     sent: int = 0
     """How often."""
-    holder: Peer2 | None = None
+    holder: Version2Peer | None = None
     """Who was sent it and has not said anything that counts since."""
     is_acked: bool = False
     is_gone: bool = False
@@ -70,7 +70,7 @@ class World:
     ) -> None:
         policy = FullPolicy.DROP_OLDEST if drops else FullPolicy.BLOCK
         limits = Limits(class_messages=class_messages)
-        self.bus = Bus(Settings(limits=limits, full_policy=policy))
+        self.bus = BrokerHarness(Settings(limits=limits, full_policy=policy))
         self.bus.broker.clock.now = 100.0
         self.options = {
             "durable": "d",
@@ -84,7 +84,7 @@ class World:
         self.max_deliveries, self.channels = max_deliveries, channels
         self.may_drop = drops or slow != "block"
         self.messages: list[Message] = []
-        self.members: list[Peer2] = []
+        self.members: list[Version2Peer] = []
         self.limited = False
         """Whether some member may have no room."""
         self.publisher = peer2(self.bus)
@@ -107,14 +107,14 @@ class World:
         self.limited |= max_in_flight is not None
         member = peer2(self.bus, wish, **({} if name is None else {"name": name}))
         self.members.append(member)
-        self.heard(member, member.listen()[0])
+        self.heard(member, member.receive_all()[0])
 
-    def leave(self, member: Peer2) -> None:
+    def leave(self, member: Version2Peer) -> None:
         self.members.remove(member)
         for message in self.messages:
             if message.holder is member:
                 message.holder = None
-        member.leave()
+        member.disconnect()
         self.look()
 
     def publish(self, *some: tuple[bytes, str, int | None, int | None]) -> None:
@@ -133,35 +133,35 @@ class World:
                 )
             )
         first = len(self.messages) - len(some)
-        self.publisher.say(enveloped(1, first, *contents))
+        self.publisher.send(enveloped(1, first, *contents))
         self.look()
 
-    def listen(self, member: Peer2) -> None:
+    def listen(self, member: Version2Peer) -> None:
         self.bus.broker.run_due_wakeups()
-        self.heard(member, member.got())
+        self.heard(member, member.receive_deliveries())
         self.look()
 
-    def heard(self, member: Peer2, got: list[Got]) -> None:
+    def heard(self, member: Version2Peer, got: list[Got]) -> None:
         self.look()
         for one in got:
             self._was_sent(member, self.messages[one.message_id], one.attempt)
 
-    def ack(self, member: Peer2, first: int, last: int) -> None:
-        member.say(ack(5, first, last))
+    def ack(self, member: Version2Peer, first: int, last: int) -> None:
+        member.send(ack(5, first, last))
         for message in self.messages[first:last]:
             if message.holder is member:
                 message.is_acked, message.holder = True, None
         self.look()
 
-    def nack(self, member: Peer2, first: int, last: int, delay_ms: int | None) -> None:
+    def nack(self, member: Version2Peer, first: int, last: int, delay_ms: int | None) -> None:
         for message in self.messages[first:last]:
             if message.holder is member:
                 message.holder = None
-        member.say(nack(5, first, last, delay_ms))
+        member.send(nack(5, first, last, delay_ms))
         self.look()
 
-    def working(self, member: Peer2, first: int, last: int) -> None:
-        member.say(working(5, first, last))
+    def working(self, member: Version2Peer, first: int, last: int) -> None:
+        member.send(working(5, first, last))
         self.look()
 
     def purge(self, first: int, last: int) -> None:
@@ -170,7 +170,7 @@ class World:
         cls = self.bus.broker.classes[1]
         purge_messages(cls, first, last, None)
         self.bus.broker.store.trim_class(cls)
-        self.bus.check()
+        self.bus.check_invariants()
         self.look()
 
     def pass_time(self, seconds: float) -> None:
@@ -203,19 +203,19 @@ class World:
             answers.restore_position(cls, kept, former.delivery_policy, window, spans) is not None
         )
         answers.end_position(former)
-        self.bus.check()
+        self.bus.check_invariants()
         self.join()
 
     # What must hold ------------------------------------------------------------------------------
 
-    def _holders(self) -> dict[int, Peer2]:
+    def _holders(self) -> dict[int, Version2Peer]:
         return {m.sequence: m.holder for m in self.messages if m.holder is not None}
 
-    def _holds(self, member: Peer2, sequence: int) -> bool:
+    def _holds(self, member: Version2Peer, sequence: int) -> bool:
         held = member.session.subscriptions.get(5)
         return held is not None and held.has_in_flight(sequence, sequence + 1, 0)  # type: ignore[union-attr]
 
-    def _was_sent(self, member: Peer2, message: Message, attempt: int) -> None:
+    def _was_sent(self, member: Version2Peer, message: Message, attempt: int) -> None:
         assert member in self.members
         assert message.holder is None, "it is held by somebody"
         assert not message.is_acked, "it was acknowledged"

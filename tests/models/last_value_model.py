@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.envelope_batch import Envelope
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     ack,
     enveloped,
     peer2,
@@ -22,7 +22,7 @@ CHANNELS = ["", "a", "b", "c.d", "c.e"]
 class Writer:
     """Publishes to class 1, and knows its last values."""
 
-    def __init__(self, bus: Bus, **more: object) -> None:
+    def __init__(self, bus: BrokerHarness, **more: object) -> None:
         self.bus = bus
         self.peer = peer2(bus, classes=[KEEPS], **more)
         self.number = 0
@@ -36,7 +36,7 @@ class Writer:
         else:
             data = publish(1, self.number, payload)
         self.number += 1
-        self.peer.say(data)
+        self.peer.send(data)
         self.values.pop(channel, None)
         if payload:
             now = self.bus.broker.clock.now
@@ -52,29 +52,29 @@ def payload(content: bytes, kind: int) -> bytes:
     return content if kind == ord("1") else envelope_batch.decode(content)[1]
 
 
-def payloads(peer: Peer2) -> list[bytes]:
-    return [payload(each.content, each.kind) for each in peer.got()]
+def payloads(peer: Version2Peer) -> list[bytes]:
+    return [payload(each.content, each.kind) for each in peer.receive_deliveries()]
 
 
-def late(bus: Bus, number: int = 9, **options: object) -> Peer2:
+def late(bus: BrokerHarness, number: int = 9, **options: object) -> Version2Peer:
     return peer2(bus, subscribe(1, number, start="last_values", **options))
 
 
-def drained(bus: Bus) -> None:
+def drained(bus: BrokerHarness) -> None:
     """Somebody takes and acknowledges all there is in class 1, and goes."""
     reader = peer2(bus, subscribe(1, 3))
-    ids = reader.ids()
+    ids = reader.receive_message_ids()
     if ids:
-        reader.say(ack(3, ids[0], ids[-1] + 1))
-    reader.say(unsubscribe(3))
+        reader.send(ack(3, ids[0], ids[-1] + 1))
+    reader.send(unsubscribe(3))
 
 
-def glance(bus: Bus, **options: object) -> list[bytes]:
+def glance(bus: BrokerHarness, **options: object) -> list[bytes]:
     """What a late subscriber is sent, who acknowledges it and goes."""
     reader = late(bus, **options)
-    got = reader.got()
+    got = reader.receive_deliveries()
     if got:
-        reader.say(ack(9, got[0].message_id, got[-1].message_id + 1))
-    reader.say(unsubscribe(9))
-    reader.leave()
+        reader.send(ack(9, got[0].message_id, got[-1].message_id + 1))
+    reader.send(unsubscribe(9))
+    reader.disconnect()
     return [payload(each.content, each.kind) for each in got]

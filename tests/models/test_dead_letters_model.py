@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.envelope_batch import decode
 from simplebus.core.subscription.subscription import BrokerSubscription
-from tests.behaviour.wire_peer import Bus, ack, connect
+from tests.behaviour.wire_peer import BrokerHarness, ack, connect
 from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
     ENVELOPE,
     FETCH,
-    Peer2,
+    Version2Peer,
     asked,
     enveloped,
     nack,
@@ -44,8 +44,8 @@ class World:
     """A bus with a reader of every kind, and what each of them has heard and acknowledged."""
 
     def __init__(self) -> None:
-        self.bus = Bus()
-        self.bus.trusting = True  # To save time: everything is checked once a round.
+        self.bus = BrokerHarness()
+        self.bus.skips_checks = True  # To save time: everything is checked once a round.
         self.published: list[bytes] = []
         self.heard: Counter[tuple[str, int]] = Counter()
         self.acked: set[tuple[str, int]] = set()
@@ -55,7 +55,7 @@ class World:
         self.plain = peer2(self.bus, subscribe(1, 5, max_deliveries=1, start="new"))
         self.named = self.come()
 
-    def come(self) -> Peer2:
+    def come(self) -> Version2Peer:
         return peer2(
             self.bus,
             subscribe(1, 6, max_deliveries=2, durable="d", channels=["a", "#"]),
@@ -64,23 +64,23 @@ class World:
 
     def publish(self, kinds: list[bytes]) -> None:
         contents = [kind + b"|%d" % (len(self.published) + n) for n, kind in enumerate(kinds)]
-        self.writer.say(enveloped(1, len(self.published), *contents))
+        self.writer.send(enveloped(1, len(self.published), *contents))
         self.published += [decode(content)[1] for content in contents]
 
     def go_on(self, decisions: list[str]) -> None:
         """Everybody hears what there is, and decides."""
         self.bus.broker.check_invariants()
         self.bus.broker.run_due_wakeups()  # A group goes on giving up in another turn.
-        for message in self.old.hear():
-            self.old.say(ack(1, message.message_id, message.message_id + 1))
+        for message in self.old.receive_messages():
+            self.old.send(ack(1, message.message_id, message.message_id + 1))
             self.old_acked.add(message.message_id)
         self.decide(self.plain, decisions)
         self.decide(self.named, decisions)
         self.bus.tick()
 
-    def decide(self, reader: Peer2, decisions: list[str]) -> None:
+    def decide(self, reader: Version2Peer, decisions: list[str]) -> None:
         said = []
-        for n, message in enumerate(reader.got()):
+        for n, message in enumerate(reader.receive_deliveries()):
             name, at = NUMBERS[message.number], message.message_id
             self.heard[name, at] += 1
             assert (name, at) not in self.acked
@@ -91,7 +91,7 @@ class World:
                 said.append(ack2(message.number, at, at + 1))
             elif decision != "nothing":
                 said.append(nack(message.number, at, at + 1, 0 if decision == "again" else None))
-        reader.say(*said)
+        reader.send(*said)
 
     def settle(self) -> None:
         for _ in range(200):
@@ -113,9 +113,9 @@ class World:
             for at, payload in enumerate(self.published)
             if b"<\r\n>" in payload
         )
-        self.writer.say(asked(FETCH, DEAD_1, 5))
+        self.writer.send(asked(FETCH, DEAD_1, 5))
         found: Counter[tuple[str, int, str, int]] = Counter()
-        for message in self.writer.got():
+        for message in self.writer.receive_deliveries():
             assert (message.kind, message.class_id) == (ENVELOPE, DEAD_1)
             letter, payload = decode(message.content)
             name, at, reason, attempts = why(
@@ -143,7 +143,7 @@ def run(steps: list[tuple[list[bytes], list[str], bool]]) -> None:
         world.publish(kinds)
         world.go_on(decisions)
         if goes:
-            world.named.leave()
+            world.named.disconnect()
             world.named = world.come()
     world.settle()
     world.check()

@@ -18,9 +18,9 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.message_class import last_values
 from simplebus.core.settings import FullPolicy, Settings
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     ack,
     nack,
     peer2,
@@ -62,7 +62,7 @@ LIFE = st.lists(
 class Reader:
     """A subscription, and what it is owed."""
 
-    peer: Peer2
+    peer: Version2Peer
     patterns: list[str]
     owed: set[bytes]
     seen: list[bytes] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Reader:
 class Life:
     """One bus and its readers."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: BrokerHarness) -> None:
         self.bus = bus
         self.writer = Writer(bus)
         self.readers: list[Reader] = []
@@ -118,7 +118,7 @@ class Life:
         if which >= len(self.readers):
             return
         reader = self.readers[which]
-        for got in reader.peer.got():
+        for got in reader.peer.receive_deliveries():
             text = payload(got.content, got.kind)
             reader.open.append(got.message_id)
             if text and got.attempt == 1:
@@ -131,7 +131,7 @@ class Life:
         some = reader.open if how == 1 else reader.open[::2]
         say = nack if how == 3 else ack
         for number in some:
-            reader.peer.say(say(4, number, number + 1))
+            reader.peer.send(say(4, number, number + 1))
         if how != 3:
             reader.open = [number for number in reader.open if number not in some]
 
@@ -150,8 +150,8 @@ class Life:
         assert all(self.until[text] <= now for text in missing), missing
         new = [int(text.split(b".")[0]) for text in reader.seen if text not in reader.first]
         assert new == sorted(new)
-        reader.peer.say(unsubscribe(4))
-        reader.peer.leave()
+        reader.peer.send(unsubscribe(4))
+        reader.peer.disconnect()
 
     def tick(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -173,7 +173,7 @@ def often() -> object:
 @settings(max_examples=80)
 @given(LIFE)
 def test_everybody_is_sent_what_is_owed_once_and_in_order(life: list[tuple[object, ...]]) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     lived = Life(bus)
     lived.come([], "new", False)  # Somebody is there always: else all waits for the first one.
     lived.live(life)
@@ -189,7 +189,7 @@ def test_everybody_is_sent_what_is_owed_once_and_in_order(life: list[tuple[objec
 def test_a_full_class_has_only_last_values_and_counts_those_that_it_has_not(
     life: list[tuple[object, ...]], policy: FullPolicy
 ) -> None:
-    bus = Bus(Settings(limits=Limits(class_messages=9), full_policy=policy))
+    bus = BrokerHarness(Settings(limits=Limits(class_messages=9), full_policy=policy))
     writer, reader = Writer(bus), peer2(bus, subscribe(1, 4))
     for what, *how in life:
         if what == "publish" and not writer.peer.session.parked_messages:
@@ -200,14 +200,14 @@ def test_a_full_class_has_only_last_values_and_counts_those_that_it_has_not(
             if "drop_newest" in writer.peer.errors():
                 writer.values = before
         elif what == "read":
-            got = [each.message_id for each in reader.got()]
+            got = [each.message_id for each in reader.receive_deliveries()]
             if got:
-                reader.say(ack(4, min(got), max(got) + 1))
+                reader.send(ack(4, min(got), max(got) + 1))
         elif what == "tick":
             bus.broker.clock.now += 1
             bus.tick()
-    while got := [each.message_id for each in reader.got()]:
-        reader.say(ack(4, min(got), max(got) + 1))
+    while got := [each.message_id for each in reader.receive_deliveries()]:
+        reader.send(ack(4, min(got), max(got) + 1))
     assert not writer.peer.session.parked_messages
     late, dropped = glance(bus), bus.statistics(1).dropped
     assert len(set(late)) == len(late)

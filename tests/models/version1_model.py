@@ -22,7 +22,7 @@ from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, RING_IDLE_TICKS, Limits
 from tests.behaviour.wire_peer import (
-    Bus,
+    BrokerHarness,
     ack,
     connect,
     heartbeat,
@@ -79,9 +79,9 @@ class World:
             stall_seconds=1e9,
         )
         settings = Settings(limits=limits, ack_timeout=ack_timeout, full_policy=policy)
-        self.bus = Bus(settings)
+        self.bus = BrokerHarness(settings)
         self.broker = self.bus.broker
-        self.bus.trusting = trusting
+        self.bus.skips_checks = trusting
         self.tick_number = 0
         self.kinds: dict[int, Kind] = {}
         self.talkers: list[Talker] = []
@@ -105,7 +105,7 @@ class World:
         return talker
 
     def close(self, talker: Talker) -> None:
-        talker.peer.leave()
+        talker.peer.disconnect()
         self.talkers.remove(talker)
         self.woken.discard(talker.session_id)
         self.gone.append(talker)
@@ -173,12 +173,12 @@ class World:
         """Say something that ends the session."""
         self.say(talker)
         if talker in self.talkers:
-            assert talker.peer.is_refused(offence) is reason
+            assert talker.peer.send_refused(offence) is reason
             self.close(talker)
 
     def take(self, talker: Talker, most: int) -> None:
         """Hear up to that many bytes."""
-        data = talker.peer.take(most)
+        data = talker.peer.read_bytes(most)
         at = min(len(talker.rest), len(data))
         assert talker.rest[:at] == data[:at], "a cut frame did not go on where it was cut"
         talker.rest = talker.rest[at:]
@@ -275,7 +275,7 @@ class World:
         before = receiver.frames
         refused: RemoteProtocolError | None = None
         try:
-            talker.peer.say(data)
+            talker.peer.send(data)
         except RemoteProtocolError as error:
             refused = error
         count = receiver.frames - before
@@ -489,10 +489,10 @@ class World:
     @contextmanager
     def unchecked(self) -> Iterator[None]:
         """Compare everything once at the end, instead of after every step, to save time."""
-        trusting, self.bus.trusting = self.bus.trusting, True
+        trusting, self.bus.skips_checks = self.bus.skips_checks, True
         self.checking = False
         yield
-        self.bus.trusting = trusting
+        self.bus.skips_checks = trusting
         self.checking = True
         self.check()
 
@@ -500,7 +500,7 @@ class World:
         """The broker is what the model says it is."""
         if not self.checking:
             return
-        self.bus.check()
+        self.bus.check_invariants()
         statistics = self.broker.statistics()
         assert statistics.sessions == len(self.talkers)
         assert statistics.refused == self.refused

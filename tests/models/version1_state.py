@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from simplebus.core.errors import Reason
-from tests.behaviour.wire_peer import Peer
+from tests.behaviour.wire_peer import WirePeer
 
 FRAME_BYTES = 100_000
 
@@ -103,7 +103,7 @@ class Kind:
 class Talker:
     """One peer: what it has said and what it was sent."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: WirePeer) -> None:
         self.peer = peer
         self.session_id = peer.session.session_id
         self.unstored: defaultdict[int, deque[bytes]] = defaultdict(deque)

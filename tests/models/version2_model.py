@@ -24,8 +24,8 @@ from simplebus.core.protocol.envelope_batch import decode
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.ring.ring import Ring
 from tests.behaviour import wire_peer_v2
-from tests.behaviour.wire_peer import Bus
-from tests.behaviour.wire_peer_v2 import Peer2, hello
+from tests.behaviour.wire_peer import BrokerHarness
+from tests.behaviour.wire_peer_v2 import Version2Peer, hello
 from tests.core.channel.channel_oracle import is_match
 from tests.models.version2_state import (
     ACK_TIMEOUT,
@@ -67,8 +67,8 @@ class World:
         settings = Settings(
             limits=limits, ack_timeout=ACK_TIMEOUT, heartbeat_seconds=0, deliveries_max=0
         )
-        self.bus = Bus(settings)
-        self.bus.trusting = trusting
+        self.bus = BrokerHarness(settings)
+        self.bus.skips_checks = trusting
         self.broker = self.bus.broker
         self.now = self.broker.clock.now = 1000.0
         self.talkers: list[Talker] = []
@@ -84,7 +84,7 @@ class World:
         """What was terminated: class, sequence, and why."""
         self.messages = 0
         self.first_sequence = first_sequence
-        self.bus.peer(b"").say(hello(*CLASSES))
+        self.bus.peer(b"").send(hello(*CLASSES))
         for class_id in CLASSES:
             self.begin(class_id, first_sequence)
         for author in self.authors:
@@ -162,7 +162,7 @@ class World:
         first = author.confirmed + len(author.unconfirmed)
         author.unconfirmed += messages
         frames = [m.frame((first + n) % ID_COUNT) for n, m in enumerate(messages)]
-        author.talker.peer.say(b"".join(frames))
+        author.talker.peer.send(b"".join(frames))
         self.look()
 
     def connect(self, author: Author) -> None:
@@ -170,7 +170,7 @@ class World:
         talker = self.open(greet=False)
         former, author.talker = author.talker, talker
         known = {"unconfirmed": author.confirmed % ID_COUNT} if author.is_displaced else {}
-        talker.peer.say(hello(*CLASSES, name=author.name, instance=author.name, **known))
+        talker.peer.send(hello(*CLASSES, name=author.name, instance=author.name, **known))
         if former is not None:  # It was taken over from.
             assert self.broker.drain_closing()[0][0] is former.peer.session
             self.gone(former)
@@ -183,19 +183,19 @@ class World:
             self.confirm(author, reply.content["next"])
         first = author.confirmed
         again = [m.frame((first + n) % ID_COUNT) for n, m in enumerate(author.unconfirmed)]
-        talker.peer.say(b"".join(again))
+        talker.peer.send(b"".join(again))
         self.look()
 
     def displace(self, author: Author, count: int) -> None:
         """Another program has the name for a while, and uses so many numbers."""
         if author.talker is None:
-            peer = Peer2(self.bus, self.broker.open_session())
-            peer.say(hello(name=author.name, instance="another"))
+            peer = Version2Peer(self.bus, self.broker.open_session())
+            peer.send(hello(name=author.name, instance="another"))
             [reply] = peer.told()
             first = reply.content["next"]
             numbers = [n % ID_COUNT for n in range(first, first + count)]
-            peer.say(b"".join(wire_peer_v2.publish(9, number, b"refused") for number in numbers))
-            peer.leave()
+            peer.send(b"".join(wire_peer_v2.publish(9, number, b"refused") for number in numbers))
+            peer.disconnect()
             author.is_displaced = True
             author.may_be_twice |= {message.payload for message in author.unconfirmed}
             self.look()
@@ -205,7 +205,7 @@ class World:
         if author.talker is not None and author.unconfirmed:
             some = author.unconfirmed[:count]
             frames = [m.frame((author.confirmed + n) % ID_COUNT) for n, m in enumerate(some)]
-            author.talker.peer.say(b"".join(frames))
+            author.talker.peer.send(b"".join(frames))
             self.look()
 
     def confirm(self, author: Author, following: int) -> None:
@@ -219,15 +219,15 @@ class World:
     # Coming and going ----------------------------------------------------------------------------
 
     def open(self, *, greet: bool = True) -> Talker:
-        talker = Talker(Peer2(self.bus, self.broker.open_session()))
+        talker = Talker(Version2Peer(self.bus, self.broker.open_session()))
         if greet:
-            talker.peer.say(hello(*CLASSES))
+            talker.peer.send(hello(*CLASSES))
             talker.peer.told()
         self.talkers.append(talker)
         return talker
 
     def leave(self, talker: Talker) -> None:
-        talker.peer.leave()
+        talker.peer.disconnect()
         self.gone(talker)
         self.look()
 
@@ -262,7 +262,7 @@ class World:
                 or (asked.group is None and self.is_served(there[0]))
             )
         ):
-            talker.peer.say(frame)
+            talker.peer.send(frame)
             return
         if there and not asked.seek:
             position = there[0]
@@ -287,12 +287,12 @@ class World:
             position.idle_seconds = asked.idle_seconds
         talker.subscriptions[number] = (class_id, position)
         talker.limits[number] = asked.max_in_flight
-        talker.peer.say(frame)
+        talker.peer.send(frame)
         self.look()
 
     def unsubscribe(self, talker: Talker, number: int, *, forget: bool) -> None:
         if number in talker.subscriptions:
-            talker.peer.say(wire_peer_v2.unsubscribe(number, forget=forget))
+            talker.peer.send(wire_peer_v2.unsubscribe(number, forget=forget))
             self.let_go(talker, number, forget=forget)
             self.look()
 
@@ -343,11 +343,11 @@ class World:
     # Consuming -----------------------------------------------------------------------------------
 
     def take(self, talker: Talker, most: int) -> None:
-        data = talker.peer.take(most)
+        data = talker.peer.read_bytes(most)
         for _ in range(100):  # What gives up messages rests for a turn.
             if len(data) == most or talker.peer.session.outbox.is_idle:
                 break
-            data += talker.peer.take(most - len(data))
+            data += talker.peer.read_bytes(most - len(data))
         start = talker.taken - len(talker.begun)
         talker.taken += len(data)
         frames, talker.begun = split_frames(talker.begun + data)
@@ -472,7 +472,7 @@ class World:
         sent = position.sends.keys() | (position.left & position.todo)
         spanning &= not any(s in sent and s not in others for s in between)
         for a, b in self.ranges(some, spanning=spanning):
-            talker.peer.say(wire_peer_v2.ack(number, a, b))
+            talker.peer.send(wire_peer_v2.ack(number, a, b))
         for sequence in some:
             self.settled(position, sequence)
         self.look()
@@ -490,7 +490,7 @@ class World:
         position, mine = self.held(talker, number)
         for sequence in mine[first : first + count]:
             at = sequence % ID_COUNT
-            talker.peer.say(wire_peer_v2.nack(number, at, at + 1, delay_ms, b"not now"))
+            talker.peer.send(wire_peer_v2.nack(number, at, at + 1, delay_ms, b"not now"))
             if position.asked.group is None and self.is_overdue(position, sequence):
                 continue  # It comes again by itself.
             del position.out[sequence]
@@ -512,7 +512,7 @@ class World:
                 continue  # It may have been given up already.
             at = sequence % ID_COUNT
             error = f"never {number}"
-            talker.peer.say(wire_peer_v2.nack(number, at, at + 1, "terminate", error.encode()))
+            talker.peer.send(wire_peer_v2.nack(number, at, at + 1, "terminate", error.encode()))
             self.settled(position, sequence)
             if self.now < self.stored[class_id][sequence].expires:
                 self.dead.append((str(class_id), str(sequence), error))
@@ -538,7 +538,7 @@ class World:
         for sequence in mine:
             if not self.is_overdue(position, sequence):
                 at = sequence % ID_COUNT
-                talker.peer.say(wire_peer_v2.working(number, at, at + 1))
+                talker.peer.send(wire_peer_v2.working(number, at, at + 1))
                 position.out[sequence] = ((talker, number), self.broker.tick_number)
         self.look()
 
@@ -569,7 +569,7 @@ class World:
         while self.broker.drain_writable():
             pass
         self.broker.drain_resumed()
-        self.bus.check()
+        self.bus.check_invariants()
 
     # The end -------------------------------------------------------------------------------------
 
@@ -578,11 +578,11 @@ class World:
         for author in self.authors:
             if author.talker is None and author.unconfirmed:
                 self.connect(author)
-        trusting = self.bus.trusting
+        trusting = self.bus.skips_checks
         idle_rounds = 0
         while idle_rounds < 70:
             start = sum(talker.taken for talker in self.talkers)
-            self.bus.trusting = True  # To save time: everything is checked once a round.
+            self.bus.skips_checks = True  # To save time: everything is checked once a round.
             self.collect_what_is_left()
             before = -1
             while before < (before := sum(talker.taken for talker in self.talkers)):
@@ -591,7 +591,7 @@ class World:
                     for number in list(talker.subscriptions):
                         self.ack(talker, number, 0, 1 << 40, spanning=True)
             self.wait(1.0)
-            self.bus.trusting = trusting
+            self.bus.skips_checks = trusting
             self.tick()
             if not any(author.unconfirmed for author in self.authors) and self.is_done():
                 break

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from simplebus.core.protocol.requests import SubscribeRequest
 from tests.behaviour import wire_peer_v2
-from tests.behaviour.wire_peer_v2 import Peer2
+from tests.behaviour.wire_peer_v2 import Version2Peer
 
 CLASSES = (1, 2)
 ACK_TIMEOUT = 3
@@ -88,7 +88,7 @@ class Position:
 class Talker:
     """One connection."""
 
-    def __init__(self, peer: Peer2) -> None:
+    def __init__(self, peer: Version2Peer) -> None:
         self.peer = peer
         self.session_id = peer.session.session_id
         self.taken = 0

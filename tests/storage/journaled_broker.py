@@ -17,7 +17,7 @@ from simplebus.core.limits import KEPT_SECONDS
 from simplebus.storage.directory import take
 from simplebus.storage.journal import Journal
 from simplebus.storage.recovery import Recovered, recover, settle
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 
 START = 1_700_000_000.0
 
@@ -32,7 +32,7 @@ def end_all() -> None:
         bus.crash()
 
 
-class KeptBus(Bus):
+class KeptBus(BrokerHarness):
     """What `serve` makes of a data directory."""
 
     def __init__(

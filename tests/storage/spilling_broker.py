@@ -15,7 +15,7 @@ from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
     Got,
-    Peer2,
+    Version2Peer,
     ack,
     asked,
     publish,
@@ -63,27 +63,27 @@ class SpilledBus(KeptBus):
             self.broker.spill_manager.complete_read(read, found)
 
 
-def fill(bus: SpilledBus, peer: Peer2, count: int, *, start: int = 0, step: int = 16) -> None:
+def fill(bus: SpilledBus, peer: Version2Peer, count: int, *, start: int = 0, step: int = 16) -> None:
     """Publish so many, each few of them written before the next come."""
     sent = numbered(count, start=start)
     for at in range(0, count, step):
-        peer.say(publish(1, start + at, *sent[at : at + step]))
+        peer.send(publish(1, start + at, *sent[at : at + step]))
         bus.sync()
 
 
-def all_of(bus: SpilledBus, reader: Peer2, *, number: int = 5) -> list[Got]:
+def all_of(bus: SpilledBus, reader: Version2Peer, *, number: int = 5) -> list[Got]:
     """What a reader gets that acknowledges everything at once."""
     got: list[Got] = []
     while some := hear(bus, reader):
         got += some
         for message in some:
-            reader.say(ack(number, message.message_id, message.message_id + 1))
+            reader.send(ack(number, message.message_id, message.message_id + 1))
     return got
 
 
-def hear(bus: SpilledBus, reader: Peer2) -> list[Got]:
+def hear(bus: SpilledBus, reader: Version2Peer) -> list[Got]:
     bus.bring()
-    return reader.got()
+    return reader.receive_deliveries()
 
 
 def contents(got: list[Got]) -> list[bytes]:
@@ -96,12 +96,12 @@ def later(bus: SpilledBus, seconds: float) -> None:
     bus.broker.run_due_wakeups()
 
 
-def fetched(bus: SpilledBus, peer: Peer2, **what: object) -> tuple[list[Got], dict[str, int]]:
+def fetched(bus: SpilledBus, peer: Version2Peer, **what: object) -> tuple[list[Got], dict[str, int]]:
     """What a Fetch is answered."""
-    peer.say(asked(FETCH, 1, 3, **what))
-    got, told = peer.listen()
+    peer.send(asked(FETCH, 1, 3, **what))
+    got, told = peer.receive_all()
     if not told:
         bus.bring()
-        got, told = peer.listen()
+        got, told = peer.receive_all()
     (reply,) = told
     return got, reply.content

@@ -98,7 +98,7 @@ def test_wherever_it_fails_all_is_there_once_in_the_end(
         number = 2
         for turn in range(1, 3):  # Two entries of each class: the clock goes on in between.
             for class_id in (1, 2):
-                peer.say(publish(class_id, number, b"%d" % turn))
+                peer.send(publish(class_id, number, b"%d" % turn))
                 number += 1
             bus.broker.clock.now += 1
         bus.keeper.is_snapshot_due = place % 2 == 0
@@ -120,16 +120,16 @@ def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: 
     bus.sync()
     peer.told()
     bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
-    peer.say(publish(1, 1, b"b"), publish(1, 2, b"c", b"d"))
+    peer.send(publish(1, 1, b"b"), publish(1, 2, b"c", b"d"))
     told = peer.told()
     assert [said.content["code"] for said in told if said.kind == "error"] == ["disk_full"] * 2
     assert confirms(told)[-1] == (4, 2)
     assert bus.broker.classes[1].dropped_counts == {Reason.DISK_FULL: 3}
-    assert reader.ids() == [0]
-    reader.say(ack(5, 0, 1))
+    assert reader.receive_message_ids() == [0]
+    reader.send(ack(5, 0, 1))
     assert payloads(bus) == []
     bus.ledger.failure = None
-    peer.say(publish(1, 4, b"e"))
+    peer.send(publish(1, 4, b"e"))
     bus.sync()
     assert confirms(peer.told()) == [(5, 2)]
     bus.crash()
@@ -141,7 +141,7 @@ def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path
     bus = KeptBus(tmp_path)
     peer = peer2(bus, publish(1, 0, *numbered(3)), name="till")
     bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
-    peer.say(publish(1, 3, b"refused"))
+    peer.send(publish(1, 3, b"refused"))
     assert confirms(peer.told()) == []
     bus.ledger.failure = None
     bus.sync()
@@ -164,7 +164,7 @@ def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path
     bus = KeptBus(tmp_path)
     plain = bus.peer(connect(1))
     bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
-    plain.say(said(1, b"a"))
+    plain.send(said(1, b"a"))
     assert plain.session.is_reading_paused
     assert payloads(bus) == [b"a"]
     assert bus.broker.drain_resumed() == []
@@ -181,11 +181,11 @@ def test_who_publishes_faster_than_the_disk_writes_waits(
     plain = bus.peer(connect(1))
     told = peer2(bus, publish(1, 0, b"a"))
     assert confirms(told.told()) == [(1, 0)]
-    plain.say(said(1, bytes(900)))
+    plain.send(said(1, bytes(900)))
     assert not plain.session.is_reading_paused
-    plain.say(said(1, bytes(900)))
+    plain.send(said(1, bytes(900)))
     assert plain.session.is_reading_paused
-    told.say(publish(1, 1, b"b"))
+    told.send(publish(1, 1, b"b"))
     assert confirms(told.told()) == []
     bus.sync()
     assert not plain.session.is_reading_paused
@@ -198,14 +198,14 @@ def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
     bus.sync()
     peer.told()
     for turn in range(2):
-        peer.say(publish(1, 1 + turn, b"b"), asked(FETCH, 1, 3))
+        peer.send(publish(1, 1 + turn, b"b"), asked(FETCH, 1, 3))
         bus.write()
-        messages, rest = peer.listen()
+        messages, rest = peer.receive_all()
         assert [message.content for message in messages] == [b"a"]
         assert (rest[-1].content["next"], rest[-1].content["head"]) == (1, 1)
     bus.sync()
-    peer.say(asked(FETCH, 1, 3))
-    assert len(peer.got()) == 3
+    peer.send(asked(FETCH, 1, 3))
+    assert len(peer.receive_deliveries()) == 3
 
 
 def test_who_waits_for_a_confirm_is_told_that_it_comes_later(tmp_path: Path) -> None:

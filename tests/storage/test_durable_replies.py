@@ -19,7 +19,7 @@ from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     CONNECT,
-    Peer2,
+    Version2Peer,
     ack,
     asked,
     peer2,
@@ -32,7 +32,7 @@ from tests.storage.journaled_broker import KeptBus
 KINDS = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
 
 
-def told(peer: Peer2) -> list[tuple[str, int]]:
+def told(peer: Version2Peer) -> list[tuple[str, int]]:
     """What is answered, and to which request."""
     return [(said.kind, said.message_id) for said in peer.told()]
 
@@ -60,7 +60,7 @@ def test_a_durable_of_which_its_owner_was_told_is_there_after_a_crash(
     assert durables(bus) == ["d"]
     peer2(bus, publish(1, 0, *numbered(3)))
     peer = peer2(bus, subscribe(1, 5, request=4, durable="d", **kind))
-    messages, said = peer.listen()
+    messages, said = peer.receive_all()
     assert [each.content["resumed"] for each in said] == [True]  # At once: it is kept.
     assert [message.message_id for message in messages] == [0, 1, 2]
     bus.crash()
@@ -70,8 +70,8 @@ def test_its_messages_come_behind_the_answer_and_hold_up_nobody_s(tmp_path: Path
     bus = KeptBus(tmp_path)
     peer = peer2(bus, subscribe(1, 4), subscribe(1, 5, request=3, durable="d"), name="till")
     assert told(peer) == [("subscribe", 7)]
-    peer.say(publish(1, 0, *numbered(3)), asked(CONNECT, request=8, version=2))
-    messages, said = peer.listen()
+    peer.send(publish(1, 0, *numbered(3)), asked(CONNECT, request=8, version=2))
+    messages, said = peer.receive_all()
     assert [(message.number, message.message_id) for message in messages] == [
         (4, 0),
         (4, 1),
@@ -79,12 +79,12 @@ def test_its_messages_come_behind_the_answer_and_hold_up_nobody_s(tmp_path: Path
     ]
     assert [(each.kind, each.message_id) for each in said] == [("connect", 8)]
     bus.tick(12)
-    assert {message.number for message in peer.got()} == {4}
+    assert {message.number for message in peer.receive_deliveries()} == {4}
     bus.sync()
-    data = peer.take(1 << 20)
+    data = peer.read_bytes(1 << 20)
     assert data.index(b'"resumed"') < data.index(b"0.")
-    peer.say(ack(5, 0, 3), ack(4, 0, 3))
-    bus.check()
+    peer.send(ack(5, 0, 3), ack(4, 0, 3))
+    bus.check_invariants()
     assert not len(bus.broker.classes[1].ring)
     bus.crash()
 
@@ -95,10 +95,10 @@ def test_who_leaves_before_the_answer_is_answered_in_order_and_sent_nothing(
 ) -> None:
     bus = KeptBus(tmp_path)
     peer = peer2(bus, subscribe(1, 5, request=3, durable="d", **kind))
-    peer.say(publish(1, 0, b"a"), unsubscribe(5, request=4), subscribe(1, 5, request=6))
+    peer.send(publish(1, 0, b"a"), unsubscribe(5, request=4), subscribe(1, 5, request=6))
     assert told(peer) == []  # They are all about one number.
     bus.sync()
-    messages, said = peer.listen()
+    messages, said = peer.receive_all()
     told_of = [(each.kind, each.message_id) for each in said if each.kind != "confirm"]
     assert told_of == [("subscribe", 3), ("unsubscribe", 4), ("subscribe", 6)]
     assert messages == []  # It waits for the durable; the other one began behind it.
@@ -109,7 +109,7 @@ def test_who_leaves_before_the_answer_is_answered_in_order_and_sent_nothing(
 def test_every_member_of_a_group_that_is_new_waits(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     members = [peer2(bus, subscribe(1, 5, durable="d", group="g")) for _ in range(3)]
-    members.pop().leave()
+    members.pop().disconnect()
     assert [told(member) for member in members] == [[], []]
     bus.sync()
     assert [told(member) for member in members] == [[("subscribe", 7)]] * 2
@@ -120,7 +120,7 @@ def test_every_member_of_a_group_that_is_new_waits(tmp_path: Path) -> None:
 
 def test_who_asked_and_is_gone_leaves_a_durable_and_is_told_nothing(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
     bus.sync()
     assert durables(bus) == ["d"]
     assert told(peer2(bus, subscribe(1, 5, durable="d"))) == [("subscribe", 7)]
@@ -132,9 +132,9 @@ def test_a_durable_of_which_it_was_said_that_it_is_forgotten_is_not_back(tmp_pat
     peer = peer2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, durable="e"))
     bus.sync()
     peer.told()
-    peer.say(unsubscribe(5, request=4, forget=True))
+    peer.send(unsubscribe(5, request=4, forget=True))
     assert told(peer) == []
-    peer.say(unsubscribe(6, request=5))  # Nothing changes, but it is behind the other one.
+    peer.send(unsubscribe(6, request=5))  # Nothing changes, but it is behind the other one.
     bus.sync()
     assert told(peer) == [("unsubscribe", 4), ("unsubscribe", 5)]
     bus.crash()
@@ -146,16 +146,16 @@ def test_a_durable_of_which_it_was_said_that_it_is_forgotten_is_not_back(tmp_pat
 def test_a_durable_that_is_moved_is_where_its_owner_was_told(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = peer2(bus, subscribe(1, 4, durable="all"), publish(1, 0, *numbered(6)))
-    peer.say(subscribe(1, 5, durable="d", start="new"), unsubscribe(5))
+    peer.send(subscribe(1, 5, durable="d", start="new"), unsubscribe(5))
     bus.sync()
-    peer.listen()
-    peer.say(subscribe(1, 5, request=8, durable="d", start={"sequence": 2}, seek=True))
+    peer.receive_all()
+    peer.send(subscribe(1, 5, request=8, durable="d", start={"sequence": 2}, seek=True))
     assert told(peer) == []
     bus.sync()
     assert told(peer) == [("subscribe", 8)]
     bus.crash()
     bus = KeptBus(tmp_path)
-    assert peer2(bus, subscribe(1, 5, durable="d")).ids() == [2, 3, 4, 5]
+    assert peer2(bus, subscribe(1, 5, durable="d")).receive_message_ids() == [2, 3, 4, 5]
     bus.crash()
 
 
@@ -193,7 +193,7 @@ def test_a_durable_that_comes_or_goes_costs_no_look_at_the_others(
         return progress(position)  # type: ignore[arg-type]
 
     monkeypatch.setattr(keeper_module, "_position_state", look)
-    peer.say(subscribe(1, 100, durable="new"), unsubscribe(7, forget=True))
+    peer.send(subscribe(1, 100, durable="new"), unsubscribe(7, forget=True))
     bus.write()
     (lot,) = bus.lots
     changes = decode(lot.changes)
@@ -211,7 +211,7 @@ def test_a_durable_that_went_and_came_as_a_group_s_is_that_after_a_crash(tmp_pat
     bus = KeptBus(tmp_path)
     peer = peer2(bus, subscribe(1, 5, durable="d"))
     bus.sync()
-    peer.say(unsubscribe(5, forget=True), subscribe(1, 6, durable="d", group="g"))
+    peer.send(unsubscribe(5, forget=True), subscribe(1, 6, durable="d", group="g"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)

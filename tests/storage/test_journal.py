@@ -10,7 +10,7 @@ from simplebus.core.commit_log import Durability
 from simplebus.core.settings import Retention, Settings
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     Said,
     ack,
     enveloped,
@@ -52,7 +52,7 @@ def test_a_confirm_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
     assert confirms(peer.told()) == []
     bus.write()
     assert confirms(peer.told()) == []
-    peer.say(publish(1, 2, b"c"))
+    peer.send(publish(1, 2, b"c"))
     bus.sync()
     assert confirms(peer.told()) == [(3, 2)]
 
@@ -61,7 +61,7 @@ def test_a_subscriber_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = peer2(bus, subscribe(1, 5))
     peer2(bus, publish(1, 0, b"a"))
-    assert [message.content for message in reader.got()] == [b"a"]
+    assert [message.content for message in reader.receive_deliveries()] == [b"a"]
 
 
 def test_a_confirm_at_the_level_memory_waits_for_nothing(tmp_path: Path) -> None:
@@ -74,21 +74,21 @@ def test_confirmed_messages_are_there_after_a_crash(tmp_path: Path) -> None:
     sent = numbered(500, size=40)
     peer = peer2(bus, name="till")
     for at in range(0, 500, 100):
-        peer.say(publish(1, at, *sent[at : at + 100]))
+        peer.send(publish(1, at, *sent[at : at + 100]))
         bus.sync()
     bus = again(bus, tmp_path)
     assert payloads(bus) == sent
     assert bus.found.dropped == []
     assert bus.broker.connection_requests.identity == "here"
     reader = peer2(bus, subscribe(1, 5))
-    assert [message.content for message in reader.got()] == sent
+    assert [message.content for message in reader.receive_deliveries()] == sent
 
 
 def test_what_was_not_written_is_gone_and_sequences_go_on(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = peer2(bus, publish(1, 0, b"a"))
     bus.sync()
-    peer.say(publish(1, 1, b"lost"))
+    peer.send(publish(1, 1, b"lost"))
     bus = again(bus, tmp_path)
     peer2(bus, publish(1, 0, b"b"))
     bus.sync()
@@ -107,12 +107,12 @@ def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None
     bus.sync()
     bus = again(bus, tmp_path, now=START + 2)
     reader = peer2(bus, subscribe(1, 5), subscribe(1, 6, channels=["orders.*"], start="earliest"))
-    got = reader.got()
+    got = reader.receive_deliveries()
     assert [message.message_id for message in got if message.number == 5] == [0, 2, 4]
     assert [message.message_id for message in got if message.number == 6] == [0, 4]
     bus.broker.clock.now = START + 61
     bus.broker.run_due_wakeups()
-    assert reader.ids() == [3]
+    assert reader.receive_message_ids() == [3]
 
 
 def test_a_clock_that_was_set_back_delays_nothing(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_a_clock_that_was_set_back_delays_nothing(tmp_path: Path) -> None:
     bus.sync()
     bus = again(bus, tmp_path, now=START - 3600)
     reader = peer2(bus, subscribe(1, 5))
-    assert reader.ids() == [1, 2]
+    assert reader.receive_message_ids() == [1, 2]
     bus.broker.clock.now += 1
     bus.broker.run_due_wakeups()
-    assert reader.ids() == [0]
+    assert reader.receive_message_ids() == [0]
 
 
 def test_names_are_known_again(tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
     reader = peer2(bus, subscribe(1, 5))
     peer = peer2(bus, name="till")
     for at in range(0, 200, 20):
-        peer.say(publish(1, at, *numbered(20, size=40, start=at)))
+        peer.send(publish(1, at, *numbered(20, size=40, start=at)))
         bus.sync()
-    reader.ids()
+    reader.receive_message_ids()
     folder = tmp_path / "classes" / "00001"
     assert len(list(folder.iterdir())) == 10
-    reader.say(ack(5, 0, 190))
+    reader.send(ack(5, 0, 190))
     bus.sync()
     assert bus.remove(), "only the first lot's numbers of the publisher are in a snapshot"
     assert len(list(folder.iterdir())) == 9
@@ -171,10 +171,10 @@ def test_without_space_a_last_segment_goes_that_nobody_needs(
     both = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
     reader = peer2(bus, *both, classes=[1, 2])
     peer = peer2(bus, classes=[1, 2], name="till")
-    peer.say(publish(1, 0, *numbered(20)), publish(2, 20, *numbered(20)))
+    peer.send(publish(1, 0, *numbered(20)), publish(2, 20, *numbered(20)))
     bus.sync()
-    reader.listen()
-    reader.say(ack(5, 0, 20), ack(6, 0, 19))
+    reader.receive_all()
+    reader.send(ack(5, 0, 20), ack(6, 0, 19))
     if is_begun_anew:
         bus.remove()  # How far they are is told now and then.
         bus = again(bus, tmp_path)
@@ -192,7 +192,7 @@ def test_without_space_a_last_segment_goes_that_nobody_needs(
     assert bus.broker.classes[1].ring.head == 21
     both = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
     reader = peer2(bus, *both, classes=[1, 2])
-    assert (1, 20) in {(each.class_id, each.message_id) for each in reader.listen()[0]}
+    assert (1, 20) in {(each.class_id, each.message_id) for each in reader.receive_all()[0]}
     assert payloads(bus, 2) == numbered(20)[19:]
     bus = again(bus, tmp_path)
     assert bus.broker.classes[1].ring.head == 21
@@ -206,10 +206,10 @@ def test_a_segment_is_surely_gone_before_the_next_one_goes(
     reader = peer2(bus, subscribe(1, 5))
     peer = peer2(bus, name="till")
     for at in range(0, 40, 10):
-        peer.say(publish(1, at, *numbered(10, size=40, start=at)))
+        peer.send(publish(1, at, *numbered(10, size=40, start=at)))
         bus.sync()
-    reader.ids()
-    reader.say(ack(5, 0, 40))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 40))
     bus.keeper.is_snapshot_due = True
     bus.sync()
     done: list[str] = []
@@ -222,8 +222,8 @@ def test_a_segment_is_surely_gone_before_the_next_one_goes(
 def test_a_class_that_is_empty_goes_on_where_it_was(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = peer2(bus, subscribe(1, 5), publish(1, 0, b"a", b"b"))
-    reader.ids()
-    reader.say(ack(5, 0, 2))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 2))
     bus.close()
     bus = KeptBus(tmp_path)
     assert bus.broker.classes[1].ring.head == 2
@@ -234,12 +234,12 @@ def test_what_is_kept_longer_is_there_again(tmp_path: Path) -> None:
     settings = Settings(keep=Retention(messages=2))
     bus = KeptBus(tmp_path, settings=settings)
     reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(5)))
-    reader.ids()
-    reader.say(ack(5, 0, 5))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 5))
     bus.close()
     bus = KeptBus(tmp_path, settings=settings)
     assert payloads(bus) == [b"3.", b"4."]
-    assert peer2(bus, subscribe(1, 5)).ids() == []
+    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == []
 
 
 # Numbers -----------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_what_one_class_has_lost_comes_again_and_is_stored_once(tmp_path: Path) 
     peer = peer2(bus, classes=(1, 2), name="till")
     bus.sync()
     for number in range(6):
-        peer.say(publish(1 + number % 2, number, b"%d" % number))
+        peer.send(publish(1 + number % 2, number, b"%d" % number))
     bus.write()
     bus.crash()
     segment = tmp_path / "classes" / "00001" / "00000000000000000000.log"
@@ -287,12 +287,12 @@ def test_numbers_are_found_on_both_sides_of_what_is_nobodys(tmp_path: Path) -> N
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
     named, nameless = peer2(bus, name="till"), peer2(bus)
     for peer, number in [(named, 0), (named, 1), (nameless, 0), (named, 2)]:
-        peer.say(publish(1, number, b"%d" % number))
+        peer.send(publish(1, number, b"%d" % number))
         bus.sync()
-    reader.say(ack(5, reader.ids()[0], 4))
+    reader.send(ack(5, reader.receive_message_ids()[0], 4))
     bus.broker.clock.now += 1
     bus.sync()
-    named.say(publish(1, 3, b"new"))
+    named.send(publish(1, 3, b"new"))
     bus.sync()
     bus = again(bus, tmp_path)
     assert payloads(bus) == [b"new"]
@@ -327,8 +327,8 @@ def test_who_comes_back_is_told_what_was_confirmed_and_nothing_is_stored_twice(
     bus = KeptBus(tmp_path)
     peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
     bus.sync()
-    peer.say(publish(1, 1, b"b", b"c"))
-    peer.leave()
+    peer.send(publish(1, 1, b"b", b"c"))
+    peer.disconnect()
     assert next_number(bus) == 1
     peer = peer2(bus, publish(1, 1, b"b", b"c", b"d"), name="till", instance="one")
     assert confirms(peer.told()) == []
@@ -350,7 +350,7 @@ def test_who_takes_over_from_itself_does_not_begin_anew(tmp_path: Path) -> None:
 
 def test_a_publisher_that_was_forgotten_begins_anew(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, 0, *numbered(5)), name="till").leave()
+    peer2(bus, publish(1, 0, *numbered(5)), name="till").disconnect()
     bus.sync()
     bus.keeper.is_snapshot_due = True
     bus.sync()
@@ -370,15 +370,15 @@ def test_a_durable_goes_on_where_it_was(tmp_path: Path) -> None:
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=4))
     bus.sync()
     peer2(bus, publish(1, 0, *numbered(8)))
-    assert reader.ids() == [0, 1, 2, 3]
-    reader.say(ack(5, 0, 1), ack(5, 2, 3))
-    reader.take(0)
+    assert reader.receive_message_ids() == [0, 1, 2, 3]
+    reader.send(ack(5, 0, 1), ack(5, 2, 3))
+    reader.read_bytes(0)
     bus.sync()
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
-    assert [(m.message_id, m.attempt) for m in reader.got()] == [
+    assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [
         (1, 2), (3, 2), (4, 1), (5, 1), (6, 1), (7, 1),
     ]  # fmt: skip
 
@@ -388,18 +388,18 @@ def test_attempts_are_counted_on(tmp_path: Path) -> None:
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
     bus.sync()
     peer2(bus, publish(1, 0, b"poison", b"good"))
-    reader.ids()
-    reader.say(nack(5, 0, 1, 0), ack(5, 1, 2))
-    assert [message.attempt for message in reader.got()] == [2]
+    reader.receive_message_ids()
+    reader.send(nack(5, 0, 1, 0), ack(5, 1, 2))
+    assert [message.attempt for message in reader.receive_deliveries()] == [2]
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
     bus.broker.clock.now += 12  # As long as it would have been in flight.
     bus.broker.run_due_wakeups()
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
-    assert [(m.message_id, m.attempt) for m in reader.got()] == [(0, 3)]
-    reader.say(nack(5, 0, 1, 0))
-    assert reader.ids() == []
+    assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [(0, 3)]
+    reader.send(nack(5, 0, 1, 0))
+    assert reader.receive_message_ids() == []
     bus.sync()
     bus = again(bus, tmp_path)
     dead = bus.broker.store.class_id_by_name["dead.1"]
@@ -425,18 +425,18 @@ def test_a_durable_is_there_for_the_first_message_that_is_confirmed_after_it(
     peer = peer2(bus)
     bus.sync()
     peer2(bus, subscribe(1, 5, durable="billing", start="new", channels=["a.*"]))
-    peer.say(enveloped(1, 0, on_channel("a.b", b"x"), on_channel("b.b", b"y")))
+    peer.send(enveloped(1, 0, on_channel("a.b", b"x"), on_channel("b.b", b"y")))
     bus.sync()
     bus = again(bus, tmp_path)
     reader = peer2(bus, subscribe(1, 5, durable="billing", channels=["a.*"]))
-    assert [message.content for message in reader.got()] == [on_channel("a.b", b"x")]
+    assert [message.content for message in reader.receive_deliveries()] == [on_channel("a.b", b"x")]
 
 
 def test_a_durable_that_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
     bus.sync()
-    reader.say(unsubscribe(5, forget=True))
+    reader.send(unsubscribe(5, forget=True))
     bus.sync()
     bus = again(bus, tmp_path)
     assert not bus.broker.classes[1].subscriptions
@@ -450,14 +450,14 @@ def test_a_durable_group_has_its_members_messages_again(tmp_path: Path) -> None:
     ]
     bus.sync()
     peer2(bus, publish(1, 0, *numbered(6)))
-    held = [member.ids() for member in members]
+    held = [member.receive_message_ids() for member in members]
     assert sorted(held[0] + held[1]) == [0, 1, 2, 3]
-    members[0].say(ack(5, held[0][0], held[0][0] + 1))
+    members[0].send(ack(5, held[0][0], held[0][0] + 1))
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
     reader = peer2(bus, subscribe(1, 5, durable="billing", group="tills"))
-    assert sorted(reader.ids()) == sorted({0, 1, 2, 3, 4, 5} - {held[0][0]})
+    assert sorted(reader.receive_message_ids()) == sorted({0, 1, 2, 3, 4, 5} - {held[0][0]})
 
 
 def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path) -> None:
@@ -467,10 +467,10 @@ def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path)
     bus.sync()
     keys = [b"key %d" % (number % 8) for number in range(24)]
     peer2(bus, enveloped(1, 0, *map(keyed, keys)))
-    held = {id_: member for member in members for id_ in member.ids()}
+    held = {id_: member for member in members for id_ in member.receive_message_ids()}
     assert sorted(held) == list(range(8))
-    held[3].say(ack(5, 3, 4))
-    assert held[3].ids() == [11]
+    held[3].send(ack(5, 3, 4))
+    assert held[3].receive_message_ids() == [11]
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
@@ -478,10 +478,10 @@ def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path)
         "subscription_mismatch"
     ]
     reader = peer2(bus, subscribe(1, 5, **wish))
-    came = [(m.message_id, m.attempt) for m in reader.got()]
+    came = [(m.message_id, m.attempt) for m in reader.receive_deliveries()]
     assert sorted(came) == [(id_, 2) for id_ in (0, 1, 2, 4, 5, 6, 7, 11)]
-    reader.say(ack(5, 0, 24))
-    assert [(m.message_id, m.attempt) for m in reader.got()] == [
+    reader.send(ack(5, 0, 24))
+    assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [
         (id_, 1) for id_ in (8, 9, 10, 12, 13, 14, 15, 19)
     ]
 
@@ -490,23 +490,23 @@ def test_what_plain_subscribers_left_waits_for_the_next_one(tmp_path: Path) -> N
     bus = KeptBus(tmp_path)
     first, second = (peer2(bus, subscribe(1, 5)) for _ in range(2))
     peer2(bus, publish(1, 0, *numbered(6)))
-    first.ids(), second.ids()
-    first.say(ack(5, 0, 4))
-    second.say(ack(5, 0, 2), ack(5, 3, 5))
+    first.receive_message_ids(), second.receive_message_ids()
+    first.send(ack(5, 0, 4))
+    second.send(ack(5, 0, 2), ack(5, 3, 5))
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
-    assert peer2(bus, subscribe(1, 5)).ids() == [2, 4, 5]
+    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [2, 4, 5]
 
 
 def test_an_ack_that_was_not_written_is_asked_for_again(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = peer2(bus, subscribe(1, 5, durable="billing"), publish(1, 0, b"a"))
     bus.sync()
-    reader.ids()
-    reader.say(ack(5, 0, 1))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 1))
     bus = again(bus, tmp_path)
-    assert peer2(bus, subscribe(1, 5, durable="billing")).ids() == [0]
+    assert peer2(bus, subscribe(1, 5, durable="billing")).receive_message_ids() == [0]
 
 
 def test_it_comes_back_again_and_again(tmp_path: Path) -> None:
@@ -514,9 +514,9 @@ def test_it_comes_back_again_and_again(tmp_path: Path) -> None:
     for life in range(6):
         bus = KeptBus(tmp_path, segment_bytes=500)
         assert payloads(bus) == sent if sent else True
-        peer: Peer2 = peer2(bus, name="till")
+        peer: Version2Peer = peer2(bus, name="till")
         more = numbered(7, start=7 * life)
-        peer.say(publish(1, next_number(bus), *more))
+        peer.send(publish(1, next_number(bus), *more))
         sent += more
         bus.sync()
         bus.close() if life % 2 else bus.crash()

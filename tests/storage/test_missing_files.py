@@ -29,7 +29,7 @@ def made(path: Path) -> list[bytes]:
     peer2(bus, subscribe(1, 5, durable="billing"))
     peer = peer2(bus, name="till")
     for at in (0, 3, 6):
-        peer.say(publish(1, at, *numbered(3, start=at)))
+        peer.send(publish(1, at, *numbered(3, start=at)))
         bus.broker.clock.now += 1
         bus.sync()
     bus.crash()
@@ -102,12 +102,12 @@ def test_no_file_is_missed_of_what_was_acknowledged_just_before_a_crash(tmp_path
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
     peer = peer2(bus, name="till")
     for at in range(20):
-        peer.say(publish(1, at, b"%d" % at))
+        peer.send(publish(1, at, b"%d" % at))
         bus.broker.clock.now += 0.03
         bus.keeper.is_snapshot_due = at % 3 == 0
         bus.sync()
-        reader.ids()
-        reader.say(ack(5, 0, at + 1))
+        reader.receive_message_ids()
+        reader.send(ack(5, 0, at + 1))
         bus.remove()
     assert len(segments(tmp_path)) < 20
     bus.crash()

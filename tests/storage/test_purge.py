@@ -27,12 +27,12 @@ def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) ->
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=1))
     bus.sync()
     peer = peer2(bus, publish(1, 0, *numbered(10)), name="till")
-    assert reader.ids() == [0]
+    assert reader.receive_message_ids() == [0]
     bus.sync()
-    peer.say(asked(PURGE, 1, 4, first=2, last=4))
+    peer.send(asked(PURGE, 1, 4, first=2, last=4))
     peer.told()
     bus.sync()
-    peer.say(asked(PURGE, 1, 4, first=6, last=7))
+    peer.send(asked(PURGE, 1, 4, first=6, last=7))
     peer.told()
     bus.sync()
     for _ in range(times):
@@ -43,9 +43,9 @@ def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) ->
     peer = peer2(bus, asked(FETCH, 1, 3))
     assert [said.content["purged"] for said in peer.told()] == [[[2, 4], [6, 7]]]
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=100))
-    assert reader.ids() == [0, 1, 4, 5, 7, 8, 9]
-    assert peer2(bus, subscribe(1, 5, start="earliest")).ids() == [0, 1, 4, 5, 7, 8, 9]
-    reader.say(ack(5, 0, 10))
+    assert reader.receive_message_ids() == [0, 1, 4, 5, 7, 8, 9]
+    assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, 1, 4, 5, 7, 8, 9]
+    reader.send(ack(5, 0, 10))
     bus.crash()
 
 
@@ -53,14 +53,14 @@ def test_all_that_waits_for_a_first_subscription_may_be_purged(tmp_path: Path) -
     bus = KeptBus(tmp_path)
     peer = peer2(bus, publish(1, 0, *numbered(10)), name="till")
     bus.sync()
-    peer.say(asked(PURGE, 1, 4))
+    peer.send(asked(PURGE, 1, 4))
     peer.told()
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
     assert len(bus.broker.classes[1].ring) == 0
     peer2(bus, publish(1, 0, b"next"), name="other")
-    assert peer2(bus, subscribe(1, 5)).ids() == [10]
+    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [10]
     bus.crash()
 
 
@@ -71,7 +71,7 @@ def test_a_purge_says_nothing_of_messages_that_have_the_sequences_of_lost_ones(
     peer = peer2(bus, publish(1, 0, b"safe"), name="till")
     bus.sync()
     written = (tmp_path / "classes" / "00001" / f"{0:020}.log").read_bytes()
-    peer.say(publish(1, 1, b"lost"), asked(PURGE, 1, 4, first=1))
+    peer.send(publish(1, 1, b"lost"), asked(PURGE, 1, 4, first=1))
     bus.sync()
     bus.crash()
     path = tmp_path / "classes" / "00001" / f"{0:020}.log"
@@ -82,5 +82,5 @@ def test_a_purge_says_nothing_of_messages_that_have_the_sequences_of_lost_ones(
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    assert peer2(bus, subscribe(1, 5)).ids() == [0, 1]
+    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1]
     bus.crash()

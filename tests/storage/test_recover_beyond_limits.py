@@ -35,11 +35,11 @@ def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
     peer = peer2(bus, name="till")
     sent = 0
     while sent < 600:
-        peer.say(publish(1, sent, *[b"%06d" % n + bytes(size) for n in range(sent, sent + 50)]))
+        peer.send(publish(1, sent, *[b"%06d" % n + bytes(size) for n in range(sent, sent + 50)]))
         sent += 50
         bus.write()
-        reader.ids()
-        reader.say(ack(5, 0, sent))
+        reader.receive_message_ids()
+        reader.send(ack(5, 0, sent))
     assert not len(bus.broker.classes[1].ring)
     bus.crash()
     bus = KeptBus(tmp_path, settings=settings)
@@ -50,10 +50,10 @@ def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
     assert next_number(bus) == 600
     # Its publishers wait until it fits again; then it takes no more than it may.
     peer = peer2(bus, name="till")
-    peer.say(publish(1, 600, b"%06d" % 600 + bytes(size)))
+    peer.send(publish(1, 600, b"%06d" % 600 + bytes(size)))
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
-    reader.ids()
-    reader.say(ack(5, 0, 600))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 600))
     bus.broker.check_invariants()
     bus.tick()
     bus.broker.check_invariants()
@@ -75,7 +75,7 @@ def test_a_class_that_was_full_comes_back(
     sent, ring, at_once = 0, None, 400_000 // (sum(sizes) + 200)
     while not peer.session.parked_messages and (ring is None or not ring.floor):
         messages = [bytes(sizes[n % len(sizes)]) for n in range(sent, sent + at_once)]
-        peer.say(publish(1, sent, *messages))
+        peer.send(publish(1, sent, *messages))
         sent += at_once
         bus.write()
         ring = bus.broker.classes[1].ring

@@ -67,14 +67,14 @@ def test_a_durable_that_began_with_last_values_goes_on_with_the_rest(tmp_path: P
     drained(bus)
     reader = late(bus, durable="d", max_in_flight=2)
     bus.sync()
-    assert [each.message_id for each in reader.got()] == [6, 7]
-    reader.say(ack(9, 6, 7))
+    assert [each.message_id for each in reader.receive_deliveries()] == [6, 7]
+    reader.send(ack(9, 6, 7))
     bus.broker.clock.now += 1
     bus.sync()
     bus.crash()
 
     bus = KeptBus(tmp_path)
-    got = late(bus, durable="d").got()
+    got = late(bus, durable="d").receive_deliveries()
     assert [(each.message_id, each.attempt) for each in got] == [(7, 2), (8, 1)]
     bus.close()
 
@@ -117,7 +117,7 @@ def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -
     bus = KeptBus(tmp_path, now=START + 89)
     cls = bus.broker.classes[1]
     assert cls.ring.floor > 0
-    old = [each for each in late(bus).got() if payload(each.content, each.kind) == b"old"]
+    old = [each for each in late(bus).receive_deliveries() if payload(each.content, each.kind) == b"old"]
     assert envelope_batch.decode(old[0].content)[0].expires_ms == 80_000
     assert cls.ring.row(old[0].message_id).expires == pytest.approx(START + 90, abs=0.02)
     bus.close()
@@ -136,9 +136,9 @@ def test_what_a_class_is_to_keep_it_keeps_past_the_process(
     reader = peer2(bus, subscribe(1, 4), subscribe(2, 5), classes=[1, 2])
     for number in range(10):
         bus.broker.clock.now = START + 10 * number
-        writer.say(publish(1, 2 * number, b"x"), publish(2, 2 * number + 1, b"y"))
-        reader.got()
-        reader.say(ack(4, number, number + 1), ack(5, number, number + 1))
+        writer.send(publish(1, 2 * number, b"x"), publish(2, 2 * number + 1, b"y"))
+        reader.receive_deliveries()
+        reader.send(ack(4, number, number + 1), ack(5, number, number + 1))
     bus.tick()
     assert [len(bus.broker.classes[each].ring) for each in (1, 2)] == [left, 0]
     bus.sync()
@@ -148,8 +148,8 @@ def test_what_a_class_is_to_keep_it_keeps_past_the_process(
     ring = bus.broker.classes[1].ring
     assert (ring.floor, ring.head) == (10 - left, 10)
     reader = peer2(bus, subscribe(1, 4, start="earliest"))
-    assert len(reader.got()) == left
-    reader.say(ack(4, 10 - left, 10))
+    assert len(reader.receive_deliveries()) == left
+    reader.send(ack(4, 10 - left, 10))
     bus.close()
 
     bus = KeptBus(tmp_path, settings=settings, now=START + 1000)

@@ -43,11 +43,11 @@ def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) ->
     peer2(bus, enveloped(1, 0, *map(keyed, (b"a", b"b", b"c", b"d", b"e", b"f"))))
     assert heard(reader) == [(n, 1) for n in range(6)]
     bus.sync()
-    reader.say(nack(5, 0, 5, "terminate"), ack(5, 3, 4) if kind == {} else b"")
+    reader.send(nack(5, 0, 5, "terminate"), ack(5, 3, 4) if kind == {} else b"")
     bus = after_a_crash(bus, tmp_path)
     reader = reader_of(bus, **kind)
     assert heard(reader) == [(5, 2)]
-    reader.say(ack(5, 5, 6))
+    reader.send(ack(5, 5, 6))
     assert taken_out(bus) == ["0", "1"]
     bus = after_a_crash(bus, tmp_path)
     left = ["2", "4"] if kind == {} else ["2", "3"]
@@ -65,7 +65,7 @@ def test_what_was_sent_as_often_as_it_may_be_is_given_up_by_whoever_is_there(
     peer2(bus, publish(1, 0, b"a", b"b", b"c"))
     heard(reader)
     bus.sync()
-    reader.say(nack(5, 0, 3, 0))
+    reader.send(nack(5, 0, 3, 0))
     assert heard(reader) == []
     bus = after_a_crash(bus, tmp_path)
     peer2(bus, subscribe(1, 6, durable="other"))

@@ -9,7 +9,7 @@ import pytest
 from simplebus.core.commit_log import Durability
 from simplebus.core.limits import PUBLISHER_STEP
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     hello,
     peer2,
     publish,
@@ -19,9 +19,9 @@ from tests.storage.test_journal import payloads
 from tests.storage.test_recovery import segments
 
 
-def greeted(at: KeptBus, **more: object) -> Peer2:
-    peer = Peer2(at, at.broker.open_session())
-    peer.say(hello(1, 2, name="till", **more))
+def greeted(at: KeptBus, **more: object) -> Version2Peer:
+    peer = Version2Peer(at, at.broker.open_session())
+    peer.send(hello(1, 2, name="till", **more))
     return peer
 
 
@@ -31,7 +31,7 @@ def after_a_gap(path: Path) -> KeptBus:
     peer2(bus, publish(1, 0, b"a"), classes=(1, 2), name="till", instance="one")
     bus.sync()
     peer = greeted(bus, instance="one")
-    peer.say(publish(2, 1, b"b"), publish(1, 2, b"c"))
+    peer.send(publish(2, 1, b"b"), publish(1, 2, b"c"))
     bus.sync()
     bus.crash()
     for segment in (path / "classes" / "00002").iterdir():
@@ -46,7 +46,7 @@ def test_another_program_is_told_apart_after_a_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = greeted(bus, instance="two")
     assert peer.told()[0].content["next"] == 3
-    peer.say(publish(1, 3, b"d"), publish(2, 4, b"e"))
+    peer.send(publish(1, 3, b"d"), publish(2, 4, b"e"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
@@ -69,10 +69,10 @@ def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_
     tmp_path: Path, another: str | None, is_snapshot: bool
 ) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, 0, b"a"), name="till", instance="one").leave()
+    peer2(bus, publish(1, 0, b"a"), name="till", instance="one").disconnect()
     bus.sync()
     peer = greeted(bus, instance=another)
-    peer.say(publish(9, 1, b"x", b"y"), publish(1, 3, b"z"))
+    peer.send(publish(9, 1, b"x", b"y"), publish(1, 3, b"z"))
     bus.keeper.is_snapshot_due = is_snapshot
     bus.sync()
     bus.crash()
@@ -80,7 +80,7 @@ def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_
     peer = greeted(bus, instance="one", unconfirmed=1, bus=bus.broker.connection_requests.identity)
     reply = peer.told()[0].content
     assert (reply["next"], reply["lost"]) == (1 + PUBLISHER_STEP, 0)
-    peer.say(publish(1, reply["next"], b"b", b"c"))
+    peer.send(publish(1, reply["next"], b"b", b"c"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
@@ -93,17 +93,17 @@ def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_
 def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
     bus = KeptBus(tmp_path)
     for who, count in ((user, 2), ("bob", 3)):
-        peer = Peer2(bus, bus.broker.open_session())
+        peer = Version2Peer(bus, bus.broker.open_session())
         peer.session.user = who
-        peer.say(hello(1, name="till", instance="one"), publish(1, 0, *[b"x"] * count))
-        peer.say(publish(9, count, b"refused"))
+        peer.send(hello(1, name="till", instance="one"), publish(1, 0, *[b"x"] * count))
+        peer.send(publish(9, count, b"refused"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
     for who, following in ((user, 3), ("bob", 4), ("cid", 0)):
-        peer = Peer2(bus, bus.broker.open_session())
+        peer = Version2Peer(bus, bus.broker.open_session())
         peer.session.user = who
-        peer.say(hello(1, name="till", instance="one"))
+        peer.send(hello(1, name="till", instance="one"))
         assert peer.told()[0].content["next"] == following
     bus.crash()
 
@@ -146,7 +146,7 @@ def test_what_a_power_cut_took_leaves_no_number_taken_but_for_what_was_synced(
     bus = KeptBus(tmp_path, level=level, boot=boot)
     peer = greeted(bus)
     assert peer.told()[0].content["next"] == 0
-    peer.say(publish(1, 0, b"c"), publish(2, 1, b"d"))
+    peer.send(publish(1, 0, b"c"), publish(2, 1, b"d"))
     bus.sync()
     assert len(bus.broker.classes[2].ring) == (2 if level is Durability.OS and boot == "after" else 1)
     bus.crash()
@@ -158,7 +158,7 @@ def after_a_cut(path: Path, level: Durability, *, now: Durability | None = None)
     bus = KeptBus(path, level=level, boot="before", segment_bytes=1)
     peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
     bus.sync()
-    peer.say(publish(1, 1, b"b", b"c"))
+    peer.send(publish(1, 1, b"b", b"c"))
     bus.keeper.is_snapshot_due = True
     bus.sync()
     bus.crash()
@@ -183,7 +183,7 @@ def test_after_a_power_cut_a_program_is_believed(
     peer = greeted(bus, instance="one", **known)
     reply = peer.told()[0].content
     assert (reply["next"], reply["lost"]) == (unconfirmed, max(0, unconfirmed - 3))
-    peer.say(publish(1, unconfirmed, b"b"))
+    peer.send(publish(1, unconfirmed, b"b"))
     bus.sync()
     assert payloads(bus) == [b"a", b"b"]
     bus.crash()
@@ -216,7 +216,7 @@ def test_a_refusal_that_was_not_heard_is_told_after_a_crash(tmp_path: Path) -> N
         path = tmp_path / f"{keeps_all}"
         bus = KeptBus(path)
         peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
-        peer.say(publish(9, 1, b"b", b"c"), publish(1, 3, b"d"))
+        peer.send(publish(9, 1, b"b", b"c"), publish(1, 3, b"d"))
         bus.sync()
         bus.keeper.is_snapshot_due = keeps_all
         bus.broker.clock.now += 1
@@ -226,7 +226,7 @@ def test_a_refusal_that_was_not_heard_is_told_after_a_crash(tmp_path: Path) -> N
         known = {"unconfirmed": 1, "bus": bus.broker.connection_requests.identity}
         peer = greeted(bus, instance="one", **known)
         assert peer.told()[0].content["next"] == 1
-        peer.say(publish(1, 1, b"b", b"c", b"d"))
+        peer.send(publish(1, 1, b"b", b"c", b"d"))
         bus.sync()
         error, confirm = peer.told()
         assert (error.content["code"], error.message_id) == ("unknown_class", 1)

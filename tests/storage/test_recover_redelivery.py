@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.redelivery.ack_timer import Span, parted
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     ack,
     enveloped,
     nack,
@@ -25,24 +25,24 @@ from tests.storage.journaled_broker import START, KeptBus
 KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
 
 
-def reader_of(bus: KeptBus, **options: Any) -> Peer2:
+def reader_of(bus: KeptBus, **options: Any) -> Version2Peer:
     reader = peer2(bus, subscribe(1, 5, durable="d", **options))
     bus.sync()
     return reader
 
 
-def heard(peer: Peer2) -> list[tuple[int, int]]:
-    return [(each.message_id, each.attempt) for each in peer.got()]
+def heard(peer: Version2Peer) -> list[tuple[int, int]]:
+    return [(each.message_id, each.attempt) for each in peer.receive_deliveries()]
 
 
-def later(bus: KeptBus, reader: Peer2, seconds: int) -> list[tuple[int, int]]:
+def later(bus: KeptBus, reader: Version2Peer, seconds: int) -> list[tuple[int, int]]:
     """So much time goes by. Returns what is heard meanwhile."""
     found = []
     for _ in range(seconds):
         bus.broker.clock.now += 1
         bus.tick()
         bus.broker.run_due_wakeups()
-        bus.check()
+        bus.check_invariants()
         found += heard(reader)
     return found
 
@@ -63,23 +63,23 @@ def test_what_was_refused_keeps_its_pause(tmp_path: Path, kind: dict[str, Any]) 
     peer2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))
     assert heard(reader) == [(0, 1), (1, 1), (2, 1), (3, 1)]
     bus.sync()
-    reader.say(nack(5, 0, 1, 3_600_000), nack(5, 1, 2), ack(5, 3, 4))
+    reader.send(nack(5, 0, 1, 3_600_000), nack(5, 1, 2), ack(5, 3, 4))
     bus = again(bus, tmp_path, down=5)
     reader = reader_of(bus, **asked)
     assert heard(reader) == [(2, 2)], "but for what was in flight, everything pauses"
-    reader.say(nack(5, 2, 3))
+    reader.send(nack(5, 2, 3))
     bus = again(bus, tmp_path, down=10)
     bus = again(bus, tmp_path)
     reader = reader_of(bus, **asked)
     assert not later(bus, reader, 10)
     assert later(bus, reader, 4) == [(1, 2)]
-    reader.say(ack(5, 1, 2))
+    reader.send(ack(5, 1, 2))
     assert not later(bus, reader, 22)
     assert later(bus, reader, 4) == [(2, 3)]
-    reader.say(ack(5, 2, 3))
+    reader.send(ack(5, 2, 3))
     bus.broker.clock.now += 3_600 - 60
     assert later(bus, reader, 12) == [(0, 2)]
-    reader.say(ack(5, 0, 1))
+    reader.send(ack(5, 0, 1))
     assert bus.broker.classes[1].ring.statistics().messages == 0
     bus.close()
 
@@ -100,7 +100,7 @@ def test_what_was_sent_twice_comes_no_sooner_than_without_the_crash(
         came += [(bus.broker.clock.now - START, *each) for each in heard(reader)]
         bus = again(bus, tmp_path, down=1)
         bus.broker.run_due_wakeups()
-        bus.check()
+        bus.check_invariants()
     assert came == [(1.0, 0, 2), (13.0, 0, 3)], "the pause is 10, and it is looked every 2 seconds"
     bus.close()
 
@@ -112,7 +112,7 @@ def test_a_clock_that_is_set_back_makes_no_pause_longer(tmp_path: Path) -> None:
     assert heard(reader) == [(0, 1)]
     bus.broker.clock.now += 1
     bus.sync()
-    reader.say(nack(5, 0, 1, 10_000))  # Which is all that has changed.
+    reader.send(nack(5, 0, 1, 10_000))  # Which is all that has changed.
     for down in (-86_400, -3_600):
         bus = again(bus, tmp_path, down=down)
     assert later(bus, reader_of(bus), 7) == []
@@ -126,20 +126,20 @@ def test_in_a_group_by_key_those_behind_it_wait_too(tmp_path: Path) -> None:
     keys = (b"x", b"y", b"x", b"y", b"x", b"z")
     peer2(bus, enveloped(1, 0, *map(keyed, keys)))
     assert heard(reader) == [(0, 1), (1, 1), (5, 1)]
-    reader.say(nack(5, 0, 1, 60_000), nack(5, 5, 6, 20_000), ack(5, 1, 2))
+    reader.send(nack(5, 0, 1, 60_000), nack(5, 5, 6, 20_000), ack(5, 1, 2))
     assert heard(reader) == [(3, 1)]
     bus = again(bus, tmp_path)
     reader = reader_of(bus, **KINDS[2])
     peer2(bus, enveloped(1, 0, *map(keyed, (b"x", b"z", b"n"))))
     assert heard(reader) == [(3, 2), (8, 1)]
-    reader.say(ack(5, 3, 4), ack(5, 8, 9))
+    reader.send(ack(5, 3, 4), ack(5, 8, 9))
     assert later(bus, reader, 21) == [(5, 2)]
-    reader.say(ack(5, 5, 6))
+    reader.send(ack(5, 5, 6))
     assert heard(reader) == [(7, 1)]
-    reader.say(ack(5, 7, 8))
+    reader.send(ack(5, 7, 8))
     assert later(bus, reader, 39) == [(0, 2)]
     for following in (2, 4, 6):
-        reader.say(ack(5, 0, 7))
+        reader.send(ack(5, 0, 7))
         assert heard(reader) == [(following, 1)]
     bus.close()
 
@@ -178,10 +178,10 @@ def test_what_plain_subscriptions_were_sent_keeps_attempts_and_pause(
         reader = peer2(bus, subscribe(1, 5, **asked))
         came += [(bus.broker.clock.now - START, *each) for each in heard(reader)]
         for _ in range(others):
-            peer2(bus, subscribe(1, 5, start="earliest")).got()
+            peer2(bus, subscribe(1, 5, start="earliest")).receive_deliveries()
         bus = again(bus, tmp_path)
         bus.broker.run_due_wakeups()
-        bus.check()
+        bus.check_invariants()
     assert came == [(0.0, 0, 1), (1.0, 0, 2), (12.0, 0, 3)]
     bus.close()
 
@@ -192,7 +192,7 @@ def test_who_comes_and_falls_between_two_looks_is_counted(tmp_path: Path) -> Non
     for attempt in (1, 2):
         reader = peer2(bus, subscribe(1, 5))
         assert heard(reader) == [(0, attempt)]
-        reader.leave()
+        reader.disconnect()
         bus.broker.clock.now += 1
         bus.sync()
     bus = again(bus, tmp_path)

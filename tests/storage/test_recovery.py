@@ -36,10 +36,10 @@ def made(path: Path, *, segment_bytes: int = 1 << 20) -> list[bytes]:
     sent = []
     for lot in range(LOTS):
         sent += (more := numbered(EACH, start=EACH * lot))
-        peer.say(publish(1, EACH * lot, *more))
+        peer.send(publish(1, EACH * lot, *more))
         bus.sync()
-    reader.ids()
-    reader.say(ack(5, 0, 1))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 1))
     bus.broker.clock.now += 1
     bus.sync()
     bus.crash()
@@ -181,8 +181,8 @@ def test_zeros_behind_damage_that_nobody_needs_are_no_end(tmp_path: Path, left: 
         peer2(bus, publish(1, 0, b"%d" % number))
         bus.sync()
         if number == 1:  # The other two are known to no file but theirs.
-            reader.ids()
-            reader.say(ack(5, 0, 2))
+            reader.receive_message_ids()
+            reader.send(ack(5, 0, 2))
             bus.broker.clock.now += 1
             bus.sync()
     bus.crash()
@@ -268,9 +268,9 @@ def test_what_is_known_of_lost_messages_is_not_said_of_those_that_have_their_seq
     peer = peer2(bus, publish(1, 0, b"a"), name="till")
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
     bus.sync()
-    peer.say(publish(1, 1, b"lost"))
-    reader.ids()
-    reader.say(ack(5, 0, 2))
+    peer.send(publish(1, 1, b"lost"))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 2))
     bus.broker.clock.now += 1
     bus.write()
     bus.crash()
@@ -287,7 +287,7 @@ def test_what_is_known_of_lost_messages_is_not_said_of_those_that_have_their_seq
     assert next_number(bus) == 2
     assert payloads(bus) == [b"b"]
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
-    assert [message.content for message in reader.got()] == [b"b"]
+    assert [message.content for message in reader.receive_deliveries()] == [b"b"]
     bus.crash()
 
 

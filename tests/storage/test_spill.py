@@ -52,7 +52,7 @@ def test_it_needs_a_journal() -> None:
 def test_a_durable_that_was_away_gets_what_did_not_fit(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     reader = peer2(bus, subscribe(1, 5, durable="d"))
-    reader.leave()
+    reader.disconnect()
     fill(bus, peer2(bus), 1000)
     here = bus.statistics(1)
     assert here.ring.messages <= 64
@@ -67,15 +67,15 @@ def test_a_durable_that_was_away_gets_what_did_not_fit(tmp_path: Path) -> None:
 
 def test_a_live_subscriber_notices_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
     live = peer2(bus, subscribe(1, 7))
     sender = peer2(bus)
     got = []
     for at in range(0, 1000, 20):
-        sender.say(publish(1, at, *numbered(20, start=at)))
-        some = live.got()
+        sender.send(publish(1, at, *numbered(20, start=at)))
+        some = live.receive_deliveries()
         got += some
-        live.say(ack(7, at, at + 20))
+        live.send(ack(7, at, at + 20))
         bus.sync()
     assert contents(got) == numbered(1000)
     assert bus.reads == 0
@@ -86,19 +86,19 @@ def test_the_first_subscriber_gets_what_waited_for_it_in_either_version(tmp_path
     fill(bus, peer2(bus), 300)
     old = bus.peer(subscribe1(1))
     bus.bring()
-    assert [each.payload for each in old.hear()] == numbered(300)
-    old.leave()
+    assert [each.payload for each in old.receive_messages()] == numbered(300)
+    old.disconnect()
     assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(300)
 
 
 def test_envelopes_and_channels_come_back(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d", channels=["eu.*"])).leave()
+    peer2(bus, subscribe(1, 5, durable="d", channels=["eu.*"])).disconnect()
     sender = peer2(bus)
     for at in range(0, 300, 20):
         for number in range(at, at + 20):
             channel = "eu.de" if number % 3 else "us.ny"
-            sender.say(enveloped(1, number, on_channel(channel, b"%d" % number)))
+            sender.send(enveloped(1, number, on_channel(channel, b"%d" % number)))
         bus.sync()
     reader = peer2(bus, subscribe(1, 5, durable="d", channels=["eu.*"]))
     found = [int(each.content[8:]) for each in all_of(bus, reader)]
@@ -111,7 +111,7 @@ def test_members_of_a_group_get_each_message_once(tmp_path: Path, by_key: bool) 
     options: dict[str, object] = {"durable": "g", "group": "g"}
     if by_key:
         options["by_key"] = True
-    peer2(bus, subscribe(1, 5, **options)).leave()
+    peer2(bus, subscribe(1, 5, **options)).disconnect()
     fill(bus, peer2(bus), 400)
     one, two = peer2(bus, subscribe(1, 5, **options)), peer2(bus, subscribe(1, 6, **options))
     got: list[Got] = []
@@ -119,7 +119,7 @@ def test_members_of_a_group_get_each_message_once(tmp_path: Path, by_key: bool) 
         for reader, number in ((one, 5), (two, 6)):
             for message in hear(bus, reader):
                 got.append(message)
-                reader.say(ack(number, message.message_id, message.message_id + 1))
+                reader.send(ack(number, message.message_id, message.message_id + 1))
     assert sorted(each.message_id for each in got) == list(range(400))
     assert {each.number for each in got} == {5, 6}
     assert bus.statistics(1).spilled == 0
@@ -128,22 +128,22 @@ def test_members_of_a_group_get_each_message_once(tmp_path: Path, by_key: bool) 
 def test_two_who_are_behind_do_not_wait_for_each_other(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     for name in ("a", "b"):
-        peer2(bus, subscribe(1, 5, durable=name)).leave()
+        peer2(bus, subscribe(1, 5, durable=name)).disconnect()
     fill(bus, peer2(bus), 300)
     stuck = peer2(bus, subscribe(1, 5, durable="a", max_in_flight=1))
     assert len(hear(bus, stuck)) == 1
     assert contents(all_of(bus, peer2(bus, subscribe(1, 5, durable="b")))) == numbered(300)
-    assert contents(all_of(bus, stuck)) == numbered(300)[1:] or stuck.got() == []
+    assert contents(all_of(bus, stuck)) == numbered(300)[1:] or stuck.receive_deliveries() == []
 
 
 def test_who_leaves_while_it_is_behind_goes_on_where_it_was(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, peer2(bus), 300)
     reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=50))
     assert len(hear(bus, reader)) == 50
-    reader.say(ack(5, 10, 20))
-    reader.leave()
+    reader.send(ack(5, 10, 20))
+    reader.disconnect()
     bus.bring()
     assert bus.broker.spill_manager.budget.used == 0  # type: ignore[union-attr]
     reader = peer2(bus, subscribe(1, 5, durable="d"))
@@ -157,12 +157,12 @@ def test_who_was_away_is_sent_in_the_order_of_memory_what_comes_again(tmp_path: 
     reader = peer2(bus, subscribe(1, 5, durable="d"))
     fill(bus, peer2(bus), 4)
     assert [each.message_id for each in hear(bus, reader)] == [0, 1, 2, 3]
-    reader.say(nack(5, 1, 2, 0))
+    reader.send(nack(5, 1, 2, 0))
     assert [each.message_id for each in hear(bus, reader)] == [1]
-    reader.leave()  # What it was sent once comes again at once, the other one after a pause.
+    reader.disconnect()  # What it was sent once comes again at once, the other one after a pause.
     fill(bus, peer2(bus), 1000)
     reader = peer2(bus, subscribe(1, 5, durable="d"))
-    assert reader.got() == []  # The disk is slow.
+    assert reader.receive_deliveries() == []  # The disk is slow.
     for _ in range(30):
         later(bus, 1.0)
     assert [each.message_id for each in hear(bus, reader)][:6] == [0, 2, 3, 1, 4, 5]
@@ -170,11 +170,11 @@ def test_who_was_away_is_sent_in_the_order_of_memory_what_comes_again(tmp_path: 
 
 def test_a_subscription_that_ends_while_it_is_behind_leaves_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, peer2(bus), 300)
     reader = peer2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, start="new"))
     bus.broker.drain_writable()  # Something is being read.
-    reader.say(unsubscribe(5, forget=True))
+    reader.send(unsubscribe(5, forget=True))
     bus.bring()
     assert bus.statistics(1).spilled == 0
     assert not bus.broker.spill_manager.readers  # type: ignore[union-attr]
@@ -186,22 +186,22 @@ def test_a_subscription_that_ends_while_it_is_behind_leaves_nothing(tmp_path: Pa
 def test_one_message_that_is_put_off_holds_up_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     live, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
-    sender.say(publish(1, 0, b"first"))
-    assert contents(live.got()) == [b"first"]
-    live.say(nack(7, 0, 1, 3600_000))
+    sender.send(publish(1, 0, b"first"))
+    assert contents(live.receive_deliveries()) == [b"first"]
+    live.send(nack(7, 0, 1, 3600_000))
     got = []
     for at in range(1, 1001, 20):
-        sender.say(publish(1, at, *numbered(20, start=at)))
+        sender.send(publish(1, at, *numbered(20, start=at)))
         bus.sync()
         for message in hear(bus, live):
             got.append(message.content)
-            live.say(ack(7, message.message_id, message.message_id + 1))
+            live.send(ack(7, message.message_id, message.message_id + 1))
     assert got == numbered(1000, start=1)
     assert bus.statistics(1).ring.messages <= 64
     later(bus, 3600)
     (message,) = hear(bus, live)
     assert (message.content, message.attempt) == (b"first", 2)
-    live.say(ack(7, 0, 1))
+    live.send(ack(7, 0, 1))
     bus.bring()
     assert bus.statistics(1).spilled == bus.statistics(1).ring.messages == 0
 
@@ -212,14 +212,14 @@ def test_what_is_acknowledged_is_not_held_in_memory(
     monkeypatch.setattr(spill, "SPILL_READ_BYTES", 4096)
     bus = SpilledBus(tmp_path)
     live, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
-    sender.say(publish(1, 0, b"first"))
-    live.got()
-    live.say(nack(7, 0, 1, 3600_000))
+    sender.send(publish(1, 0, b"first"))
+    live.receive_deliveries()
+    live.send(nack(7, 0, 1, 3600_000))
     for at in range(1, 1001, 20):
-        sender.say(publish(1, at, *numbered(20, start=at, size=400)))
+        sender.send(publish(1, at, *numbered(20, start=at, size=400)))
         bus.sync()
         for message in hear(bus, live):
-            live.say(ack(7, message.message_id, message.message_id + 1))
+            live.send(ack(7, message.message_id, message.message_id + 1))
     (behind,) = bus.broker.spill_manager.readers  # type: ignore[union-attr]
     assert behind.position.ring.frame_bytes < 100_000  # And not 400 KB.
     later(bus, 3600)
@@ -249,7 +249,7 @@ def test_dead_letters_that_make_room_are_gone(tmp_path: Path) -> None:
     for at in range(20):
         fill(bus, sender, 1, start=at)
         assert len(hear(bus, reader)) == 1
-        reader.say(nack(5, at, at + 1, "terminate"))
+        reader.send(nack(5, at, at + 1, "terminate"))
         bus.sync()  # It checks what is stored.
     dead = bus.broker.classes[bus.broker.store.class_id_by_name["dead.1"]]
     assert (dead.first_sequence, dead.ring.floor, dead.ring.head) == (15, 15, 20)
@@ -315,19 +315,19 @@ def test_answers_that_must_be_read_keep_their_order(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, peer2(bus), 300)
     peer = peer2(bus)
-    peer.say(*(asked(FETCH, 1, request, first=at, count=1) for request, at in ((1, 3), (2, 299))))
-    assert peer.listen() == ([], [])
-    peer.say(publish(1, 0, b"x"))
+    peer.send(*(asked(FETCH, 1, request, first=at, count=1) for request, at in ((1, 3), (2, 299))))
+    assert peer.receive_all() == ([], [])
+    peer.send(publish(1, 0, b"x"))
     bus.sync()
     while True:  # Others are answered meanwhile.
         bus.bring()
-        got, told = peer.listen()
+        got, told = peer.receive_all()
         if [each for each in told if each.kind == "fetch"]:
             break
     fetches = [each.message_id for each in told if each.kind == "fetch"]
     while len(fetches) < 2:
         bus.bring()
-        more, told = peer.listen()
+        more, told = peer.receive_all()
         got += more
         fetches += [each.message_id for each in told if each.kind == "fetch"]
     assert fetches == [1, 2]
@@ -339,10 +339,10 @@ def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, settings=settings, segment_bytes=1000)
     reader, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
     for at in range(0, 1000, 20):
-        sender.say(publish(1, at, *numbered(20, start=at)))
+        sender.send(publish(1, at, *numbered(20, start=at)))
         bus.sync()
-        reader.got()
-        reader.say(ack(7, at, at + 20))
+        reader.receive_deliveries()
+        reader.send(ack(7, at, at + 20))
     assert bus.broker.classes[1].first_sequence == 500
     bus.keeper.is_snapshot_due = True
     bus.sync()
@@ -361,10 +361,10 @@ def test_what_is_kept_by_bytes_and_age_counts_what_is_on_disk(tmp_path: Path) ->
     bus = SpilledBus(tmp_path, settings=small(keep=Retention(bytes=8000, seconds=100)))
     reader, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
     for at in range(0, 1000, 20):
-        sender.say(publish(1, at, *numbered(20, start=at)))
+        sender.send(publish(1, at, *numbered(20, start=at)))
         bus.sync()
-        reader.got()
-        reader.say(ack(7, at, at + 20))
+        reader.receive_deliveries()
+        reader.send(ack(7, at, at + 20))
     here = bus.statistics(1)
     assert 6500 < here.spilled_bytes + here.ring.frame_bytes < 9000
     later(bus, 101)
@@ -374,7 +374,7 @@ def test_what_is_kept_by_bytes_and_age_counts_what_is_on_disk(tmp_path: Path) ->
 def test_who_asks_is_told_what_is_on_disk_and_who_needs_it(tmp_path: Path) -> None:
     own = ClassSettings(disk_bytes_max=2000)
     bus = SpilledBus(tmp_path, settings=small(classes={1: own}))
-    peer2(bus, subscribe(1, 5, durable="d", max_in_flight=1)).leave()
+    peer2(bus, subscribe(1, 5, durable="d", max_in_flight=1)).disconnect()
     fill(bus, peer2(bus), 600)
     peer2(bus, subscribe(1, 5, durable="d", max_in_flight=1))
     bus.broker.drain_writable()  # It is being read for.

@@ -14,7 +14,7 @@ from simplebus.core.message_class.spill import SpillRead
 from simplebus.core.settings import FullPolicy
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     ack,
     asked,
     enveloped,
@@ -48,10 +48,10 @@ def again(bus: SpilledBus, path: Path, **more: object) -> SpilledBus:
 def test_it_comes_back_without_being_read_whole(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=1000)
     reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=30), name="reader")
-    reader.say(ack(5, 0, 0))
+    reader.send(ack(5, 0, 0))
     fill(bus, peer2(bus, name="till"), 1000)
     assert len(hear(bus, reader)) == 30
-    reader.say(ack(5, 0, 10), ack(5, 12, 15))
+    reader.send(ack(5, 0, 10), ack(5, 12, 15))
     bus.close()
     first = tmp_path / "classes" / "00001" / f"{0:020}.log"
     data = first.read_bytes()
@@ -73,8 +73,8 @@ def test_publishers_are_known_after_a_crash_of_a_class_that_spills(tmp_path: Pat
     bus = SpilledBus(tmp_path, segment_bytes=500)
     fill(bus, peer2(bus, name="till"), 500)
     bus = again(bus, tmp_path, segment_bytes=500)
-    peer = Peer2(bus, bus.broker.open_session())
-    peer.say(asked(ord("4"), request=1, version=2, classes=[1], name="till"))
+    peer = Version2Peer(bus, bus.broker.open_session())
+    peer.send(asked(ord("4"), request=1, version=2, classes=[1], name="till"))
     (answer,) = peer.told()
     assert answer.content["next"] == 500
     assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(500)
@@ -82,14 +82,14 @@ def test_publishers_are_known_after_a_crash_of_a_class_that_spills(tmp_path: Pat
 
 def test_a_crash_while_catching_up_loses_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=700)
-    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, peer2(bus, name="till"), 500)
     seen: set[int] = set()
     for _ in range(6):
         reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=100))
         for message in hear(bus, reader):
             seen.add(message.message_id)
-            reader.say(ack(5, message.message_id, message.message_id + 1))
+            reader.send(ack(5, message.message_id, message.message_id + 1))
         bus.broker.clock.now += 1
         bus.sync()
         bus = again(bus, tmp_path, segment_bytes=700, now=bus.broker.clock.now)
@@ -191,13 +191,13 @@ def test_small_reads_bring_everything_in_order(
 ) -> None:
     monkeypatch.setattr(spill, "SPILL_READ_BYTES", read_bytes)
     bus = SpilledBus(tmp_path, segment_bytes=900)
-    peer2(bus, subscribe(1, 5, durable="d")).leave()
+    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, peer2(bus), 200)
     reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
     got = hear(bus, reader)
     while len(got) < 20:
         got += hear(bus, reader)
-    reader.leave()
+    reader.disconnect()
     reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
     got = all_of(bus, reader)
     assert contents(got) == numbered(200)
@@ -209,13 +209,13 @@ def test_a_clock_that_was_set_back_delays_nothing_that_is_read_back(tmp_path: Pa
     sender = peer2(bus)
     for at in range(0, 200, 20):
         contents_ = [timed(b"%d" % number, not_before_ms=1) for number in range(at, at + 20)]
-        sender.say(enveloped(1, at, *contents_))
+        sender.send(enveloped(1, at, *contents_))
         bus.sync()
     spilled = bus.statistics(1).spilled
     bus.broker.clock.now -= 3600
     reader = peer2(bus, subscribe(1, 5))
     bus.bring()
-    reader.got()
+    reader.receive_deliveries()
     later(bus, 1)
     assert len(all_of(bus, reader)) >= spilled > 100
 
@@ -323,7 +323,7 @@ def test_a_file_that_was_given_up_and_is_back_is_not_read_instead_of_another(
     before = SpilledBus(tmp_path / "before", segment_bytes=1)
     till = peer2(before)
     for at in range(0, 96, 32):
-        till.say(publish(1, at, *[b"old"] * 32))
+        till.send(publish(1, at, *[b"old"] * 32))
         before.sync()
     before.crash()
     bus = SpilledBus(tmp_path / "now", segment_bytes=600)

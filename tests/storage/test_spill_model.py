@@ -11,9 +11,9 @@ import pytest
 from simplebus.core.broker.broker import Settings
 from simplebus.core.commit_log import Durability
 from simplebus.core.limits import Limits
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     ack,
     enveloped,
     nack,
@@ -33,18 +33,18 @@ LOOKS_MAX = 1000
 class Side:
     """One of the two buses, and who is connected to it."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: BrokerHarness) -> None:
         self.bus = bus
-        bus.trusting = True
+        bus.skips_checks = True
         bus.broker.clock.now = START
         self.sender = peer2(bus)
         self.number = 0
-        self.readers: dict[str, Peer2] = {}
+        self.readers: dict[str, Version2Peer] = {}
 
     def publish(self, contents: list[tuple[str, bytes]]) -> None:
         for kind, content in contents:
             say = publish if kind == "plain" else enveloped
-            self.sender.say(say(1, self.number, content))
+            self.sender.send(say(1, self.number, content))
             self.number += 1
         self.settle()
 
@@ -56,14 +56,14 @@ class Side:
         self.readers[name] = peer2(self.bus, subscribe(1, 5, **options))
 
     def leave(self, name: str) -> None:
-        self.readers.pop(name).leave()
+        self.readers.pop(name).disconnect()
 
     def hear(self, name: str) -> Heard:
         reader, heard = self.readers[name], Heard()
         for _ in range(LOOKS_MAX):
             if isinstance(self.bus, SpilledBus):
                 self.bus.bring()
-            got = reader.got()
+            got = reader.receive_deliveries()
             heard += [(each.message_id, each.attempt, each.content) for each in got]
             if not got and reader.session.outbox.is_idle:  # Else it has more to look at.
                 return heard
@@ -91,7 +91,7 @@ class Life:
     def __init__(self, path: Path, seed: int) -> None:
         self.random = random.Random(seed)
         self.sides = [
-            Side(Bus(Settings(limits=Limits()))),
+            Side(BrokerHarness(Settings(limits=Limits()))),
             Side(
                 SpilledBus(
                     path,
@@ -148,7 +148,7 @@ class Life:
         for message_id, _, _ in heard:
             for said in self.answers(message_id):
                 for side in self.sides:
-                    side.readers[name].say(said)
+                    side.readers[name].send(said)
         for side in self.sides:
             side.settle()
 
@@ -191,7 +191,7 @@ class Life:
                 assert same == heard
                 for side in self.sides:
                     for message_id, _, _ in heard:
-                        side.readers[name].say(ack(5, message_id, message_id + 1))
+                        side.readers[name].send(ack(5, message_id, message_id + 1))
             for side in self.sides:
                 side.tick(10.0)
             here = [side.bus.statistics(1) for side in self.sides]

@@ -6,7 +6,7 @@ request carries that of `replies`; the wire waits.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -27,11 +27,22 @@ from simplebus.client.inspect import Fetching, answer, purged, question, span
 from simplebus.client.message_builder import About
 from simplebus.client.message_types import Registry
 from simplebus.client.request_reply import QUIET_ANSWERS, Handler, Replies, check_handler
-from simplebus.client.subscribe_options import Options, subscribe_request
+from simplebus.client.subscribe_options import (
+    SlowPolicy,
+    StartPosition,
+    SubscribeOptions,
+    subscribe_request,
+)
 from simplebus.client.subscription_target import Target
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import FETCH_MESSAGES_MAX
-from simplebus.core.protocol.inquiry import BusSaid, ChannelSaid, ClassSaid, Explained, SessionSaid
+from simplebus.core.protocol.inquiry import (
+    BusInfo,
+    ChannelInfo,
+    ClassInfo,
+    InquireReply,
+    SessionInfo,
+)
 
 T = TypeVar("T")
 
@@ -58,27 +69,118 @@ class Bus(Publisher):
 
     @overload
     def subscribe(
-        self, what: type[T], *channels: str, auto_ack: bool = True, **options: Unpack[Options]
+        self,
+        what: type[T],
+        *channels: str,
+        auto_ack: bool = True,
+        **options: Unpack[SubscribeOptions],
     ) -> Subscription[T]: ...
 
     @overload
     def subscribe(
-        self, what: int | str, *channels: str, auto_ack: bool = True, **options: Unpack[Options]
+        self,
+        what: int | str,
+        *channels: str,
+        auto_ack: bool = True,
+        **options: Unpack[SubscribeOptions],
     ) -> RawSubscription: ...
 
     def subscribe(
-        self, what: Any, *channels: str, auto_ack: bool = True, **options: Unpack[Options]
+        self,
+        what: type[Any] | int | str,
+        *channels: str,
+        auto_ack: bool = True,
+        durable: str | None = None,
+        durable_seconds: float | None = None,
+        group: str | None = None,
+        start: StartPosition = "waiting",
+        max_in_flight: int | None = None,
+        slow: SlowPolicy = "block",
+        max_pending: int | None = None,
+        ack_seconds: float | None = None,
+        max_deliveries: int | None = None,
+        backoff: Iterable[float] | None = None,
+        by_key: bool = False,
     ) -> Subscription[Any] | RawSubscription:
-        """Messages of a class: `async with bus.subscribe(ShopCreated) as shops`, then iterate.
+        """Subscribe to the messages of a class. The subscription begins with its block.
 
-        Args: a type, whose values the loop gives, or a class by id or name, whose messages it
-        gives; patterns of channels, none for all messages; whether asking for the next message
-        acknowledges the one before, or you do; how the bus is to serve it.
-        Every subscription gets every message that is for it. Raises RefusedError on entering when
-        the bus refuses it, UnboundTypeError and ValueError at once.
+            async with bus.subscribe(ShopCreated, "shops.*") as shops:
+                async for shop in shops:
+                    print(shop)
+
+        Every subscription receives every message that matches, unless it shares a group.
+
+        A message is acknowledged when you ask for the next one, or when the `async with` block is
+        left without an exception. If the block raises, its last message is redelivered after a
+        backoff; if the block is cancelled, at once. The details:
+
+        - A loop, `get`, `take` and `anext` all acknowledge what was returned before. Inside the
+          body of a loop they do not acknowledge the message of that loop.
+        - Leaving a loop by `break` or `return`, or by an exception that is handled inside the
+          block, acknowledges nothing by itself: the two rules above apply.
+        - A loop that is cancelled inside the block returns its message: it is the next one.
+        - `message.nack()` rejects a message, `message.ack()` acknowledges it early.
+
+        Args:
+            what: Bound type, whose values the subscription returns, or the id or name of a class,
+                whose messages it returns.
+            channels: Patterns of channels, such as "orders.*" or "orders.#". None for all messages.
+            auto_ack: Acknowledge messages as described above. If False, call `message.ack()` or
+                `subscription.ack_batch(batch)` yourself.
+            durable: Name under which the bus keeps the position when the program is gone. The next
+                subscription with the name continues there.
+            durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
+                None keeps the present setting, which is forever by default.
+            group: Name of a group, whose members share one position: each message goes to one
+                member, on whichever connection.
+            start: Start position of a new subscription. A durable or a group that exists
+                continues at its own position. "waiting": messages that no subscription has
+                received yet if this is the first one of the class, otherwise new messages. "new":
+                new messages. "earliest" or "last": the earliest or the last stored message.
+                "last_values": the last message of each channel. An int: that sequence. A datetime:
+                the first message accepted at or after that time.
+            max_in_flight: Maximum number of unacknowledged messages at this client. None is the
+                default of the bus.
+            slow: Policy for messages above `max_pending`. "block": they wait in the class, and when
+                that is full its publishers wait. "drop_oldest" or "drop_newest": this subscription
+                loses the oldest or the newest message. "disconnect": the subscription ends.
+            max_pending: Number of messages stored for this subscription above which `slow`
+                applies. Required with any policy but "block", and not allowed with that.
+            ack_seconds: Seconds that a message may be unacknowledged before it is redelivered. None
+                is the setting of the bus.
+            max_deliveries: Deliveries of a message before it becomes a dead letter. 0 is no limit,
+                None the setting of the bus.
+            backoff: Seconds to wait before the second delivery of a rejected message, the third and
+                so on; the last value also applies to all later ones. None is the setting of the
+                bus. An unacknowledged message is not redelivered before `ack_seconds`.
+            by_key: Make the group key-ordered: messages with equal keys go to one member, one after
+                the other. The next message of a key is delivered when the one before is
+                acknowledged or has become a dead letter. Requires `group`.
+
+        Returns:
+            A `Subscription` for a type, a `RawSubscription` for a class id or name. Its block
+            raises RefusedError if the bus refuses the subscription.
+
+        Raises:
+            UnboundTypeError: The type is bound to no class.
+            ValueError: An option has a value that no bus accepts.
+            TypeError: An option has a value of the wrong type.
         """
         target = Target.of(what, self._registry)
-        request = subscribe_request(channels, **options)
+        request = subscribe_request(
+            channels,
+            durable=durable,
+            durable_seconds=durable_seconds,
+            group=group,
+            start=start,
+            max_in_flight=max_in_flight,
+            slow=slow,
+            max_pending=max_pending,
+            ack_seconds=ack_seconds,
+            max_deliveries=max_deliveries,
+            backoff=backoff,
+            by_key=by_key,
+        )
         kind = RawSubscription if target.decode is None else Subscription[Any]
         return kind(self, target, request, auto_ack=auto_ack)
 
@@ -89,7 +191,7 @@ class Bus(Publisher):
         handler: Callable[[T], Awaitable[object] | object],
         *channels: str,
         concurrency: int = 1,
-        **options: Unpack[Options],
+        **options: Unpack[SubscribeOptions],
     ) -> None: ...
 
     @overload
@@ -99,30 +201,101 @@ class Bus(Publisher):
         handler: Callable[[Message[bytes]], Awaitable[object] | object],
         *channels: str,
         concurrency: int = 1,
-        **options: Unpack[Options],
+        **options: Unpack[SubscribeOptions],
     ) -> None: ...
 
     def handle(
         self,
-        what: Any,
+        what: type[Any] | int | str,
         handler: Handler,
         *channels: str,
         concurrency: int = 1,
-        **options: Unpack[Options],
+        durable: str | None = None,
+        durable_seconds: float | None = None,
+        group: str | None = None,
+        start: StartPosition = "waiting",
+        max_in_flight: int | None = None,
+        slow: SlowPolicy = "block",
+        max_pending: int | None = None,
+        ack_seconds: float | None = None,
+        max_deliveries: int | None = None,
+        backoff: Iterable[float] | None = None,
+        by_key: bool = False,
     ) -> None:
-        """Call `handler(value)`, or `handler(message)` for a class by id or name, for all that
-        comes, `concurrency` at a time, until the bus is left. What it returns answers a request.
+        """Call a function for every message of a class, until the bus is left.
 
-        A message is acknowledged when its handler has returned. When that raises, it comes again
-        after a pause; the error is logged, and raised when the bus is left. Several handlers of a
-        class get every message each.
-        When the bus is gone for good, or the handler raises KeyboardInterrupt or SystemExit, the
-        bus's block is cancelled, and leaving it raises BusConnectionError, or that.
+            bus.handle(ShopCreated, send_welcome, durable="welcome")
+
+        A message is acknowledged when its handler has returned. If the handler raises, the message
+        is redelivered after a backoff; the error is logged, and raised when the bus is left. Each
+        of several handlers of a class receives every message.
+
+        If the bus is gone for good, the block of the bus is cancelled and raises
+        BusConnectionError. If a handler raises KeyboardInterrupt or SystemExit, the block is
+        cancelled and raises that.
+
+        Args:
+            what: Bound type, whose values the handler is called with, or the id or name of a class,
+                whose messages it is called with.
+            handler: Function of one argument; it may be async. If the message is a request, the
+                value that it returns is the reply.
+            channels: Patterns of channels, such as "orders.*" or "orders.#". None for all messages.
+            concurrency: Maximum number of messages that are handled at the same time.
+            durable: Name under which the bus keeps the position when the program is gone. The next
+                subscription with the name continues there.
+            durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
+                None keeps the present setting, which is forever by default.
+            group: Name of a group, whose members share one position: each message goes to one
+                member, on whichever connection.
+            start: Start position of a new subscription. A durable or a group that exists
+                continues at its own position. "waiting": messages that no subscription has
+                received yet if this is the first one of the class, otherwise new messages. "new":
+                new messages. "earliest" or "last": the earliest or the last stored message.
+                "last_values": the last message of each channel. An int: that sequence. A datetime:
+                the first message accepted at or after that time.
+            max_in_flight: Maximum number of unacknowledged messages at this client. None is the
+                default of the bus.
+            slow: Policy for messages above `max_pending`. "block": they wait in the class, and when
+                that is full its publishers wait. "drop_oldest" or "drop_newest": this subscription
+                loses the oldest or the newest message. "disconnect": the subscription ends.
+            max_pending: Number of messages stored for this subscription above which `slow`
+                applies. Required with any policy but "block", and not allowed with that.
+            ack_seconds: Seconds that a message may be unacknowledged before it is redelivered. None
+                is the setting of the bus.
+            max_deliveries: Deliveries of a message before it becomes a dead letter. 0 is no limit,
+                None the setting of the bus.
+            backoff: Seconds to wait before the second delivery of a rejected message, the third and
+                so on; the last value also applies to all later ones. None is the setting of the
+                bus. An unacknowledged message is not redelivered before `ack_seconds`.
+            by_key: Make the group key-ordered: messages with equal keys go to one member, one after
+                the other. The next message of a key is delivered when the one before is
+                acknowledged or has become a dead letter. Requires `group`.
+
+        Raises:
+            UnboundTypeError: The type is bound to no class.
+            ValueError: An option has a value that no bus accepts.
+            TypeError: An option has a value of the wrong type, or `handler` cannot be called.
+            BusConnectionError: The connection is lost for good.
         """
         arguments.check_integer("concurrency", concurrency, minimum=1, maximum=_CONCURRENCY_MAX)
         check_handler(handler, may_wait=True)
         self.wire.check()
-        subscription = self.subscribe(what, *channels, auto_ack=False, **options)
+        subscription = self.subscribe(
+            what,
+            *channels,
+            auto_ack=False,
+            durable=durable,
+            durable_seconds=durable_seconds,
+            group=group,
+            start=start,
+            max_in_flight=max_in_flight,
+            slow=slow,
+            max_pending=max_pending,
+            ack_seconds=ack_seconds,
+            max_deliveries=max_deliveries,
+            backoff=backoff,
+            by_key=by_key,
+        )
         handling = Handling(
             self, subscription, handler, failures=self.failures, concurrency=concurrency
         )
@@ -309,18 +482,18 @@ class Bus(Publisher):
         return fetching.messages
 
     @overload
-    async def explain(self) -> BusSaid: ...
+    async def explain(self) -> BusInfo: ...
 
     @overload
-    async def explain(self, what: type | int | str) -> ClassSaid: ...
+    async def explain(self, what: type | int | str) -> ClassInfo: ...
 
     @overload
     async def explain(
         self, what: type | int | str | None = None, *, channel: str
-    ) -> ChannelSaid: ...
+    ) -> ChannelInfo: ...
 
     @overload
-    async def explain(self, *, session: int) -> SessionSaid: ...
+    async def explain(self, *, session: int) -> SessionInfo: ...
 
     async def explain(
         self,
@@ -328,7 +501,7 @@ class Bus(Publisher):
         *,
         channel: str | None = None,
         session: int | None = None,
-    ) -> Explained:
+    ) -> InquireReply:
         """What waits for what: of a class; of a channel, in all classes or in one; of a session; or
         of the whole bus. What is answered is described in `simplebus.core.explained`.
 

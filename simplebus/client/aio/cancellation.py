@@ -1,7 +1,7 @@
-"""Whether a task is being cancelled, and by whom; under trio and asyncio.
+"""Detection of cancellation under trio and asyncio.
 
-Rule 1: a cancellation that a scope asked for goes through. One that a task of asyncio asked for
-itself is an error of that task.
+A cancellation that comes from a cancel scope is passed on. A cancellation that an asyncio task
+requested by itself is treated as an error of that task.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import anyio
 
 
 def is_cancelled_by_scope() -> bool:
-    """Whether a scope around the current task is cancelled."""
+    """Return True if a cancel scope around the current task is cancelled."""
     try:
         return anyio.current_effective_deadline() == -math.inf
-    except Exception:  # No event loop: whoever asks has outlived it.
+    except Exception:  # No event loop: a finalizer runs after the loop has ended.
         return False
 
 
 def is_being_cancelled() -> bool:
-    """Whether the current task is unwinding from a cancellation, of whichever kind."""
+    """Return True if the current task is cancelled, by a cancel scope or by `Task.cancel`."""
     if is_cancelled_by_scope():
         return True
     try:
@@ -31,8 +31,15 @@ def is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def forgive() -> None:
-    """The current task of asyncio goes on although somebody has cancelled it."""
+def is_cancellation(error: BaseException | None) -> bool:
+    """Return True for the cancellation exception of the event loop, or a group of only these."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_cancellation(each) for each in error.exceptions)
+    return isinstance(error, anyio.get_cancelled_exc_class())
+
+
+def ignore_cancellation() -> None:
+    """Clear the cancellation requests of the current asyncio task, so that it can continue."""
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()

@@ -54,7 +54,9 @@ def client_core(
     if not 0 < len(arguments.check_text("name", name)) <= NAME_CHARACTERS_MAX:
         raise ValueError(f"name must be of 1 to {NAME_CHARACTERS_MAX} characters, got {name!r}")
     arguments.check_seconds("heartbeat", heartbeat, maximum=HEARTBEAT_SECONDS_MAX)
-    arguments.check_integer("frame_bytes", frame_bytes, minimum=_FRAME_BYTES_LEAST, maximum=_FRAME_BYTES_MOST)
+    arguments.check_integer(
+        "frame_bytes", frame_bytes, minimum=_FRAME_BYTES_LEAST, maximum=_FRAME_BYTES_MOST
+    )
     return ClientCore(
         name=name,
         instance=instance or secrets.token_hex(8),

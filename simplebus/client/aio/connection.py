@@ -81,14 +81,14 @@ class Wire(Waits):
                 if schedule.problem is problem and schedule.has_refusal:
                     log.warning("%s; that address is not tried again", problem)
             else:
-                addresses.tell_forgotten(
+                addresses.log_forgotten_messages(
                     self._place, self.core.publish_buffer.forgotten_count - known
                 )
                 schedule.made(attempt.address, anyio.current_time())
                 self._link = self.writer.link = link
                 return
-        raise schedule.problem or addresses.unanswered(
-            self._place, schedule.timeout, connected=False
+        raise schedule.problem or addresses.connect_timeout_error(
+            self._place, schedule.timeout, is_connected=False
         )
 
     async def run(self) -> None:
@@ -102,7 +102,7 @@ class Wire(Waits):
                 finally:
                     link.close()
                 await self._replace()
-        self._over(addresses.left(self._place))
+        self._over(addresses.connection_closed_error(self._place))
 
     async def _serve(self, link: Link) -> None:
         """Move bytes until the connection is lost."""
@@ -127,7 +127,7 @@ class Wire(Waits):
         loss = self._loss
         assert loss is not None
         if self._is_last or not self._schedule.reconnect or not is_worth_retrying(loss.__cause__):
-            self._over(addresses.left(self._place) if self._is_last else loss)
+            self._over(addresses.connection_closed_error(self._place) if self._is_last else loss)
             return
         log.warning("%s; trying again", loss)
         self._schedule.lost(anyio.current_time())
@@ -135,7 +135,7 @@ class Wire(Waits):
             await self.open()
         except BusConnectionError as problem:
             seconds = None if self._schedule.has_refusal else self._schedule.reconnect
-            end = addresses.given_up(loss, problem, seconds)
+            end = addresses.reconnect_failed_error(loss, problem, seconds)
             log.error("%s", end)
             self._over(end)
         else:
@@ -145,7 +145,7 @@ class Wire(Waits):
         """The connection is gone."""
         if self.writer.link is not None:
             self.writer.link = None
-            self._loss = addresses.lost(self._place, error)
+            self._loss = addresses.connection_lost_error(self._place, error)
             self._serving.cancel()
 
     def disown(self, end: BusConnectionError) -> None:
@@ -174,7 +174,7 @@ class Wire(Waits):
         core, buffer = self.core, self._buffer
         error: Exception | None = None
         try:
-            while count := await link.receive_into(buffer.space):
+            while count := await link.receive_into(buffer.writable):
                 for inbox in core.receive(buffer, count, anyio.current_time()):
                     if inbox in self._arrivals:
                         self._arrivals[inbox].set()
@@ -266,5 +266,5 @@ class Wire(Waits):
         """After `close`: an error if the bus did not confirm everything."""
         count = self.core.published_position - self.core.confirmed_position
         return (
-            addresses.unconfirmed(count, self.end or addresses.left(self._place)) if count else None
+            addresses.unconfirmed_error(count, self.end or addresses.connection_closed_error(self._place)) if count else None
         )

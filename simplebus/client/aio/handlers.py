@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from simplebus.client.aio.cancellation import forgive, is_cancelled_by_scope
+from simplebus.client.aio.cancellation import ignore_cancellation, is_cancelled_by_scope
 from simplebus.client.aio.subscription import BaseSubscription
 from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import Failures
@@ -120,7 +120,7 @@ class Handling:
         except anyio.get_cancelled_exc_class() as cancelled:
             if is_cancelled_by_scope():
                 raise
-            forgive()
+            ignore_cancellation()
             itself = RuntimeError("the handler cancelled itself")
             itself.__cause__ = cancelled
             message.nack(error=itself)

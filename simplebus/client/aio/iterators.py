@@ -1,18 +1,15 @@
-"""Loops over a subscription under trio and asyncio: one `async for` each.
+"""Iterators over a subscription for `async for`, under trio and asyncio.
 
-Rule 1: the fast path of `__anext__` hands out what is prepared, and does not suspend; each refill
-is a checkpoint, or waits.
-Rule 2: a loop over values makes values, and a message only of what cannot be decoded.
-Rule 3: a loop settles what it was handed: when it comes round, and when it ends, by how it ended.
+The fast path of `__anext__` returns a prepared message without suspending. Only a refill waits or
+is a checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from simplebus.client import leaving
+from simplebus.client.aio.cancellation import is_being_cancelled
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core.messages import Batch, Message
 from simplebus.client.subscription_target import undecodable
@@ -23,87 +20,84 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Looped(Generic[T]):
-    """What a subscription is iterated as. Every `async for` over it is a loop of its own."""
+class AsyncIterable(Generic[T]):
+    """View of a subscription as messages or batches. Every `async for` gets its own iterator."""
 
     def __init__(
-        self,
-        begin: Callable[[CodeType | None], AsyncIterator[T]],
-        one: Callable[[], Awaitable[T]],
+        self, new_iterator: Callable[[], AsyncIterator[T]], get: Callable[[], Awaitable[T]]
     ) -> None:
-        self._begin = begin
-        self._one = one
+        self._new_iterator = new_iterator
+        self._get = get
 
     def __aiter__(self) -> AsyncIterator[T]:
-        return self._begin(leaving.statement())
+        return self._new_iterator()
 
     async def __anext__(self) -> T:
-        """The next one. Says that the one before is processed."""
-        return await self._one()
+        """Return the next item. Acknowledges the one before."""
+        return await self._get()
 
 
-class _Loop:
-    """What all loops share: a beginning, and what becomes of the last message at the end."""
+class _SubscriptionIterator:
+    """Base of all iterators: tells the inbox when the loop over it has ended."""
 
-    __slots__ = ("_inbox", "_key", "_stands", "_subscription")
+    __slots__ = ("_inbox", "_loop_key", "_subscription")
 
-    def __init__(self, subscription: BaseSubscription[Any], stands: CodeType | None) -> None:
+    def __init__(self, subscription: BaseSubscription[Any]) -> None:
         self._inbox = subscription.inbox
         self._subscription = subscription
-        self._key = object()
-        """What the inbox knows it by, which does not keep it alive."""
-        self._stands = stands
+        self._loop_key = object()
+        """Identifies the loop to the inbox without keeping this iterator alive."""
 
     def __aiter__(self) -> Self:
-        self._inbox.start_loop(self._key)
-        self._stands = leaving.statement()
         return self
 
     def __del__(self) -> None:
+        # A loop's iterator is dropped when the loop is left: by break, return or an exception.
         inbox = getattr(self, "_inbox", None)
         if inbox is not None and inbox.auto_ack:
-            inbox.end_loop(self._key, leaving.verdict(self._stands))
+            inbox.end_loop(self._loop_key, is_cancelled=is_being_cancelled())
 
 
-class MessageLoop(_Loop, Generic[T]):
-    """Messages, one by one."""
+class MessageIterator(_SubscriptionIterator, Generic[T]):
+    """Iterator over messages."""
 
     __slots__ = ("_ready",)
 
-    def __init__(self, subscription: BaseSubscription[T], stands: CodeType | None) -> None:
-        super().__init__(subscription, stands)
+    def __init__(self, subscription: BaseSubscription[T]) -> None:
+        super().__init__(subscription)
         self._ready: Iterator[Message[T]] = iter(())
 
     async def __anext__(self) -> Message[T]:
         for message in self._ready:
             return message
         subscription = self._subscription
-        await subscription.refill(self._key)
+        await subscription.refill(self._loop_key)
         subscription.prepare()
         self._ready = self._inbox.prepared_messages
         return next(self._ready)
 
 
-class ValueLoop(_Loop, Generic[T]):
-    """Values, one by one."""
+class ValueIterator(_SubscriptionIterator, Generic[T]):
+    """Iterator over decoded values. Makes a `Message` only of a payload that cannot be decoded."""
 
     __slots__ = ("_ready",)
 
-    def __init__(self, subscription: BaseSubscription[T], stands: CodeType | None) -> None:
-        super().__init__(subscription, stands)
+    def __init__(self, subscription: BaseSubscription[T]) -> None:
+        super().__init__(subscription)
         self._ready: Iterator[T] = iter(())
 
     async def __anext__(self) -> T:
-        """The next value.
+        """Return the next value.
 
-        Raises DecodeError, whose `message` will come again, for what is none; the next call goes on
-        behind it.
+        Raises:
+            DecodeError: The payload is not a value of the type. Its `message` is redelivered after
+                a backoff. The next call continues behind it.
         """
         try:
             for value in self._ready:
                 return value
             subscription = self._subscription
-            await subscription.refill(self._key)
+            await subscription.refill(self._loop_key)
             subscription.prepare(values=True)
             assert self._inbox.decode is not None
             self._ready = map(self._inbox.decode, self._inbox.prepared_payloads)
@@ -114,11 +108,11 @@ class ValueLoop(_Loop, Generic[T]):
             raise undecodable(error, message) from None
 
 
-class BatchLoop(_Loop):
-    """Batches, one by one."""
+class BatchIterator(_SubscriptionIterator):
+    """Iterator over batches."""
 
     __slots__ = ()
 
     async def __anext__(self) -> Batch:
-        await self._subscription.refill(self._key)
+        await self._subscription.refill(self._loop_key)
         return self._subscription.take_batch()

@@ -22,7 +22,7 @@ from simplebus.client.message_builder import (
     DURABILITIES,
     About,
     BusFullError,
-    Durability,
+    DurabilityName,
     Outbound,
     Route,
 )
@@ -49,7 +49,7 @@ class Publisher:
         self._handled: list[Handling] = []
 
     @property
-    def durability(self) -> Durability:
+    def durability(self) -> DurabilityName:
         """Where a message is when it is confirmed, by the bus that was connected to last."""
         return DURABILITIES[self._core.durability]
 

@@ -18,8 +18,13 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import anyio
 import anyio.lowlevel
 
-from simplebus.client import leaving
-from simplebus.client.aio.iterators import BatchLoop, Looped, MessageLoop, ValueLoop
+from simplebus.client.aio.cancellation import is_cancellation
+from simplebus.client.aio.iterators import (
+    AsyncIterable,
+    BatchIterator,
+    MessageIterator,
+    ValueIterator,
+)
 from simplebus.client.aio.wakeup_event import Signal
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
@@ -79,17 +84,19 @@ class BaseSubscription(Entry[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if is_cancellation(error):
+            self.inbox.put_back_unprocessed()
         request = self.close(processed=kind is None)
-        if kind is None:  # Whoever is told of it then finds nobody here.
+        if kind is None:  # A later subscription then no longer meets this one at the bus.
             await self._wire.heard(request)
 
-    def messages(self) -> Looped[Message[T]]:
+    def messages(self) -> AsyncIterable[Message[T]]:
         """Iterate over messages: what came with a value, and the value."""
-        return Looped(lambda stands: MessageLoop(self, stands), self.get)
+        return AsyncIterable(lambda: MessageIterator(self), self.get)
 
-    def batches(self) -> Looped[Batch]:
+    def batches(self) -> AsyncIterable[Batch]:
         """Iterate over batches: many messages at the price of one."""
-        return Looped(lambda stands: BatchLoop(self, stands), self._get_batch)
+        return AsyncIterable(lambda: BatchIterator(self), self._get_batch)
 
     async def get(self, timeout: float | None = None) -> Message[T]:
         """The next message. Says that the one before is processed, unless a loop is at that.
@@ -181,8 +188,8 @@ class BaseSubscription(Entry[T]):
 class Subscription(BaseSubscription[T]):
     """The values of one type: `async with bus.subscribe(ShopCreated) as shops`, then iterate."""
 
-    def __aiter__(self) -> ValueLoop[T]:
-        return ValueLoop(self, leaving.statement())
+    def __aiter__(self) -> ValueIterator[T]:
+        return ValueIterator(self)
 
     async def __anext__(self) -> T:
         """The next value. Says that the one before is processed. Raises DecodeError, whose
@@ -198,8 +205,8 @@ class Subscription(BaseSubscription[T]):
 class RawSubscription(BaseSubscription[bytes]):
     """The messages of one class: `async with bus.subscribe(1) as messages`, then iterate."""
 
-    def __aiter__(self) -> MessageLoop[bytes]:
-        return MessageLoop(self, leaving.statement())
+    def __aiter__(self) -> MessageIterator[bytes]:
+        return MessageIterator(self)
 
     async def __anext__(self) -> Message[bytes]:
         """The next message. Says that the one before is processed."""

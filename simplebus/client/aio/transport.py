@@ -71,16 +71,16 @@ class SocketPlace:
                 where.host, where.port, type=socket.SOCK_STREAM
             )
         except OSError as error:
-            raise addresses.refused(where, error) from error
+            raise addresses.connect_error(where, error) from error
         for info in infos:
             try:
-                sock = addresses.start(info)
+                sock = addresses.start_connect(info)
             except OSError as error:
                 problem = error
                 continue
             try:
                 await anyio.wait_writable(sock)
-                addresses.finish(sock)
+                addresses.finish_connect(sock)
             except BaseException as error:
                 sock.close()
                 if not isinstance(error, OSError):
@@ -88,7 +88,7 @@ class SocketPlace:
                 problem = error
             else:
                 return await self._begun(sock)
-        raise addresses.refused(where, problem) from problem
+        raise addresses.connect_error(where, problem) from problem
 
     async def _begun(self, sock: socket.socket) -> SocketLink:
         """A link on a connected socket, over TLS where the address says so."""
@@ -107,7 +107,7 @@ class SocketPlace:
             sock.close()
             if not isinstance(error, OSError):
                 raise
-            raise addresses.untrusted(where, error) from error
+            raise addresses.tls_error(where, error) from error
         return SocketLink(sock, tls)
 
     def __str__(self) -> str:
@@ -173,21 +173,21 @@ async def greeted(place: Place, core: ClientCore, buffer: ReceiveBuffer, seconds
                         await link.wait_sendable()
                 while not link.flush():
                     await link.wait_sendable()
-                count = await link.receive_into(buffer.space)
+                count = await link.receive_into(buffer.writable)
                 if not count:
-                    raise addresses.lost(place, None)
+                    raise addresses.connection_lost_error(place, None)
                 core.receive(buffer, count, anyio.current_time())
             if asked.error is not None:
-                raise addresses.lost(place, asked.error)
+                raise addresses.connection_lost_error(place, asked.error)
             is_greeted = True
     except BusConnectionError:
         raise
     except (OSError, RemoteProtocolError) as error:
-        raise addresses.lost(place, error) from error
+        raise addresses.connection_lost_error(place, error) from error
     finally:
         if link is not None and not is_greeted:
             core.connection_lost()
             link.close()
     if link is None or not is_greeted:
-        raise addresses.unanswered(place, seconds, connected=link is not None)
+        raise addresses.connect_timeout_error(place, seconds, is_connected=link is not None)
     return link

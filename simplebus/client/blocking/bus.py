@@ -32,10 +32,21 @@ from simplebus.client.message_builder import About
 from simplebus.client.message_types import DEFAULT, Registry
 from simplebus.client.reconnect import Schedule
 from simplebus.client.request_reply import QUIET_ANSWERS, Handler, Replies, check_handler
-from simplebus.client.subscribe_options import Options, subscribe_request
+from simplebus.client.subscribe_options import (
+    SlowPolicy,
+    StartPosition,
+    SubscribeOptions,
+    subscribe_request,
+)
 from simplebus.client.subscription_target import Target
 from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, FETCH_MESSAGES_MAX, Limits
-from simplebus.core.protocol.inquiry import BusSaid, ChannelSaid, ClassSaid, Explained, SessionSaid
+from simplebus.core.protocol.inquiry import (
+    BusInfo,
+    ChannelInfo,
+    ClassInfo,
+    InquireReply,
+    SessionInfo,
+)
 
 T = TypeVar("T")
 
@@ -110,7 +121,7 @@ class BlockingBus(BlockingPublisher):
         *channels: str,
         auto_ack: bool = True,
         idle_seconds: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[SubscribeOptions],
     ) -> BlockingSubscription[T]: ...
 
     @overload
@@ -120,24 +131,99 @@ class BlockingBus(BlockingPublisher):
         *channels: str,
         auto_ack: bool = True,
         idle_seconds: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[SubscribeOptions],
     ) -> BlockingRawSubscription: ...
 
     def subscribe(
         self,
-        what: Any,
+        what: type[Any] | int | str,
         *channels: str,
         auto_ack: bool = True,
         idle_seconds: float | None = None,
-        **options: Unpack[Options],
+        durable: str | None = None,
+        durable_seconds: float | None = None,
+        group: str | None = None,
+        start: StartPosition = "waiting",
+        max_in_flight: int | None = None,
+        slow: SlowPolicy = "block",
+        max_pending: int | None = None,
+        ack_seconds: float | None = None,
+        max_deliveries: int | None = None,
+        backoff: Iterable[float] | None = None,
+        by_key: bool = False,
     ) -> BlockingSubscription[Any] | BlockingRawSubscription:
-        """Messages of a class: `with bus.subscribe(ShopCreated) as shops`, then iterate.
+        """Subscribe to the messages of a class. The subscription begins with its block.
 
-        With `idle_seconds` a loop ends when nothing has come for so long. Otherwise as
-        `simplebus.Bus.subscribe`.
+            with bus.subscribe(ShopCreated, "shops.*", idle_seconds=5) as shops:
+                for shop in shops:
+                    print(shop)
+
+        A message is acknowledged when you ask for the next one, or when the `with` block is left
+        without an exception. If the block raises, its last message is redelivered after a backoff.
+        See `simplebus.Bus.subscribe` for the details.
+
+        Args:
+            what: Bound type, whose values the subscription returns, or the id or name of a class,
+                whose messages it returns.
+            channels: Patterns of channels, such as "orders.*" or "orders.#". None for all messages.
+            auto_ack: Acknowledge messages as described above. If False, call `message.ack()` or
+                `subscription.ack_batch(batch)` yourself.
+            idle_seconds: A loop ends if no message has arrived for this many seconds. None never
+                ends a loop.
+            durable: Name under which the bus keeps the position when the program is gone. The next
+                subscription with the name continues there.
+            durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
+                None keeps the present setting, which is forever by default.
+            group: Name of a group, whose members share one position: each message goes to one
+                member, on whichever connection.
+            start: Start position of a new subscription. A durable or a group that exists
+                continues at its own position. "waiting": messages that no subscription has
+                received yet if this is the first one of the class, otherwise new messages. "new":
+                new messages. "earliest" or "last": the earliest or the last stored message.
+                "last_values": the last message of each channel. An int: that sequence. A datetime:
+                the first message accepted at or after that time.
+            max_in_flight: Maximum number of unacknowledged messages at this client. None is the
+                default of the bus.
+            slow: Policy for messages above `max_pending`. "block": they wait in the class, and when
+                that is full its publishers wait. "drop_oldest" or "drop_newest": this subscription
+                loses the oldest or the newest message. "disconnect": the subscription ends.
+            max_pending: Number of messages stored for this subscription above which `slow`
+                applies. Required with any policy but "block", and not allowed with that.
+            ack_seconds: Seconds that a message may be unacknowledged before it is redelivered. None
+                is the setting of the bus.
+            max_deliveries: Deliveries of a message before it becomes a dead letter. 0 is no limit,
+                None the setting of the bus.
+            backoff: Seconds to wait before the second delivery of a rejected message, the third and
+                so on; the last value also applies to all later ones. None is the setting of the
+                bus. An unacknowledged message is not redelivered before `ack_seconds`.
+            by_key: Make the group key-ordered: messages with equal keys go to one member, one after
+                the other. The next message of a key is delivered when the one before is
+                acknowledged or has become a dead letter. Requires `group`.
+
+        Returns:
+            A `BlockingSubscription` for a type, a `BlockingRawSubscription` for a class id or name.
+            Its block raises RefusedError if the bus refuses the subscription.
+
+        Raises:
+            UnboundTypeError: The type is bound to no class.
+            ValueError: An option has a value that no bus accepts.
+            TypeError: An option has a value of the wrong type.
         """
         target = Target.of(what, self._registry)
-        request = subscribe_request(channels, **options)
+        request = subscribe_request(
+            channels,
+            durable=durable,
+            durable_seconds=durable_seconds,
+            group=group,
+            start=start,
+            max_in_flight=max_in_flight,
+            slow=slow,
+            max_pending=max_pending,
+            ack_seconds=ack_seconds,
+            max_deliveries=max_deliveries,
+            backoff=backoff,
+            by_key=by_key,
+        )
         kind = BlockingRawSubscription if target.decode is None else BlockingSubscription[Any]
         return kind(self, target, request, auto_ack=auto_ack, idle_seconds=idle_seconds)
 
@@ -147,7 +233,7 @@ class BlockingBus(BlockingPublisher):
         what: type[T],
         handler: Callable[[T], object],
         *channels: str,
-        **options: Unpack[Options],
+        **options: Unpack[SubscribeOptions],
     ) -> None: ...
 
     @overload
@@ -156,16 +242,93 @@ class BlockingBus(BlockingPublisher):
         what: int | str,
         handler: Callable[[Message[bytes]], object],
         *channels: str,
-        **options: Unpack[Options],
+        **options: Unpack[SubscribeOptions],
     ) -> None: ...
 
     def handle(
-        self, what: Any, handler: Handler, *channels: str, **options: Unpack[Options]
+        self,
+        what: type[Any] | int | str,
+        handler: Handler,
+        *channels: str,
+        durable: str | None = None,
+        durable_seconds: float | None = None,
+        group: str | None = None,
+        start: StartPosition = "waiting",
+        max_in_flight: int | None = None,
+        slow: SlowPolicy = "block",
+        max_pending: int | None = None,
+        ack_seconds: float | None = None,
+        max_deliveries: int | None = None,
+        backoff: Iterable[float] | None = None,
+        by_key: bool = False,
     ) -> None:
-        """Have `handler(value)`, or `handler(message)` for a class by id or name, called for all
-        that comes while the program is in `run` or `drain`. Otherwise as `simplebus.Bus.handle`."""
+        """Call a function for every message of a class, while the program is in `run` or `drain`.
+
+            bus.handle(ShopCreated, send_welcome, durable="welcome")
+            bus.run()
+
+        Acknowledgement, redelivery and errors are those of `simplebus.Bus.handle`.
+
+        Args:
+            what: Bound type, whose values the handler is called with, or the id or name of a class,
+                whose messages it is called with.
+            handler: Function of one argument, not async. If the message is a request, the value
+                that it returns is the reply.
+            channels: Patterns of channels, such as "orders.*" or "orders.#". None for all messages.
+            durable: Name under which the bus keeps the position when the program is gone. The next
+                subscription with the name continues there.
+            durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
+                None keeps the present setting, which is forever by default.
+            group: Name of a group, whose members share one position: each message goes to one
+                member, on whichever connection.
+            start: Start position of a new subscription. A durable or a group that exists
+                continues at its own position. "waiting": messages that no subscription has
+                received yet if this is the first one of the class, otherwise new messages. "new":
+                new messages. "earliest" or "last": the earliest or the last stored message.
+                "last_values": the last message of each channel. An int: that sequence. A datetime:
+                the first message accepted at or after that time.
+            max_in_flight: Maximum number of unacknowledged messages at this client. None is the
+                default of the bus.
+            slow: Policy for messages above `max_pending`. "block": they wait in the class, and when
+                that is full its publishers wait. "drop_oldest" or "drop_newest": this subscription
+                loses the oldest or the newest message. "disconnect": the subscription ends.
+            max_pending: Number of messages stored for this subscription above which `slow`
+                applies. Required with any policy but "block", and not allowed with that.
+            ack_seconds: Seconds that a message may be unacknowledged before it is redelivered. None
+                is the setting of the bus.
+            max_deliveries: Deliveries of a message before it becomes a dead letter. 0 is no limit,
+                None the setting of the bus.
+            backoff: Seconds to wait before the second delivery of a rejected message, the third and
+                so on; the last value also applies to all later ones. None is the setting of the
+                bus. An unacknowledged message is not redelivered before `ack_seconds`.
+            by_key: Make the group key-ordered: messages with equal keys go to one member, one after
+                the other. The next message of a key is delivered when the one before is
+                acknowledged or has become a dead letter. Requires `group`.
+
+        Raises:
+            UnboundTypeError: The type is bound to no class.
+            ValueError: An option has a value that no bus accepts.
+            TypeError: An option has a value of the wrong type, or `handler` cannot be called.
+            RefusedError: The bus refuses the subscription.
+            BusConnectionError: The connection is lost for good.
+        """
         check_handler(handler, may_wait=False)
-        subscription = self.subscribe(what, *channels, auto_ack=False, **options)
+        subscription = self.subscribe(
+            what,
+            *channels,
+            auto_ack=False,
+            durable=durable,
+            durable_seconds=durable_seconds,
+            group=group,
+            start=start,
+            max_in_flight=max_in_flight,
+            slow=slow,
+            max_pending=max_pending,
+            ack_seconds=ack_seconds,
+            max_deliveries=max_deliveries,
+            backoff=backoff,
+            by_key=by_key,
+        )
         subscription.__enter__()  # Until the bus is left.
         self._handled.append(BlockingHandling(self, subscription, handler, self.failures))
 
@@ -293,16 +456,16 @@ class BlockingBus(BlockingPublisher):
         return fetching.messages
 
     @overload
-    def explain(self) -> BusSaid: ...
+    def explain(self) -> BusInfo: ...
 
     @overload
-    def explain(self, what: type | int | str) -> ClassSaid: ...
+    def explain(self, what: type | int | str) -> ClassInfo: ...
 
     @overload
-    def explain(self, what: type | int | str | None = None, *, channel: str) -> ChannelSaid: ...
+    def explain(self, what: type | int | str | None = None, *, channel: str) -> ChannelInfo: ...
 
     @overload
-    def explain(self, *, session: int) -> SessionSaid: ...
+    def explain(self, *, session: int) -> SessionInfo: ...
 
     def explain(
         self,
@@ -310,7 +473,7 @@ class BlockingBus(BlockingPublisher):
         *,
         channel: str | None = None,
         session: int | None = None,
-    ) -> Explained:
+    ) -> InquireReply:
         """What waits for what, as `simplebus.Bus.explain`."""
         asked = question(what, channel, session, self._registry)
         return answer(self.wire.ask(partial(self._core.inquire, asked)))

@@ -157,7 +157,7 @@ class BlockingWire:
             elif schedule.problem is problem and schedule.has_refusal:
                 log.warning("%s; that address is not tried again", problem)
             return
-        client_addresses.tell_forgotten(
+        client_addresses.log_forgotten_messages(
             self._address, self.core.publish_buffer.forgotten_count - known
         )
         self._socket = wire
@@ -169,11 +169,11 @@ class BlockingWire:
         """There will be no connection."""
         schedule, loss = self._schedule, self._loss
         seconds = schedule.timeout if loss is None else schedule.reconnect
-        problem = schedule.problem or client_addresses.unanswered(
-            self._address, seconds, connected=False
+        problem = schedule.problem or client_addresses.connect_timeout_error(
+            self._address, seconds, is_connected=False
         )
         limit = None if schedule.has_refusal else seconds
-        self._over(problem if loss is None else client_addresses.given_up(loss, problem, limit))
+        self._over(problem if loss is None else client_addresses.reconnect_failed_error(loss, problem, limit))
 
     def _greeted(
         self, sock: socket.socket | TlsSocket, until: float, seconds: float
@@ -187,14 +187,14 @@ class BlockingWire:
                 if not has_unread(sock) and not (
                     yield from until_ready(socket_of(sock), events, until)
                 ):
-                    raise client_addresses.unanswered(self._address, seconds, connected=True)
+                    raise client_addresses.connect_timeout_error(self._address, seconds, is_connected=True)
                 self._receive(sock)
             if asked.error is not None:
-                raise client_addresses.lost(self._address, asked.error)
+                raise client_addresses.connection_lost_error(self._address, asked.error)
         except BusConnectionError:
             raise
         except (OSError, RemoteProtocolError) as error:
-            raise client_addresses.lost(self._address, error) from error
+            raise client_addresses.connection_lost_error(self._address, error) from error
 
     def _hang_up(self) -> None:
         if self._socket is not None:
@@ -205,13 +205,13 @@ class BlockingWire:
 
     def _lose(self, error: Exception) -> None:
         """The connection is gone: another one is made by who waits. Raises if there is none."""
-        loss = self._loss = client_addresses.lost(self._address, error)
+        loss = self._loss = client_addresses.connection_lost_error(self._address, error)
         self._hang_up()
         self.confirms.update(
             self.core.confirmed_position, self.core.pop_refusals()
         )  # It came before the end.
         if self._is_last or not self._schedule.reconnect or not is_worth_retrying(loss.__cause__):
-            self._over(client_addresses.left(self._address) if self._is_last else loss)
+            self._over(client_addresses.connection_closed_error(self._address) if self._is_last else loss)
         log.warning("%s; trying again", loss)
         self._schedule.lost(monotonic())
 
@@ -266,11 +266,11 @@ class BlockingWire:
         """Take what is there, without waiting. Raises OSError and RemoteProtocolError."""
         core = self.core
         try:
-            count = sock.recv_into(self._buffer.space)
+            count = sock.recv_into(self._buffer.writable)
         except BlockingIOError:
             return
         if not count:
-            raise client_addresses.lost(self._address, None)
+            raise client_addresses.connection_lost_error(self._address, None)
         core.receive(self._buffer, count, monotonic())
         self.confirms.update(core.confirmed_position, core.pop_refusals())
 
@@ -390,7 +390,7 @@ class BlockingWire:
                     self._socket.shutdown(socket.SHUT_WR)
                     self.wait_until(lambda: False, deadline)
         finally:
-            self._end = self._end or client_addresses.left(self._address)
+            self._end = self._end or client_addresses.connection_closed_error(self._address)
             if self._coming is not None:
                 self._coming.close()
             if self._socket is not None:
@@ -401,7 +401,7 @@ class BlockingWire:
         """After `close`: an error if the bus did not confirm everything."""
         count = self.core.published_position - self.core.confirmed_position
         return (
-            client_addresses.unconfirmed(count, self._end or client_addresses.left(self._address))
+            client_addresses.unconfirmed_error(count, self._end or client_addresses.connection_closed_error(self._address))
             if count
             else None
         )

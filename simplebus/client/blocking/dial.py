@@ -52,17 +52,17 @@ def dialled(where: Address, until: float, seconds: float) -> Generator[Step, Non
             where.host, where.port, type=socket.SOCK_STREAM
         )
     except OSError as error:
-        raise addresses.refused(where, error) from error
+        raise addresses.connect_error(where, error) from error
     for info in infos:
         try:
-            sock = addresses.start(info)
+            sock = addresses.start_connect(info)
         except OSError as error:
             problem = error
             continue
         try:
             if not (yield from until_ready(sock, EVENT_WRITE, until)):
-                raise addresses.unanswered(where, seconds, connected=False)
-            addresses.finish(sock)
+                raise addresses.connect_timeout_error(where, seconds, is_connected=False)
+            addresses.finish_connect(sock)
         except BaseException as error:
             sock.close()
             if isinstance(error, BusConnectionError) or not isinstance(error, OSError):
@@ -70,7 +70,7 @@ def dialled(where: Address, until: float, seconds: float) -> Generator[Step, Non
             problem = error
         else:
             return sock
-    raise addresses.refused(where, problem) from problem
+    raise addresses.connect_error(where, problem) from problem
 
 
 def secured(
@@ -85,12 +85,12 @@ def secured(
         while not access_of.is_through(tls):
             events = EVENT_WRITE if tls.unsent else EVENT_READ
             if not (yield from until_ready(sock, events, until)):
-                raise addresses.unanswered(where, seconds, connected=False)
+                raise addresses.connect_timeout_error(where, seconds, is_connected=False)
             tls.flush()
     except BusConnectionError:
         raise
     except OSError as error:
-        raise addresses.untrusted(where, error) from error
+        raise addresses.tls_error(where, error) from error
     return tls
 
 

@@ -18,7 +18,7 @@ from simplebus.client.message_builder import (
     DURABILITIES,
     About,
     BusFullError,
-    Durability,
+    DurabilityName,
     Outbound,
     Route,
 )
@@ -40,7 +40,7 @@ class BlockingPublisher:
         self._routes = self._outbound.routes
 
     @property
-    def durability(self) -> Durability:
+    def durability(self) -> DurabilityName:
         """Where a message is when it is confirmed, by the bus that was connected to last."""
         return DURABILITIES[self._core.durability]
 

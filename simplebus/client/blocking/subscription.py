@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from simplebus.client.blocking.iterators import BlockingLooped, Looping
+from simplebus.client.blocking.iterators import BlockingIterable
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Batch, Message
@@ -22,10 +22,10 @@ from simplebus.client.subscription_target import Entry, Target, nothing_came, un
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import (
     ACK_SECONDS,
-    AHEAD_BYTES,
     CLOSE_SECONDS,
     CLOSE_SECONDS_FAILED,
     MESSAGES_PER_TURN,
+    PREFETCH_BYTES,
 )
 from simplebus.core.protocol.requests import SubscribeRequest
 
@@ -81,13 +81,13 @@ class BlockingBaseSubscription(Entry[T]):
             else:
                 self._wire.write(monotonic() + CLOSE_SECONDS_FAILED)
 
-    def messages(self) -> BlockingLooped[Message[T]]:
+    def messages(self) -> BlockingIterable[Message[T]]:
         """Iterate over messages: what came with a value, and the value."""
-        return BlockingLooped(self._messages, self._next_message)
+        return BlockingIterable(self._iterate_messages, self._next_message)
 
-    def batches(self) -> BlockingLooped[Batch]:
+    def batches(self) -> BlockingIterable[Batch]:
         """Iterate over batches: many messages at the price of one."""
-        return BlockingLooped(self._batches, self._next_batch)
+        return BlockingIterable(self._iterate_batches, self._next_batch)
 
     def get(self, timeout: float | None = None) -> Message[T]:
         """The next message. Says that the one before is processed, unless a loop is at that.
@@ -115,19 +115,28 @@ class BlockingBaseSubscription(Entry[T]):
             return []
         return list(self.inbox.pop_batch(most) or ())
 
-    def _messages(self) -> Iterator[Message[T]]:
+    @contextmanager
+    def _loop(self) -> Iterator[object]:
+        """Give a key for a loop, and tell the inbox when the loop has ended."""
+        loop_key = object()
+        try:
+            yield loop_key
+        finally:
+            self.inbox.end_loop(loop_key)
+
+    def _iterate_messages(self) -> Iterator[Message[T]]:
         inbox = self.inbox
-        with Looping(inbox) as loop:
-            while self._refill(self._idle_seconds, loop):
+        with self._loop() as loop_key:
+            while self._refill(self._idle_seconds, loop_key):
                 inbox.prepare_messages(MESSAGES_PER_TURN)
                 for message in inbox.prepared_messages:
                     yield message
                     if monotonic() >= self._ack_at:
                         self._push_acks()
 
-    def _batches(self) -> Iterator[Batch]:
-        with Looping(self.inbox) as loop:
-            while self._refill(self._idle_seconds, loop):
+    def _iterate_batches(self) -> Iterator[Batch]:
+        with self._loop() as loop_key:
+            while self._refill(self._idle_seconds, loop_key):
                 yield self._take_batch()
 
     def _next_message(self) -> Message[T]:
@@ -171,7 +180,7 @@ class BlockingBaseSubscription(Entry[T]):
     def _write_acks(self) -> None:
         self._ack_at = monotonic() + ACK_SECONDS
         # What was sent again while it waits here is known as a copy now, and not when it is done.
-        if self.inbox.buffered_bytes < AHEAD_BYTES:
+        if self.inbox.buffered_bytes < PREFETCH_BYTES:
             self._wire.exchange()
         else:
             self._wire.push()
@@ -187,8 +196,8 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
         decode = inbox.decode
         assert decode is not None
         try:
-            with Looping(inbox) as loop:
-                while self._refill(self._idle_seconds, loop):
+            with self._loop() as loop_key:
+                while self._refill(self._idle_seconds, loop_key):
                     inbox.prepare_messages(MESSAGES_PER_TURN, as_values=True)
                     for value in map(decode, inbox.prepared_payloads):
                         yield value
@@ -213,7 +222,7 @@ class BlockingRawSubscription(BlockingBaseSubscription[bytes]):
     """The messages of one class: `with bus.subscribe(1) as messages`, then iterate."""
 
     def __iter__(self) -> Iterator[Message[bytes]]:
-        return self._messages()
+        return self._iterate_messages()
 
     def __next__(self) -> Message[bytes]:
         """The next message. Says that the one before is processed."""

@@ -29,7 +29,7 @@ from simplebus.client.core.messages import Batch, Message
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.errors import LocalProtocolError, RefusedError
 from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK
-from simplebus.core.protocol.frames import ranges_of
+from simplebus.core.protocol.frames import flags_to_ranges
 from simplebus.core.protocol.requests import Start, SubscribeReply, SubscribeRequest
 
 _HALF_ID_RANGE = 1 << (MESSAGE_ID_BITS - 1)
@@ -220,7 +220,7 @@ class Inbox:
                 is_new &= (sequence_array < undecided.start) | (sequence_array >= undecided.stop)
             else:
                 is_new &= ~np.isin(sequence_array, undecided)
-        for first, last in ranges_of(is_new):
+        for first, last in flags_to_ranges(is_new):
             self._append_batch(run.slice(first, last), sequences[first:last], attempt, 0)
         if is_new.all():
             return 0
@@ -260,7 +260,7 @@ class Inbox:
             if is_undecided.all():
                 return
             queue.popleft()
-            parts = [batch.part(first, last) for first, last in ranges_of(is_undecided)]
+            parts = [batch.part(first, last) for first, last in flags_to_ranges(is_undecided)]
             queue.extendleft(reversed(parts))
             self.buffered_bytes += sum(part.size for part in parts) - batch.size
             if parts:

@@ -90,7 +90,7 @@ class NatsTlsConnection(Connection[NatsSession]):
         certificate = tls.certificate() or {}
         self.session.certificate_names = certificate_names(certificate)
         if self._options.verify_and_map:
-            self.session.certified = find_certificate_user(certificate, self._user_by_spelling)
+            self.session.certificate_user = find_certificate_user(certificate, self._user_by_spelling)
         self.wire = self.tls = tls
         self._is_sending_blocked = False
         self.flush()

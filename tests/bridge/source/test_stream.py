@@ -256,7 +256,7 @@ def test_what_comes_again_together_with_what_came_first_is_found_once() -> None:
     wire: Any = SimpleNamespace(core=ClientCore(inbox="_INBOX.me"), link=link)
     near = near_end(wire, "STILL")
     near._source = source = Pulled(wire, "STILL", "c", sent=0, pending=9, beat=1.0)
-    near._cursor = near._began = near._own = 1
+    near._cursor = near._began = near._own_publish_cache = 1
     said = ""
     for count, sequence in enumerate([1, 2, 3, 1, 2, 4, 3, 5], 1):
         said += f"MSG s {source._sid} $JS.ACK.STILL.c.1.{sequence}.{count}.0.0 0\r\n\r\n"

@@ -197,31 +197,6 @@ def test_a_message_whose_body_raises_comes_again_to_the_next_subscription(
     assert clockless_server.statistics().acknowledged == 3
 
 
-def test_another_loop_does_not_acknowledge_what_the_last_one_left(
-    run: Run, clockless_server: BusServer
-) -> None:
-    async def main() -> None:
-        async with simplebus.connect(clockless_server.address) as bus:
-            await bus.publish_many(NUMBERED[:3], class_id=1)
-            async with bus.subscribe(1) as messages:
-                with pytest.raises(ValueError, match="1 is bad"):  # noqa: PT012
-                    async for message in messages:
-                        if message.message_id == 1:
-                            raise ValueError("1 is bad")
-                assert (await anext(messages)).message_id == 2
-                with anyio.move_on_after(0.01):
-                    await anext(messages)
-                    pytest.fail("there was no other")
-                await bus.drain()
-                assert clockless_server.statistics().acknowledged == 2
-                clockless_server.tick()
-                again = await anext(messages)
-                assert (again.message_id, again.redelivered) == (1, True)
-
-    run(main)
-    assert clockless_server.statistics().acknowledged == 3
-
-
 def test_asking_for_the_next_message_acknowledges_the_one_before(
     run: Run, server: BusServer
 ) -> None:
@@ -251,9 +226,9 @@ def test_acks_of_a_slow_consumer_do_not_wait_for_the_end_of_its_batch(
                     if message.message_id == 50:
                         break
                 await anyio.to_thread.run_sync(
-                    until, lambda: server.statistics().acknowledged >= 51
+                    until, lambda: server.statistics().acknowledged >= 50
                 )
-                assert server.statistics().acknowledged == 51
+                assert server.statistics().acknowledged == 50
 
     run(main)
 
@@ -310,11 +285,11 @@ def test_several_subscriptions_see_and_acknowledge_every_message_each(
             await bus.publish_many(NUMBERED, class_id=1)
             assert await collect(some, 3000) == NUMBERED
             await bus.drain()
-            assert server.statistics().ring.messages == 3000
+            assert server.statistics().ring.message_count == 3000
             assert await collect(others, 3000) == NUMBERED
 
     run(main)
-    assert server.statistics().ring.messages == 0
+    assert server.statistics().ring.message_count == 0
 
 
 # Cancellation ------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.client.core.acks import ACKED, NACKED, AckOutcome
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.errors import LocalProtocolError, RefusedError, RemoteProtocolError
@@ -104,39 +103,51 @@ def test_what_a_loop_is_at_is_set_aside_until_it_comes_round() -> None:
     assert ask(inbox, loop) == b"000002"
     assert inbox.told() == ["+1-2", "+0-1"]
     inbox.settle_before_leave(is_processed=True)
-    assert inbox.told() == ["-2-3"]
+    assert inbox.told() == ["+2-3"]
 
 
 @pytest.mark.parametrize(
-    ("verdict", "at_once", "aside", "next_"),
-    [
-        (ACKED, "+0-1", "+0-1", b"000001"),
-        (NACKED, "-0-1", "-0-1", b"000001"),
-        (None, None, "-0-1 0", b"000000"),
-    ],
+    ("is_cancelled", "when_active", "when_suspended", "following"),
+    [(False, ["+0-1"], "+0-1", b"000001"), (True, [], "-0-1 0", b"000000")],
 )
-def test_a_loop_that_ends_says_what_becomes_of_what_it_was_at(
-    verdict: AckOutcome | None, at_once: str | None, aside: str, next_: bytes
+def test_message_of_an_ended_loop_is_settled_when_the_next_is_asked_for(
+    *, is_cancelled: bool, when_active: list[str], when_suspended: str, following: bytes
 ) -> None:
     inbox, loop = inbox_with(5), object()
     assert ask(inbox, loop) == b"000000"
-    inbox.end_loop(loop, verdict)
-    assert ask(inbox) == next_
-    assert inbox.told() == ([] if at_once is None else [at_once])
+    inbox.end_loop(loop, is_cancelled=is_cancelled)
+    inbox.settle(include_last=False)
+    assert inbox.told() == []
+    assert ask(inbox) == following
+    assert inbox.told() == when_active
 
     inbox = inbox_with(5)
     assert [ask(inbox, loop), ask(inbox)] == [b"000000", b"000001"]
-    inbox.end_loop(loop, verdict)
-    inbox.settle(include_last=False)
-    assert inbox.told() == [aside]
+    inbox.end_loop(loop, is_cancelled=is_cancelled)
+    assert ask(inbox) == b"000002"
+    assert sorted(inbox.told()) == sorted(["+1-2", when_suspended])
 
 
-def test_a_loop_that_begins_anew_was_left_and_nobody_knows_how() -> None:
-    inbox, loop = inbox_with(5), object()
-    assert ask(inbox, loop) == b"000000"
-    inbox.start_loop(loop)
-    assert inbox.told() == ["-0-1"]
-    assert ask(inbox, loop) == b"000001"
+@pytest.mark.parametrize(
+    ("is_processed", "expected"), [(True, ["+1-2", "+0-1"]), (False, ["-1-2", "-0-1"])]
+)
+def test_leaving_settles_the_messages_of_all_loops(
+    *, is_processed: bool, expected: list[str]
+) -> None:
+    inbox, outer, inner = inbox_with(5), object(), object()
+    assert [ask(inbox, outer), ask(inbox, inner)] == [b"000000", b"000001"]
+    inbox.end_loop(inner)
+    inbox.end_loop(outer)
+    inbox.settle_before_leave(is_processed=is_processed)
+    assert inbox.told() == expected
+
+
+def test_putting_back_unprocessed_messages_covers_all_loops() -> None:
+    inbox, outer = inbox_with(5), object()
+    assert [ask(inbox, outer), ask(inbox)] == [b"000000", b"000001"]
+    inbox.put_back_unprocessed()
+    assert inbox.told() == ["-0-1 0"]
+    assert payloads(inbox, 1) == [b"000001"]
 
 
 def test_what_a_handler_is_at_is_dropped_when_it_comes_again() -> None:

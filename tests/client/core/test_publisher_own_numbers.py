@@ -13,10 +13,10 @@ from simplebus.client.core.client import ClientCore
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.frames import DELIMITER
-from tests.behaviour.wire_peer import MANY, Bus
+from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     MESSAGE,
-    Peer2,
+    Version2Peer,
     hello,
     peer2,
     publish,
@@ -32,8 +32,8 @@ def remote() -> Broker:
     return broker
 
 
-def door() -> Bus:
-    bus = Bus()
+def door() -> BrokerHarness:
+    bus = BrokerHarness()
     bus.broker = remote()
     return bus
 
@@ -42,7 +42,7 @@ def frame(number: int) -> bytes:
     return publish(1, number % ID_COUNT, b"%d" % number)
 
 
-def stored(bus: Bus) -> list[int]:
+def stored(bus: BrokerHarness) -> list[int]:
     ring = bus.broker.classes[1].ring
     return [int(parse_frame(ring.frame(s))[4]) for s in range(ring.floor, ring.head)]
 
@@ -50,7 +50,7 @@ def stored(bus: Bus) -> list[int]:
 @given(
     st.sampled_from([0, 7, ID_COUNT - 20, ID_COUNT // 2 - 3]),
     st.lists(
-        st.tuples(st.integers(-3, 60), st.sampled_from([1, 1, 2, MANY])), min_size=1, max_size=8
+        st.tuples(st.integers(-3, 60), st.sampled_from([1, 1, 2, LARGE_BATCH_COUNT])), min_size=1, max_size=8
     ),
     st.booleans(),
 )
@@ -59,8 +59,8 @@ def test_what_is_ahead_is_stored_and_what_is_behind_was(
 ) -> None:
     """The oracle takes one number after the other. Runs that overlap take the slow path."""
     bus = door()
-    peer = Peer2(bus, bus.broker.open_session())
-    peer.say(hello(1, name="lane", instance="one", first=first))
+    peer = Version2Peer(bus, bus.broker.open_session())
+    peer.send(hello(1, name="lane", instance="one", first=first))
     assert peer.told()[0].content["next"] == first
     at, numbers, expected, following = first, list[int](), list[int](), first
     for skipped, count in runs:
@@ -73,7 +73,7 @@ def test_what_is_ahead_is_stored_and_what_is_behind_was(
             following = number + 1
     said = [frame(number) for number in numbers]
     for part in [b"".join(said)] if is_one_read else said:
-        peer.say(part)
+        peer.send(part)
     assert stored(bus) == expected
     assert peer.told()[-1].message_id == following % ID_COUNT
     assert bus.broker.refusal_counts[Reason.DUPLICATE] == len(numbers) - len(expected)
@@ -83,8 +83,8 @@ def test_a_number_is_where_its_program_says_whatever_was_there() -> None:
     """Another message may have had it, of a bus that came back from an old copy."""
     bus = door()
     for _ in range(2):
-        peer = Peer2(bus, bus.broker.open_session())
-        peer.say(hello(1, name="lane", instance="one", first=5) + frame(5) + frame(9))
+        peer = Version2Peer(bus, bus.broker.open_session())
+        peer.send(hello(1, name="lane", instance="one", first=5) + frame(5) + frame(9))
         bus.broker.close_session(peer.session)
     assert stored(bus) == [5, 9, 5, 9]
 
@@ -92,24 +92,24 @@ def test_a_number_is_where_its_program_says_whatever_was_there() -> None:
 def test_what_lies_between_two_numbers_costs_nothing() -> None:
     """However many that are, and though the session ends in the middle."""
     bus, far = door(), ID_COUNT // 2
-    peer = Peer2(bus, bus.broker.open_session())
-    peer.say(hello(1, name="lane", instance="one", first=0) + frame(0))
+    peer = Version2Peer(bus, bus.broker.open_session())
+    peer.send(hello(1, name="lane", instance="one", first=0) + frame(0))
     said = frame(far) + frame(2 * far - 1) + build_frame(ord("~")) + frame(2 * far)
-    assert peer.is_refused(said) is Reason.UNKNOWN_TYPE
+    assert peer.send_refused(said) is Reason.UNKNOWN_TYPE
     bus.broker.close_session(peer.session)
     assert stored(bus) == [0, far, 2 * far - 1]
 
 
 @pytest.mark.parametrize("more", [{}, {"name": "a"}])
 def test_nobody_has_such_numbers_where_nobody_would_know_them(more: dict[str, str]) -> None:
-    bus = Bus() if more else door()
-    peer = Peer2(bus, bus.broker.open_session())
-    assert peer.is_refused(hello(1, first=3, **more)) is Reason.BAD_CONNECT
+    bus = BrokerHarness() if more else door()
+    peer = Version2Peer(bus, bus.broker.open_session())
+    assert peer.send_refused(hello(1, first=3, **more)) is Reason.BAD_CONNECT
     assert not len(bus.broker.connection_requests.producer_states)
 
 
 def test_others_leave_nothing_out_there() -> None:
-    assert peer2(door(), name="a").is_refused(frame(1)) is Reason.NUMBER_GAP
+    assert peer2(door(), name="a").send_refused(frame(1)) is Reason.NUMBER_GAP
 
 
 # The client ---------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def hand_over(core: ClientCore, left_out: int, count: int) -> None:
 @given(
     st.sampled_from([0, 70_000, ID_COUNT - 30]),
     st.lists(
-        st.tuples(st.integers(0, 70_000), st.sampled_from([1, 2, MANY])), min_size=1, max_size=6
+        st.tuples(st.integers(0, 70_000), st.sampled_from([1, 2, LARGE_BATCH_COUNT])), min_size=1, max_size=6
     ),
     st.integers(0, 20),
     st.sampled_from([64, 1000, 1 << 16]),

@@ -8,9 +8,9 @@ from simplebus.core.errors import Reason
 from simplebus.core.users.passwords import quick_hash
 from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
 from simplebus.core.users.users import User, Users
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     peer2,
     publish,
     subscribe,
@@ -37,25 +37,25 @@ USERS = Users(
 
 
 @pytest.fixture
-def bus() -> Bus:
-    found = Bus()
+def bus() -> BrokerHarness:
+    found = BrokerHarness()
     found.broker.users = USERS
     return found
 
 
-def peer(bus: Bus, name: str, *said: bytes) -> Peer2:
+def peer(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
     return peer2(bus, *said, auth={"token": name})
 
 
-def takes_up(bus: Bus, who: str, **what: object) -> str:
+def takes_up(bus: BrokerHarness, who: str, **what: object) -> str:
     """What somebody hears who subscribes to this, and goes again; "" for being let in."""
     found = peer(bus, who, subscribe(1, 1, **what))
     (told,) = found.told()
-    found.leave()
+    found.disconnect()
     return "" if told.kind == "subscribe" else str(told.content["message"])
 
 
-def test_a_durable_is_who_made_its_own(bus: Bus) -> None:
+def test_a_durable_is_who_made_its_own(bus: BrokerHarness) -> None:
     for who in ("ada", "eu"):
         assert takes_up(bus, who, durable=who) == ""
         assert (
@@ -65,7 +65,7 @@ def test_a_durable_is_who_made_its_own(bus: Bus) -> None:
             assert takes_up(bus, other, durable=who) == ""
 
 
-def test_nobody_takes_up_what_is_for_more_than_he_may_see(bus: Bus) -> None:
+def test_nobody_takes_up_what_is_for_more_than_he_may_see(bus: BrokerHarness) -> None:
     for maker in ("boss", "ada"):
         assert takes_up(bus, maker, durable="d", group="g") == ""
         said = takes_up(bus, "eu", durable="d", group="g")
@@ -73,14 +73,14 @@ def test_nobody_takes_up_what_is_for_more_than_he_may_see(bus: Bus) -> None:
         assert takes_up(bus, "bob", durable="d", group="g") == ""
 
 
-def test_a_group_is_for_all_who_may_see_the_same(bus: Bus) -> None:
+def test_a_group_is_for_all_who_may_see_the_same(bus: BrokerHarness) -> None:
     first = peer(bus, "eu", subscribe(1, 1, group="g"))
     assert takes_up(bus, "eu2", group="g") == ""
     assert "shared by users who may see other channels" in takes_up(bus, "ada", group="g")
     assert [said.kind for said in first.told()] == ["subscribe"]
 
 
-def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: Bus) -> None:
+def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: BrokerHarness) -> None:
     takes_up(bus, "ada", durable="p")
     said = takes_up(bus, "bob", durable="p", seek=True, start="new")
     assert said == "user 'bob': the durable 'p' is not its own to move or to forget"
@@ -90,9 +90,9 @@ def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: Bus) ->
     bob = peer(bus, "bob", subscribe(1, 1, durable="d", group="g"), unsubscribe(1, forget=True))
     granted, refused = bob.told()
     assert (granted.kind, refused.content["code"]) == ("subscribe", Reason.UNAUTHORIZED)
-    bob.say(unsubscribe(1))
+    bob.send(unsubscribe(1))
     assert [told.kind for told in bob.told()] == ["unsubscribe"]
-    bob.leave()
+    bob.disconnect()
     for what in ({"durable": "d", "group": "g"}, {"durable": "p"}):
         ada = peer(bus, "ada", subscribe(1, 1, **what), unsubscribe(1, forget=True))
         assert [told.kind for told in ada.told()] == ["subscribe", "unsubscribe"]
@@ -108,7 +108,7 @@ def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: Bus) ->
     ],
 )
 def test_how_a_group_goes_on_is_for_its_maker_and_who_configures(
-    bus: Bus, terms: dict[str, object]
+    bus: BrokerHarness, terms: dict[str, object]
 ) -> None:
     takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
     [position] = bus.broker.classes[1].named_positions.values()
@@ -121,10 +121,10 @@ def test_how_a_group_goes_on_is_for_its_maker_and_who_configures(
         takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
 
 
-def test_what_was_nobodys_is_whose_who_may_see_all_of_it(bus: Bus) -> None:
+def test_what_was_nobodys_is_whose_who_may_see_all_of_it(bus: BrokerHarness) -> None:
     bus.broker.users = None
     anybody = peer2(bus, subscribe(1, 1, durable="d"))
-    anybody.leave()
+    anybody.disconnect()
     bus.broker.users = USERS
     assert (
         takes_up(bus, "eu", durable="d") == "user 'eu': the durable 'd' is for more than it may see"
@@ -133,21 +133,21 @@ def test_what_was_nobodys_is_whose_who_may_see_all_of_it(bus: Bus) -> None:
     assert takes_up(bus, "bob", durable="d") == "user 'bob': the durable 'd' is not its own"
 
 
-def test_a_class_that_gets_a_name_is_judged_by_that(bus: Bus) -> None:
+def test_a_class_that_gets_a_name_is_judged_by_that(bus: BrokerHarness) -> None:
     secret = Rules(deny=(Rule.parse("secret*"),))
     spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=secret))
     bus.broker.users = Users([BOSS, spy])
     listener = peer2(bus, subscribe(7, 1), classes=[7], auth={"token": "spy"})
     boss = peer2(bus, classes=[{"id": 7, "name": "secret7"}, 8], auth={"token": "boss"})
-    boss.say(publish(7, 0, b"TOPSECRET"))
-    assert listener.got() == []
+    boss.send(publish(7, 0, b"TOPSECRET"))
+    assert listener.receive_deliveries() == []
     ((cut, error),) = bus.broker.drain_closing()
     assert cut is listener.session
     assert error.reason is Reason.UNAUTHORIZED
 
 
 def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_name(
-    bus: Bus,
+    bus: BrokerHarness,
 ) -> None:
     def denied(who: str, what: str) -> User:
         rules = Rules(deny=(Rule.parse(what),))
@@ -157,7 +157,7 @@ def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_na
     users.called = bus.broker.store.class_registry.find_dead_letter_sources
     early = peer2(bus, classes=["dead.7"], auth={"token": "by-name"})
     dead_of_7 = bus.broker.store.class_id_by_name["dead.7"]
-    early.say(subscribe(dead_of_7, 1))
+    early.send(subscribe(dead_of_7, 1))
     assert [told.kind for told in early.told()] == ["subscribe"]
     peer2(bus, classes=[{"id": 7, "name": "orders"}], auth={"token": "boss"})
     ((cut, error),) = bus.broker.drain_closing()
@@ -166,11 +166,11 @@ def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_na
     for who in ("by-id", "by-name"):
         for name in ("dead.7", "dead.orders"):
             one = peer2(bus, classes=[1], auth={"token": who})
-            one.say(subscribe(bus.broker.store.class_id_by_name[name], 1))
+            one.send(subscribe(bus.broker.store.class_id_by_name[name], 1))
             assert [told.content["code"] for told in one.told()] == [Reason.UNAUTHORIZED]
 
 
-def test_a_name_that_is_too_long_for_its_dead_letters_is_denied_there_too(bus: Bus) -> None:
+def test_a_name_that_is_too_long_for_its_dead_letters_is_denied_there_too(bus: BrokerHarness) -> None:
     long = "x" * 198
     rules = Rules(deny=(Rule.parse(long),))
     spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=rules))
@@ -179,5 +179,5 @@ def test_a_name_that_is_too_long_for_its_dead_letters_is_denied_there_too(bus: B
     peer2(bus, classes=[long], auth={"token": "boss"})
     dead = bus.broker.store.class_registry.open_dead_letter_class(long)
     one = peer2(bus, classes=[1], auth={"token": "spy"})
-    one.say(subscribe(dead.class_id, 1))
+    one.send(subscribe(dead.class_id, 1))
     assert [told.content["code"] for told in one.told()] == [Reason.UNAUTHORIZED]

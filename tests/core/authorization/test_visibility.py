@@ -12,9 +12,9 @@ from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.users.passwords import quick_hash
 from simplebus.core.users.permissions import REPLIES, Permissions, Right, Rule, Rules, is_private
 from simplebus.core.users.users import User, Users
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     asked,
     enveloped,
     on_channel,
@@ -32,8 +32,8 @@ def user(name: str, *rules: str, admin: tuple[tuple[Right, str], ...] = ()) -> U
 
 
 @pytest.fixture
-def bus() -> Bus:
-    found = Bus()
+def bus() -> BrokerHarness:
+    found = BrokerHarness()
     found.broker.users = Users(
         [
             User("boss", token=quick_hash("boss")),
@@ -46,11 +46,11 @@ def bus() -> Bus:
     return found
 
 
-def named(bus: Bus) -> None:
+def named(bus: BrokerHarness) -> None:
     bus.broker.store.class_registry.declare_classes([NAMED])
 
 
-def peer(bus: Bus, name: str, *said: bytes) -> Peer2:
+def peer(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
     return peer2(bus, *said, classes=[9], auth={"token": name})
 
 
@@ -60,21 +60,21 @@ def test_which_classes_have_channels_that_are_private() -> None:
     assert not is_private(TO_ADA)
 
 
-def test_each_hears_replies_on_channels_that_it_knows(bus: Bus) -> None:
+def test_each_hears_replies_on_channels_that_it_knows(bus: BrokerHarness) -> None:
     named(bus)
     boss = peer(bus, "boss")
     ada = peer(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
     log = peer(bus, "log", subscribe(9, 1))
-    boss.say(enveloped(9, 0, *(on_channel(name, b"x") for name in (TO_BOB, TO_ADA))))
-    assert len(ada.got()) == 1
-    assert len(log.got()) == 2
+    boss.send(enveloped(9, 0, *(on_channel(name, b"x") for name in (TO_BOB, TO_ADA))))
+    assert len(ada.receive_deliveries()) == 1
+    assert len(log.receive_deliveries()) == 2
     everything = peer(bus, "boss", subscribe(9, 1, channels=[f"{REPLIES}.#"]))
     assert everything.told()[-1].kind == "subscribe"
 
 
 @pytest.mark.parametrize("who", ["ada", "eve", "any"])
 @pytest.mark.parametrize("channels", [[], [f"{REPLIES}.#"], ["#"], [TO_ADA, f"{REPLIES}.*"]])
-def test_nobody_listens_to_replies_to_others(bus: Bus, who: str, channels: list[str]) -> None:
+def test_nobody_listens_to_replies_to_others(bus: BrokerHarness, who: str, channels: list[str]) -> None:
     named(bus)
     found = peer(bus, who, subscribe(9, 1, channels=channels))
     refused = found.told()[-1]
@@ -83,7 +83,7 @@ def test_nobody_listens_to_replies_to_others(bus: Bus, who: str, channels: list[
 
 
 @pytest.mark.parametrize("who", ["ada", "any"])
-def test_nobody_fetches_replies_to_others(bus: Bus, who: str) -> None:
+def test_nobody_fetches_replies_to_others(bus: BrokerHarness, who: str) -> None:
     named(bus)
     boss = peer(bus, "boss", enveloped(9, 0, on_channel(TO_BOB, b"x")))
     assert boss.errors() == []
@@ -92,7 +92,7 @@ def test_nobody_fetches_replies_to_others(bus: Bus, who: str) -> None:
     assert "code" not in peer(bus, "log", asks).told()[-1].content
 
 
-def test_who_may_by_the_id_of_a_class_may_name_it_by_its_name(bus: Bus) -> None:
+def test_who_may_by_the_id_of_a_class_may_name_it_by_its_name(bus: BrokerHarness) -> None:
     named(bus)
     by_id = Permissions(Rules((Rule("9"),)), Rules(()))
     denied = Permissions(Rules(), Rules((), (Rule("9"),)))
@@ -107,11 +107,11 @@ def test_who_may_by_the_id_of_a_class_may_name_it_by_its_name(bus: Bus) -> None:
         peer2(bus, classes=[REPLIES], auth={"token": "no"})
 
 
-def test_who_listened_before_the_class_had_its_name_has_to_come_again(bus: Bus) -> None:
+def test_who_listened_before_the_class_had_its_name_has_to_come_again(bus: BrokerHarness) -> None:
     spy = peer(bus, "any", subscribe(9, 1))
     fine = peer(bus, "any", subscribe(9, 1, channels=[TO_ADA]))
     boss = peer(bus, "boss")
     named(bus)
-    boss.say(enveloped(9, 0, on_channel(TO_ADA, b"x")))
-    assert (spy.got(), len(fine.got())) == ([], 1)
+    boss.send(enveloped(9, 0, on_channel(TO_ADA, b"x")))
+    assert (spy.receive_deliveries(), len(fine.receive_deliveries())) == ([], 1)
     assert [session for session, _ in bus.broker.drain_closing()] == [spy.session]

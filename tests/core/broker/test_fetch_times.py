@@ -8,7 +8,7 @@ import pytest
 
 from simplebus.core.broker import fetch
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX, MESSAGES_MAX
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
     asked,
@@ -17,17 +17,17 @@ from tests.behaviour.wire_peer_v2 import (
 )
 
 
-def bus_with(*times: float) -> Bus:
+def bus_with(*times: float) -> BrokerHarness:
     """A message of class 1 at each of these times, all of them kept."""
-    bus = Bus()
+    bus = BrokerHarness()
     writer = peer2(bus)
     for number, time in enumerate(times):
         bus.broker.clock.now = time
-        writer.say(publish(1, number, b"x"))
+        writer.send(publish(1, number, b"x"))
     return bus
 
 
-def answer(bus: Bus, **wish: Any) -> dict[str, Any]:
+def answer(bus: BrokerHarness, **wish: Any) -> dict[str, Any]:
     peer = peer2(bus, asked(FETCH, 1, 3, **wish))
     (said,) = [said for said in peer.told() if said.kind == "fetch"]
     found: dict[str, Any] = said.content
@@ -66,12 +66,12 @@ def test_an_answer_ends_where_its_times_do(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_times_of_what_did_not_fit_are_not_told() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     writer = peer2(bus)
     for time in range(4):
         bus.broker.clock.now = float(time)
-        writer.say(publish(1, time, b"x" * (FETCH_BYTES_MAX // 2)))
+        writer.send(publish(1, time, b"x" * (FETCH_BYTES_MAX // 2)))
     found = answer(bus, times=True)
     assert found["next"] < 4
     assert found["times"] == [[n, float(n)] for n in range(found["next"])]
@@ -80,7 +80,7 @@ def test_times_of_what_did_not_fit_are_not_told() -> None:
 def test_times_stay_when_what_lies_before_them_is_gone() -> None:
     bus = bus_with(10, 10.001, 20)
     before = answer(bus, first=1, times=True)["times"]
-    bus.trusting = True  # This goes round the broker.
+    bus.skips_checks = True  # This goes round the broker.
     bus.broker.classes[1].ring.release(1)
     bus.broker.classes[1].time_index.trim(1)
     assert answer(bus, first=1, times=True)["times"] == before

@@ -23,10 +23,10 @@ from simplebus.core.protocol.inquiry import (
 )
 from simplebus.core.settings import Retention, Settings
 from tests.behaviour import wire_peer
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     INQUIRE,
-    Peer2,
+    Version2Peer,
     ack,
     asked,
     enveloped,
@@ -64,7 +64,7 @@ def of_channel(bus: Bus, channel: str, class_: int | str | None = None) -> Chann
     return said
 
 
-def beats(bus: Bus, count: int) -> None:
+def beats(bus: BrokerHarness, count: int) -> None:
     """So many seconds pass."""
     for _ in range(count):
         bus.broker.clock.now += 1
@@ -76,10 +76,10 @@ def beats(bus: Bus, count: int) -> None:
 
 
 def test_who_has_all_in_flight_that_may_be_is_waited_for() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, max_in_flight=4), name="till")
     peer2(bus, publish(1, 0, *[b"x"] * 6))
-    assert reader.ids() == [0, 1, 2, 3]
+    assert reader.receive_message_ids() == [0, 1, 2, 3]
     beats(bus, 3)
     said = only(bus)
     assert (said.in_flight, said.in_flight_max, said.unsent, said.lag) == (4, 4, 2, 6)
@@ -90,21 +90,21 @@ def test_who_has_all_in_flight_that_may_be_is_waited_for() -> None:
     )
     assert said.oldest is not None
     assert (said.oldest.sequence, said.oldest.attempt, said.oldest.due_seconds) == (0, 1, 3)
-    reader.say(ack(5, 0, 1))
-    assert reader.ids() == [4]
+    reader.send(ack(5, 0, 1))
+    assert reader.receive_message_ids() == [4]
     assert only(bus).oldest is not None
     assert only(bus).waits == "acks"
 
 
 def test_what_was_sent_again_is_as_old_as_its_first_sending() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5))
     peer2(bus, publish(1, 0, b"a", b"b"))
-    reader.ids()
-    reader.say(ack(5, 0, 1))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 1))
     for seconds, attempt, first in ((6, 2, 6), (12, 3, 18), (1, 3, 19)):
         beats(bus, seconds)
-        assert reader.ids() == ([1] if seconds > 1 else [])
+        assert reader.receive_message_ids() == ([1] if seconds > 1 else [])
         oldest = only(bus).oldest
         assert oldest is not None
         assert (oldest.sequence, oldest.attempt, oldest.first_seconds) == (1, attempt, first)
@@ -112,7 +112,7 @@ def test_what_was_sent_again_is_as_old_as_its_first_sending() -> None:
 
 
 def test_a_connection_that_takes_nothing_is_named() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5))
     reader.told()
     peer2(bus, publish(1, 0, b"a", b"b"))
@@ -122,19 +122,19 @@ def test_a_connection_that_takes_nothing_is_named() -> None:
     assert said.waits == "bytes"
     assert "taken no bytes since 3.0 s: session 0" in said.waits_for
     assert "none of the bytes that wait for it since 3.0 s" in of_session(bus, reader).waits_for
-    assert reader.ids() == [0, 1]
+    assert reader.receive_message_ids() == [0, 1]
     beats(bus, 1)
     assert only(bus).waits == "acks"
     assert of_session(bus, reader).waits_for == ""
 
 
 def test_a_durable_that_nobody_uses_says_since_when() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, durable="billing"))
     peer2(bus, publish(1, 0, b"a", b"b"))
-    reader.ids()
+    reader.receive_message_ids()
     beats(bus, 2)
-    reader.leave()
+    reader.disconnect()
     beats(bus, 200)
     said = only(bus)
     assert (said.session, said.durable, said.alone_seconds) == (-1, "billing", 200)
@@ -145,57 +145,57 @@ def test_a_durable_that_nobody_uses_says_since_when() -> None:
 
 
 def test_what_is_put_off_does_not_count_as_in_flight() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5))
     peer2(bus, publish(1, 0, b"a"), enveloped(1, 1, timed(b"later", not_before_ms=9000)))
-    assert reader.ids() == [0]
-    reader.say(nack(5, 0, 1, 4000))
+    assert reader.receive_message_ids() == [0]
+    reader.send(nack(5, 0, 1, 4000))
     said = only(bus)
     assert (said.in_flight, said.put_off, said.put_off_seconds) == (0, 2, 4)
     assert said.waits_for == "time: 2 messages are put off, the first for another 4.0 s"
 
 
 def test_patterns_that_nothing_matches_are_told_from_nothing_to_send() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, subscribe(1, 5, channels=["b"]), subscribe(1, 6))
     writer = peer2(bus, enveloped(1, 0, on_channel("a", b"x")))
     reader = bus.broker.sessions[0]
-    wire_peer.Peer(bus, reader).hear_frames()
+    wire_peer.WirePeer(bus, reader).receive_frames()
     filtered, everything = of_class(bus).positions[::-1]
     assert (filtered.patterns, filtered.waits) == (["b"], "match")
     assert everything.waits == "acks"
-    writer.say(enveloped(1, 1, on_channel("b", b"x")))
+    writer.send(enveloped(1, 1, on_channel("b", b"x")))
     assert "match" not in [position.waits for position in of_class(bus).positions]
 
 
 def test_a_group_says_who_has_what() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     one, two = (peer2(bus, subscribe(1, 5, group="g", max_in_flight=2)) for _ in range(2))
     three = peer2(bus, subscribe(1, 9, group="g", max_in_flight=0x1000))
-    three.leave()
+    three.disconnect()
     peer2(bus, publish(1, 0, *[b"x"] * 6))
-    assert len(one.ids()) == len(two.ids()) == 2
+    assert len(one.receive_message_ids()) == len(two.receive_message_ids()) == 2
     beats(bus, 2)
     said = only(bus)
     assert (said.in_flight, said.in_flight_max, said.unsent) == (4, 4, 2)
     assert said.waits_for.startswith("its acknowledgements: 4 of 4 in flight, the oldest since 2.0")
     assert [(member.session, member.in_flight) for member in said.members] == [(0, 2), (1, 2)]
     assert {member.waits for member in said.members} == {"acks"}
-    two.leave()
-    one.say(ack(5, 0, 6))
-    one.ids()
+    two.disconnect()
+    one.send(ack(5, 0, 6))
+    one.receive_message_ids()
     three = peer2(bus, subscribe(1, 5, group="g"))
-    three.ids()
-    one.say(ack(5, 0, 6))
+    three.receive_message_ids()
+    one.send(ack(5, 0, 6))
     waits = {member.session: member.waits for member in only(bus).members}
     assert waits[0] in ("others", "nothing", "acks")
 
 
 def test_a_group_by_key_says_what_waits_for_others_of_its_key() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, group="g", by_key=True))
     peer2(bus, enveloped(1, 0, *[b"\x10\0\1kx"] * 4))
-    assert reader.ids() == [0]
+    assert reader.receive_message_ids() == [0]
     beats(bus, 2)
     said = only(bus)
     assert (said.in_flight, said.behind, said.again, said.waits) == (1, 3, 0, "acks")
@@ -206,32 +206,32 @@ def test_a_group_by_key_says_what_waits_for_others_of_its_key() -> None:
 
 
 def test_a_group_without_members_waits_for_one() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, group="g", durable="d"))
     peer2(bus, publish(1, 0, b"a"))
-    reader.leave()
+    reader.disconnect()
     assert only(bus).waits == "nobody"
 
 
 def test_a_refused_message_of_a_group_pauses() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, group="g"))
     peer2(bus, publish(1, 0, b"a"))
-    reader.ids()
-    reader.say(nack(5, 0, 1))
+    reader.receive_message_ids()
+    reader.send(nack(5, 0, 1))
     said = only(bus)
     assert (said.in_flight, said.put_off, said.waits) == (0, 1, "time")
     assert said.put_off_seconds == 6
 
 
 def test_what_was_not_delivered_is_said_by_reason() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, max_deliveries=1))
     peer2(bus, publish(1, 0, b"a"), enveloped(1, 1, timed(b"late", expires_ms=500)))
     beats(bus, 1)
-    reader.ids()
+    reader.receive_message_ids()
     beats(bus, 8)
-    reader.ids()
+    reader.receive_message_ids()
     said = of_class(bus)
     [position] = said.positions
     assert (position.undelivered, position.dead_letters) == (
@@ -247,8 +247,8 @@ def test_what_was_not_delivered_is_said_by_reason() -> None:
 
 
 def test_publishers_that_wait_are_named_with_what_holds_the_room() -> None:
-    bus = Bus(class_messages=3)
-    peer2(bus, subscribe(1, 5, durable="billing")).leave()
+    bus = BrokerHarness(class_messages=3)
+    peer2(bus, subscribe(1, 5, durable="billing")).disconnect()
     old = bus.peer(wire_peer.connect(1), wire_peer.publish(1, *[b"x"] * 5))
     new = peer2(bus, publish(1, 0, b"y"), name="till")
     beats(bus, 5)
@@ -262,7 +262,7 @@ def test_publishers_that_wait_are_named_with_what_holds_the_room() -> None:
         "2 publishers wait for room: 3 of 3 messages are stored; the oldest stored message is held "
         "by the durable 'billing'; nobody is connected to it since 5.0 s; 3 messages wait for it"
     )
-    old.hear_frames()
+    old.receive_frames()
     beats(bus, 1)
     held = of_session(bus, old)
     assert (held.is_read, held.parked, held.parked_class, held.version) == (False, 2, 1, 1)
@@ -275,28 +275,28 @@ def test_publishers_that_wait_are_named_with_what_holds_the_room() -> None:
 
 
 def test_a_class_without_subscriptions_says_what_waits() -> None:
-    bus = Bus(Settings(keep=Retention(messages=2, seconds=60)))
+    bus = BrokerHarness(Settings(keep=Retention(messages=2, seconds=60)))
     peer2(bus, publish(1, 0, *[b"x"] * 4), classes=[{"id": 1, "name": "orders"}])
     said = of_class(bus, "orders")
     assert (said.class_id, said.name, said.backlog, said.stored) == (1, "orders", 4, 4)
     assert said.waits_for == "4 messages wait for a first subscription"
     assert said.keeps == "2 messages, 60 s"
     reader = peer2(bus, subscribe(1, 5))
-    reader.ids()
-    reader.say(ack(5, 0, 4))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 4))
     assert of_class(bus).waits_for == "what is stored is kept though nobody needs it"
     assert of_class(bus).stored == 2
 
 
 def test_of_many_the_furthest_behind_are_listed_and_the_others_counted() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     count = EXPLAINED_POSITIONS + 10
     reader = peer2(bus, *[subscribe(1, n + 1) for n in range(count)])
     members = EXPLAINED_MEMBERS + 5
     peer2(bus, *[subscribe(1, n + 1, group="g") for n in range(members)])
     peer2(bus, publish(1, 0, b"x"))
-    reader.got()
-    reader.say(ack(count, 0, 1))
+    reader.receive_deliveries()
+    reader.send(ack(count, 0, 1))
     said = of_class(bus)
     assert len(said.positions) == EXPLAINED_POSITIONS
     assert said.positions_left_out == 11
@@ -311,7 +311,7 @@ def test_of_many_the_furthest_behind_are_listed_and_the_others_counted() -> None
 
 
 def test_the_bus_in_short() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, publish(1, 0, b"x"), classes=[1, "orders"], name="till")
     bus.peer(wire_peer.connect(7))
     said = bus.broker.inquiry_handler.build_report(BusQuestion())
@@ -327,7 +327,7 @@ def test_the_bus_in_short() -> None:
 
 
 def test_a_channel_says_who_gets_it_by_which_pattern_and_who_nearly_does() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(
         bus,
         subscribe(1, 1, channels=["x", "orders.*"]),
@@ -353,7 +353,7 @@ def test_a_channel_says_who_gets_it_by_which_pattern_and_who_nearly_does() -> No
 
 
 def test_a_subject_that_is_bound_says_where_it_is_stored() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, classes=[{"id": 7, "subjects": ["orders.>", "shops"]}])
     [said] = of_channel(bus, "orders.eu").classes
     assert (said.class_id, said.subjects) == (7, ["orders.>"])
@@ -362,8 +362,8 @@ def test_a_subject_that_is_bound_says_where_it_is_stored() -> None:
 # Asking ------------------------------------------------------------------------------------------
 
 
-def inquire(peer: Peer2, **what: object) -> dict[str, object]:
-    peer.say(asked(INQUIRE, 0, 8, **what))
+def inquire(peer: Version2Peer, **what: object) -> dict[str, object]:
+    peer.send(asked(INQUIRE, 0, 8, **what))
     [said] = peer.told()
     assert (said.kind, said.class_id, said.message_id, said.last_field) == ("inquire", 0, 8, 0)
     found: dict[str, object] = said.content
@@ -371,7 +371,7 @@ def inquire(peer: Peer2, **what: object) -> dict[str, object]:
 
 
 def test_a_peer_is_answered() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus)
     for what in (
         {"about": "bus"},
@@ -398,9 +398,9 @@ def test_a_peer_is_answered() -> None:
     ],
 )
 def test_what_is_not_there_is_refused(what: dict[str, object], code: str, says: str) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus)
-    peer.say(asked(INQUIRE, 0, 8, **what))
+    peer.send(asked(INQUIRE, 0, 8, **what))
     [said] = peer.told()
     assert (said.kind, said.message_id, said.last_field) == ("error", 8, INQUIRE)
     assert said.content["code"] == code
@@ -410,21 +410,21 @@ def test_what_is_not_there_is_refused(what: dict[str, object], code: str, says: 
 
 
 def test_what_is_answered_is_no_longer_than_a_frame() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     patterns = ["€" * 800 + f".{n}" for n in range(10)]
     wishes = [
         subscribe(1, n + 1, channels=patterns, durable=f"{n}".rjust(200, "€"))
         for n in range(EXPLAINED_POSITIONS + 1)
     ]
     peer2(bus, *wishes)
-    peer2(bus, asked(INQUIRE, 0, 8, about="class", **{"class": 1})).hear_frames()
+    peer2(bus, asked(INQUIRE, 0, 8, about="class", **{"class": 1})).receive_frames()
     [said] = [len(broker_said(of_class(bus)))]
     assert said < bus.broker.settings.limits.frame_bytes // 2
 
 
 def test_who_asks_without_listening_is_cut_off() -> None:
-    bus = Bus(pending_bytes=4 << 20)
-    assert peer2(bus).is_refused(asked(INQUIRE, 0, 8, about="bus") * 20_000) is (
+    bus = BrokerHarness(pending_bytes=4 << 20)
+    assert peer2(bus).send_refused(asked(INQUIRE, 0, 8, about="bus") * 20_000) is (
         Reason.PENDING_LIMIT
     )
 

@@ -13,11 +13,11 @@ from simplebus.core.errors import Reason
 from simplebus.core.message_class import purge as message_class_purge
 from simplebus.core.settings import Retention, Settings
 from tests.behaviour import wire_peer
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
     PURGE,
-    Peer2,
+    Version2Peer,
     ack,
     asked,
     enveloped,
@@ -36,13 +36,13 @@ def purge(first: int | None = None, last: int | None = None, class_id: int = 1) 
     return asked(PURGE, class_id, 4, **what)
 
 
-def done(peer: Peer2, *said: bytes) -> None:
+def done(peer: Version2Peer, *said: bytes) -> None:
     """Somebody says this, and hears that it is done."""
-    peer.say(*said)
+    peer.send(*said)
     peer.told()
 
 
-def purged(peer: Peer2) -> int:
+def purged(peer: Version2Peer) -> int:
     """What the bus answered."""
     [answer] = [said for said in peer.told() if said.kind == "purge"]
     assert (answer.class_id, answer.message_id, answer.last_field) == (1, 4, 0)
@@ -52,37 +52,37 @@ def purged(peer: Peer2) -> int:
     return count
 
 
-def filled(bus: Bus, count: int = 10) -> Peer2:
+def filled(bus: BrokerHarness, count: int = 10) -> Version2Peer:
     """Somebody has published so many messages."""
     return peer2(bus, publish(1, 0, *[b"%d" % n for n in range(count)]))
 
 
-def fetched(peer: Peer2) -> dict[str, object]:
-    peer.say(asked(FETCH, 1, 3))
+def fetched(peer: Version2Peer) -> dict[str, object]:
+    peer.send(asked(FETCH, 1, 3))
     [answer] = [said for said in peer.told() if said.kind == "fetch"]
     found: dict[str, object] = answer.content
     return found
 
 
 def test_all_of_a_class_goes() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = filled(bus)
-    peer.say(purge())
+    peer.send(purge())
     assert purged(peer) == 10
     assert len(bus.broker.classes[1].ring) == 0
     assert bus.statistics(1).dropped == {Reason.PURGED: 10}
-    peer.say(purge())
+    peer.send(purge())
     assert purged(peer) == 0
 
 
 def test_the_oldest_go_at_once_and_others_when_nothing_is_in_front_of_them() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = filled(bus)
-    peer.say(purge(3, 5))
+    peer.send(purge(3, 5))
     assert purged(peer) == 2
     assert bus.broker.classes[1].ring.floor == 0
     assert fetched(peer)["purged"] == [[3, 5]]
-    peer.say(purge(last=3))
+    peer.send(purge(last=3))
     assert purged(peer) == 3
     assert bus.broker.classes[1].ring.floor == 5
     assert "purged" not in fetched(peer)
@@ -91,11 +91,11 @@ def test_the_oldest_go_at_once_and_others_when_nothing_is_in_front_of_them() -> 
 
 
 def test_what_is_kept_though_nobody_needs_it_goes_too() -> None:
-    bus = Bus(Settings(keep=Retention(messages=100)))
+    bus = BrokerHarness(Settings(keep=Retention(messages=100)))
     peer = filled(bus)
     reader = peer2(bus, subscribe(1, 5))
-    reader.ids()
-    reader.say(ack(5, 0, 10))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 10))
     assert len(bus.broker.classes[1].ring) == 10
     done(peer, purge(last=4), purge(6, 8))
     assert bus.broker.classes[1].ring.floor == 4
@@ -104,122 +104,122 @@ def test_what_is_kept_though_nobody_needs_it_goes_too() -> None:
 
 
 def test_who_comes_later_does_not_get_it_wherever_it_begins() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     done(filled(bus), purge(2, 4))
     waiting = peer2(bus, subscribe(1, 5))
-    assert waiting.ids() == [0, 1, 4, 5, 6, 7, 8, 9]
-    assert peer2(bus, subscribe(1, 5, start="earliest")).ids() == [0, 1, 4, 5, 6, 7, 8, 9]
-    assert peer2(bus, subscribe(1, 5, start={"sequence": 3}, group="g")).ids() == [4, *range(5, 10)]
+    assert waiting.receive_message_ids() == [0, 1, 4, 5, 6, 7, 8, 9]
+    assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, 1, 4, 5, 6, 7, 8, 9]
+    assert peer2(bus, subscribe(1, 5, start={"sequence": 3}, group="g")).receive_message_ids() == [4, *range(5, 10)]
 
 
 def test_version_1_does_not_get_it() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     done(filled(bus), purge(2, 4))
     reader = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    assert reader.hear_ids(1) == [0, 1, 4, 5, 6, 7, 8, 9]
+    assert reader.receive_ids(1) == [0, 1, 4, 5, 6, 7, 8, 9]
 
 
 def test_what_is_not_sent_yet_is_not_sent() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = filled(bus)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
-    assert reader.ids() == [0, 1]
+    assert reader.receive_message_ids() == [0, 1]
     done(peer, purge(4, 6), purge(8, 10))
-    reader.say(ack(5, 0, 2))
-    got = reader.got()
+    reader.send(ack(5, 0, 2))
+    got = reader.receive_deliveries()
     assert [(one.message_id, one.attempt) for one in got] == [(2, 1), (3, 1)]
-    reader.say(ack(5, 2, 4))
-    assert reader.ids() == [6, 7]
-    reader.say(ack(5, 6, 8))
+    reader.send(ack(5, 2, 4))
+    assert reader.receive_message_ids() == [6, 7]
+    reader.send(ack(5, 6, 8))
     assert len(bus.broker.classes[1].ring) == 0
 
 
 def test_what_is_in_flight_needs_no_ack_and_makes_room() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = filled(bus)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
-    assert reader.ids() == [0, 1]
+    assert reader.receive_message_ids() == [0, 1]
     done(peer, purge(last=2))
-    assert reader.ids() == [2, 3]
+    assert reader.receive_message_ids() == [2, 3]
     bus.tick(6)
-    assert reader.ids() == [2, 3]
+    assert reader.receive_message_ids() == [2, 3]
     [position] = bus.statistics(1).subscriptions
     assert (position.acknowledged, position.dropped, position.in_flight) == (0, 2, 2)
 
 
 def test_a_member_has_it_no_longer_sent_or_not() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     one = peer2(bus, subscribe(1, 5, group="g", max_in_flight=4))
     peer = filled(bus)
     assert one.session.outbox.peek(0)  # It was told whose messages follow, and took nothing.
     done(peer, purge(1, 3))
-    assert one.ids() == [0, 3, 4, 5]
-    one.say(ack(5, 0, 4))
-    assert one.ids() == [6, 7]
+    assert one.receive_message_ids() == [0, 3, 4, 5]
+    one.send(ack(5, 0, 4))
+    assert one.receive_message_ids() == [6, 7]
     done(peer, purge(5, 9))
-    assert one.ids() == [9]
-    one.say(ack(5, 4, 10))
+    assert one.receive_message_ids() == [9]
+    one.send(ack(5, 4, 10))
     assert len(bus.broker.classes[1].ring) == 0
 
 
 def test_a_member_of_a_group_by_key_has_it_no_longer_sent_or_not() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     one = peer2(bus, subscribe(1, 5, group="g", by_key=True))
     peer = peer2(bus, enveloped(1, 0, *[b"\x10\0\1%dx" % (n % 3) for n in range(6)]))
     assert one.session.outbox.peek(0)
     done(peer, purge(1, 2), purge(3, 4))
-    assert one.ids() == [0, 2, 4]
+    assert one.receive_message_ids() == [0, 2, 4]
     done(peer, purge(0, 1))
-    one.say(ack(5, 2, 3))
-    assert one.ids() == [5]
-    one.say(ack(5, 0, 6))
+    one.send(ack(5, 2, 3))
+    assert one.receive_message_ids() == [5]
+    one.send(ack(5, 0, 6))
     assert len(bus.broker.classes[1].ring) == 0
 
 
 def test_a_durable_that_nobody_uses_does_not_get_it() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, durable="d"))
     peer = filled(bus, 4)
-    assert reader.ids() == [0, 1, 2, 3]
-    reader.leave()
+    assert reader.receive_message_ids() == [0, 1, 2, 3]
+    reader.disconnect()
     done(peer, publish(1, 4, b"4", b"5", b"6"), purge(1, 3), purge(5, 6))
     again = peer2(bus, subscribe(1, 5, durable="d"))
-    assert sorted(again.ids()) == [0, 3, 4, 6]
+    assert sorted(again.receive_message_ids()) == [0, 3, 4, 6]
 
 
 def test_what_is_put_off_does_not_come() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, enveloped(1, 0, timed(b"later", not_before_ms=1000)), publish(1, 1, b"now"))
     reader = peer2(bus, subscribe(1, 5))
-    assert reader.ids() == [1]
-    reader.say(nack(5, 1, 2, 2000))
+    assert reader.receive_message_ids() == [1]
+    reader.send(nack(5, 1, 2, 2000))
     done(peer, purge())
     bus.broker.clock.now += 5
     bus.broker.run_due_wakeups()
     bus.tick(10)
-    assert reader.ids() == []
+    assert reader.receive_message_ids() == []
     assert len(bus.broker.classes[1].ring) == 0
 
 
 def test_what_a_pattern_leaves_out_is_not_counted() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, *[enveloped(1, n, on_channel("ab"[n % 2], b"x")) for n in range(10)])
     reader = peer2(bus, subscribe(1, 5, channels=["a"], max_in_flight=1))
-    assert reader.ids() == [0]
+    assert reader.receive_message_ids() == [0]
     done(peer, purge(3, 7))
     [position] = bus.statistics(1).subscriptions
     assert position.dropped == 2
-    reader.say(ack(5, 0, 1))
-    assert reader.ids() == [2]
-    reader.say(ack(5, 2, 3))
-    assert reader.ids() == [8]
+    reader.send(ack(5, 0, 1))
+    assert reader.receive_message_ids() == [2]
+    reader.send(ack(5, 2, 3))
+    assert reader.receive_message_ids() == [8]
 
 
 def test_a_publisher_that_waits_for_room_is_let_in() -> None:
-    bus = Bus(class_messages=3)
+    bus = BrokerHarness(class_messages=3)
     peer = filled(bus, 5)
     assert [said.message_id for said in peer.told() if said.kind == "confirm"] == [3]
-    peer.say(purge())
+    peer.send(purge())
     said = peer.told()
     while bus.broker.drain_writable():
         pass
@@ -229,20 +229,20 @@ def test_a_publisher_that_waits_for_room_is_let_in() -> None:
 
 def test_of_too_many_rows_no_more_is_purged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_class_purge, "PURGED_RANGES_MAX", 2)
-    bus = Bus()
+    bus = BrokerHarness()
     peer = filled(bus)
     done(peer, purge(2, 3), purge(4, 5))
-    peer.say(purge(6, 7))
+    peer.send(purge(6, 7))
     [said] = peer.told()
     assert said.content["code"] == "memory_limit"
     assert "2 rows" in said.content["message"]
-    peer.say(purge(last=2))
+    peer.send(purge(last=2))
     assert purged(peer) == 2
 
 
 def test_of_many_rows_a_fetch_tells_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_PURGED_MAX", 2)
-    bus = Bus()
+    bus = BrokerHarness()
     peer = filled(bus)
     done(peer, purge(1, 2), purge(3, 4), purge(5, 6), purge(7, 8))
     found = fetched(peer)
@@ -250,17 +250,17 @@ def test_of_many_rows_a_fetch_tells_a_part(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = filled(bus)
     for said, code in (
         (purge(class_id=9), "unknown_class"),
         (asked(PURGE, 1, 4, first=-1), "bad_request"),
         (asked(PURGE, 1, 4, last="x"), "bad_request"),
     ):
-        peer.say(said)
+        peer.send(said)
         [answer] = [one for one in peer.told() if one.kind == "error"]
         assert (answer.content["code"], answer.message_id, answer.last_field) == (code, 4, PURGE)
-    peer.say(purge(7, 3), purge(50, 60))
+    peer.send(purge(7, 3), purge(50, 60))
     assert [said.content for said in peer.told()] == [{"purged": 0}, {"purged": 0}]
 
 
@@ -304,26 +304,26 @@ CONTENTS = {
 @settings(max_examples=60)
 @given(steps)
 def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None:  # type: ignore[type-arg]
-    bus = Bus()
+    bus = BrokerHarness()
     writer, readers = peer2(bus), [peer2(bus) for _ in range(4)]
     gone: set[int] = set()
     published: list[str] = []
     told = 0
 
-    def hear(reader: Peer2) -> list[int]:
-        ids = reader.ids()
+    def hear(reader: Version2Peer) -> list[int]:
+        ids = reader.receive_message_ids()
         assert not gone.intersection(ids)
         return ids
 
     for at, (verb, *rest) in enumerate(said):
         if verb == "publish":
-            writer.say(enveloped(1, len(published), *[CONTENTS[kind] for kind in rest[0]]))
+            writer.send(enveloped(1, len(published), *[CONTENTS[kind] for kind in rest[0]]))
             published += rest[0]
         elif verb == "subscribe":
-            readers[at % 4].say(unsubscribe(5), subscribe(1, 5, **rest[0]))
+            readers[at % 4].send(unsubscribe(5), subscribe(1, 5, **rest[0]))
         elif verb == "purge":
             first, last = sorted(rest)
-            writer.say(purge(first, last))
+            writer.send(purge(first, last))
             told += sum(one.content["purged"] for one in writer.told() if one.kind == "purge")
             stored = range(max(first, bus.broker.classes[1].ring.floor), last)
             gone.update(n for n in (*stored, *range(first, last)) if n < len(published))
@@ -353,34 +353,34 @@ def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None
     is_new = True
     while is_new:  # Whatever is still wanted comes, and when it is done all is let go of.
         for reader in everybody:
-            reader.say(everything)
+            reader.send(everything)
         is_new = any(hear(reader) for reader in everybody)
-    bus.check()  # What moved by itself is let go of.
+    bus.check_invariants()  # What moved by itself is let go of.
     cls = bus.broker.classes[1]
     is_left = any(not position.has_consumer for position in cls.subscriptions)
     assert is_left or cls.backlog_window.in_flight or len(cls.ring) == 0
 
 
 def test_many_purges_take_turns_with_others() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = filled(bus, 30)
     peer.told()
-    peer.say(b"".join(purge(n, n + 1) for n in range(1, 21)))
+    peer.send(b"".join(purge(n, n + 1) for n in range(1, 21)))
     others, heard = peer2(bus, subscribe(1, 5)), 0
     while peer.session.outbox.peek(0):
-        bus.check()
+        bus.check_invariants()
         assert bus.statistics(1).dropped[Reason.PURGED] == heard + 1, "one a turn"
         heard += 1
         peer.session.outbox.mark_sent(len(peer.session.outbox.peek(0)), 0)
     assert heard == 20
-    assert others.ids() == [0, *range(21, 30)]
+    assert others.receive_message_ids() == [0, *range(21, 30)]
 
 
 def test_what_a_session_has_asked_for_that_has_ended_is_not_done() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = filled(bus)
     peer.told()
-    peer.say(purge(0, 1), purge(1, 2))
+    peer.send(purge(0, 1), purge(1, 2))
     bus.broker.close_session(peer.session)
     while piece := peer.session.outbox.peek(0):
         peer.session.outbox.mark_sent(len(piece), 0)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.group.least_loaded import LeastLoadedMembers
-from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
     peer2,
@@ -77,8 +77,8 @@ def test_places_that_somebody_had_before_are_not_kept() -> None:
 def test_handing_out_a_message_costs_the_same_however_many_members_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bus, many, room = Bus(), 300, GroupMember.free_count
-    bus.trusting = True
+    bus, many, room = BrokerHarness(), 300, GroupMember.free_count
+    bus.skips_checks = True
     peer = peer2(bus, *[subscribe(1, n, group="g") for n in range(1, many + 1)])
     looks = 0
 
@@ -90,23 +90,23 @@ def test_handing_out_a_message_costs_the_same_however_many_members_there_are(
     monkeypatch.setattr(GroupMember, "free_count", property(look))
     writer = peer2(bus, publish(1, 0, *numbered(many)))
     assert looks <= 5 * many
-    got = peer.got()
+    got = peer.receive_deliveries()
     assert len({message.number for message in got}) == many
     looks = 0
-    peer.say(*[ack(message.number, message.message_id, message.message_id + 1) for message in got])
-    writer.say(*[publish(1, many + n, b"x") for n in range(many)])
+    peer.send(*[ack(message.number, message.message_id, message.message_id + 1) for message in got])
+    writer.send(*[publish(1, many + n, b"x") for n in range(many)])
     assert looks <= 10 * many
 
 
 def test_what_members_of_one_session_had_is_handed_out_once_when_it_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     goes = peer2(bus, *[subscribe(1, n, group="g") for n in range(1, 41)])
     stays = peer2(bus, subscribe(1, 5, group="g"))
     peer2(bus, publish(1, 0, *numbered(82)))
-    mine = stays.ids()
-    goes.got()
+    mine = stays.receive_message_ids()
+    goes.receive_deliveries()
     shares, share = 0, Group.distribute_messages
 
     def counting(self: Group) -> list[GroupMember]:
@@ -115,6 +115,6 @@ def test_what_members_of_one_session_had_is_handed_out_once_when_it_goes(
         return share(self)
 
     monkeypatch.setattr(Group, "distribute_messages", counting)
-    goes.leave()
+    goes.disconnect()
     assert shares == 1
-    assert sorted(mine + stays.ids()) == list(range(82))
+    assert sorted(mine + stays.receive_message_ids()) == list(range(82))

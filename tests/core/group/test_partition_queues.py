@@ -14,7 +14,7 @@ from simplebus.core.group.partition_queues import NO_PARTITION, PartitionQueues
 from simplebus.core.protocol.envelope import key_of
 from simplebus.core.protocol.envelope_batch import Envelope, decode, encode, stuff
 from simplebus.core.protocol.frames import ENVELOPE, MESSAGE
-from tests.behaviour.wire_peer import batch_of
+from tests.behaviour.wire_peer import build_batch
 from tests.models.key_order_model import keyed
 from tests.support.oracles import build_frame
 
@@ -93,7 +93,7 @@ def test_the_lanes_of_many_are_those_of_each(
     contents = [(ENVELOPE, encode(each, b"payload")) for each in [*alike, *others]]
     if plain_ones:
         contents.insert(1, (MESSAGE, b"\x10\x00\x01k"))
-    batch = batch_of(*(build_frame(kind, content=content) for kind, content in contents))
+    batch = build_batch(*(build_frame(kind, content=content) for kind, content in contents))
     expected = [
         partition_of_key(decode(content)[0].key) if kind == ENVELOPE else NO_PARTITION
         for kind, content in contents
@@ -103,13 +103,13 @@ def test_the_lanes_of_many_are_those_of_each(
 
 @given(st.lists(KEYS, min_size=20, max_size=60))
 def test_the_lanes_of_many_keys_are_those_of_each(keys: list[bytes]) -> None:
-    batch = batch_of(*(build_frame(ENVELOPE, content=keyed(key or b"k")) for key in keys))
+    batch = build_batch(*(build_frame(ENVELOPE, content=keyed(key or b"k")) for key in keys))
     assert batch_partitions(batch) == [partition_of_key(key or b"k") for key in keys]
 
 
 def test_many_alike_are_read_in_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [b"key %d" % number for number in range(40)]
-    batch = batch_of(*(build_frame(ENVELOPE, content=keyed(key)) for key in keys))
+    batch = build_batch(*(build_frame(ENVELOPE, content=keyed(key)) for key in keys))
     expected = [partition_of_key(key) for key in keys]
     monkeypatch.setattr(
         key_hash, "_frame_partition", lambda frame: pytest.fail("one after the other")

@@ -12,7 +12,7 @@ from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import peer2
 
 LIMITS = Limits(
@@ -98,10 +98,10 @@ def test_more_than_there_can_be_are_not_looked_at() -> None:
 
 
 def test_one_class_that_is_named_very_often_is_named_once_and_read_slowly() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus)
     often = b'{"version":2,"classes":[' + b",".join([b"1"] * 65_536) + b"]}"
-    peer.say(frames.encode(frames.CONNECT, message_id=7, content=often))
+    peer.send(frames.encode(frames.CONNECT, message_id=7, content=often))
     (answer,) = peer.told()
     assert (answer.kind, answer.message_id) == ("connect", 7)
     assert list(bus.broker.classes) == [1]

@@ -16,7 +16,7 @@ from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.settings import ClassSettings, Retention, Settings
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     PURGE,
     ack,
@@ -42,7 +42,7 @@ from tests.support.oracles import build_frame
 
 
 def test_a_late_subscriber_begins_with_the_last_message_of_each_channel() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     for channel, text in (("a", b"1"), ("b", b"2"), ("", b"3"), ("a", b"4"), ("", b"5")):
         writer.put(channel, text)
@@ -57,19 +57,19 @@ def test_a_late_subscriber_begins_with_the_last_message_of_each_channel() -> Non
 
 
 def test_a_class_that_keeps_none_has_those_that_are_stored() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     first = peer2(bus, classes=[1])
     for number, channel in enumerate("abab"):
-        first.say(enveloped(1, number, on_channel(channel, b"%d" % number)))
+        first.send(enveloped(1, number, on_channel(channel, b"%d" % number)))
     assert payloads(late(bus)) == [b"2", b"3"]
-    other = Bus()
+    other = BrokerHarness()
     assert payloads(peer2(other, subscribe(1, 9, start="last_values"))) == []
     drained(bus)
     assert len(bus.broker.classes[1].ring) == 2, "the late one has not acknowledged them"
 
 
 def test_what_waits_for_a_first_subscription_is_left_to_it() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     for text in (b"1", b"2"):
         writer.put("a", text)
@@ -79,31 +79,31 @@ def test_what_waits_for_a_first_subscription_is_left_to_it() -> None:
 
 
 def test_last_values_are_redelivered_and_acknowledged_like_all_others() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     for channel in ("a", "b", "a", "c"):
         writer.put(channel, channel.encode())
     drained(bus)
     reader = late(bus, durable="d")
-    assert [(got.message_id, got.attempt) for got in reader.got()] == [(1, 1), (2, 1), (3, 1)]
-    reader.say(ack(9, 1, 2), nack(9, 2, 3, 0))
-    assert [(got.message_id, got.attempt) for got in reader.got()] == [(2, 2)]
-    reader.leave()
+    assert [(got.message_id, got.attempt) for got in reader.receive_deliveries()] == [(1, 1), (2, 1), (3, 1)]
+    reader.send(ack(9, 1, 2), nack(9, 2, 3, 0))
+    assert [(got.message_id, got.attempt) for got in reader.receive_deliveries()] == [(2, 2)]
+    reader.disconnect()
     again = late(bus, durable="d")
-    assert [(got.message_id, got.attempt) for got in again.got()] == [(3, 2)]
-    again.say(ack(9, 3, 4))
+    assert [(got.message_id, got.attempt) for got in again.receive_deliveries()] == [(3, 2)]
+    again.send(ack(9, 3, 4))
     bus.tick(12)
-    assert [(got.message_id, got.attempt) for got in again.got()] == [(2, 3)]
-    again.say(ack(9, 2, 3))
+    assert [(got.message_id, got.attempt) for got in again.receive_deliveries()] == [(2, 3)]
+    again.send(ack(9, 2, 3))
     bus.tick(70)
-    assert again.got() == []
+    assert again.receive_deliveries() == []
     assert bus.broker.classes[1].ring.floor == 1
     statistics = bus.statistics(1)
     assert (statistics.last_values, statistics.in_flight) == (3, 0)
 
 
 def test_a_group_that_begins_with_last_values_shares_them() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     for number in range(8):
         writer.put("abcd"[number % 4], b"%d" % number)
@@ -114,7 +114,7 @@ def test_a_group_that_begins_with_last_values_shares_them() -> None:
 
 
 def test_one_at_a_time_and_in_order_where_so_few_may_be_in_flight() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     for number in range(6):
         writer.put("abc"[number % 3], b"%d" % number)
@@ -122,27 +122,27 @@ def test_one_at_a_time_and_in_order_where_so_few_may_be_in_flight() -> None:
     reader = late(bus, max_in_flight=1)
     writer.put("b", b"6")
     seen = []
-    while got := reader.got():
+    while got := reader.receive_deliveries():
         (one,) = got
         seen.append(one.message_id)
-        reader.say(ack(9, one.message_id, one.message_id + 1))
+        reader.send(ack(9, one.message_id, one.message_id + 1))
     assert seen == [3, 4, 5, 6]
 
 
 def test_a_seek_goes_back_to_the_last_values() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     reader = peer2(bus, subscribe(1, 9, durable="d"))
     for number in range(4):
         writer.put("ab"[number % 2], b"%d" % number)
-    assert len(reader.got()) == 4
-    reader.say(ack(9, 0, 4))
-    reader.leave()
+    assert len(reader.receive_deliveries()) == 4
+    reader.send(ack(9, 0, 4))
+    reader.disconnect()
     assert payloads(late(bus, durable="d", seek=True)) == [b"2", b"3"]
 
 
 def test_an_empty_payload_takes_the_value_away_and_is_delivered() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     reader = peer2(bus, subscribe(1, 4))
     for channel in ("a", "b", ""):
@@ -150,13 +150,13 @@ def test_an_empty_payload_takes_the_value_away_and_is_delivered() -> None:
         writer.put(channel, b"")
         writer.put(channel + "2", b"y")
     assert len(payloads(reader)) == 9
-    reader.say(ack(4, 0, 9))
+    reader.send(ack(4, 0, 9))
     assert payloads(late(bus)) == [b"y"] * 3
     assert bus.broker.classes[1].last_values.count_values(0.0) == 3
 
 
 def test_what_has_expired_is_no_value_and_is_let_go_of_without_traffic() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     bus.broker.clock.now = 100.0
     writer.put("a", b"short", expires_ms=5000)
@@ -170,19 +170,19 @@ def test_what_has_expired_is_no_value_and_is_let_go_of_without_traffic() -> None
 
 
 def test_a_value_whose_time_has_not_come_is_sent_when_it_has() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     about = Envelope("a", not_before_ms=10_000)
-    writer.peer.say(enveloped(1, 0, envelope_batch.encode(about, b"later")))
+    writer.peer.send(enveloped(1, 0, envelope_batch.encode(about, b"later")))
     reader = late(bus)
-    assert reader.got() == []
+    assert reader.receive_deliveries() == []
     bus.broker.clock.now = 10.0
     bus.broker.run_due_wakeups()
     assert payloads(reader) == [b"later"]
 
 
 def test_who_asks_for_a_start_that_is_none_hears_which_there_are() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 4, start="lastvalues"))
     (said,) = reader.told()
     assert '"last_values"' in said.content["message"]
@@ -190,20 +190,20 @@ def test_who_asks_for_a_start_that_is_none_hears_which_there_are() -> None:
 
 def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
     for keeps in (False, True):
-        bus = Bus()
+        bus = BrokerHarness()
         writer = Writer(bus)
         bus.broker.classes[1].has_last_values = keeps
         bus.broker.classes[1].are_last_values_requested = keeps
         for number in range(6):
             writer.put("abc"[number % 3], b"%d" % number)
         holder = peer2(bus, subscribe(1, 4))
-        writer.peer.say(asked(PURGE, 1, 4, first=3, last=5))
+        writer.peer.send(asked(PURGE, 1, 4, first=3, last=5))
         writer.peer.told()
         assert glance(bus) == [b"5"]
-        writer.peer.say(asked(ord("4"), classes=[KEEPS]))
+        writer.peer.send(asked(ord("4"), classes=[KEEPS]))
         assert glance(bus) == [b"5"]
-        assert len(holder.got()) == 4
-        holder.say(ack(4, 0, 3), ack(4, 5, 6))
+        assert len(holder.receive_deliveries()) == 4
+        holder.send(ack(4, 0, 3), ack(4, 5, 6))
         assert glance(bus) == [b"5"]
         assert bus.broker.classes[1].ring.floor == 5
 
@@ -213,7 +213,7 @@ def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
 
 def test_settings_say_which_classes_keep_them_and_win() -> None:
     own = {"yes": ClassSettings(last_values=True), "no": ClassSettings(last_values=False)}
-    bus = Bus(Settings(classes=own))
+    bus = BrokerHarness(Settings(classes=own))
     classes: list[object] = [
         {"id": 1, "name": "yes"},
         {"id": 2, "name": "no", "last_values": True},
@@ -224,14 +224,14 @@ def test_settings_say_which_classes_keep_them_and_win() -> None:
     peer = peer2(bus, classes=classes)
     keeps = [bus.broker.classes[number].has_last_values for number in range(1, 6)]
     assert keeps == [True, False, True, False, False]
-    peer.say(asked(ord("4"), classes=[{"id": 4, "last_values": True}, {"id": 3}]))
+    peer.send(asked(ord("4"), classes=[{"id": 4, "last_values": True}, {"id": 3}]))
     assert bus.broker.classes[4].has_last_values
     assert bus.broker.classes[3].has_last_values, "who does not ask takes nothing away"
 
 
 def test_retention_holds_beside_them() -> None:
     own = {1: ClassSettings(last_values=True, keep=Retention(messages=2))}
-    bus = Bus(Settings(classes=own))
+    bus = BrokerHarness(Settings(classes=own))
     writer = Writer(bus)
     for number in range(9):
         writer.put("abcc"[min(number, 3)], b"%d" % number)
@@ -255,14 +255,14 @@ def test_what_is_kept_for_a_time_goes_without_traffic_class_by_class() -> None:
         1: ClassSettings(keep=Retention(seconds=10)),
         2: ClassSettings(keep=Retention(seconds=30)),
     }
-    bus = Bus(Settings(classes=own, keep=Retention(messages=1)))
+    bus = BrokerHarness(Settings(classes=own, keep=Retention(messages=1)))
     bus.broker.clock.now = 100.0
     writer = peer2(bus, classes=[1, 2, 3])
     for class_id in (1, 2, 3):
         reader = peer2(bus, subscribe(class_id, 4), classes=[class_id])
-        writer.say(publish(class_id, 2 * class_id - 2, b"x", b"y"))
-        assert reader.ids() == [0, 1]
-        reader.say(ack(4, 0, 2))
+        writer.send(publish(class_id, 2 * class_id - 2, b"x", b"y"))
+        assert reader.receive_message_ids() == [0, 1]
+        reader.send(ack(4, 0, 2))
     for now, held in ((100.0, [2, 2, 1]), (111.0, [0, 2, 1]), (131.0, [0, 0, 1])):
         bus.broker.clock.now = now
         bus.tick()
@@ -305,8 +305,8 @@ def test_which_payloads_are_empty_is_found_in_arrays_and_one_by_one(
 @pytest.mark.parametrize("seed", range(4))
 def test_many_values_are_found_in_arrays_as_they_are_one_by_one(seed: int) -> None:
     dice = np.random.default_rng(seed)
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     peer = peer2(bus, classes=[1])
     channels = [f"c{number}" for number in range(1 << (2 * seed))]
     model: dict[str, int] = {}
@@ -318,7 +318,7 @@ def test_many_values_are_found_in_arrays_as_they_are_one_by_one(seed: int) -> No
         model.pop(channel, None)
         if text:
             model[channel] = number
-    peer.say(b"".join(data))
+    peer.send(b"".join(data))
     ring = bus.broker.classes[1].ring
     values = LastValues(ring)
     expected = sorted(model.values())
@@ -336,7 +336,7 @@ def test_many_values_are_found_in_arrays_as_they_are_one_by_one(seed: int) -> No
 
 @pytest.mark.parametrize("channels", [1, 40])
 def test_expired_ones_are_none_however_they_are_looked_for(channels: int) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     for number in range(channels):
         writer.put(f"c{number}", b"x", expires_ms=1000 * (number % 2 + 1))

@@ -11,7 +11,7 @@ from simplebus.core.limits import SUBJECT_BINDINGS_MAX
 from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.server.run import ServeOptions, serve
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import CONNECT, asked, peer2
 
 
@@ -105,7 +105,7 @@ async def test_a_server_does_not_start_with_them() -> None:
 
 
 def test_a_connect_binds_subjects_to_the_classes_that_it_names() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, classes=[{"name": "orders", "subjects": ["orders.>", "paid"]}, {"id": 9}, 10])
     orders = bus.broker.store.class_id_by_name["orders"]
     assert bus.broker.store.subject_bindings.subjects_of(orders) == ("orders.>", "paid")
@@ -113,12 +113,12 @@ def test_a_connect_binds_subjects_to_the_classes_that_it_names() -> None:
 
 
 def test_a_connect_with_a_subject_that_is_none_changes_nothing() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus)
     two = [{"name": "fine", "subjects": ["fine"]}, {"id": 5, "subjects": ["a..b"]}]
-    peer.say(asked(CONNECT, request=3, version=2, classes=two))
+    peer.send(asked(CONNECT, request=3, version=2, classes=two))
     assert peer.errors() == ["bad_channel"]
     assert set(bus.broker.classes) == {1}
     assert len(bus.broker.store.subject_bindings) == 0
-    peer.say(asked(CONNECT, request=4, version=2, classes=[{"id": 5, "subjects": "a"}]))
+    peer.send(asked(CONNECT, request=4, version=2, classes=[{"id": 5, "subjects": "a"}]))
     assert peer.errors() == ["bad_connect"]

@@ -23,7 +23,7 @@ from simplebus.core.protocol import envelope as protocol_envelope
 from simplebus.core.protocol import envelope_batch as envelopes
 from simplebus.core.protocol.envelope_batch import Envelope, EnvelopeColumns, decode, encode, scan
 from simplebus.core.protocol.frames import FrameBatch
-from tests.behaviour.wire_peer import batch_of
+from tests.behaviour.wire_peer import build_batch
 from tests.support.oracles import DELIMITER, build_frame
 
 ENVELOPE = ord("5")
@@ -237,7 +237,7 @@ def batches(draw: st.DrawFn) -> list[bytes]:
 
 
 def batch(some: list[bytes], class_id: int = 1) -> FrameBatch:
-    return batch_of(
+    return build_batch(
         *(
             build_frame(ENVELOPE, class_id=class_id, message_id=number, content=content)
             for number, content in enumerate(some)

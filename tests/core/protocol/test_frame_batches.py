@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.protocol.frame_splitter import Scratch, find_delimiters, split
 from simplebus.core.protocol.frames import FrameBatch
-from tests.behaviour.wire_peer import MANY, batch_of
+from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, build_batch
 from tests.support.oracles import DELIMITER, build_frame, split_frames
 from tests.support.strategies import (
     MESSAGE,
@@ -65,19 +65,19 @@ def test_garbled_streams_split_as_the_oracle_splits_them(data: bytes) -> None:
     assert_splits(data)
 
 
-@given(frames(), frames(), frames(), st.integers(0, MANY), st.integers(0, 3), st.integers(0, 12))
+@given(frames(), frames(), frames(), st.integers(0, LARGE_BATCH_COUNT), st.integers(0, 3), st.integers(0, 12))
 def test_a_stranger_among_frames_of_one_length_is_found(
     usual: bytes, stranger: bytes, next_one: bytes, at: int, strangers: int, tail: int
 ) -> None:
     # The uniform path takes the frames in front of the stranger, or gives way to the arrays.
-    data = usual * at + stranger * strangers + usual * (MANY - at) + next_one[:tail]
+    data = usual * at + stranger * strangers + usual * (LARGE_BATCH_COUNT - at) + next_one[:tail]
     assert_splits(data)
 
 
 def test_frames_of_one_length_engage_the_uniform_path() -> None:
     frame = build_frame(MESSAGE, content=b"<x" * 8)
-    batches, _ = split_all(frame * MANY)
-    assert [(batch.stride, batch.count) for batch in batches] == [(len(frame), MANY)]
+    batches, _ = split_all(frame * LARGE_BATCH_COUNT)
+    assert [(batch.stride, batch.count) for batch in batches] == [(len(frame), LARGE_BATCH_COUNT)]
 
 
 @given(st.lists(frames(), min_size=1, max_size=6), frames(), st.integers(0, 12))
@@ -98,13 +98,13 @@ def test_a_few_others_before_frames_of_one_length_keep_them_not_from_the_uniform
 
 
 def test_frames_of_many_lengths_engage_the_array_path() -> None:
-    data = b"".join(build_frame(MESSAGE, content=b"x" * (i % 7)) for i in range(MANY))
+    data = b"".join(build_frame(MESSAGE, content=b"x" * (i % 7)) for i in range(LARGE_BATCH_COUNT))
     batches, _ = split_all(data)
-    assert [(batch.stride, batch.count) for batch in batches] == [(0, MANY)]
+    assert [(batch.stride, batch.count) for batch in batches] == [(0, LARGE_BATCH_COUNT)]
 
 
 @pytest.mark.parametrize("content", [b"", b"hi", b"\r\n>", b"<"])
-@pytest.mark.parametrize("count", [2, MANY])
+@pytest.mark.parametrize("count", [2, LARGE_BATCH_COUNT])
 def test_headers_that_look_like_delimiters_end_nothing(content: bytes, count: int) -> None:
     # Uniform: it sees other delimiters and gives way. Arrays: some candidates lie in headers.
     for at in range(10):
@@ -113,14 +113,14 @@ def test_headers_that_look_like_delimiters_end_nothing(content: bytes, count: in
         assert_splits((header + content + DELIMITER + header + b"y" + DELIMITER) * count)
 
 
-@pytest.mark.parametrize("count", [3, MANY])
+@pytest.mark.parametrize("count", [3, LARGE_BATCH_COUNT])
 def test_a_delimiter_in_the_content_ends_the_frame_on_every_path(count: int) -> None:
     assert_splits((b"1" * 9 + b"one" + DELIMITER + b"two" + DELIMITER) * count)
     assert_splits((b"1" * 9 + b"one" + DELIMITER + b"2" * 9 + b"two" + DELIMITER) * count)
     assert_splits(DELIMITER * count)
 
 
-@given(st.binary(max_size=20), st.integers(0, 29), st.integers(0, MANY), st.integers(1, 3))
+@given(st.binary(max_size=20), st.integers(0, 29), st.integers(0, LARGE_BATCH_COUNT), st.integers(1, 3))
 def test_a_delimiter_written_over_a_frame_of_one_length_is_found(
     content: bytes, place: int, at: int, count: int
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_delimiter_written_over_a_frame_of_one_length_is_found(
     frame = build_frame(MESSAGE, content=content.replace(b"<", b"x"))
     place = min(place, len(frame) - 4)
     broken = frame[:place] + DELIMITER + frame[place + 4 :]
-    assert_splits(frame * at + broken * count + frame * (MANY - at))
+    assert_splits(frame * at + broken * count + frame * (LARGE_BATCH_COUNT - at))
 
 
 @given(st.lists(st.sampled_from([*b"<<<<\r\n>x=\xbd\0"]), max_size=200), st.data())
@@ -150,7 +150,7 @@ def test_delimiters_are_found_where_a_plain_search_finds_them(
 
 def test_bytes_beyond_the_last_one_asked_for_are_not_looked_at() -> None:
     frame = build_frame(MESSAGE, content=b"x")
-    for count in (1, 17, MANY):
+    for count in (1, 17, LARGE_BATCH_COUNT):
         data = frame * count
         for last in range(len(data) - len(frame), len(data) + 1):
             batch = split(bytearray(data + frame * 3), 0, last, Scratch(last))
@@ -162,7 +162,7 @@ def test_bytes_beyond_the_last_one_asked_for_are_not_looked_at() -> None:
 
 frame_lists = st.one_of(
     # Of one length: strided. Of many: not.
-    st.tuples(frames(), st.integers(1, MANY)).map(lambda pair: [pair[0]] * pair[1]),
+    st.tuples(frames(), st.integers(1, LARGE_BATCH_COUNT)).map(lambda pair: [pair[0]] * pair[1]),
     st.lists(frames(), min_size=1, max_size=6).flatmap(
         lambda some: st.integers(1, 40).map(lambda times: some * times)
     ),
@@ -171,7 +171,7 @@ frame_lists = st.one_of(
 
 @given(frame_lists)
 def test_a_batch_describes_its_frames(some: list[bytes]) -> None:
-    batch = batch_of(*some)
+    batch = build_batch(*some)
     ends = [sum(len(frame) for frame in some[: i + 1]) for i in range(len(some))]
     assert batch.count == len(some)
     assert batch.ends.tolist() == ends
@@ -181,7 +181,7 @@ def test_a_batch_describes_its_frames(some: list[bytes]) -> None:
 
 @given(frame_lists)
 def test_keys_are_alike_exactly_where_type_and_class_are(some: list[bytes]) -> None:
-    keys = batch_of(*some).keys().tolist()
+    keys = build_batch(*some).keys().tolist()
     kinds = [frame[:3] for frame in some]
     assert len(set(zip(keys, kinds, strict=True))) == len(set(keys)) == len(set(kinds))
 
@@ -190,9 +190,9 @@ def test_keys_are_alike_exactly_where_type_and_class_are(some: list[bytes]) -> N
 def test_a_slice_is_the_slice_of_the_frames(some: list[bytes], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(some) - 1))
     last = data.draw(st.integers(first + 1, len(some)))
-    part = batch_of(*some).slice(first, last)
+    part = build_batch(*some).slice(first, last)
     part.check()
-    assert part.stride == batch_of(*some).stride, "the strided paths are lost"
+    assert part.stride == build_batch(*some).stride, "the strided paths are lost"
     assert frames_of(part) == some[first:last]
     again = part.slice(0, part.count)
     assert frames_of(again) == some[first:last]
@@ -211,7 +211,7 @@ def test_taken_frames_are_the_frames_in_that_order(some: list[bytes], data: st.D
 
 @given(frame_lists)
 def test_a_copy_is_the_same_elsewhere(some: list[bytes]) -> None:
-    batch = batch_of(*some)
+    batch = build_batch(*some)
     copy = batch.copy()
     copy.check()
     assert frames_of(copy) == some

@@ -11,7 +11,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.frame_splitter import Scratch
 from simplebus.core.protocol.frame_splitter import split as split_buffer
 from simplebus.core.protocol.frames import FrameBatch
-from tests.behaviour.wire_peer import batch_of
+from tests.behaviour.wire_peer import build_batch
 from tests.support.oracles import (
     DELIMITER,
     build_frame,
@@ -96,7 +96,7 @@ def test_frames_of_one_length_have_a_stride_and_others_have_none() -> None:
 
 
 def test_a_batch_knows_where_each_frame_lies() -> None:
-    batch = batch_of(SMALLEST, HEADER_FULL_OF_DELIMITER, SMALLEST)
+    batch = build_batch(SMALLEST, HEADER_FULL_OF_DELIMITER, SMALLEST)
     batch.check()
     assert batch.starts.tolist() == [0, 13, 28]
     assert batch.ends.tolist() == [13, 28, 41]
@@ -111,7 +111,7 @@ def test_a_batch_of_one_frame_is_that_frame() -> None:
 
 
 def test_a_slice_holds_the_frames_asked_for_without_a_copy() -> None:
-    batch = batch_of(SMALLEST, HEADER_FULL_OF_DELIMITER, SMALLEST)
+    batch = build_batch(SMALLEST, HEADER_FULL_OF_DELIMITER, SMALLEST)
     middle = batch.slice(1, 2)
     middle.check()
     assert middle.data.tobytes() == HEADER_FULL_OF_DELIMITER
@@ -136,7 +136,7 @@ def test_taken_frames_come_in_the_order_asked_for() -> None:
 
 
 def test_keys_tell_types_and_classes_apart_and_nothing_else() -> None:
-    keys = batch_of(
+    keys = build_batch(
         build_frame(MESSAGE, class_id=1, message_id=5, content=b"x"),
         build_frame(MESSAGE, class_id=1, timer_index=9),
         build_frame(MESSAGE, class_id=256),

@@ -17,8 +17,8 @@ from simplebus.core.protocol.frame_splitter import Scratch, split
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.redelivery.ack_window import AckWindow
 from tests.behaviour.wire_peer import (
-    Bus,
-    Peer,
+    BrokerHarness,
+    WirePeer,
     ack,
     connect,
     numbered,
@@ -122,12 +122,12 @@ def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
 @vectors("frames", "frames")
 def test_a_frame_from_a_client_is_taken_and_one_from_a_server_can_be_sent(vector: Vector) -> None:
     frame_type, class_id, message_id, timer_index, content = fields_of(vector)
-    bus = Bus(Settings(ack_timeout=65535))
+    bus = BrokerHarness(Settings(ack_timeout=65535))
     if vector["sender"] == "client":
         peer = bus.peer(connect(class_id), subscribe(class_id))
-        peer.hear_frames()
-        peer.say(bytes_of(vector))
-        said = peer.hear_frames()
+        peer.receive_frames()
+        peer.send(bytes_of(vector))
+        said = peer.receive_frames()
         if frame_type == MESSAGE:
             assert [parse_frame(frame) for frame in said] == [(MESSAGE, class_id, 0, 0, content)]
         elif frame_type == CONNECT:
@@ -138,7 +138,7 @@ def test_a_frame_from_a_client_is_taken_and_one_from_a_server_can_be_sent(vector
         return
     if frame_type == CONNECT:
         bus.broker._next_session_id = int.from_bytes(content, "little")
-        assert bus.peer(connect()).hear_frames() == [bytes_of(vector)]
+        assert bus.peer(connect()).receive_frames() == [bytes_of(vector)]
     elif frame_type == MESSAGE:
         bus.peer(connect(class_id))
         cls = bus.broker.classes[class_id]
@@ -146,7 +146,7 @@ def test_a_frame_from_a_client_is_taken_and_one_from_a_server_can_be_sent(vector
         cls.backlog_window = AckWindow(floor=message_id)
         bus.tick(timer_index)
         peer = bus.peer(subscribe(class_id), publish(class_id, content))
-        assert peer.hear_frames() == [bytes_of(vector)]
+        assert peer.receive_frames() == [bytes_of(vector)]
 
 
 # Streams -----------------------------------------------------------------------------------------
@@ -189,13 +189,13 @@ def limits_of(vector: Vector) -> Limits:
 @pytest.mark.parametrize("bytewise", [False, True])
 def test_what_a_server_refuses_is_refused_for_its_reason(vector: Vector, bytewise: bool) -> None:
     data, reason = bytes_of(vector), Reason(vector["reason"])
-    bus = Bus(Settings(limits=limits_of(vector)))
+    bus = BrokerHarness(Settings(limits=limits_of(vector)))
     peer = bus.peer()
     piece = 1 + len(data) // 2000 if bytewise else len(data) + 1
     chunks = [data[at : at + piece] for at in range(0, len(data), piece)]
     caught: RemoteProtocolError | None = None
     try:
-        peer.say(*chunks)
+        peer.send(*chunks)
     except RemoteProtocolError as error:
         caught = error
     overdue = bus.tick(vector["silence_seconds"]) if caught is None else []
@@ -203,9 +203,9 @@ def test_what_a_server_refuses_is_refused_for_its_reason(vector: Vector, bytewis
     if not vector["disconnects"]:
         assert (caught, overdue) == (None, [])
         assert bus.broker.refusal_counts == {reason: 1}
-        peer.hear_frames()
-        peer.say(connect(1))
-        assert len(peer.hear_frames()) == 1
+        peer.receive_frames()
+        peer.send(connect(1))
+        assert len(peer.receive_frames()) == 1
         return
     assert bus.broker.refusal_counts == {}
     if caught is None:
@@ -229,7 +229,7 @@ def effects_of(said: list[bytes], count: int) -> tuple[set[int], dict[int, list[
     return named, stored, replies
 
 
-def processed(bus: Bus, peer: Peer, data: bytes) -> tuple[set[int], dict[int, list[bytes]], int]:
+def processed(bus: BrokerHarness, peer: WirePeer, data: bytes) -> tuple[set[int], dict[int, list[bytes]], int]:
     """The same, as the broker has it."""
     stored = {}
     for class_id, cls in bus.broker.classes.items():
@@ -246,10 +246,10 @@ def processed(bus: Bus, peer: Peer, data: bytes) -> tuple[set[int], dict[int, li
 @vectors("connects", "valid")
 def test_a_connect_names_its_classes(vector: Vector) -> None:
     content = bytes_of(vector, "content_")
-    bus = Bus(classes=65536)
+    bus = BrokerHarness(classes=65536)
     peer = bus.peer(build_frame(CONNECT, content=content))
     assert sorted(bus.broker.classes) == vector["class_ids"]
-    assert len(peer.hear_frames()) == 1
+    assert len(peer.receive_frames()) == 1
     assert parse_connect(content) == set(vector["class_ids"])
 
 
@@ -259,8 +259,8 @@ def test_a_connect_that_names_no_classes_is_refused(vector: Vector) -> None:
     assert parse_connect(content) is None
     if vector["version_1_only"]:  # This server speaks version 2 as well.
         return
-    bus = Bus(classes=65536)
-    assert bus.peer().is_refused(build_frame(CONNECT, content=content)) == vector["reason"]
+    bus = BrokerHarness(classes=65536)
+    assert bus.peer().send_refused(build_frame(CONNECT, content=content)) == vector["reason"]
     assert bus.broker.classes == {}
 
 
@@ -273,15 +273,15 @@ def test_acks_leave_a_window_as_they_should(vector: Vector, times: int) -> None:
     # Said sixty times over in one read, they are read and mapped and marked in arrays.
     floor, cursor = vector["floor"], vector["cursor"]
     oracle = AckOracle(floor=floor, cursor=cursor)
-    bus = Bus()
+    bus = BrokerHarness()
     bus.peer(connect(1))
     cls = bus.broker.classes[1]
     cls.ring.floor = cls.ring.head = floor
     cls.backlog_window = AckWindow(floor=floor)
     peer = bus.peer(subscribe(1), publish(1, *numbered(cursor - floor)))
-    assert len(peer.hear()) == cursor - floor
+    assert len(peer.receive_messages()) == cursor - floor
     acks = pairs(vector["acks"])
-    peer.say(b"".join(ack(1, first, last) for first, last in acks) * times)
+    peer.send(b"".join(ack(1, first, last) for first, last in acks) * times)
     for first, last in acks:
         oracle.ack_ids(first, last)
     window = peer.session.subscriptions[1].window
@@ -297,19 +297,19 @@ def test_acks_of_several_subscriptions_release_what_all_of_them_acknowledged(
     vector: Vector,
 ) -> None:
     floor, head = vector["floor"], vector["head"]
-    bus = Bus()
-    peers: list[Peer | None] = [
+    bus = BrokerHarness()
+    peers: list[WirePeer | None] = [
         bus.peer(connect(1), subscribe(1), publish(1, *numbered(floor))),
     ]
     assert peers[0] is not None
-    assert len(peers[0].hear()) == floor
+    assert len(peers[0].receive_messages()) == floor
     if floor:
-        peers[0].say(ack(1, 0, floor))
+        peers[0].send(ack(1, 0, floor))
     peers += [bus.peer(subscribe(1)) for _ in range(vector["subscriptions"] - 1)]
     bus.peer(publish(1, *numbered(head - floor)))
     for peer in peers:
         assert peer is not None
-        assert peer.hear_ids(1) == list(range(floor, head))
+        assert peer.receive_ids(1) == list(range(floor, head))
     for number, verb, *ids in vector["steps"]:
         peer = peers[number]
         assert peer is not None
@@ -319,12 +319,12 @@ def test_acks_of_several_subscriptions_release_what_all_of_them_acknowledged(
         else:
             peer.say(ack(1, *ids))
     bus.tick(ACK_TIMEOUT)
-    unacked = [None if peer is None else group_ids(peer.hear_ids(1)) for peer in peers]
+    unacked = [None if peer is None else group_ids(peer.receive_ids(1)) for peer in peers]
     expected = [None if ranges is None else pairs(ranges) for ranges in vector["expected_unacked"]]
     assert unacked == expected
     waiting: list[tuple[int, int]] = []
     if all(peer is None for peer in peers):
-        waiting = group_ids(bus.peer(subscribe(1)).hear_ids(1))
+        waiting = group_ids(bus.peer(subscribe(1)).receive_ids(1))
     assert waiting == pairs(vector["expected_waiting"])
     needed = {i for ranges in (*unacked, waiting) for a, b in ranges or () for i in range(a, b)}
     released = group_ids([i for i in range(floor, head) if i not in needed])

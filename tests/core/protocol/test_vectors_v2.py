@@ -20,7 +20,7 @@ from simplebus.core.limits import PLAIN_FRAMES_MAX, SPARE_BYTES, Limits
 from simplebus.core.protocol import envelope_batch, frames, inquiry, requests
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frame_splitter import Scratch, split
-from tests.behaviour.wire_peer import Bus, Peer, batch_of
+from tests.behaviour.wire_peer import BrokerHarness, WirePeer, build_batch
 from tests.core.protocol.test_vectors import VECTORS, Vector, bytes_of
 from tests.support.oracles import build_frame, parse_frame
 
@@ -186,7 +186,7 @@ class Listener:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.peer = Peer(server.bus, server.bus.broker.open_session())
+        self.peer = WirePeer(server.bus, server.bus.broker.open_session())
         self.is_closed = False
         self.confirmed: int | None = None
         """What the last Confirm said."""
@@ -206,18 +206,18 @@ class Listener:
 
     def _say(self, data: bytes) -> None:
         try:
-            self.peer.say(data)
+            self.peer.send(data)
         except RemoteProtocolError as error:
             self.server.cut(self, error)
         self.server.go_on()
 
     def leaves(self) -> None:
-        self.peer.leave()
+        self.peer.disconnect()
         self.is_closed = True
         self.server.go_on()
 
     def hear(self) -> None:
-        for whole in self.peer.hear_frames():
+        for whole in self.peer.receive_frames():
             frame = Frame(*parse_frame(whole))
             if frame.type == CONFIRM:
                 self.confirmed = frame.b
@@ -265,7 +265,7 @@ class Server:
     """A bus, and its peers by name. Its clock goes on with its ticks."""
 
     def __init__(self, limits: dict[str, Any]) -> None:
-        self.bus = Bus(Settings(limits=Limits(**limits)))
+        self.bus = BrokerHarness(Settings(limits=Limits(**limits)))
         self.peers: dict[str, Listener] = {}
 
     def listener(self, name: str) -> Listener:

@@ -19,7 +19,7 @@ from simplebus.core.limits import PLAIN_FRAMES_MAX
 from simplebus.core.protocol import frames as wire
 from simplebus.core.protocol.frames import ack_ranges
 from simplebus.core.redelivery.ack_window import AckWindow
-from tests.behaviour.wire_peer import MANY, batch_of, state_of
+from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, build_batch, window_state
 from tests.support.oracles import ID_COUNT, AckOracle, parse_ack
 from tests.support.strategies import ack_contents, ack_frame
 
@@ -45,7 +45,7 @@ def assert_reads_acks(contents: Sequence[bytes]) -> None:
     assert read == ranges_one_by_one(contents)
 
 
-@given(st.lists(ack_contents(), min_size=1, max_size=6), st.integers(1, MANY), st.randoms())
+@given(st.lists(ack_contents(), min_size=1, max_size=6), st.integers(1, LARGE_BATCH_COUNT), st.randoms())
 def test_many_acks_read_as_each_of_them(some: list[bytes], times: int, random: Random) -> None:
     contents = some * times
     assert_reads_acks(contents)
@@ -53,11 +53,11 @@ def test_many_acks_read_as_each_of_them(some: list[bytes], times: int, random: R
     assert_reads_acks(contents)
 
 
-@given(st.integers(0, ID_COUNT - 2 * MANY), st.integers(1, 3), st.integers(0, 3))
+@given(st.integers(0, ID_COUNT - 2 * LARGE_BATCH_COUNT), st.integers(1, 3), st.integers(0, 3))
 def test_acks_of_messages_in_a_row_read_as_each_of_them(first: int, step: int, zeros: int) -> None:
     # In columns where the digits stay as many, anywhere where they become more.
     contents = [
-        b"0" * zeros + b"%d-%d" % (at, at + step) for at in range(first, first + step * MANY, step)
+        b"0" * zeros + b"%d-%d" % (at, at + step) for at in range(first, first + step * LARGE_BATCH_COUNT, step)
     ]
     assert_reads_acks(contents)
 
@@ -83,8 +83,8 @@ bad_acks = [
 
 @pytest.mark.parametrize("good", [b"3-4", b"10-20", b"2147483647-2147483648", b"7--2147483648"])
 def test_one_bad_ack_among_many_ends_the_ranges_there(good: bytes) -> None:
-    for bad, at in product(bad_acks, (0, 1, MANY // 2, MANY - 1)):
-        contents = [good] * MANY
+    for bad, at in product(bad_acks, (0, 1, LARGE_BATCH_COUNT // 2, LARGE_BATCH_COUNT - 1)):
+        contents = [good] * LARGE_BATCH_COUNT
         contents[at] = bad
         assert_reads_acks(contents)
 
@@ -94,8 +94,8 @@ def test_one_bad_ack_among_many_ends_the_ranges_there(good: bytes) -> None:
 def test_a_byte_that_is_no_digit_is_noticed_in_every_place(place: int, byte: int) -> None:
     content = bytearray(b"1-2")
     content[place] = byte
-    assert_reads_acks([b"1-2"] * MANY + [bytes(content)] + [b"1-2"] * MANY)
-    assert_reads_acks([bytes(content)] * MANY)
+    assert_reads_acks([b"1-2"] * LARGE_BATCH_COUNT + [bytes(content)] + [b"1-2"] * LARGE_BATCH_COUNT)
+    assert_reads_acks([bytes(content)] * LARGE_BATCH_COUNT)
 
 
 def test_every_number_of_digits_reads_beside_every_other() -> None:
@@ -127,7 +127,7 @@ def window_after(
 @given(
     st.sampled_from([0, 100, 1020, ID_COUNT - 150, 7 * ID_COUNT - 1]),
     st.lists(st.tuples(st.integers(-20, 320), st.integers(1, 40)), min_size=1, max_size=6),
-    st.sampled_from([1, MANY // 2]),
+    st.sampled_from([1, LARGE_BATCH_COUNT // 2]),
     st.booleans(),
     st.booleans(),
     st.randoms(),
@@ -153,15 +153,15 @@ def test_many_acks_leave_the_window_as_each_of_them_does(
         oracle.acked.update(range(max(first, floor), last))
     at_once = window_after(floor, cursor, ranges, at_once=True)
     one_by_one = window_after(floor, cursor, ranges, at_once=False)
-    assert state_of(at_once) == state_of(one_by_one) == state_of(oracle)
+    assert window_state(at_once) == window_state(one_by_one) == window_state(oracle)
 
 
-@given(st.lists(st.integers(1, 5), min_size=MANY, max_size=MANY), st.integers(-3, 3))
+@given(st.lists(st.integers(1, 5), min_size=LARGE_BATCH_COUNT, max_size=LARGE_BATCH_COUNT), st.integers(-3, 3))
 def test_ranges_that_touch_leave_the_window_as_each_of_them_does(
     lengths: list[int], start: int
 ) -> None:
     ends = np.cumsum([start, *lengths]).tolist()
     ranges = list(pairwise(ends))
-    at_once = window_after(0, 5 * MANY + 3, ranges, at_once=True)
-    one_by_one = window_after(0, 5 * MANY + 3, ranges, at_once=False)
-    assert state_of(at_once) == state_of(one_by_one)
+    at_once = window_after(0, 5 * LARGE_BATCH_COUNT + 3, ranges, at_once=True)
+    one_by_one = window_after(0, 5 * LARGE_BATCH_COUNT + 3, ranges, at_once=False)
+    assert window_state(at_once) == window_state(one_by_one)

@@ -15,7 +15,7 @@ from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import Left, highest
 from simplebus.core.settings import Settings
 from tests.behaviour import wire_peer
-from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
     enveloped,
@@ -31,13 +31,13 @@ from tests.models.key_order_model import keyed
 KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
 
 
-def beat(bus: Bus) -> None:
+def beat(bus: BrokerHarness) -> None:
     bus.broker.clock.now += 1
     bus.tick()
     bus.broker.run_due_wakeups()
 
 
-def falls(bus: Bus, come: Callable[[], list[int]], ticks: int) -> list[tuple[int, int]]:
+def falls(bus: BrokerHarness, come: Callable[[], list[int]], ticks: int) -> list[tuple[int, int]]:
     """A consumer falls whenever it is sent something, and is started again three times a tick.
     Returns when it was sent what."""
     found = []
@@ -48,23 +48,23 @@ def falls(bus: Bus, come: Callable[[], list[int]], ticks: int) -> list[tuple[int
     return found
 
 
-def come1(bus: Bus) -> list[int]:
+def come1(bus: BrokerHarness) -> list[int]:
     peer = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    found = [message.message_id for message in peer.hear()]
-    peer.leave()
+    found = [message.message_id for message in peer.receive_messages()]
+    peer.disconnect()
     return found
 
 
-def come2(bus: Bus, **options: Any) -> list[int]:
+def come2(bus: BrokerHarness, **options: Any) -> list[int]:
     peer = peer2(bus, subscribe(1, 5, **options))
-    found = [message.message_id for message in peer.got()]
-    peer.leave()
+    found = [message.message_id for message in peer.receive_deliveries()]
+    peer.disconnect()
     return found
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS, {"durable": "d"}])
 def test_what_kills_its_consumer_pauses_and_dies(kind: dict[str, Any] | None) -> None:
-    bus = Bus(Settings(deliveries_max=4))
+    bus = BrokerHarness(Settings(deliveries_max=4))
     peer2(bus, enveloped(1, 0, keyed(b"k")))
     found = falls(bus, lambda: come1(bus) if kind is None else come2(bus, **kind), 60)
     assert found == [(0, 0), (0, 0), (12, 0), (36, 0)]
@@ -79,47 +79,47 @@ def test_what_kills_its_consumer_pauses_and_dies(kind: dict[str, Any] | None) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_others_do_not_wait_for_it_in_version_2(kind: dict[str, Any]) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, enveloped(1, 0, keyed(b"a")))
     for _ in range(2):
         assert come2(bus, **kind) == [0]
     peer = peer2(bus, subscribe(1, 5, **kind), enveloped(1, 0, keyed(b"b")))
-    assert [(m.message_id, m.attempt) for m in peer.got()] == [(1, 1)]
-    peer.say(ack(5, 1, 2))
+    assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(1, 1)]
+    peer.send(ack(5, 1, 2))
     for _ in range(12):
         beat(bus)
-    assert [(m.message_id, m.attempt) for m in peer.got()] == [(0, 3)]
+    assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(0, 3)]
 
 
 def test_in_version_1_everything_comes_in_order_when_the_pause_is_over() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = peer2(bus, publish(1, 0, *numbered(3)))
     assert come1(bus) == [0, 1, 2]
     assert come1(bus) == [0, 1, 2]
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    writer.say(publish(1, 3, *numbered(2)))
-    assert heir.hear() == []
-    heir.say(wire_peer.ack(1, 1, 2))  # What was sent to whose place it takes counts as sent.
+    writer.send(publish(1, 3, *numbered(2)))
+    assert heir.receive_messages() == []
+    heir.send(wire_peer.ack(1, 1, 2))  # What was sent to whose place it takes counts as sent.
     for _ in range(11):
         beat(bus)
-        assert heir.hear() == []
+        assert heir.receive_messages() == []
     beat(bus)
-    assert heir.hear_ids(1) == [0, 2, 3, 4]
+    assert heir.receive_ids(1) == [0, 2, 3, 4]
 
 
 def test_who_waits_in_version_1_is_not_named_for_what_comes_behind_it() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = peer2(bus, publish(1, 0, b"a"))
     come1(bus)
     come1(bus)
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    heir.hear(), writer.take(1 << 20), bus.broker.drain_writable()
-    writer.say(publish(1, 1, b"b"))
+    heir.receive_messages(), writer.read_bytes(1 << 20), bus.broker.drain_writable()
+    writer.send(publish(1, 1, b"b"))
     assert bus.broker.drain_writable() == [writer.session.session_id]
 
 
 def test_who_comes_and_goes_while_it_pauses_changes_nothing() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, publish(1, 0, b"a"))
     come1(bus)
     come1(bus)
@@ -128,40 +128,40 @@ def test_who_comes_and_goes_while_it_pauses_changes_nothing() -> None:
 
 
 def test_what_was_put_off_stays_put_off() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(3)))
-    peer.ids()
-    peer.say(nack(5, 0, 1, 20_000), nack(5, 1, 2))
-    peer.leave()
+    peer.receive_message_ids()
+    peer.send(nack(5, 0, 1, 20_000), nack(5, 1, 2))
+    peer.disconnect()
     peer = peer2(bus, subscribe(1, 5))
-    heard = [(0, m.message_id, m.attempt) for m in peer.got()]
+    heard = [(0, m.message_id, m.attempt) for m in peer.receive_deliveries()]
     for tick in range(1, 25):
         beat(bus)
-        heard += [(tick, m.message_id, m.attempt) for m in peer.got()]
-        peer.say(ack(5, 0, 3))
+        heard += [(tick, m.message_id, m.attempt) for m in peer.receive_deliveries()]
+        peer.send(ack(5, 0, 3))
     assert heard == [(0, 2, 2)], "and may be acknowledged"
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_what_nobody_was_sent_begins_with_the_first_attempt() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5, max_in_flight=1), publish(1, 0, *numbered(3)))
-    assert peer.ids() == [0]
-    peer.leave()
+    assert peer.receive_message_ids() == [0]
+    peer.disconnect()
     peer = peer2(bus, subscribe(1, 5))
-    assert [(m.message_id, m.attempt) for m in peer.got()] == [(0, 2), (1, 1), (2, 1)]
+    assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(0, 2), (1, 1), (2, 1)]
 
 
 def test_a_large_backlog_costs_what_its_pieces_cost() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     peer = peer2(bus, subscribe(1, 5, max_in_flight=1 << 20))
     writer = peer2(bus)
     for at in range(0, 100_000, 20_000):
-        writer.say(publish(1, at, *[b""] * 20_000))
-        peer.listen()
-    peer.say(*[ack(5, at, at + 1) for at in range(1, 1000, 2)])
-    peer.leave()
+        writer.send(publish(1, at, *[b""] * 20_000))
+        peer.receive_all()
+    peer.send(*[ack(5, at, at + 1) for at in range(1, 1000, 2)])
+    peer.disconnect()
     left = bus.broker.classes[1].backlog_handover
     assert len(left.sent) < 10
     assert left.spans(bus.broker.classes[1].backlog_window)
@@ -169,20 +169,20 @@ def test_a_large_backlog_costs_what_its_pieces_cost() -> None:
 
 @pytest.mark.parametrize("delay", [None, 3_600_000])
 def test_what_is_left_again_and_again_is_kept_once(delay: int | None) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer2(bus, publish(1, 0, *numbered(9)))
     for _ in range(5):
         peer = peer2(bus, subscribe(1, 5, start="earliest", backoff=[3_600]))
-        assert len(peer.ids()) == 9
-        peer.say(*[nack(5, at, at + 1, delay) for at in range(0, 9, 2)])
-        peer.leave()
+        assert len(peer.receive_message_ids()) == 9
+        peer.send(*[nack(5, at, at + 1, delay) for at in range(0, 9, 2)])
+        peer.disconnect()
     left = bus.broker.classes[1].backlog_handover
     assert len(left.ticks) + len(left.times) == 5
     assert [(first, last) for first, last, _ in left.ticks + left.times] == [
         (at, at + 1) for at in range(0, 9, 2)
     ]
     peer = peer2(bus, subscribe(1, 5), ack(5, 0, 9))
-    peer.leave()
+    peer.disconnect()
     assert bus.broker.classes[1].backlog_handover == Left()
 
 
@@ -193,14 +193,14 @@ def test_what_is_left_again_and_again_is_kept_once(delay: int | None) -> None:
 def test_what_others_left_keeps_version_1_waiting_no_longer_than_its_own_pause(
     seconds: int,
 ) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = peer2(bus, publish(1, 0, b"a"))
     peer = peer2(bus, subscribe(1, 5, backoff=[seconds]))
-    peer.ids()
-    peer.say(nack(5, 0, 1))
-    peer.leave()
+    peer.receive_message_ids()
+    peer.send(nack(5, 0, 1))
+    peer.disconnect()
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    writer.say(publish(1, 1, b"b"))
+    writer.send(publish(1, 1, b"b"))
     said, waited = only(bus), min(seconds, 6)
     assert said.session == heir.session.session_id
     assert (said.waits, said.put_off, said.put_off_seconds) == ("time", 1, waited)
@@ -209,27 +209,27 @@ def test_what_others_left_keeps_version_1_waiting_no_longer_than_its_own_pause(
     heard = []
     for tick in range(1, 10):
         beat(bus)
-        heard += [(tick, each) for each in heir.hear_ids(1)]
+        heard += [(tick, each) for each in heir.receive_ids(1)]
     assert heard == [(waited, 0), (waited, 1)]
 
 
 def test_who_comes_and_goes_in_version_1_does_not_wait_anew() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, publish(1, 0, b"a"), subscribe(1, 5, backoff=[3_600]))
-    peer.ids()
-    peer.say(nack(5, 0, 1))
-    peer.leave()
+    peer.receive_message_ids()
+    peer.send(nack(5, 0, 1))
+    peer.disconnect()
     found = [tick for tick in range(30) if (beat(bus), come1(bus))[1]]
     assert found == [6, 18], "six ticks after the first one came, and twelve after that"
 
 
 def test_version_1_does_not_wait_for_what_is_acknowledged() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5, backoff=[3_600]), publish(1, 0, *numbered(3)))
-    peer.ids()
-    peer.say(nack(5, 1, 2), ack(5, 1, 2))
-    peer.leave()
-    assert bus.peer(wire_peer.connect(1), wire_peer.subscribe(1)).hear_ids(1) == [0, 2]
+    peer.receive_message_ids()
+    peer.send(nack(5, 1, 2), ack(5, 1, 2))
+    peer.disconnect()
+    assert bus.peer(wire_peer.connect(1), wire_peer.subscribe(1)).receive_ids(1) == [0, 2]
 
 
 # The rows ----------------------------------------------------------------------------------------

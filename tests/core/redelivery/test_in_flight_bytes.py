@@ -9,9 +9,9 @@ import pytest
 from simplebus.core.limits import IN_FLIGHT_BYTES
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.in_flight_bytes import Weight
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     ack,
     nack,
     peer2,
@@ -23,46 +23,46 @@ LONG = 900_000
 FRAME = 13
 
 
-def exchange(writer: Peer2, reader: Peer2, first: int, payloads: list[bytes]) -> list[int]:
+def exchange(writer: Version2Peer, reader: Version2Peer, first: int, payloads: list[bytes]) -> list[int]:
     for n, payload in enumerate(payloads):
-        writer.say(publish(1, first + n, payload))
-    return reader.ids()
+        writer.send(publish(1, first + n, payload))
+    return reader.receive_message_ids()
 
 
 def test_what_is_acknowledged_behind_one_that_is_not_leaves_room() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     reader, writer = peer2(bus, subscribe(1, 5)), peer2(bus)
     assert exchange(writer, reader, 0, [b"slow"]) == [0]
     for n in range(1, 60):
         assert exchange(writer, reader, n, [b"x" * LONG]) == [n]
-        reader.say(ack(5, n, n + 1))
+        reader.send(ack(5, n, n + 1))
     for n in range(60, 160):
         assert exchange(writer, reader, n, [b"small"]) == [n]
 
 
 def test_what_is_long_fills_the_room_though_much_that_was_short_is_acknowledged() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     reader, writer = peer2(bus, subscribe(1, 5)), peer2(bus)
-    writer.say(publish(1, 0, *[b""] * 10_000))
-    assert len(reader.ids()) == 10_000
-    reader.say(ack(5, 1, 10_000))
+    writer.send(publish(1, 0, *[b""] * 10_000))
+    assert len(reader.receive_message_ids()) == 10_000
+    reader.send(ack(5, 1, 10_000))
     heard = exchange(writer, reader, 10_000, [b"x" * LONG] * (3 * IN_FLIGHT_BYTES // LONG))
     assert IN_FLIGHT_BYTES <= len(heard) * LONG < IN_FLIGHT_BYTES + 3 * LONG
-    reader.say(nack(5, heard[0], heard[4], 3_600_000))
-    assert len(reader.ids()) in (3, 4)
+    reader.send(nack(5, heard[0], heard[4], 3_600_000))
+    assert len(reader.receive_message_ids()) in (3, 4)
 
 
 def test_messages_are_looked_at_again_only_when_many_of_them_are_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     reader, writer = peer2(bus, subscribe(1, 5)), peer2(bus)
     count, size = 4000, 8 * 1024
-    writer.say(*[publish(1, n, b"x" * size) for n in range(count)])
-    heard = reader.ids()
+    writer.send(*[publish(1, n, b"x" * size) for n in range(count)])
+    heard = reader.receive_message_ids()
     assert len(heard) < count
     looks = 0
     gaps = AckWindow.gaps
@@ -74,24 +74,24 @@ def test_messages_are_looked_at_again_only_when_many_of_them_are_acknowledged(
 
     monkeypatch.setattr(AckWindow, "gaps", counted)
     for n in heard[1::2]:
-        reader.say(ack(5, n, n + 1))
+        reader.send(ack(5, n, n + 1))
     assert 0 < looks < 40
 
 
 def test_bytes_are_those_of_every_message_that_is_not_acknowledged() -> None:
     chance = random.Random(1)
     for _ in range(20):
-        bus = Bus()
+        bus = BrokerHarness()
         reader, writer = peer2(bus, subscribe(1, 5)), peer2(bus)
         sizes: list[int] = []
         for _ in range(8):  # Around the ends of the ring and of its columns.
             more = [chance.randrange(1, 4000) for _ in range(chance.randrange(20))]
-            writer.say(*[publish(1, len(sizes) + n, b"x" * size) for n, size in enumerate(more)])
+            writer.send(*[publish(1, len(sizes) + n, b"x" * size) for n, size in enumerate(more)])
             sizes += more
-            reader.ids()
+            reader.receive_message_ids()
             ring, window = bus.broker.classes[1].ring, reader.session.subscriptions[5].window
             for n in chance.sample(range(window.floor, window.cursor), k=window.in_flight // 3):
-                reader.say(ack(5, n, n + 1))
+                reader.send(ack(5, n, n + 1))
             left = [n for a, b in window.unacked(window.floor, window.cursor) for n in range(a, b)]
             there = sum(sizes[n] + FRAME for n in left)
             assert not left or Weight(ring)._look(len(left), window) == there

@@ -11,7 +11,7 @@ from simplebus.core.ring import columns as module
 from simplebus.core.ring.columns import AT_ONCE, NEVER, Columns, MessageRows
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
-from tests.behaviour.wire_peer import batch_of
+from tests.behaviour.wire_peer import build_batch
 from tests.behaviour.wire_peer_v2 import enveloped, publish
 
 Row = tuple[int, float, float]
@@ -56,13 +56,13 @@ def test_every_message_keeps_what_is_known_of_it(script: list[tuple[str, int, li
     for what, count, pattern in script:
         described = (pattern * count)[:count]
         if what == "plain":
-            taken = ring.append(batch_of(*[publish(1, 0, b"x" * 90)] * count), 0)
+            taken = ring.append(build_batch(*[publish(1, 0, b"x" * 90)] * count), 0)
             model += described[:taken]
         elif what == "one":
             if ring.append_one(memoryview(publish(1, 0, b"x")), 0):
                 model += described
         elif what == "special":
-            taken = ring.append(batch_of(*[enveloped(1, 0, b"\0")] * count), 0, of(described))
+            taken = ring.append(build_batch(*[enveloped(1, 0, b"\0")] * count), 0, of(described))
             model += described[:taken]
         elif what == "release":
             ring.release(min(ring.head, ring.floor + count))

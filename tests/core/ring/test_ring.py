@@ -7,7 +7,7 @@ import pytest
 from simplebus.core.limits import RING_BYTES_MIN, RING_IDLE_TICKS, RING_SLOTS_MIN
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
-from tests.behaviour.wire_peer import batch_of
+from tests.behaviour.wire_peer import build_batch
 from tests.support.oracles import (
     ID_COUNT,
     build_frame,
@@ -40,7 +40,7 @@ def message(text: str | int, *, size: int = 0) -> bytes:
 
 
 def append(ring: Ring, *whole: bytes, timer_index: int = 0) -> int:
-    taken = ring.append(batch_of(*whole), timer_index)
+    taken = ring.append(build_batch(*whole), timer_index)
     ring.check()
     return taken
 
@@ -107,7 +107,7 @@ def test_everything_but_id_and_timer_index_is_kept_as_it_came() -> None:
 def test_the_frames_given_are_copied() -> None:
     ring = ring_of()
     buffer = bytearray(message("a") * 2)
-    batch = batch_of(message("a"), message("a"))
+    batch = build_batch(message("a"), message("a"))
     ring.append(batch, 0)
     buffer[:] = bytes(len(buffer))
     assert texts(ring) == ["a", "a"]
@@ -279,7 +279,7 @@ def test_an_empty_ring_takes_a_frame_of_half_its_limit_whatever_it_held_before(
 ) -> None:
     # At 502,144 the column of very many small messages takes more than half of the memory.
     ring = ring_of(bytes_max=bytes_max)
-    ring.append(batch_of(*[message("")] * (bytes_max // 25)), 0)
+    ring.append(build_batch(*[message("")] * (bytes_max // 25)), 0)
     ring.release(ring.head)
     assert append(ring, message("long", size=bytes_max // 2 - 13)) == 1
     assert texts(ring) == ["long"]

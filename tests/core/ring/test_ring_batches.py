@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simplebus.core.limits import RING_IDLE_TICKS, RING_SLOTS_MIN
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
-from tests.behaviour.wire_peer import MANY, batch_of
+from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, build_batch
 from tests.support.oracles import (
     ID_COUNT,
     RingOracle,
@@ -49,11 +49,11 @@ class Rings:
             ring.floor = ring.head = first
 
     def append(self, some: Sequence[bytes], *, timer_index: int) -> None:
-        taken = self.batched.append(batch_of(*some), timer_index)
+        taken = self.batched.append(build_batch(*some), timer_index)
         one_by_one = 0
         for frame in some:
             if not self.single.append_one(memoryview(frame), timer_index) and not (
-                self.single.append(batch_of(frame), timer_index)
+                self.single.append(build_batch(frame), timer_index)
             ):
                 break
             one_by_one += 1
@@ -150,7 +150,7 @@ def test_a_ring_that_wraps_and_grows_and_shrinks_is_one_filled_one_by_one(
     rings.stamp(rings.oracle.floor + 1, rings.oracle.head - 1, 5)
     rings.release(len(rings.batched) - 2)
     rings.tick(2 * RING_IDLE_TICKS)
-    rings.append([stored(b"more")] * MANY, timer_index=5)
+    rings.append([stored(b"more")] * LARGE_BATCH_COUNT, timer_index=5)
     rings.release(1 << 30)
     rings.tick(2 * RING_IDLE_TICKS)
     assert rings.batched.statistics().memory_bytes == 0
@@ -169,8 +169,8 @@ def test_a_full_ring_takes_as_many_by_batches_as_one_by_one(size: int) -> None:
 
 
 def test_ids_wrap_inside_one_batch_on_every_path() -> None:
-    same = [stored(b"s")] * MANY
-    uneven = [stored(b"u" * (i % 5)) for i in range(MANY)]
+    same = [stored(b"s")] * LARGE_BATCH_COUNT
+    uneven = [stored(b"u" * (i % 5)) for i in range(LARGE_BATCH_COUNT)]
     for some in (same, uneven, uneven[:10]):
         rings = Rings(first=ID_COUNT - 5)
         rings.append(some, timer_index=2)
@@ -179,8 +179,8 @@ def test_ids_wrap_inside_one_batch_on_every_path() -> None:
 
 
 def test_slots_wrap_inside_one_batch_on_every_path() -> None:
-    same = [stored(b"s")] * MANY
-    uneven = [stored(b"u" * (i % 5)) for i in range(MANY)]
+    same = [stored(b"s")] * LARGE_BATCH_COUNT
+    uneven = [stored(b"u" * (i % 5)) for i in range(LARGE_BATCH_COUNT)]
     for some in (same, uneven, uneven[:10]):
         rings = Rings(first=RING_SLOTS_MIN - 5)
         rings.append(some, timer_index=2)

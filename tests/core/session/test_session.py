@@ -22,7 +22,7 @@ from simplebus.core.protocol.events import (
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
 from tests.behaviour.wire_peer import (
-    MANY,
+    LARGE_BATCH_COUNT,
     ack,
     connect,
     heartbeat,
@@ -160,7 +160,7 @@ def test_the_end_of_a_frame_is_no_single_message() -> None:
     assert hear(session, outer[:9], outer[9:]) == ([("published", 7, outer[9:-4])], None)
 
 
-@pytest.mark.parametrize("count", [1, 2, PLAIN_FRAMES_MAX, MANY])
+@pytest.mark.parametrize("count", [1, 2, PLAIN_FRAMES_MAX, LARGE_BATCH_COUNT])
 def test_a_run_of_one_type_and_class_is_one_event(count: int) -> None:
     session = session_of(7)
     data = publish(7, *numbered(count))
@@ -192,31 +192,31 @@ def test_each_connect_is_an_event_of_its_own() -> None:
 
 
 def test_classes_in_turn_are_gathered_and_acks_go_first() -> None:
-    some = [publish(1 + i % 2, b"%d" % i) + ack(1, i, i + 1) for i in range(MANY)]
+    some = [publish(1 + i % 2, b"%d" % i) + ack(1, i, i + 1) for i in range(LARGE_BATCH_COUNT)]
     heard = understood(b"".join(some), known=[1, 2])
     assert heard == [
-        *(("acked", 1, i, i + 1) for i in range(MANY)),
-        *(("published", 1, b"%d" % i) for i in range(0, MANY, 2)),
-        *(("published", 2, b"%d" % i) for i in range(1, MANY, 2)),
+        *(("acked", 1, i, i + 1) for i in range(LARGE_BATCH_COUNT)),
+        *(("published", 1, b"%d" % i) for i in range(0, LARGE_BATCH_COUNT, 2)),
+        *(("published", 2, b"%d" % i) for i in range(1, LARGE_BATCH_COUNT, 2)),
     ]
 
 
 def test_nothing_moves_across_a_frame_that_is_no_message_ack_or_heartbeat() -> None:
-    turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(MANY))
+    turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(LARGE_BATCH_COUNT))
     heard = understood(turns + subscribe(2) + turns, known=[1, 2])
-    assert heard.index(("subscribed", 2)) == MANY == len(heard) // 2
+    assert heard.index(("subscribed", 2)) == LARGE_BATCH_COUNT == len(heard) // 2
 
 
 def test_a_class_may_be_named_in_the_same_breath() -> None:
     known: set[int] = set()
     session = Session(3, frame_bytes_max=1 << 20, known_classes=known, peer="test")
-    turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(MANY))
+    turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(LARGE_BATCH_COUNT))
     heard = 0
     for event in session.receive(BUFFER, BUFFER.fill(connect(1, 2) + turns)):
         heard += len(facts(event))
         if isinstance(event, Connected):
             known.update(event.class_ids)
-    assert heard == 1 + MANY
+    assert heard == 1 + LARGE_BATCH_COUNT
 
 
 OFFENCES = {
@@ -230,7 +230,7 @@ OFFENCES = {
 
 @pytest.mark.parametrize(("reason", "offence"), OFFENCES.items())
 @pytest.mark.parametrize("kinds", [1, 2])
-@pytest.mark.parametrize("before", [0, 1, 3, MANY])
+@pytest.mark.parametrize("before", [0, 1, 3, LARGE_BATCH_COUNT])
 def test_an_offence_ends_the_session_behind_the_frames_before_it(
     reason: Reason, offence: bytes, kinds: int, before: int
 ) -> None:

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.redelivery.ack_window import AckWindow
 from tests.behaviour.wire_peer import (
-    MANY,
-    Bus,
+    LARGE_BATCH_COUNT,
+    BrokerHarness,
     ack,
     connect,
     heartbeat,
     numbered,
     publish,
-    state_of,
+    window_state,
     subscribe,
 )
 from tests.support.oracles import ID_COUNT, AckOracle, build_frame
@@ -64,24 +64,24 @@ bad_frames = st.one_of(
 
 def outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
     """Everything that can be seen of a broker after one of its peers has said this."""
-    bus = Bus()
+    bus = BrokerHarness()
     speaker = bus.peer(connect(*CLASSES), *(subscribe(c) for c in CLASSES[:3]))
     listener = bus.peer(*(subscribe(c) for c in CLASSES[1:]))
     for class_id in CLASSES:
-        speaker.say(publish(class_id, *numbered(SENT)))
-    assert len(speaker.hear()) == len(listener.hear()) == 3 * SENT
+        speaker.send(publish(class_id, *numbered(SENT)))
+    assert len(speaker.receive_messages()) == len(listener.receive_messages()) == 3 * SENT
     reason: Reason | None = None
     try:
-        speaker.say(*chunks)
+        speaker.send(*chunks)
     except RemoteProtocolError as error:
         reason = error.reason
     broker = bus.broker
     heard = [
         {class_id: [m for m in peer if m.class_id == class_id] for class_id in (*CLASSES, LATE)}
-        for peer in (speaker.hear(), listener.hear())
+        for peer in (speaker.receive_messages(), listener.receive_messages())
     ]
     unacked = [
-        (subscription.class_id, state_of(subscription.window))
+        (subscription.class_id, window_state(subscription.window))
         for cls in broker.classes.values()
         for subscription in cls.subscriptions
     ]
@@ -147,50 +147,50 @@ def test_full_classes_end_up_as_if_frames_came_one_by_one(
     random.shuffle(some)
     outcomes = []
     for chunks in ([b"".join(some)], some):
-        bus = Bus(class_messages=class_messages)
+        bus = BrokerHarness(class_messages=class_messages)
         speaker = bus.peer(connect(*CLASSES), *(subscribe(class_id) for class_id in CLASSES))
-        speaker.say(*chunks)
+        speaker.send(*chunks)
         heard: dict[int, list[tuple[int, bytes]]] = {class_id: [] for class_id in CLASSES}
-        while messages := speaker.hear():
+        while messages := speaker.receive_messages():
             for message in messages:
                 heard[message.class_id].append((message.message_id, message.payload))
-                speaker.say(ack(message.class_id, message.message_id, message.message_id + 1))
+                speaker.send(ack(message.class_id, message.message_id, message.message_id + 1))
         assert not speaker.session.parked_messages
         outcomes.append(heard)
     assert outcomes[0] == outcomes[1]
 
 
 def test_classes_in_turn_engage_sorting_and_lose_nothing() -> None:
-    some = [publish(class_id, payload) for payload in numbered(MANY) for class_id in CLASSES]
-    bus = Bus()
+    some = [publish(class_id, payload) for payload in numbered(LARGE_BATCH_COUNT) for class_id in CLASSES]
+    bus = BrokerHarness()
     speaker = bus.peer(connect(*CLASSES), *(subscribe(c) for c in CLASSES))
-    speaker.say(b"".join(some))
-    heard = speaker.hear()
+    speaker.send(b"".join(some))
+    heard = speaker.receive_messages()
     for class_id in CLASSES:
         of_class = [m for m in heard if m.class_id == class_id]
-        assert [m.message_id for m in of_class] == list(range(MANY))
-        assert [m.payload for m in of_class] == numbered(MANY)
+        assert [m.message_id for m in of_class] == list(range(LARGE_BATCH_COUNT))
+        assert [m.payload for m in of_class] == numbered(LARGE_BATCH_COUNT)
 
 
-@pytest.mark.parametrize("bad_at", [0, 1, MANY, 2 * MANY - 1])
+@pytest.mark.parametrize("bad_at", [0, 1, LARGE_BATCH_COUNT, 2 * LARGE_BATCH_COUNT - 1])
 def test_frames_before_a_bad_one_count_and_those_behind_it_do_not(bad_at: int) -> None:
-    some = [publish(1 if i % 2 else 256, b"%d" % i) for i in range(2 * MANY)]
+    some = [publish(1 if i % 2 else 256, b"%d" % i) for i in range(2 * LARGE_BATCH_COUNT)]
     some[bad_at] = ack_frame(0, b"8-5")
-    bus = Bus()
+    bus = BrokerHarness()
     speaker = bus.peer(connect(1, 256))
-    assert speaker.is_refused(b"".join(some)) is Reason.BAD_ACK
+    assert speaker.send_refused(b"".join(some)) is Reason.BAD_ACK
     assert bus.statistics(1).published == bad_at // 2
     assert bus.statistics(256).published == (bad_at + 1) // 2
 
 
 def test_acks_over_the_wrap_among_many_mean_the_right_messages() -> None:
-    ranges = [(i % ID_COUNT, i % ID_COUNT + 1) for i in range(ID_COUNT - 30, ID_COUNT + MANY)]
-    oracle = AckOracle(floor=ID_COUNT - 30, cursor=ID_COUNT + MANY)
+    ranges = [(i % ID_COUNT, i % ID_COUNT + 1) for i in range(ID_COUNT - 30, ID_COUNT + LARGE_BATCH_COUNT)]
+    oracle = AckOracle(floor=ID_COUNT - 30, cursor=ID_COUNT + LARGE_BATCH_COUNT)
     window = AckWindow(floor=ID_COUNT - 30)
-    window.cursor = ID_COUNT + MANY
+    window.cursor = ID_COUNT + LARGE_BATCH_COUNT
     pairs = np.array(ranges[1:], np.int64)
     window.ack(*window.sequences(pairs[:, 0], pairs[:, 1]))
     window.check()
     for first, last in ranges[1:]:
         oracle.ack_ids(first, last)
-    assert state_of(window) == state_of(oracle) == (ID_COUNT - 30, [(ID_COUNT - 30, ID_COUNT - 29)])
+    assert window_state(window) == window_state(oracle) == (ID_COUNT - 30, [(ID_COUNT - 30, ID_COUNT - 29)])

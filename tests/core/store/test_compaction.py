@@ -13,7 +13,7 @@ from simplebus.core.message_class import last_values
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.core.store import compaction
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import ack, peer2, subscribe
 from tests.models.last_value_model import (
     Writer,
@@ -36,16 +36,16 @@ def low(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("low")
 def test_old_values_are_stored_anew_and_nobody_is_sent_them_again() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     reader = peer2(bus, subscribe(1, 4))
     writer.put("cold", b"old")
     for number in range(200):
         writer.put("hot", b"%d" % number)
-        got = reader.got()
+        got = reader.receive_deliveries()
         assert [payload(each.content, each.kind) for each in got][-1:] == [b"%d" % number]
         assert len(got) == 1 + (number == 0)
-        reader.say(ack(4, got[0].message_id, got[-1].message_id + 1))
+        reader.send(ack(4, got[0].message_id, got[-1].message_id + 1))
     statistics = bus.statistics(1)
     assert statistics.ring.frame_bytes < 1000
     assert statistics.carried >= 5
@@ -55,7 +55,7 @@ def test_old_values_are_stored_anew_and_nobody_is_sent_them_again() -> None:
 
 @pytest.mark.usefixtures("low")
 def test_who_is_behind_goes_on_in_order_without_what_was_stored_anew() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     quick = peer2(bus, subscribe(1, 4), subscribe(1, 5, group="g"), subscribe(1, 6, durable="d"))
     slow = peer2(bus, subscribe(1, 4, channels=["hot", "warm"], max_in_flight=1))
@@ -65,21 +65,21 @@ def test_who_is_behind_goes_on_in_order_without_what_was_stored_anew() -> None:
         channel = ("hot", "warm", "other")[number % 3]
         writer.put(channel, b"%d" % number)
         expected += [b"%d" % number] * (channel != "other")
-        for got in quick.got():
-            quick.say(ack(got.number, got.message_id, got.message_id + 1))
+        for got in quick.receive_deliveries():
+            quick.send(ack(got.number, got.message_id, got.message_id + 1))
     seen = []
-    while got := slow.got():
+    while got := slow.receive_deliveries():
         (one,) = got
         seen.append(payload(one.content, one.kind))
-        slow.say(ack(4, one.message_id, one.message_id + 1))
-        assert quick.got() == []
+        slow.send(ack(4, one.message_id, one.message_id + 1))
+        assert quick.receive_deliveries() == []
     assert seen == expected
     assert bus.statistics(1).carried >= 1
 
 
 @pytest.mark.usefixtures("low")
 def test_what_is_stored_anew_expires_when_it_would_have() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     bus.broker.clock.now = 100.0
     writer.put("cold", b"old", expires_ms=50_000)
@@ -88,7 +88,7 @@ def test_what_is_stored_anew_expires_when_it_would_have() -> None:
         writer.put("hot", b"%d" % number)
         drained(bus)
     assert bus.statistics(1).carried >= 1
-    (got, _) = sorted(late(bus).got(), key=lambda each: payload(each.content, each.kind))[::-1]
+    (got, _) = sorted(late(bus).receive_deliveries(), key=lambda each: payload(each.content, each.kind))[::-1]
     about, text = envelope_batch.decode(got.content)
     assert text == b"old"
     assert about.channel == "cold"
@@ -100,7 +100,7 @@ def test_what_is_stored_anew_expires_when_it_would_have() -> None:
 
 @pytest.mark.usefixtures("low")
 def test_what_is_mostly_values_stays_where_it_is() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     for number in range(40):
         writer.put(f"c{number}", b"x" * 20)
@@ -114,7 +114,7 @@ def test_what_is_stored_anew_while_nobody_is_there_waits_for_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compaction, "CARRIED_BYTES", 1)  # One value at a time.
-    bus = Bus()
+    bus = BrokerHarness()
     writer = Writer(bus)
     for channel in "abcdefgh":
         writer.put(channel, channel.encode())
@@ -133,10 +133,10 @@ IN_MEMORY = [policy for policy in FullPolicy if policy is not FullPolicy.SPILL]
 # A full class ------------------------------------------------------------------------------------
 
 
-def full(policy: FullPolicy = FullPolicy.BLOCK, **more: int) -> Bus:
+def full(policy: FullPolicy = FullPolicy.BLOCK, **more: int) -> BrokerHarness:
     """A bus whose class 1 holds 16 messages."""
     limits = Limits(class_messages=16, **more)
-    return Bus(Settings(limits=limits, full_policy=policy))
+    return BrokerHarness(Settings(limits=limits, full_policy=policy))
 
 
 def test_a_full_class_lets_go_of_its_oldest_values_when_nothing_else_is_in_the_way() -> None:
@@ -176,11 +176,11 @@ def test_values_stay_while_somebody_else_can_make_room() -> None:
     for number in range(20):
         writer.put(f"n{number}", b"%d" % number)
     assert writer.peer.session.parked_messages
-    assert len(reader.got()) == 12
+    assert len(reader.receive_deliveries()) == 12
     assert not bus.statistics(1).dropped
-    while got := reader.got() or writer.peer.session.parked_messages:
+    while got := reader.receive_deliveries() or writer.peer.session.parked_messages:
         last = bus.broker.classes[1].ring.head
-        reader.say(ack(4, last - 16, last))
+        reader.send(ack(4, last - 16, last))
         assert got is not None
     assert not writer.peer.session.parked_messages
     assert set(bus.statistics(1).dropped) == {Reason.LAST_VALUE_DROPPED}
@@ -206,8 +206,8 @@ def test_what_is_dropped_takes_no_values_with_it() -> None:
     reader = peer2(bus, subscribe(1, 4))
     for channel in ("hot", "a", "b", "c"):
         writer.put(channel, channel.encode())
-    assert len(reader.got()) == 4
-    reader.say(ack(4, 1, 4))
+    assert len(reader.receive_deliveries()) == 4
+    reader.send(ack(4, 1, 4))
     for number in range(13):
         writer.put("hot", b"%d" % number)
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 1}
@@ -233,7 +233,7 @@ def test_who_holds_back_a_class_that_holds_values_too_is_found() -> None:
 def test_a_message_that_can_never_fit_drops_what_it_dropped_before() -> None:
     own = {1: ClassSettings(last_values=True, bytes_max=256 * 1024)}
     for policy in (FullPolicy.DROP_OLDEST, FullPolicy.DROP_NEWEST):
-        bus = Bus(Settings(classes=own, full_policy=policy))
+        bus = BrokerHarness(Settings(classes=own, full_policy=policy))
         writer = Writer(bus)
         for channel in "abc":
             writer.put(channel, channel.encode())

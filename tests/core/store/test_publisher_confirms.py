@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.commit_log import CommitLog, Durability
-from tests.behaviour.wire_peer import Bus
-from tests.behaviour.wire_peer_v2 import Peer2, peer2, publish
+from tests.behaviour.wire_peer import BrokerHarness
+from tests.behaviour.wire_peer_v2 import Version2Peer, peer2, publish
 
 
 class FarBus(Bus):
@@ -27,7 +27,7 @@ class FarBus(Bus):
         self.broker.mark_durable(self.ledger.reached)
 
 
-def confirmed(peer: Peer2) -> list[int]:
+def confirmed(peer: Version2Peer) -> list[int]:
     return [said.message_id for said in peer.told() if said.kind == "confirm"]
 
 
@@ -38,7 +38,7 @@ def test_who_publishes_to_one_class_waits_for_no_other() -> None:
     lot = bus.hand_over()
     bus.reach_in(2, lot)
     assert (confirmed(slow), confirmed(quick)) == ([], [1])
-    quick.say(publish(1, 1, b"b"), publish(2, 2, b"c"))
+    quick.send(publish(1, 1, b"b"), publish(2, 2, b"c"))
     bus.reach_in(2, bus.hand_over())
     assert confirmed(quick) == []  # Some of its own are on that way.
     bus.broker.mark_durable(bus.ledger.taken)
@@ -50,10 +50,10 @@ def test_a_program_that_comes_again_waits_for_what_it_sent_before() -> None:
     sent = publish(1, 0, b"a", b"b")
     first = peer2(bus, sent, classes=(1, 2), name="till", instance="one")
     lot = bus.hand_over()
-    first.leave()
+    first.disconnect()
     again = peer2(bus, sent, classes=(1, 2), name="till", instance="one")
     assert confirmed(again) == []
-    again.say(publish(2, 2, b"c"))
+    again.send(publish(2, 2, b"c"))
     bus.reach_in(2, bus.hand_over())
     assert confirmed(again) == []
     bus.reach_in(1, lot)

@@ -8,9 +8,9 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.users.passwords import quick_hash
 from simplebus.core.users.permissions import Permissions
 from simplebus.core.users.users import User, Users
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     peer2,
     subscribe,
     unsubscribe,
@@ -31,17 +31,17 @@ USERS = [
 ]
 
 
-def served(**limits: int) -> Bus:
-    bus = Bus(**limits)
+def served(**limits: int) -> BrokerHarness:
+    bus = BrokerHarness(**limits)
     bus.broker.users = Users(USERS)
     return bus
 
 
-def peer(bus: Bus, who: str, *said: bytes, classes: tuple[int | str, ...] = (1,)) -> Peer2:
+def peer(bus: BrokerHarness, who: str, *said: bytes, classes: tuple[int | str, ...] = (1,)) -> Peer2:
     return peer2(bus, *said, auth={"token": who}, classes=list(classes))
 
 
-def refusal(bus: Bus, who: str, *classes: int | str) -> str:
+def refusal(bus: BrokerHarness, who: str, *classes: int | str) -> str:
     """Why somebody is not let in who names these classes."""
     with pytest.raises(RemoteProtocolError) as caught:
         peer(bus, who, classes=classes)
@@ -49,9 +49,9 @@ def refusal(bus: Bus, who: str, *classes: int | str) -> str:
     return caught.value.sentence
 
 
-def told(peer: Peer2, *said: bytes) -> list[str]:
+def told(peer: Version2Peer, *said: bytes) -> list[str]:
     """What a peer hears: the kind of an answer, or the sentence of an Error."""
-    peer.say(*said)
+    peer.send(*said)
     return [e.content["message"] if e.kind == "error" else e.kind for e in peer.told()]
 
 
@@ -61,13 +61,13 @@ def told(peer: Peer2, *said: bytes) -> list[str]:
 def test_a_user_makes_so_many_classes(who: str, most: int) -> None:
     bus = served(classes=8)
     for number in range(most):
-        peer(bus, who, classes=(f"c{number}",)).leave()
+        peer(bus, who, classes=(f"c{number}",)).disconnect()
     said = refusal(bus, who, "more")
     if most < 8:
         told = f"user {who!r} names 1 new classes; it has made {most}, and may make {most}"
         assert said == f"{told}{STAY}"
     assert len(bus.broker.classes) == most
-    peer(bus, who, classes=("c0",)).leave()  # Those that are there are nobody's share.
+    peer(bus, who, classes=("c0",)).disconnect()  # Those that are there are nobody's share.
 
 
 def test_who_names_too_many_at_once_has_none() -> None:
@@ -84,13 +84,13 @@ def test_all_who_may_not_do_everything_leave_some_classes() -> None:
     bus = served(classes=16)
     bus.broker.users = Users([*USERS, *(user(f"u{n}") for n in range(4))])
     for n in range(14):
-        peer(bus, f"u{n // 4}", classes=(f"c{n}",)).leave()
+        peer(bus, f"u{n // 4}", classes=(f"c{n}",)).disconnect()
     assert refusal(bus, "ada", "more") == (
         "user 'ada' names 1 new classes; 14 of 16 exist, and the last 2 are for who may do "
         f"everything{STAY}"
     )
-    peer(bus, "bob", classes=("said so",)).leave()  # Its user says how many.
-    peer(bus, "boss", classes=("orders",)).leave()
+    peer(bus, "bob", classes=("said so",)).disconnect()  # Its user says how many.
+    peer(bus, "boss", classes=("orders",)).disconnect()
 
 
 @pytest.mark.parametrize("how", ["durable", "group"])
@@ -113,7 +113,7 @@ def test_a_user_has_so_many_durables_and_groups(who: str, most: int, how: str) -
     assert told(one, unsubscribe(1, forget=True)) == ["unsubscribe"]
     assert told(one, subscribe(elsewhere, 51, **{how: "more"})) == ["subscribe"]
     for number in [*range(2, most + 1), 51]:
-        one.say(unsubscribe(number, forget=True))
+        one.send(unsubscribe(number, forget=True))
     assert not bus.broker.connection_requests.quotas.position_count_by_user
     assert not bus.broker.connection_requests.quotas.durable_count
 
@@ -122,10 +122,10 @@ def test_a_durable_that_is_moved_or_taken_up_counts_once() -> None:
     bus = served()
     boss = peer(bus, "boss", subscribe(1, 1, durable="d"), unsubscribe(1))
     for seek in (True, False):
-        boss.say(subscribe(1, 1, durable="d", seek=seek, start="new"), unsubscribe(1))
+        boss.send(subscribe(1, 1, durable="d", seek=seek, start="new"), unsubscribe(1))
     assert bus.broker.connection_requests.quotas.position_count_by_user == {"boss": 1}
     bus.broker.users = None
-    peer2(bus, subscribe(1, 1, durable="nobodys")).leave()
+    peer2(bus, subscribe(1, 1, durable="nobodys")).disconnect()
     bus.broker.users = Users(USERS)
     peer(bus, "ada", subscribe(1, 1, durable="nobodys"))
     assert bus.broker.connection_requests.quotas.position_count_by_user == {"boss": 1, "ada": 1}

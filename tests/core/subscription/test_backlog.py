@@ -13,7 +13,7 @@ from simplebus.core.limits import REDELIVERY_MESSAGES
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.backlog import BacklogCounter
 from simplebus.core.subscription.channel_filter import ChannelFilter
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     enveloped,
     on_channel,
@@ -36,8 +36,8 @@ steps = st.lists(
 def test_what_is_counted_is_what_is_there(
     steps: list[tuple[str, int, str]], filtered: bool, part: int
 ) -> None:
-    bus = Bus()
-    bus.trusting = True  # The cursor is moved behind its back.
+    bus = BrokerHarness()
+    bus.skips_checks = True  # The cursor is moved behind its back.
     writer = peer2(bus, subscribe(1, 5, **({"channels": ["a"]} if filtered else {})))
     [position] = bus.broker.classes[1].subscriptions
     ring, window, wanted = position.ring, position.window, position.channel_filter
@@ -47,7 +47,7 @@ def test_what_is_counted_is_what_is_there(
             case "publish":
                 names = (channels * count)[:count]
                 contents = [on_channel(name, b"") for name in names]
-                writer.say(enveloped(1, published, *contents))
+                writer.send(enveloped(1, published, *contents))
                 published += count
             case "reach":
                 cursor = min(window.cursor + count, ring.head)
@@ -66,10 +66,10 @@ def test_what_is_counted_is_what_is_there(
 def test_however_often_something_is_published_each_message_is_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     terms = {"max_pending": 1, "slow": "drop_oldest", "channels": ["x"]}
     for n in range(20):
-        peer2(bus, subscribe(1, 5, durable=f"d{n}", **terms)).leave()
+        peer2(bus, subscribe(1, 5, durable=f"d{n}", **terms)).disconnect()
     writer = peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * 3000))
     looked, count = 0, selection.count_matching
 
@@ -80,7 +80,7 @@ def test_however_often_something_is_published_each_message_is_counted_once(
 
     monkeypatch.setattr(selection, "count_matching", counting)
     for n in range(50):
-        writer.say(publish(1, 3000 + n, b""))
+        writer.send(publish(1, 3000 + n, b""))
     assert looked <= 20 * 50
 
 
@@ -88,12 +88,12 @@ def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
-    bus = Bus()
-    peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).leave()
+    bus = BrokerHarness()
+    peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
     writer = peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(1000)]))
     terms = {"max_pending": 7, "slow": "drop_oldest", "channels": ["a"], "max_in_flight": 1}
-    peer2(bus, subscribe(1, 5, durable="d", **terms)).leave()
-    writer.say(publish(1, 1000, b""))
+    peer2(bus, subscribe(1, 5, durable="d", **terms)).disconnect()
+    writer.send(publish(1, 1000, b""))
     [durable] = bus.broker.classes[1].subscriptions
     assert 0 < durable.dropped_count < 100
     bus.tick(20)
@@ -106,13 +106,13 @@ def test_what_has_piled_up_for_many_is_counted_for_some_of_them_at_a_time(
 ) -> None:
     monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
     monkeypatch.setattr("simplebus.core.store.store.SCAN_MESSAGES_MAX", 300)
-    bus = Bus()
-    peer2(bus, subscribe(1, 5, durable="keeps")).leave()
+    bus = BrokerHarness()
+    peer2(bus, subscribe(1, 5, durable="keeps")).disconnect()
     writer = peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(1000)]))
     for slow in ("drop_oldest", "drop_newest"):
         terms = {"max_pending": 7, "slow": slow, "channels": ["a"], "start": "earliest"}
         for n in range(10):
-            peer2(bus, subscribe(1, 5, durable=f"{slow} {n}", **terms)).leave()
+            peer2(bus, subscribe(1, 5, durable=f"{slow} {n}", **terms)).disconnect()
     looked, of = 0, ChannelFilter.match_numbers
 
     def counting(self: ChannelFilter, numbers: Any) -> Any:
@@ -121,7 +121,7 @@ def test_what_has_piled_up_for_many_is_counted_for_some_of_them_at_a_time(
         return of(self, numbers)
 
     monkeypatch.setattr(ChannelFilter, "match_numbers", counting)
-    writer.say(publish(1, 1000, b""))
+    writer.send(publish(1, 1000, b""))
     positions = list(bus.broker.classes[1].limited_positions)
     assert looked <= 3 * 300 + 10 * len(positions)
     bus.tick(300)

@@ -15,7 +15,7 @@ from simplebus.core.ring.ring import Ring
 from simplebus.core.subscription import channel_filter
 from simplebus.core.subscription.channel_filter import ChannelFilter, ChannelTable
 from simplebus.core.users.permissions import Rule, Rules, Scope
-from tests.behaviour.wire_peer import batch_of
+from tests.behaviour.wire_peer import build_batch
 from tests.behaviour.wire_peer_v2 import enveloped
 from tests.core.channel.channel_oracle import is_match
 
@@ -45,7 +45,7 @@ def store(table: ChannelTable, there: Ring, names: list[str]) -> None:
     assert found is not None
     numbers = np.array(found, np.uint32)
     frames = [enveloped(1, 0, b"\0")] * len(names)
-    assert there.append(batch_of(*frames), 0, MessageRows(len(names), numbers)) == len(names)
+    assert there.append(build_batch(*frames), 0, MessageRows(len(names), numbers)) == len(names)
     there.check()
     table.check_invariants()
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 from simplebus.core.limits import ACK_READ_DELAY_MESSAGES_MAX, PLAIN_FRAMES_MAX, RECENT_PUBLISH_TICKS
 from simplebus.core.message_class.message_class import MessageClass
 from tests.behaviour.wire_peer import (
-    Bus,
+    BrokerHarness,
     ack,
     connect,
     publish,
@@ -16,52 +16,52 @@ from tests.behaviour.wire_peer import (
 
 
 def test_a_peer_that_acknowledged_a_little_may_rest_once() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
     assert not bus.broker.can_delay_read(subscriber.session)
-    publisher.say(publish(1, b"a", b"b"))
-    subscriber.hear()
-    subscriber.say(ack(1, 0, 2))
+    publisher.send(publish(1, b"a", b"b"))
+    subscriber.receive_messages()
+    subscriber.send(ack(1, 0, 2))
     assert bus.broker.can_delay_read(subscriber.session)
     assert not bus.broker.can_delay_read(subscriber.session)
 
 
 def test_a_peer_that_acknowledged_much_may_not_rest() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     count = ACK_READ_DELAY_MESSAGES_MAX + 1
     publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
-    publisher.say(publish(1, *[b"x"] * count))
-    subscriber.hear()
-    subscriber.say(ack(1, 0, count))
+    publisher.send(publish(1, *[b"x"] * count))
+    subscriber.receive_messages()
+    subscriber.send(ack(1, 0, count))
     assert not bus.broker.can_delay_read(subscriber.session)
 
 
 def test_many_acks_in_one_read_count_by_their_messages() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     ranges = [(i * 10, i * 10 + 10) for i in range(PLAIN_FRAMES_MAX + 1)]
     bus.peer(connect(1), publish(1, *[b"x"] * 10 * len(ranges)))
     subscriber = bus.peer(subscribe(1))
-    subscriber.hear()
-    subscriber.say(b"".join(ack(1, first, last) for first, last in ranges))
+    subscriber.receive_messages()
+    subscriber.send(b"".join(ack(1, first, last) for first, last in ranges))
     assert subscriber.session.recent_ack_count == 10 * len(ranges)
     assert not bus.broker.can_delay_read(subscriber.session)
 
 
 def test_a_peer_that_published_lately_may_not_rest() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"to myself", b"again"))
-    peer.hear()
-    peer.say(ack(1, 0, 1))
+    peer.receive_messages()
+    peer.send(ack(1, 0, 1))
     assert not bus.broker.can_delay_read(peer.session)
     bus.tick(RECENT_PUBLISH_TICKS)
-    peer.say(ack(1, 1, 2))
+    peer.send(ack(1, 1, 2))
     assert bus.broker.can_delay_read(peer.session)
 
 
 def test_who_holds_back_a_class_is_known_without_a_walk_over_all_classes() -> None:
-    bus = Bus(class_messages=2)
+    bus = BrokerHarness(class_messages=2)
     publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1, 2), subscribe(1))
-    publisher.say(publish(1, b"a", b"b", b"waits"))
+    publisher.send(publish(1, b"a", b"b", b"waits"))
 
     class Classes(dict[int, MessageClass]):
         def values(self) -> NoReturn:
@@ -73,9 +73,9 @@ def test_who_holds_back_a_class_is_known_without_a_walk_over_all_classes() -> No
 
 
 def test_a_peer_that_holds_back_a_full_class_may_not_rest() -> None:
-    bus = Bus(class_messages=2)
+    bus = BrokerHarness(class_messages=2)
     publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
-    publisher.say(publish(1, b"a", b"b", b"waits", b"waits too"))
-    subscriber.hear()
-    subscriber.say(ack(1, 0, 1))
+    publisher.send(publish(1, b"a", b"b", b"waits", b"waits too"))
+    subscriber.receive_messages()
+    subscriber.send(ack(1, 0, 1))
     assert not bus.broker.can_delay_read(subscriber.session)

@@ -14,9 +14,9 @@ from simplebus.core.limits import DEAD_LETTER_BATCH_MESSAGES
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.core.subscription.pending_dead_letters import PendingDeadLetters
 from simplebus.core.subscription.selection import Ranges
-from tests.behaviour.wire_peer import Bus, numbered
+from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     ack,
     enveloped,
     nack,
@@ -45,11 +45,11 @@ def small() -> Settings:
     return Settings(classes={"dead.1": BLOCKS})
 
 
-def sequences(bus: Bus) -> list[str]:
+def sequences(bus: BrokerHarness) -> list[str]:
     return [why(letter, "sequence") for letter, _ in letters(bus)]
 
 
-def beat(bus: Bus, *peers: Peer2, times: int = 1) -> list[int]:
+def beat(bus: BrokerHarness, *peers: Version2Peer, times: int = 1) -> list[int]:
     """Time goes by. Returns what is heard meanwhile."""
     heard = []
     for _ in range(times):
@@ -57,11 +57,11 @@ def beat(bus: Bus, *peers: Peer2, times: int = 1) -> list[int]:
         bus.tick()
         bus.broker.run_due_wakeups()
         for peer in peers:
-            heard += peer.ids()
+            heard += peer.receive_message_ids()
     return heard
 
 
-def make_room(bus: Bus) -> list[str]:
+def make_room(bus: BrokerHarness) -> list[str]:
     """Somebody reads what lies among the dead letters, and throws it away."""
     found = sequences(bus)
     done(peer2(bus), purge(class_id=DEAD_1))
@@ -72,19 +72,19 @@ def make_room(bus: Bus) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["terminate", "deliveries"])
 def test_it_waits_for_room_and_is_not_sent_again(kind: dict[str, Any], how: str) -> None:
-    bus = Bus(small())
+    bus = BrokerHarness(small())
     peer = peer2(bus, subscribe(1, 5, max_deliveries=1, **kind), publish(1, 0, *numbered(7)))
-    assert peer.ids() == list(range(7))
-    peer.say(ack(5, 1, 2), nack(5, 0, 7, "terminate" if how == "terminate" else 0))
+    assert peer.receive_message_ids() == list(range(7))
+    peer.send(ack(5, 1, 2), nack(5, 0, 7, "terminate" if how == "terminate" else 0))
     assert beat(bus, peer, times=20) == []
     reason = Reason.TERMINATED if how == "terminate" else Reason.MAX_DELIVERIES
     assert bus.statistics(1).dropped == {reason: 6}
     said = only(bus)
     assert (said.waits, said.unburied, said.in_flight, said.dead_letters) == ("room", 4, 0, 2)
     assert said.waits_for == "room in 'dead.1': 4 messages are given up"
-    peer.say(publish(1, 7, b"new"))
+    peer.send(publish(1, 7, b"new"))
     assert beat(bus, peer) == [7], "nobody else waits for that"
-    peer.say(ack(5, 7, 8))
+    peer.send(ack(5, 7, 8))
     assert [make_room(bus) for _ in range(4)] == [["0", "2"], ["3", "4"], ["5", "6"], []]
     assert bus.statistics(1).dropped == {reason: 6}, "each is counted once"
     assert bus.statistics(1).acknowledged == 2
@@ -94,35 +94,35 @@ def test_it_waits_for_room_and_is_not_sent_again(kind: dict[str, Any], how: str)
 
 
 def test_what_waits_for_room_may_still_be_acknowledged() -> None:
-    bus = Bus(small())
+    bus = BrokerHarness(small())
     peer = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
-    peer.ids()
-    peer.say(nack(5, 0, 6, "terminate"), ack(5, 3, 5))
+    peer.receive_message_ids()
+    peer.send(nack(5, 0, 6, "terminate"), ack(5, 3, 5))
     assert make_room(bus) == ["0", "1"]
     assert sequences(bus) == ["2", "5"]
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_in_a_lane_those_behind_it_do_not_wait() -> None:
-    bus = Bus(small())
+    bus = BrokerHarness(small())
     peer = peer2(bus, subscribe(1, 5, group="g", by_key=True))
-    peer.say(enveloped(1, 0, *map(keyed, [b"a", b"b", b"c", b"c", b"c"])))
-    assert peer.ids() == [0, 1, 2]
-    peer.say(nack(5, 0, 3, "terminate"))
-    assert peer.ids() == [3]
-    peer.say(nack(5, 3, 4, "terminate"))
-    assert peer.ids() == [4]
-    peer.say(ack(5, 4, 5))
+    peer.send(enveloped(1, 0, *map(keyed, [b"a", b"b", b"c", b"c", b"c"])))
+    assert peer.receive_message_ids() == [0, 1, 2]
+    peer.send(nack(5, 0, 3, "terminate"))
+    assert peer.receive_message_ids() == [3]
+    peer.send(nack(5, 3, 4, "terminate"))
+    assert peer.receive_message_ids() == [4]
+    peer.send(ack(5, 4, 5))
     assert [make_room(bus) for _ in range(2)] == [["0", "1"], ["2", "3"]]
 
 
 def test_what_waits_for_room_does_not_expire() -> None:
-    bus = Bus(small())
+    bus = BrokerHarness(small())
     peer = peer2(bus, subscribe(1, 5, durable="d"))
-    peer.say(enveloped(1, 0, *[timed(b"x", expires_ms=5000)] * 5))
-    assert peer.ids() == [0, 1, 2, 3, 4]
-    peer.say(nack(5, 0, 4, "terminate"))
-    peer.leave()
+    peer.send(enveloped(1, 0, *[timed(b"x", expires_ms=5000)] * 5))
+    assert peer.receive_message_ids() == [0, 1, 2, 3, 4]
+    peer.send(nack(5, 0, 4, "terminate"))
+    peer.disconnect()
     beat(bus, times=20)
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 4}
     assert [make_room(bus) for _ in range(2)] == [["0", "1"], ["2", "3"]]
@@ -132,46 +132,46 @@ def test_what_waits_for_room_does_not_expire() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_purged_or_dropped_waits_no_longer(kind: dict[str, Any]) -> None:
-    bus = Bus(small())
+    bus = BrokerHarness(small())
     peer = peer2(bus, subscribe(1, 5, **kind), publish(1, 0, *numbered(6)))
-    peer.ids()
-    peer.say(nack(5, 0, 6, "terminate"))
+    peer.receive_message_ids()
+    peer.send(nack(5, 0, 6, "terminate"))
     done(peer2(bus), purge(3, 5))
     assert only(bus).unburied == 2
     [position] = bus.broker.classes[1].subscriptions
     position.skip_to(3)
     bus.broker.store.trim_class(bus.broker.classes[1])
-    bus.check()
+    bus.check_invariants()
     assert only(bus).unburied == 1
     make_room(bus)
     assert sequences(bus) == ["5"]
 
 
 def test_who_goes_for_good_leaves_it_to_the_next_one() -> None:
-    bus = Bus(small())
+    bus = BrokerHarness(small())
     peer = peer2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, *numbered(4)))
-    peer.ids()
-    peer.say(nack(5, 0, 4, 0))
-    peer.ids()
-    peer.leave()
+    peer.receive_message_ids()
+    peer.send(nack(5, 0, 4, 0))
+    peer.receive_message_ids()
+    peer.disconnect()
     assert bus.statistics(1).ring.messages == 2
     make_room(bus)
     assert not bus.broker.store.positions_with_pending_dead_letters
     peer = peer2(bus, subscribe(1, 5, max_deliveries=1))
-    peer.listen()
+    peer.receive_all()
     assert beat(bus, peer, times=10) == [], "the next one is not sent it: its deliveries are spent"
     assert sequences(bus) == ["2", "3"]
 
 
 def test_where_all_memory_is_spent_nothing_is_lost() -> None:
     """Neither dead letters nor what becomes none yet; who waits for room is let in at the end."""
-    bus = Bus(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
+    bus = BrokerHarness(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
     peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
     found: list[str] = []
     for _ in range(100):
-        peer.say(nack(5, 0, 200, "terminate"))
+        peer.send(nack(5, 0, 200, "terminate"))
         found += make_room(bus)
-        peer.ids()
+        peer.receive_message_ids()
         bus.broker.drain_resumed()
         if len(found) == 200:
             break
@@ -181,14 +181,14 @@ def test_where_all_memory_is_spent_nothing_is_lost() -> None:
 
 
 def test_dead_letters_of_others_are_not_dropped_for_want_of_memory() -> None:
-    bus = Bus(frame_bytes=10_000, class_bytes=1 << 20, total_bytes=1 << 22)
+    bus = BrokerHarness(frame_bytes=10_000, class_bytes=1 << 20, total_bytes=1 << 22)
     for class_id in range(1, 5):
         peer = peer2(bus, subscribe(class_id, 5, durable="d"), classes=[class_id])
-        peer.say(publish(class_id, 0, *numbered(100, size=5000)))
-        peer.got()
-        peer.say(nack(5, 0, 100, "terminate"))
+        peer.send(publish(class_id, 0, *numbered(100, size=5000)))
+        peer.receive_deliveries()
+        peer.send(nack(5, 0, 100, "terminate"))
         while not peer.session.outbox.is_idle:
-            peer.got()
+            peer.receive_deliveries()
         bus.broker.drain_writable()
     store = bus.broker.store
     assert store.class_registry.dead_letter_budget.used <= 1 << 20

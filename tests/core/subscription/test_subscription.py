@@ -25,7 +25,7 @@ from simplebus.core.session.outbox import Outbox
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.selection import MessageSelection
 from simplebus.core.subscription.subscription import BrokerSubscription
-from tests.behaviour.wire_peer import Bus, batch_of, numbered
+from tests.behaviour.wire_peer import BrokerHarness, build_batch, numbered
 from tests.behaviour.wire_peer_v2 import (
     Got,
     enveloped,
@@ -68,7 +68,7 @@ class Line:
 
     def publish(self, *payloads: bytes) -> None:
         frames = [build_frame(MESSAGE, class_id=1, content=p) for p in payloads]
-        self.ring.append(batch_of(*frames), self.tick_number % ACK_TIMEOUT)
+        self.ring.append(build_batch(*frames), self.tick_number % ACK_TIMEOUT)
         self.outbox.enqueue(self.subscription)
         self.check()
 
@@ -407,7 +407,7 @@ def test_a_subscription_that_is_gone_is_forgotten() -> None:
 
 def test_work_that_nobody_was_told_about_is_noticed() -> None:
     line = Line()
-    line.ring.append(batch_of(build_frame(MESSAGE)), 0)
+    line.ring.append(build_batch(build_frame(MESSAGE)), 0)
     with pytest.raises(AssertionError, match="was not queued"):
         line.subscription.check_invariants()
 
@@ -415,8 +415,8 @@ def test_work_that_nobody_was_told_about_is_noticed() -> None:
 def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     count = 3 * SCAN_MESSAGES_MAX // 2
     contents = [on_channel("a", b"")] * count
     peer2(bus, enveloped(1, 0, *contents), enveloped(1, count, on_channel("x", b"!")))
@@ -433,7 +433,7 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
     outbox, turns, got = peer.session.outbox, 0, list[Got]()
     while not outbox.is_idle:
         looked = 0
-        got += peer.got()
+        got += peer.receive_deliveries()
         assert looked <= 4 * SCAN_MESSAGES_MAX
         turns += 1
     assert turns >= 3
@@ -442,22 +442,22 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
 
 
 def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
     peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
     assert [said.kind for said in peer.told()] == ["subscribe"]
     assert not peer.session.outbox.is_idle
-    peer.say(hello(1))
+    peer.send(hello(1))
     assert [said.kind for said in peer.told()] == ["connect"]
     for _ in range(4):
-        assert peer.listen() == ([], [])
+        assert peer.receive_all() == ([], [])
     assert peer.session.outbox.is_idle
 
 
 def test_who_is_looked_for_is_told_meanwhile_that_the_bus_is_there() -> None:
-    bus = Bus()
-    bus.trusting = True
+    bus = BrokerHarness()
+    bus.skips_checks = True
     peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
     peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"), heartbeat=1)
     peer.told()

@@ -14,15 +14,15 @@ from simplebus.core.users.rate_limit import Meter, Rate
 from simplebus.core.users.users import User, Users
 from tests.behaviour import wire_peer_v2
 from tests.behaviour.wire_peer import (
-    Bus,
-    Peer,
+    BrokerHarness,
+    WirePeer,
     ack,
     connect,
     numbered,
     publish,
     subscribe,
 )
-from tests.behaviour.wire_peer_v2 import Peer2, peer2
+from tests.behaviour.wire_peer_v2 import Version2Peer, peer2
 
 SIZES = st.lists(st.integers(13, 5000), min_size=1, max_size=8)
 STEPS = st.lists(st.tuples(st.floats(0, 3), SIZES), max_size=12)
@@ -80,21 +80,21 @@ HERE = "10.0.0.1"
 
 def limited(rate: Rate, *names: str) -> Bus:
     """A bus whose users all may publish at this rate, each with its name for a token."""
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.users = Users([User(name, token=quick_hash(name), rate=rate) for name in names])
     return bus
 
 
-def at(bus: Bus, now: float) -> None:
+def at(bus: BrokerHarness, now: float) -> None:
     """It is so late."""
     bus.broker.clock.now = now
     bus.broker.run_due_wakeups()
     bus.broker.drain_writable()
     bus.broker.drain_resumed()
-    bus.check()
+    bus.check_invariants()
 
 
-def stored(bus: Bus) -> int:
+def stored(bus: BrokerHarness) -> int:
     return bus.broker.classes[1].ring.head
 
 
@@ -102,8 +102,8 @@ def test_what_comes_too_fast_is_stored_later_and_confirmed_then() -> None:
     bus = limited(Rate(10), "ada")
     first = peer2(bus, classes=[1], auth={"token": "ada"})
     second = peer2(bus, classes=[1], auth={"token": "ada"})
-    first.say(wire_peer_v2.publish(1, 0, *numbered(8)))
-    second.say(wire_peer_v2.publish(1, 0, *numbered(8)))
+    first.send(wire_peer_v2.publish(1, 0, *numbered(8)))
+    second.send(wire_peer_v2.publish(1, 0, *numbered(8)))
     assert stored(bus) == 10
     assert [s.message_id for s in first.told() if s.kind == "confirm"] == [8]
     assert [s.message_id for s in second.told() if s.kind == "confirm"] == [2]
@@ -112,7 +112,7 @@ def test_what_comes_too_fast_is_stored_later_and_confirmed_then() -> None:
     assert 0 < due <= 0.2
     at(bus, due - 0.001)
     assert stored(bus) == 10
-    first.say(wire_peer_v2.publish(1, 8, b"behind those of the other one"))
+    first.send(wire_peer_v2.publish(1, 8, b"behind those of the other one"))
     for seconds in range(1, 11):
         at(bus, seconds / 10 + 0.001)
     assert stored(bus) == 17
@@ -124,74 +124,74 @@ def test_others_are_not_held_up() -> None:
     bus = limited(Rate(5), "ada", "bob")
     ada = peer2(bus, classes=[1], auth={"token": "ada"})
     bob = peer2(bus, classes=[1], auth={"token": "bob"})
-    ada.say(wire_peer_v2.publish(1, 0, *numbered(50)))
-    bob.say(wire_peer_v2.publish(1, 0, *numbered(5)))
+    ada.send(wire_peer_v2.publish(1, 0, *numbered(50)))
+    bob.send(wire_peer_v2.publish(1, 0, *numbered(5)))
     assert stored(bus) == 10
     assert [s.message_id for s in bob.told() if s.kind == "confirm"] == [5]
 
 
 def test_one_of_version_1_is_not_read_from_meanwhile_and_nothing_is_lost() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(Rate(bytes=1000))
     old, other = (
-        Peer(bus, bus.broker.open_session(address=HERE)),
+        WirePeer(bus, bus.broker.open_session(address=HERE)),
         bus.peer(connect(1), subscribe(1)),
     )
-    old.say(connect(1), publish(1, *numbered(100, size=87)))  # Frames of 100 bytes.
+    old.send(connect(1), publish(1, *numbered(100, size=87)))  # Frames of 100 bytes.
     assert stored(bus) == 10
     assert old.session.is_reading_paused
     at(bus, 2.0)
     assert stored(bus) == 20
-    old.leave()  # What it has left behind is stored as its address may.
+    old.disconnect()  # What it has left behind is stored as its address may.
     at(bus, 3.0)
     assert stored(bus) == 30
     bus.broker.rate_limits.remove_limits()
     at(bus, 3.0)
     bus.broker.store.publish_queue.rate_queue.handle_wakeup()
     assert stored(bus) == 100
-    assert other.hear_ids(1) == list(range(100))
+    assert other.receive_ids(1) == list(range(100))
 
 
 def test_a_class_that_is_full_and_a_rate_are_both_waited_for() -> None:
-    bus = Bus(class_messages=4)
+    bus = BrokerHarness(class_messages=4)
     bus.broker.rate_limits.set_address_rate(Rate(3))
     reader = bus.peer(connect(1), subscribe(1))
-    old = Peer(bus, bus.broker.open_session(address=HERE))
-    old.say(connect(1), publish(1, *numbered(9)))
+    old = WirePeer(bus, bus.broker.open_session(address=HERE))
+    old.send(connect(1), publish(1, *numbered(9)))
     assert stored(bus) == 3
     at(bus, 1.0)
     assert stored(bus) == 4
-    assert reader.hear_ids(1) == [0, 1, 2, 3]
-    reader.say(ack(1, 0, 4))
+    assert reader.receive_ids(1) == [0, 1, 2, 3]
+    reader.send(ack(1, 0, 4))
     at(bus, 1.0)
     assert stored(bus) == 6
     at(bus, 2.0)
     assert stored(bus) == 8
-    reader.hear()
-    reader.say(ack(1, 0, 8))
+    reader.receive_messages()
+    reader.send(ack(1, 0, 8))
     at(bus, 3.0)
     assert stored(bus) == 9
     assert not old.session.is_reading_paused
 
 
 def test_what_a_peer_of_version_2_has_not_been_told_is_forgotten_with_it() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(Rate(2))
-    ada = Peer2(bus, bus.broker.open_session(address=HERE))
-    ada.say(wire_peer_v2.hello(1), wire_peer_v2.publish(1, 0, *numbered(5)))
+    ada = Version2Peer(bus, bus.broker.open_session(address=HERE))
+    ada.send(wire_peer_v2.hello(1), wire_peer_v2.publish(1, 0, *numbered(5)))
     assert stored(bus) == 2
-    ada.leave()
+    ada.disconnect()
     at(bus, 100.0)
     assert stored(bus) == 2
     assert not bus.broker.store.publish_queue.rate_queue.waiting_sessions
 
 
 def test_an_address_of_version_6_counts_as_its_network() -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(Rate(2))
     for n, address in enumerate(("2001:db8::1", "2001:db8::2", "2001:db8:1::1", "::ffff:9.9.9.9")):
-        peer = Peer(bus, bus.broker.open_session(address=address))
-        peer.say(connect(1), publish(1, b"x", b"y"))
+        peer = WirePeer(bus, bus.broker.open_session(address=address))
+        peer.send(connect(1), publish(1, b"x", b"y"))
         assert stored(bus) == (2, 2, 4, 6)[n]
 
 
@@ -199,23 +199,23 @@ def test_an_address_of_version_6_counts_as_its_network() -> None:
 def test_whatever_waits_is_stored_in_the_order_of_its_publisher(
     said: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    bus = Bus()
+    bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(Rate(20))
-    peers = [Peer2(bus, bus.broker.open_session(address=HERE)) for _ in range(3)]
+    peers = [Version2Peer(bus, bus.broker.open_session(address=HERE)) for _ in range(3)]
     sent = [0, 0, 0]
     for peer in peers:
-        peer.say(wire_peer_v2.hello(1, 2))
+        peer.send(wire_peer_v2.hello(1, 2))
     reader = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     for who, count in said:
         payloads = [b"%d %d" % (who, sent[who] + n) for n in range(count)]
         class_id = data.draw(st.sampled_from([1, 2]))
-        peers[who].say(wire_peer_v2.publish(class_id, sent[who], *payloads))
+        peers[who].send(wire_peer_v2.publish(class_id, sent[who], *payloads))
         sent[who] += count
         at(bus, bus.broker.clock.now + data.draw(st.floats(0, 2)))
     at(bus, bus.broker.clock.now + 1.0)
     while bus.broker.next_wakeup < float("inf"):
         at(bus, bus.broker.next_wakeup)
-    heard = [(each.class_id, *map(int, each.payload.split())) for each in reader.hear()]
+    heard = [(each.class_id, *map(int, each.payload.split())) for each in reader.receive_messages()]
     for who, count in enumerate(sent):
         assert sorted(n for _, w, n in heard if w == who) == list(range(count))
         for class_id in (1, 2):

@@ -76,7 +76,7 @@ def test_messages_come_with_what_clients_read_of_them() -> None:
     client = doors.client(b"SUB $SB.SUB.shop.till 4\r\n")
     peer = peer2(doors, classes=["shop"])
     shop = doors.broker.store.class_id_by_name["shop"]
-    peer.say(enveloped(shop, 0, on_channel("orders.eu", b"a"), b"\0b", on_channel("x", b"c")))
+    peer.send(enveloped(shop, 0, on_channel("orders.eu", b"a"), b"\0b", on_channel("x", b"c")))
     messages = client.messages()
     assert [(m.subject, m.payload) for m in messages] == [
         ("orders.eu", b"a"),
@@ -162,7 +162,7 @@ def test_where_it_starts() -> None:
 
 def test_what_a_client_does_not_take_stays_in_the_class() -> None:
     doors = holding(*numbered(5000, size=100))
-    doors.trusting = True
+    doors.skips_checks = True
     client = doors.client(b"SUB $SB.SUB.1.-.in_flight=5000 1\r\n")
     before = client.session.outbox.pending_bytes
     assert before == 0
@@ -510,7 +510,7 @@ def test_what_is_no_acknowledgement_is_counted(subject: str, payload: bytes) -> 
 
 def test_many_acknowledgements_at_once() -> None:
     doors = holding(*numbered(200))
-    doors.trusting = True
+    doors.skips_checks = True
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     messages = client.messages()
     odd, even = messages[1::2], messages[::2]
@@ -525,7 +525,7 @@ def test_many_acknowledgements_at_once() -> None:
 
 def test_what_is_said_between_acknowledgements_is_none() -> None:
     doors = holding(*numbered(30))
-    doors.trusting = True
+    doors.skips_checks = True
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     acks = [b"PUB %b 4\r\n+ACK\r\n" % message.reply.encode() for message in client.messages()]
     client.say(b"PUB noise 4\r\n+ACK\r\n".join(acks))
@@ -542,15 +542,15 @@ def test_every_kind_of_subscriber_gets_what_every_kind_of_publisher_says() -> No
     acked, plain = doors.client(b"SUB $SB.SUB.1 1\r\n"), doors.client(b"SUB > 1\r\n")
     one, two = doors.peer(connect1(1), subscribe1(1)), peer2(doors, subscribe(1, 5))
     doors.client().pub("orders.a", b"nats")
-    one.say(publish1(1, b"one"))
-    two.say(publish(1, 0, b"two"))
+    one.send(publish1(1, b"one"))
+    two.send(publish(1, 0, b"two"))
     expected = [b"nats", b"one", b"two"]
     assert acked.payloads() == expected
     assert plain.payloads() == expected
-    assert [message.payload for message in one.hear()] == expected
-    assert [got.message_id for got in two.got()] == [0, 1, 2]
-    two.say(ack(5, 0, 2), nack(5, 2, 3, 0))
-    assert [(got.attempt, got.message_id) for got in two.got()] == [(2, 2)]
+    assert [message.payload for message in one.receive_messages()] == expected
+    assert [got.message_id for got in two.receive_deliveries()] == [0, 1, 2]
+    two.send(ack(5, 0, 2), nack(5, 2, 3, 0))
+    assert [(got.attempt, got.message_id) for got in two.receive_deliveries()] == [(2, 2)]
 
 
 def test_limits_bound_what_one_client_may_subscribe_to() -> None:

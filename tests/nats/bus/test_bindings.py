@@ -33,10 +33,10 @@ def test_what_is_published_on_a_bound_subject_is_in_the_class_and_at_subscribers
     publisher.pub("orders.eu", b"hello", reply="_INBOX.a.1")
     (message,) = listener.messages()
     assert message == ("orders.eu", "9", "_INBOX.a.1", b"", b"hello")
-    (got,) = binary.got()
+    (got,) = binary.receive_deliveries()
     wanted = Envelope("orders.eu", headers=(("Nats-Reply-To", "_INBOX.a.1"),))
     assert decode(got.content) == (wanted, b"hello")
-    binary.say(ack(3, 0, 1))
+    binary.send(ack(3, 0, 1))
     assert doors.statistics(7).ring.messages == 0
     assert publisher.lines() == []
 
@@ -293,8 +293,8 @@ def test_what_a_client_left_that_waits_for_room_is_kept() -> None:
     reader = peer2(doors, subscribe(7, 1))
     heard = []
     for n in range(3):
-        heard += [decode(got.content)[1] for got in reader.got()]
-        reader.say(ack(1, n, n + 1))
+        heard += [decode(got.content)[1] for got in reader.receive_deliveries()]
+        reader.send(ack(1, n, n + 1))
     assert heard == [b"0", b"1", b"2"]
 
 

@@ -13,7 +13,7 @@ from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import (
-    Peer2,
+    Version2Peer,
     ack,
     enveloped,
     nack,
@@ -30,7 +30,7 @@ def test_version_1_is_seen_on_the_class_s_subject() -> None:
     doors = Doors()
     client = doors.client(b"SUB class.* 1\r\n")
     peer = doors.peer(connect1(1), publish1(1, b"lone"))
-    peer.say(publish1(1, *numbered(30, size=20), *numbered(3)))
+    peer.send(publish1(1, *numbered(30, size=20), *numbered(3)))
     messages = client.messages()
     assert {m.subject for m in messages} == {"class.1"}
     assert [m.payload for m in messages] == [b"lone", *numbered(30, size=20), *numbered(3)]
@@ -42,9 +42,9 @@ def test_a_class_with_a_name_is_seen_under_that_and_messages_on_their_channels()
     client = doors.client(b"SUB class.> 1\r\n", b"SUB orders.eu 2\r\n", b"SUB orders.* 3\r\n")
     peer = peer2(doors, classes=["shop"])
     shop = doors.broker.store.class_id_by_name["shop"]
-    peer.say(publish(shop, 0, b"plain"))
+    peer.send(publish(shop, 0, b"plain"))
     said = [on_channel(f"orders.{where}", b"x") for where in ("eu", "us", "eu")]
-    peer.say(enveloped(shop, 1, *said, on_channel("else", b"y"), b"\0none"))
+    peer.send(enveloped(shop, 1, *said, on_channel("else", b"y"), b"\0none"))
     seen = [(m.subject, m.sid, m.payload) for m in client.messages()]
     assert seen == [
         ("class.shop", "1", b"plain"),
@@ -77,7 +77,7 @@ def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
     assert peer.errors() == []
     assert doors.broker.classes[1].ring.head == 60
     assert [type(fault) for fault in doors.front.take_faults()] == [ZeroDivisionError]
-    peer.say(enveloped(1, 60, *[on_channel("a", b"later")] * 60))
+    peer.send(enveloped(1, 60, *[on_channel("a", b"later")] * 60))
     assert [message.payload for message in client.messages()] == [b"later"] * 60
     assert doors.front.take_faults() == []
 
@@ -88,9 +88,9 @@ def test_a_binary_subscriber_answers_a_nats_request() -> None:
     client = doors.client(b"SUB _INBOX.me.* 1\r\n")
     worker = peer2(doors, subscribe(1, 5), classes=[1, 2])
     client.pub("ask.time", b"?", reply="_INBOX.me.7")
-    (asked,) = worker.got()
+    (asked,) = worker.receive_deliveries()
     assert b"Nats-Reply-To" in asked.content
-    worker.say(enveloped(2, 0, on_channel("_INBOX.me.7", b"now")))
+    worker.send(enveloped(2, 0, on_channel("_INBOX.me.7", b"now")))
     assert client.payloads() == [b"now"]
 
 
@@ -157,7 +157,7 @@ def test_many_channels_with_and_without_headers_are_seen_in_order() -> None:
         contents.append(encode(Envelope(channel, headers=headers), payload))
         sids = ["1", "3"] * channel.startswith("a") + ["2"] * channel.endswith("3")
         expected += [(channel, sid, payload, bool(headers)) for sid in sorted(sids)]
-    peer.say(enveloped(1, 0, *contents))
+    peer.send(enveloped(1, 0, *contents))
     messages = client.messages()
     seen = [(m.subject, m.sid, m.payload, bool(m.headers)) for m in messages]
     assert sorted(seen) == sorted(expected)
@@ -169,10 +169,10 @@ def test_many_channels_with_and_without_headers_are_seen_in_order() -> None:
 # Times -------------------------------------------------------------------------------------------
 
 
-def times(doors: Doors) -> Peer2:
+def times(doors: Doors) -> Version2Peer:
     """A peer that has published one for now, two for later, and two that are late."""
     peer = peer2(doors)
-    peer.say(
+    peer.send(
         enveloped(
             1,
             0,
@@ -206,7 +206,7 @@ def test_one_that_is_gone_when_it_opens_is_not_seen() -> None:
     doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     client = doors.client(b"SUB class.1 1\r\n")
     peer = peer2(doors, enveloped(1, 0, timed(b"later", not_before_ms=1000)))
-    peer.say(publish(1, 1, b"a", b"b"))
+    peer.send(publish(1, 1, b"a", b"b"))
     assert client.payloads() == [b"a", b"b"]
     doors.wait(2)
     assert client.payloads() == []
@@ -216,12 +216,12 @@ def test_one_that_is_gone_when_it_opens_is_not_seen() -> None:
 def test_no_more_is_remembered_of_what_opens_later_than_is_stored(count: int) -> None:
     limits = Limits(class_messages=1100)
     doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
-    doors.trusting = True
+    doors.skips_checks = True
     client = doors.client(b"SUB class.1 1\r\n")
     peer = peer2(doors)
     for at in range(0, count, 50):
         said = [timed(b"%d" % n, not_before_ms=1000 + n % 2) for n in range(at, at + 50)]
-        peer.say(enveloped(1, at, *said))
+        peer.send(enveloped(1, at, *said))
     tap = doors.front.classes._tap  # type: ignore[union-attr]
     assert len(tap._later) <= 2 * 1100
     doors.wait(2)
@@ -233,7 +233,7 @@ def test_what_opens_later_is_not_forgotten_however_much_there_is() -> None:
     client = doors.client(b"SUB class.1 1\r\n")
     peer = peer2(doors)
     said = [timed(b"%d" % n, not_before_ms=1000 + 1000 * (n % 2)) for n in range(1100)]
-    peer.say(enveloped(1, 0, *said))
+    peer.send(enveloped(1, 0, *said))
     doors.wait(1)
     assert client.payloads() == [b"%d" % n for n in range(0, 1100, 2)]
     doors.wait(1)
@@ -247,11 +247,11 @@ def test_dead_letters_are_seen_on_their_class_s_subject_and_not_on_their_channel
     doors = Doors()
     client = doors.client(b"SUB orders.> 1\r\n", b"SUB class.> 2\r\n")
     peer = peer2(doors, subscribe(1, 5, max_deliveries=1))
-    peer.say(enveloped(1, 0, on_channel("orders.eu", b"x")))
+    peer.send(enveloped(1, 0, on_channel("orders.eu", b"x")))
     assert [m.sid for m in client.messages()] == ["1"]
-    assert len(peer.got()) == 1
-    peer.say(nack(5, 0, 1, 0))
-    assert peer.got() == []
+    assert len(peer.receive_deliveries()) == 1
+    peer.send(nack(5, 0, 1, 0))
+    assert peer.receive_deliveries() == []
     (message,) = client.messages()
     assert (message.subject, message.sid, message.payload) == ("class.dead.1", "2", b"x")
     assert b"dead-reason: max_deliveries\r\n" in message.headers
@@ -272,9 +272,9 @@ def test_where_nobody_wants_it_nothing_is_copied(
     peer = peer2(doors)
     tap = doors.front.classes._tap  # type: ignore[union-attr]
     monkeypatch.setattr(tap, "_send", lambda *what, **more: pytest.fail("it was copied"))
-    peer.say(publish(1, 0, *numbered(30)))
-    peer.say(enveloped(1, 30, *[on_channel(f"a.{n}", b"x") for n in range(30)]))
-    peer.say(enveloped(1, 60, timed(b"x", not_before_ms=5)))
+    peer.send(publish(1, 0, *numbered(30)))
+    peer.send(enveloped(1, 30, *[on_channel(f"a.{n}", b"x") for n in range(30)]))
+    peer.send(enveloped(1, 60, timed(b"x", not_before_ms=5)))
     assert client.messages() == []
     doors.wait(1)
     assert client.messages() == []
@@ -300,9 +300,9 @@ def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
     doors = Doors()
     early = doors.client(b"SUB class.1 1\r\n")
     peer = peer2(doors)
-    peer.say(enveloped(1, 0, *[timed(b"%d" % n, not_before_ms=1000) for n in range(5000)]))
+    peer.send(enveloped(1, 0, *[timed(b"%d" % n, not_before_ms=1000) for n in range(5000)]))
     early.leave()
-    peer.say(enveloped(1, 5000, timed(b"last", not_before_ms=1000)))
+    peer.send(enveloped(1, 5000, timed(b"last", not_before_ms=1000)))
     late = doors.client(b"SUB class.1 1\r\n")
     doors.wait(1)
     assert late.payloads() == [b"%d" % n for n in range(4096)]
@@ -318,10 +318,10 @@ def test_no_more_is_remembered_of_channels_than_there_are() -> None:
     tap = doors.front.classes._tap  # type: ignore[union-attr]
     for number in range(100):
         client.say(b"UNSUB 2\r\nSUB another.%d 2\r\n" % number)
-        peer.say(enveloped(1, number, on_channel("a", b"x")))
+        peer.send(enveloped(1, number, on_channel("a", b"x")))
     ((_, verdicts),) = tap._verdicts.values()
     assert verdicts.size == 2
-    peer.say(enveloped(1, 100, *[on_channel(f"a.{n}", b"x") for n in range(100)]))
+    peer.send(enveloped(1, 100, *[on_channel(f"a.{n}", b"x") for n in range(100)]))
     ((_, verdicts),) = tap._verdicts.values()
     assert verdicts.size <= 256
 
@@ -332,11 +332,11 @@ def test_what_is_remembered_of_channels_is_forgotten_with_them() -> None:
     peer = peer2(doors, subscribe(1, 5))
     for round_ in range(3):
         said = [on_channel(f"{who}.{round_}.{n}", b"x") for who in ("no", "wanted") for n in (1, 2)]
-        peer.say(enveloped(1, 8 * round_, *said), enveloped(1, 8 * round_ + 4, *reversed(said)))
+        peer.send(enveloped(1, 8 * round_, *said), enveloped(1, 8 * round_ + 4, *reversed(said)))
         seen = [message.subject for message in client.messages()]
         assert seen == [f"wanted.{round_}.{n}" for n in (1, 2, 2, 1)]
-        peer.say(ack(5, 8 * round_, 8 * round_ + len(peer.ids())))
+        peer.send(ack(5, 8 * round_, 8 * round_ + len(peer.receive_message_ids())))
         doors.broker.classes[1].channels.forget_unused(100)
     client.say(b"SUB no.> 2\r\n", b"UNSUB 1\r\n")
-    peer.say(enveloped(1, 24, on_channel("no.2.1", b"x"), on_channel("wanted.2.1", b"x")))
+    peer.send(enveloped(1, 24, on_channel("no.2.1", b"x"), on_channel("wanted.2.1", b"x")))
     assert [message.subject for message in client.messages()] == ["no.2.1"]

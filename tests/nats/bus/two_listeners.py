@@ -17,7 +17,7 @@ from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.server.server import Front
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
-from tests.behaviour.wire_peer import Bus
+from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import publish as publish1
 
@@ -38,7 +38,7 @@ class Msg(NamedTuple):
     payload: bytes
 
 
-class Doors(Bus):
+class Doors(BrokerHarness):
     """Both doors of one broker."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Doors(Bus):
         """Time goes by."""
         self.broker.clock.now += seconds
         self.broker.run_due_wakeups()
-        self.check()
+        self.check_invariants()
 
 
 class Client:
@@ -78,9 +78,9 @@ class Client:
         for data in said:
             buffer = self.doors.nats_buffer
             self.doors.front.receive(self.session, buffer, buffer.fill(data))
-            self.doors.check()
+            self.doors.check_invariants()
             self.doors.broker.drain_writable()
-            self.doors.check()
+            self.doors.check_invariants()
 
     def pub(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: bytes = b""
@@ -98,7 +98,7 @@ class Client:
 
     def leave(self) -> None:
         self.doors.front.close(self.session)
-        self.doors.check()
+        self.doors.check_invariants()
 
     def take(self, pieces: int = 1 << 30) -> bytes:
         """What waits, or so many pieces of it."""
@@ -107,7 +107,7 @@ class Client:
         while pieces and (piece := outbox.peek(tick)):
             taken += piece
             outbox.mark_sent(len(piece), tick)
-            self.doors.check()
+            self.doors.check_invariants()
             pieces -= 1
         return taken
 

@@ -66,7 +66,7 @@ class Till:
 
     def publish(self, count: int = EACH) -> None:
         """It is accepted, and not written yet."""
-        self.peer.say(publish(1, self.number, *payloads_of(self.sent, self.sent + count)))
+        self.peer.send(publish(1, self.number, *payloads_of(self.sent, self.sent + count)))
         self.number += count
         self.sent += count
 
@@ -130,7 +130,7 @@ def test_columns_hold_what_a_look_at_each_message_says(
             kind, content = frames.MESSAGE, payload
             if envelope is not None:
                 kind, content = frames.ENVELOPE, encode(envelope, payload)
-            peer.say(frames.encode(kind, class_id=1, message_id=sent, content=content))
+            peer.send(frames.encode(kind, class_id=1, message_id=sent, content=content))
             sent += 1
         bus.sync()
         bus.broker.clock.now += 0.5
@@ -206,7 +206,7 @@ def test_channels_choose(till: Till) -> None:
         frames.encode(frames.ENVELOPE, class_id=1, message_id=n, content=content)
         for n, content in enumerate(contents)
     ]
-    till.peer.say(*frame)
+    till.peer.send(*frame)
     till.bus.sync()
     rows = batch(path=till.path, subscribe=1, channels="a.*")
     assert [(row["offset"], row["channel"]) for row in rows] == [(0, "a.b"), (2, "a.d")]
@@ -347,8 +347,8 @@ def acknowledge(till: Till, count: int) -> None:
     """Somebody needs the first messages no longer, and their segments go."""
     reader = peer2(till.bus, subscribe(1, 5, durable="billing", start="waiting"))
     till.bus.sync()
-    reader.ids()
-    reader.say(ack(5, 0, count))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, count))
     till.bus.keeper.is_snapshot_due = True
     till.bus.sync()
     assert not till.bus.remove()
