@@ -22,8 +22,8 @@ def shrink() -> None:
     assert "segment_bytes" in defaults
     defaults["segment_bytes"] = SEGMENT_BYTES
     for name, size in {
-        "KEPT_BYTES_MIN": SNAPSHOT_BYTES,
-        "KEPT_FRAME_BYTES": SNAPSHOT_FRAME_BYTES,
+        "SNAPSHOT_CHANGE_BYTES_MIN": SNAPSHOT_BYTES,
+        "SNAPSHOT_MESSAGE_BYTES": SNAPSHOT_FRAME_BYTES,
     }.items():
         assert hasattr(checkpoint, name)
         setattr(checkpoint, name, size)

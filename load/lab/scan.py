@@ -20,21 +20,21 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # So that it runs by its path.
 
-from simplebus.core.limits import SPARE_BYTES
-from simplebus.core.protocol.frame_splitter import Scratch, find_delimiters
+from simplebus.core.limits import RECEIVE_PADDING_BYTES
+from simplebus.core.protocol.frame_splitter import SplitterScratch, find_delimiters
 
 DELIMITER = b"<\r\n>"
 HEADER_BYTES = 9
 READ_BYTES = 1 << 21
 ROUNDS = 15
-SCRATCH = Scratch(2 * READ_BYTES)
+SCRATCH = SplitterScratch(2 * READ_BYTES)
 
 Ends = list[int] | npt.NDArray[np.int64]
 
 
 def blocks_words_groups(data: bytearray) -> Ends:
     """Flags of a block, a flag for eight of them, another one for eight of those."""
-    return find_delimiters(data, 0, len(data) - SPARE_BYTES, SCRATCH)[0]
+    return find_delimiters(data, 0, len(data) - RECEIVE_PADDING_BYTES, SCRATCH)[0]
 
 
 def stride_and_count(data: bytearray) -> Ends:
@@ -54,7 +54,7 @@ def stride_and_string_search(data: bytearray) -> Ends:
 
 def _strides(data: bytearray) -> tuple[int, npt.NDArray[np.uint8]]:
     stride = data.find(DELIMITER, HEADER_BYTES) + len(DELIMITER)
-    size = (len(data) - SPARE_BYTES) // stride * stride
+    size = (len(data) - RECEIVE_PADDING_BYTES) // stride * stride
     octets = np.frombuffer(data, np.uint8, size)
     words: np.ndarray = np.ndarray((size // stride,), "<u4", data, stride - 4, (stride,))
     assert (words == int.from_bytes(DELIMITER, "little")).all()
@@ -120,7 +120,7 @@ def frames(least: int, most: int) -> bytearray:
     letters = random.integers(64, 127, READ_BYTES, np.uint8).tobytes()
     header = b"1\0\1\0\0\0\0\0\0"
     whole = b"".join(header + letters[at : 2 * at] + DELIMITER for at in sizes)
-    return bytearray(whole + bytes(SPARE_BYTES))
+    return bytearray(whole + bytes(RECEIVE_PADDING_BYTES))
 
 
 def ns_per_frame(way: Callable[[bytearray], Ends], data: bytearray, count: int) -> float:

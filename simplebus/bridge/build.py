@@ -22,8 +22,8 @@ from simplebus.bridge.target.batched_stream import FarChains
 from simplebus.bridge.target.bus import FarBus, FarDoor, FarTerms, far_bus, far_door
 from simplebus.bridge.target.nats import Config, FarNats
 from simplebus.bridge.target.ordered_stream import UNDER_WAY_MESSAGES, FarFew
-from simplebus.client.aio.connection import Wire
-from simplebus.client.aio.transport import Place
+from simplebus.client.aio.connection import ClientConnection
+from simplebus.client.aio.transport import Endpoint
 from simplebus.client.credentials import Access
 from simplebus.core.protocol.requests import Auth
 from simplebus.nats.client.credentials import Credentials

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 import trio
 
 from simplebus.bridge.interfaces import TakenOverError
-from simplebus.client.aio.connection import Wire
-from simplebus.client.aio.transport import Place
+from simplebus.client.aio.connection import ClientConnection
+from simplebus.client.aio.transport import Endpoint
 from simplebus.client.core.client import ClientCore
 from simplebus.client.reconnect import Schedule
 from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
@@ -59,7 +59,7 @@ async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
     """A connection on which the bus has answered. Raises BusConnectionError, also as soon as the
     connection is lost: the block is cancelled then."""
     now = trio.current_time()
-    wire = Wire(
+    wire = ClientConnection(
         core,
         [place],
         Schedule(1, timeout=CONNECT_SECONDS, reconnect=None, now=now),
@@ -100,7 +100,7 @@ async def who_is_at(place: Place, *, heartbeat: float, auth: Auth | None) -> tup
 @asynccontextmanager
 async def near_wired(
     place: Place, name: str, *, to: str, heartbeat: float, auth: Auth | None
-) -> AsyncIterator[Wire]:
+) -> AsyncIterator[ClientConnection]:
     """A connection that reads for the lane of this name, which leads to this far end. Raises
     BusConnectionError, also while one that is called the same leads elsewhere."""
     core = core_of(

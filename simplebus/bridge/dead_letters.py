@@ -18,8 +18,8 @@ import numpy as np
 from simplebus.bridge.bus_connection import core_of, wired
 from simplebus.bridge.interfaces import Refusal
 from simplebus.bridge.target.nats_frames import Framer
-from simplebus.client.aio.connection import Wire
-from simplebus.client.aio.transport import Place
+from simplebus.client.aio.connection import ClientConnection
+from simplebus.client.aio.transport import Endpoint
 from simplebus.core import dead_letters
 from simplebus.core.dead_letters import DeadMessage, DeadLetterCause
 from simplebus.core.errors import BusError, Reason, RefusedError

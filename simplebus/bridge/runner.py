@@ -17,7 +17,7 @@ from simplebus.bridge.metrics import facts_of
 from simplebus.bridge.settings import BridgeSettings, CopiedClass, is_nats_address, copier_name, record_channel
 from simplebus.bridge.target.bus import FarTerms
 from simplebus.client.addresses import Address
-from simplebus.client.aio.transport import Place, SocketPlace
+from simplebus.client.aio.transport import Endpoint, SocketEndpoint
 from simplebus.client.credentials import Access
 from simplebus.server.local_client import LocalEndpoint
 from simplebus.server.run import RunningServer
@@ -88,7 +88,7 @@ def _lane(bridge: BridgeSettings, copied: CopiedClass, here: Place | None, *, ba
 def _place(address: str, access: Access, here: Place | None) -> Place:
     if not address and here is not None:
         return here
-    return SocketPlace(Address.parse(address), access)
+    return SocketEndpoint(Address.parse(address), access)
 
 
 async def run(

@@ -74,7 +74,7 @@ class BlockingBlock(_Told, AbstractContextManager[T]):
         return self._inner.__exit__(kind, error, traceback)
 
 
-def async_block(
+def guarded_async_context(
     begins: str,
 ) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, GuardedAsyncContext[T]]]:
     """What `asynccontextmanager` makes of a function, and how such a block begins."""
@@ -91,7 +91,7 @@ def async_block(
     return decorate
 
 
-def blocking_block(
+def guarded_context(
     begins: str,
 ) -> Callable[[Callable[P, Iterator[T]]], Callable[P, GuardedContext[T]]]:
     """What `contextmanager` makes of a function, and how such a block begins."""

@@ -21,7 +21,7 @@ from simplebus.core import toml
 from simplebus.core.protocol.requests import Auth
 from simplebus.net.tls import TlsSocket
 
-VARIABLES = {
+ENVIRONMENT_VARIABLES = {
     "user": "SIMPLEBUS_USER",
     "password": "SIMPLEBUS_PASSWORD",
     "token": "SIMPLEBUS_TOKEN",
@@ -30,7 +30,7 @@ VARIABLES = {
     "key": "SIMPLEBUS_TLS_KEY",
 }
 """Where the environment says what, beside SIMPLEBUS_CREDENTIALS, which names a file."""
-FILE_VARIABLE = "SIMPLEBUS_CREDENTIALS"
+CREDENTIALS_VARIABLE = "SIMPLEBUS_CREDENTIALS"
 
 T = TypeVar("T")
 
@@ -88,10 +88,10 @@ class Access:
         """What the environment says. Raises ValueError, and OSError for a file that is no good."""
         said: dict[str, Any] = {
             name: environment[variable]
-            for name, variable in VARIABLES.items()
+            for name, variable in ENVIRONMENT_VARIABLES.items()
             if environment.get(variable)
         }
-        file = environment.get(FILE_VARIABLE)
+        file = environment.get(CREDENTIALS_VARIABLE)
         found = cls.from_file(file) if file else cls()
         if "token" in said:
             found = replace(found, user="", password="")
@@ -127,7 +127,7 @@ class Access:
             raise ValueError(f"{path}: {error}") from None
 
 
-def access_of(
+def resolve_access(
     access: Access | None,
     *,
     user: str | None = None,
@@ -146,12 +146,12 @@ def access_of(
     return found if tls is None else replace(found, context=tls)
 
 
-def secured(sock: socket.socket, where: Address, access: Access | None) -> TlsSocket:
+def start_tls(sock: socket.socket, where: Address, access: Access | None) -> TlsSocket:
     """TLS on a connected socket, before its handshake. Raises OSError."""
     return TlsSocket(sock, (access or Access()).tls(), server_name=where.host)
 
 
-def is_through(tls: TlsSocket) -> bool:
+def continue_handshake(tls: TlsSocket) -> bool:
     """Go on with the handshake; whether it is made. Raises OSError."""
     try:
         tls.handshake()

@@ -19,32 +19,32 @@ from simplebus.client.core.messages import Message
 from simplebus.core import dead_letters
 from simplebus.core.errors import LocalProtocolError, Reason, RefusedError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
-from simplebus.core.protocol.inquiry import ClassSaid
+from simplebus.core.protocol.inquiry import ClassInfo
 
-FROM = "requeued-from"
+REQUEUED_FROM_HEADER = "requeued-from"
 """The header of a message that was a dead letter: which one, such as dead.orders#17."""
-COUNT = "requeued-count"
+REQUEUED_COUNT_HEADER = "requeued-count"
 """And how often it was published again."""
 
-_OWN = frozenset(
+_DEATH_HEADERS = frozenset(
     {
-        dead_letters.REASON,
-        dead_letters.CLASS,
-        dead_letters.SEQUENCE,
-        dead_letters.ATTEMPTS,
-        dead_letters.SUBSCRIPTION,
-        dead_letters.SESSION,
-        dead_letters.SINCE,
-        dead_letters.ACCEPTED,
-        dead_letters.ERROR,
+        dead_letters.REASON_HEADER,
+        dead_letters.CLASS_HEADER,
+        dead_letters.SEQUENCE_HEADER,
+        dead_letters.ATTEMPTS_HEADER,
+        dead_letters.SUBSCRIPTION_HEADER,
+        dead_letters.SESSION_HEADER,
+        dead_letters.SINCE_HEADER,
+        dead_letters.ACCEPTED_HEADER,
+        dead_letters.ERROR_HEADER,
     }
 )
 """Headers that are about its death."""
 
-_SHOWN_CHARACTERS = 80
-_FETCHED = 64
+_NAME_CHARACTERS_SHOWN = 80
+_FETCH_COUNT = 64
 """So many letters are looked at together: so many may come twice."""
-_COUNTED = 10_000
+_INSPECTED_COUNT_MAX = 10_000
 """In a list, so many of a class are looked at for their reasons."""
 
 
@@ -55,14 +55,14 @@ class Letter:
     sequence: int
     """Its own, in the class of dead letters."""
     reason: str
-    class_: str
+    source_class: str
     """The class in which it died: its name, or its id."""
-    died_as: str
+    source_sequence: str
     """Its sequence there."""
     attempts: str
     subscription: str
     session: str
-    since: str
+    time: str
     """When it died: seconds since 1970."""
     error: str
     """What its consumer said last; empty for nothing."""
@@ -77,27 +77,27 @@ class Letter:
         found = dict(message.headers)  # Of a header that comes twice the last one counts.
         return cls(
             sequence=message.sequence,
-            reason=found.get(dead_letters.REASON, ""),
-            class_=found.get(dead_letters.CLASS, ""),
-            died_as=found.get(dead_letters.SEQUENCE, ""),
-            attempts=found.get(dead_letters.ATTEMPTS, ""),
-            subscription=found.get(dead_letters.SUBSCRIPTION, ""),
-            session=found.get(dead_letters.SESSION, ""),
-            since=found.get(dead_letters.SINCE, ""),
-            error=found.get(dead_letters.ERROR, ""),
+            reason=found.get(dead_letters.REASON_HEADER, ""),
+            class_=found.get(dead_letters.CLASS_HEADER, ""),
+            died_as=found.get(dead_letters.SEQUENCE_HEADER, ""),
+            attempts=found.get(dead_letters.ATTEMPTS_HEADER, ""),
+            subscription=found.get(dead_letters.SUBSCRIPTION_HEADER, ""),
+            session=found.get(dead_letters.SESSION_HEADER, ""),
+            since=found.get(dead_letters.SINCE_HEADER, ""),
+            error=found.get(dead_letters.ERROR_HEADER, ""),
             channel=message.channel,
             key=message.key,
-            headers=tuple(pair for pair in message.headers if pair[0] not in _OWN),
+            headers=tuple(pair for pair in message.headers if pair[0] not in _DEATH_HEADERS),
             payload=message.payload,
         )
 
     def again(self, dead: str) -> tuple[tuple[str, str], ...]:
         """The headers of the message that it becomes again; `dead` is the class where it lies."""
         found = dict(self.headers)
-        before = found.get(COUNT, "")
+        before = found.get(REQUEUED_COUNT_HEADER, "")
         count = int(before) if before.isascii() and before.isdigit() and len(before) < 10 else 0
-        kept = tuple(pair for pair in self.headers if pair[0] not in (FROM, COUNT))
-        return (*kept, (FROM, f"{dead}#{self.sequence}"), (COUNT, str(count + 1)))
+        kept = tuple(pair for pair in self.headers if pair[0] not in (REQUEUED_FROM_HEADER, REQUEUED_COUNT_HEADER))
+        return (*kept, (REQUEUED_FROM_HEADER, f"{dead}#{self.sequence}"), (REQUEUED_COUNT_HEADER, str(count + 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +132,18 @@ class Pile:
     """How many made room for later ones since the bus has run, and are gone."""
 
 
-async def find(bus: Bus, class_: int | str) -> ClassSaid | None:
+async def find(bus: Bus, class_: int | str) -> ClassInfo | None:
     """The class of a class's dead letters, by the name or id of either; None when there is none.
     It is not made."""
-    if isinstance(class_, str) and dead_letters.are_kept_in(class_):
-        return await _explained(bus, class_)
-    found = await _explained(bus, class_)
+    if isinstance(class_, str) and dead_letters.is_dead_letter_class(class_):
+        return await _inquire_class(bus, class_)
+    found = await _inquire_class(bus, class_)
     if found is not None and found.dead_class is not None:
-        return await _explained(bus, found.dead_class)
-    return await _explained(bus, dead_letters.class_name(str(class_))[:NAME_CHARACTERS_MAX])
+        return await _inquire_class(bus, found.dead_class)
+    return await _inquire_class(bus, dead_letters.dead_letter_class_name(str(class_))[:NAME_CHARACTERS_MAX])
 
 
-async def _explained(bus: Bus, class_: int | str) -> ClassSaid | None:
+async def _inquire_class(bus: Bus, class_: int | str) -> ClassInfo | None:
     try:
         return await bus.explain(class_)
     except RefusedError as error:
@@ -156,7 +156,7 @@ class Letters:
     """Those that lie there now, some at a time. What dies meanwhile is not among them, so that who
     publishes them again comes to an end."""
 
-    def __init__(self, bus: Bus, dead: ClassSaid, choice: Choice) -> None:
+    def __init__(self, bus: Bus, dead: ClassInfo, choice: Choice) -> None:
         self._bus, self._dead, self._choice = bus, dead, choice
         self._next = dead.floor
 
@@ -166,7 +166,7 @@ class Letters:
     async def __anext__(self) -> list[Letter]:
         dead = self._dead
         while self._next < dead.head:
-            most = min(_FETCHED, dead.head - self._next)
+            most = min(_FETCH_COUNT, dead.head - self._next)
             fetched = await self._bus.fetch(dead.class_id, self._next, most)
             there = [Letter.of(message) for message in fetched if message.sequence < dead.head]
             if not there:
@@ -182,28 +182,28 @@ async def piles(bus: Bus) -> list[Pile]:
     """All classes of dead letters in which there are some."""
     found = []
     for line in (await bus.explain()).classes:
-        if dead_letters.are_kept_in(line.name) and line.stored:
-            said = await _explained(bus, line.class_id)
+        if dead_letters.is_dead_letter_class(line.name) and line.stored:
+            said = await _inquire_class(bus, line.class_id)
             if said is not None and said.stored > said.purged:
                 found.append(await pile(bus, said))
     return found
 
 
-async def pile(bus: Bus, dead: ClassSaid) -> Pile:
+async def pile(bus: Bus, dead: ClassInfo) -> Pile:
     """What lies in one."""
     found = Pile(dead.class_id, dead.name, dead.stored - dead.purged)
     found.dropped = dead.dropped.get(Reason.DROP_OLDEST, 0)
     async for some in Letters(bus, dead, Choice()):
-        found.oldest = found.oldest or some[0].since
+        found.oldest = found.oldest or some[0].time
         found.reasons.update(letter.reason for letter in some)
         found.looked_at += len(some)
-        if found.looked_at >= _COUNTED:
+        if found.looked_at >= _INSPECTED_COUNT_MAX:
             break
     return found
 
 
 async def requeue(
-    bus: Bus, dead: ClassSaid, some: list[Letter]
+    bus: Bus, dead: ClassInfo, some: list[Letter]
 ) -> tuple[list[Letter], list[tuple[Letter, Exception]]]:
     """Publish letters again to the class in which each died, and purge those that are confirmed.
 
@@ -215,7 +215,7 @@ async def requeue(
         try:
             await bus.publish(
                 letter.payload,
-                class_id=await _home(bus, dead, letter.class_),
+                class_id=await _resolve_source_class(bus, dead, letter.source_class),
                 channel=letter.channel,
                 key=letter.key,
                 headers=letter.again(dead.name),
@@ -227,7 +227,7 @@ async def requeue(
     return done, refused
 
 
-async def purge(bus: Bus, dead: ClassSaid, some: list[Letter]) -> int:
+async def purge(bus: Bus, dead: ClassInfo, some: list[Letter]) -> int:
     """Have letters, ascending, be nobody's. Returns how many they were."""
     count, at = 0, 0
     while at < len(some):
@@ -238,15 +238,15 @@ async def purge(bus: Bus, dead: ClassSaid, some: list[Letter]) -> int:
     return count
 
 
-async def _home(bus: Bus, dead: ClassSaid, class_: str) -> int | str:
+async def _resolve_source_class(bus: Bus, dead: ClassInfo, class_: str) -> int | str:
     """The class that a letter says it died in: a name, or the id of a class without one. It is one
     whose letters lie here: others may have written it, who may publish here and not there."""
     if not class_:
         raise ValueError("it does not say in which class it died")
-    if dead_letters.class_name(class_) != dead.name:
-        shown = class_[:_SHOWN_CHARACTERS]
+    if dead_letters.dead_letter_class_name(class_) != dead.name:
+        shown = class_[:_NAME_CHARACTERS_SHOWN]
         raise ValueError(f"it says that it died in class {shown!r}, whose letters are not here")
     if not (class_.isascii() and class_.isdigit()):
         return class_
-    named = await _explained(bus, class_)
+    named = await _inquire_class(bus, class_)
     return int(class_) if named is None else named.class_id

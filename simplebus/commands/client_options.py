@@ -112,9 +112,9 @@ def with_access(command: Callable[..., R]) -> Callable[..., R]:
 
 def _say(given: dict[str, Any]) -> None:
     """Have the environment say what the options do, and fail if that makes no sense."""
-    from simplebus.client.credentials import FILE_VARIABLE, VARIABLES, Access
+    from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES, Access
 
-    variables = {name: VARIABLES.get(name.removeprefix("tls_"), FILE_VARIABLE) for name in given}
+    variables = {name: ENVIRONMENT_VARIABLES.get(name.removeprefix("tls_"), CREDENTIALS_VARIABLE) for name in given}
     for name, value in given.items():
         if value is not None:
             os.environ[variables[name]] = str(value)
@@ -124,5 +124,5 @@ def _say(given: dict[str, Any]) -> None:
         fail(str(error), status=2)
     if found.user and not found.password:
         if not sys.stdin.isatty():
-            fail(f"user {found.user!r} has no password: set {VARIABLES['password']}", status=2)
-        os.environ[VARIABLES["password"]] = typer.prompt("Password", hide_input=True)
+            fail(f"user {found.user!r} has no password: set {ENVIRONMENT_VARIABLES['password']}", status=2)
+        os.environ[ENVIRONMENT_VARIABLES["password"]] = typer.prompt("Password", hide_input=True)

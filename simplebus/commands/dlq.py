@@ -178,7 +178,7 @@ def requeue(
             done, refused = await dead_letters.requeue(bus, there, some)
             count, others = count + len(done), others + len(refused)
             for letter in done if as_json else ():
-                _print({"sequence": letter.sequence, "class": letter.class_, "requeued": True})
+                _print({"sequence": letter.sequence, "class": letter.source_class, "requeued": True})
             for letter, error in refused[: not problem]:
                 problem = f"{there.name}#{letter.sequence} was refused: {error}"
         return count, problem + f"; {others} were refused in all" * (others > 1)
@@ -210,7 +210,7 @@ def purge(
         async for some in dead_letters.Letters(bus, there, choice):
             count += await dead_letters.purge(bus, there, some) if yes else len(some)
             for letter in some if as_json and yes else ():
-                _print({"sequence": letter.sequence, "class": letter.class_, "purged": True})
+                _print({"sequence": letter.sequence, "class": letter.source_class, "purged": True})
         return count
 
     count = _run(url, work)
@@ -278,10 +278,10 @@ def _lines(letter: Letter) -> list[str]:
     )
     attempts = "" if letter.attempts == "0" else f" after {letter.attempts} attempts"
     attempts = attempts.replace(" 1 attempts", " 1 attempt")
-    when = f", {_moment(letter.since)}" if letter.since else ""
+    when = f", {_moment(letter.time)}" if letter.time else ""
     lines = [
         f"#{letter.sequence}  {letter.reason or 'no reason'}{attempts}, given up by {by}{when}",
-        f"    was {letter.class_}#{letter.died_as}"
+        f"    was {letter.source_class}#{letter.source_sequence}"
         + (f"  {letter.channel}" if letter.channel else "")
         + (f"  key={_text(letter.key)}" if letter.key else ""),
     ]
@@ -299,12 +299,12 @@ def _object(letter: Letter) -> dict[str, object]:
     found: dict[str, object] = {
         "sequence": letter.sequence,
         "reason": letter.reason,
-        "class": letter.class_,
-        "class_sequence": letter.died_as,
+        "class": letter.source_class,
+        "class_sequence": letter.source_sequence,
         "attempts": letter.attempts,
         "subscription": letter.subscription,
         "session": letter.session,
-        "since": letter.since,
+        "since": letter.time,
         "error": letter.error,
         "channel": letter.channel,
         "headers": [list(pair) for pair in letter.headers],

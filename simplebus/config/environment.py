@@ -108,7 +108,7 @@ def _secrets() -> Iterator[str]:
 def _others() -> Iterator[str]:
     """What other commands and programs read."""
     from simplebus.cli import app
-    from simplebus.client.credentials import FILE_VARIABLE, VARIABLES
+    from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES
 
     yield from _options(typer.main.get_command(app))
     yield from VARIABLES.values()

@@ -1,12 +1,10 @@
-"""What has changed in a broker since it was looked at last, to be kept past the process.
+"""Checkpoints: finds the changes of a broker's state and encodes them for the next write batch.
 
-Rule 1: nothing here changes the broker. What is found lies in the ledger's next lot.
-Rule 2: new classes and names, and durables that come and go, are in the next lot; so a message that
-is confirmed finds them again. How far a position is may be told later: what was acknowledged since
-comes once more.
-Rule 3: when a durable comes or goes, it is looked at, and its class; not the others.
-Rule 4: the more there is to tell, the more rarely all is looked at: what many messages wait for
-singly stops nobody for long.
+New classes, producer names, and created or removed durables are in the next batch, so that a
+confirmed message finds them after a restart. Acks may be recorded later: after a crash the acked
+messages are redelivered. When a durable is created or removed, only the durable and its class are
+examined. Complete scans become rarer as the state grows, so that they do not occupy the event loop.
+Nothing current changes the broker.
 """
 
 from __future__ import annotations
@@ -18,22 +16,22 @@ from msgspec import structs
 
 from simplebus.core.commit_log import CommitLog, WriteBatch
 from simplebus.core.limits import (
-    KEPT_BYTES_MIN,
-    KEPT_FRAME_BYTES,
-    KEPT_POSITIONS,
-    KEPT_SECONDS,
-    KEPT_UNION_MAX,
+    CHECKPOINT_POSITIONS,
+    CHECKPOINT_SECONDS,
+    CHECKPOINT_UNION_MAX,
+    SNAPSHOT_CHANGE_BYTES_MIN,
+    SNAPSHOT_MESSAGE_BYTES,
 )
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.handover import Left, Pauses, merged
+from simplebus.core.redelivery.handover import DelayRanges, PositionHandover, merge_adjacent
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.snapshot import (
-    StateChanges,
     ClassSnapshot,
     PositionSnapshot,
     ProducerSnapshot,
     RefusalSnapshot,
+    StateChanges,
     WindowSnapshot,
 )
 from simplebus.core.subscription.subscription import BrokerSubscription
@@ -43,106 +41,114 @@ if TYPE_CHECKING:
 
 _PositionKey = tuple[int, str, str]
 _ClassState = tuple[int, tuple[int, object]]
-"""From where on a class is kept; up to where, and what else there is to see of it."""
+"""Durable floor of a class; its head, and everything else that a snapshot contains."""
 
 
 class Checkpointer:
-    """Of one broker that has a ledger."""
+    """Finds the state changes of a broker with a commit log."""
 
     def __init__(self, broker: Broker) -> None:
         assert broker.commit_log is not None
         self._broker = broker
         self._commit_log: CommitLog = broker.commit_log
         self._class_states: dict[int, _ClassState] = {}
-        """What was seen of each class."""
+        """The recorded state of each class."""
         self._class_headers: dict[int, object] = {}
-        """The part of it that is looked at when a durable comes or goes."""
+        """The part of it that is compared when a durable is created or removed."""
         self._position_states: dict[int, dict[_PositionKey, tuple[BrokerSubscription, object]]] = {}
-        """And, by class, of each durable."""
+        """The recorded state of each durable, by class."""
         self.next_full_scan = float("-inf")
-        """When all is to be looked at again, by the broker's clock."""
+        """Time of the next complete scan, by the broker's clock."""
         self._scanned_row_count = 0
-        """How many rows about single messages were gone through."""
+        """Rows about single messages that the current scan has read."""
         self._change_bytes = 0
-        """Of changes since the last snapshot."""
+        """Bytes of changes since the last snapshot."""
         self._snapshot_bytes = 0
         self._message_bytes = 0
-        """Of messages since the last snapshot."""
+        """Frame bytes of messages since the last snapshot."""
         self.is_snapshot_due = True
-        """Whether the next lot is to hold everything."""
+        """True if the next write batch must contain a snapshot."""
 
     def build_write_batch(self) -> WriteBatch | None:
-        """What is to be written next, if anything is."""
-        ledger, now = self._commit_log, self._broker.clock.now
-        is_owed = not ledger.is_empty
-        self._message_bytes += ledger.noted_bytes
+        """Return the next write batch, or None if there is nothing to write."""
+        commit_log, now = self._commit_log, self._broker.clock.now
+        has_entries = not commit_log.is_empty
+        self._message_bytes += commit_log.next_batch_bytes
         if (
-            self._change_bytes > max(KEPT_BYTES_MIN, 4 * self._snapshot_bytes)
-            or self._message_bytes > KEPT_FRAME_BYTES
+            self._change_bytes > max(SNAPSHOT_CHANGE_BYTES_MIN, 4 * self._snapshot_bytes)
+            or self._message_bytes > SNAPSHOT_MESSAGE_BYTES
         ):
             self.is_snapshot_due = True
-        at_all = self.is_snapshot_due or now >= self.next_full_scan
-        if not at_all and not is_owed:
+        is_full_scan = self.is_snapshot_due or now >= self.next_full_scan
+        if not is_full_scan and not has_entries:
             return None
-        changes = self._collect_changes(now, is_full_scan=at_all)
-        begun = [ProducerSnapshot(name, at, [], which) for name, at, which in ledger.take_begun()]
-        refused, purged = ledger.take_refused(), ledger.take_purged()
+        changes = self._collect_changes(now, is_full_scan=is_full_scan)
+        producer_starts = [
+            ProducerSnapshot(name, number, [], instance)
+            for name, number, instance in commit_log.pop_producer_starts()
+        ]
+        refused, purged = commit_log.pop_refusals(), commit_log.pop_purged_ranges()
         if self.is_snapshot_due:
             self.is_snapshot_due = False
             snapshot = self._build_snapshot().encode()
             self._change_bytes, self._snapshot_bytes, self._message_bytes = 0, len(snapshot), 0
-            return ledger.take(snapshot=snapshot)
+            return commit_log.pop_write_batch(snapshot=snapshot)
         changes = StateChanges(
             changes.classes,
             changes.positions,
-            changes.gone,
-            begun,
+            changes.removed_positions,
+            producer_starts,
             [(name, each.refers_to, each.count) for name, each in refused],
             purged,
-            [RefusalSnapshot.of(each) for _, each in refused],
+            [RefusalSnapshot.from_refusal(each) for _, each in refused],
         )
         if not any(structs.astuple(changes)):
-            return ledger.take(is_owed=is_owed)
+            return commit_log.pop_write_batch(allow_empty=has_entries)
         encoded = changes.encode()
         self._change_bytes += len(encoded)
-        return ledger.take(encoded)
+        return commit_log.pop_write_batch(encoded)
 
     def class_floors(self) -> dict[int, int]:
-        """By class, from where on it is kept, as the lots that were taken say."""
+        """Return the durable floor of each class, as recorded in the batches so far."""
         return {class_id: floor for class_id, (floor, _) in self._class_states.items()}
 
     def empty_class_ids(self) -> set[int]:
-        """Classes of which nothing is kept, as they say, too."""
+        """Return the classes without messages, as recorded in the batches so far."""
         return {
             class_id for class_id, (floor, (head, _)) in self._class_states.items() if floor == head
         }
 
     def _collect_changes(self, now: float, *, is_full_scan: bool) -> StateChanges:
-        """What has changed: of everything, or of what hurries."""
-        ledger, classes = self._commit_log, self._broker.classes
-        hurries, changed = [*ledger.hurries, *ledger.changed], list(ledger.changed.items())
-        ledger.hurries.clear()
-        ledger.changed.clear()
+        """Return the changes of everything, or only those that the commit log marked as urgent."""
+        commit_log, classes = self._commit_log, self._broker.classes
+        class_ids, durables_by_class = (
+            [*commit_log.changed_class_ids, *commit_log.changed_durables],
+            list(commit_log.changed_durables.items()),
+        )
+        commit_log.changed_class_ids.clear()
+        commit_log.changed_durables.clear()
         changes = StateChanges([], [], [])
         if is_full_scan:
-            looked, self._scanned_row_count = 0, 0
+            scanned_count, self._scanned_row_count = 0, 0
             for cls in classes.values():
                 self._collect_class(cls, changes)
-                looked += 1 + len(cls.subscriptions)
-            looked += self._scanned_row_count
-            self.next_full_scan = now + KEPT_SECONDS * max(1.0, looked / KEPT_POSITIONS)
+                scanned_count += 1 + len(cls.subscriptions)
+            scanned_count += self._scanned_row_count
+            self.next_full_scan = now + CHECKPOINT_SECONDS * max(
+                1.0, scanned_count / CHECKPOINT_POSITIONS
+            )
             return changes
-        for class_id in dict.fromkeys(hurries):
+        for class_id in dict.fromkeys(class_ids):
             self._collect_class_header(classes[class_id], changes)
-        for class_id, names in changed:
-            for durable, group in names:
+        for class_id, durables in durables_by_class:
+            for durable, group in durables:
                 self._collect_durable(classes[class_id], durable, group, changes)
         return changes
 
     def _collect_class_header(self, cls: MessageClass, changes: StateChanges) -> None:
-        """At what may be news of a class for which a durable came or went, or that is new."""
+        """Record a class that is new, or for which a durable was created or removed."""
         if self._class_headers.get(cls.class_id) != _class_header(cls):
-            self._record_class(cls, _class_state(cls, self._commit_log.reached), changes)
+            self._record_class(cls, _class_state(cls, self._commit_log.durable_position), changes)
 
     def _record_class(self, cls: MessageClass, state: _ClassState, changes: StateChanges) -> None:
         self._class_states[cls.class_id], self._class_headers[cls.class_id] = (
@@ -154,7 +160,7 @@ class Checkpointer:
     def _collect_durable(
         self, cls: MessageClass, durable: str, group: str, changes: StateChanges
     ) -> None:
-        """At a durable that may have come, or gone."""
+        """Record a durable that was created or removed."""
         known = self._position_states.setdefault(cls.class_id, {})
         key, position = (
             (cls.class_id, durable, group),
@@ -162,27 +168,27 @@ class Checkpointer:
         )
         if position is None or position.group != group:
             if known.pop(key, None) is not None:
-                changes.gone.append(key)
+                changes.removed_positions.append(key)
             return
-        here = position, _position_state(position)
-        if known.get(key) != here:
-            known[key] = here
+        current = position, _position_state(position)
+        if known.get(key) != current:
+            known[key] = current
             changes.positions.append(self._snapshot_position(position))
 
     def _collect_class(self, cls: MessageClass, changes: StateChanges) -> None:
-        seen = _class_state(cls, self._commit_log.reached)
-        if self._class_states.get(cls.class_id) != seen or self._class_headers[
+        state = _class_state(cls, self._commit_log.durable_position)
+        if self._class_states.get(cls.class_id) != state or self._class_headers[
             cls.class_id
         ] != _class_header(cls):
-            self._record_class(cls, seen, changes)
+            self._record_class(cls, state, changes)
         known, found = self._position_states.get(cls.class_id, {}), {}
         for position in cls.named_positions.values():
             if position.durable:
                 key = (cls.class_id, position.durable, position.group)
-                found[key] = here = (position, _position_state(position))
-                if known.pop(key, None) != here:
+                found[key] = current = (position, _position_state(position))
+                if known.pop(key, None) != current:
                     changes.positions.append(self._snapshot_position(position))
-        changes.gone.extend(known)
+        changes.removed_positions.extend(known)
         self._position_states[cls.class_id] = found
 
     def _build_snapshot(self) -> StateChanges:
@@ -194,107 +200,111 @@ class Checkpointer:
                 for positions in self._position_states.values()
                 for position, _ in positions.values()
             ],
-            publishers=self._snapshot_producers(),
-            purged=[
+            producers=self._snapshot_producers(),
+            purged_ranges=[
                 (class_id, first, last)
                 for class_id, cls in broker.classes.items()
-                for first, last in cls.purged_sequences.within(cls.first_sequence, cls.ring.head)
+                for first, last in cls.purged_sequences.ranges_within(
+                    cls.first_sequence, cls.ring.head
+                )
             ],
-            boot=self._commit_log.boot,
-            level=int(self._commit_log.level),
+            boot_id=self._commit_log.boot_id,
+            durability=int(self._commit_log.durability),
         )
 
     def _snapshot_producers(self) -> list[ProducerSnapshot]:
-        kept = []
-        for publisher in self._broker.connection_requests.producer_states:
-            following, ahead = publisher.next, publisher.ahead
-            if publisher.session_id is not None:
-                session = self._broker.sessions[publisher.session_id]
-                dialect = session.decoder
-                assert isinstance(dialect, Version2Decoder)
-                following = dialect.stored_before
-                ahead = dialect.build_unconfirmed_range(
-                    following, [batch for _, batch in session.parked_messages]
+        producers = []
+        for producer in self._broker.subscription_manager.producer_states:
+            next_number, ahead = producer.next_number, producer.stored_ahead
+            if producer.session_id is not None:
+                session = self._broker.sessions[producer.session_id]
+                decoder = session.decoder
+                assert isinstance(decoder, Version2Decoder)
+                next_number = decoder.stored_before
+                ahead = decoder.build_unconfirmed_range(
+                    next_number, [batch for _, batch in session.parked_messages]
                 )
-            kept.append(
+            producers.append(
                 ProducerSnapshot(
-                    publisher.key,
-                    following,
+                    producer.key,
+                    next_number,
                     ahead.ranges() if ahead else [],
-                    publisher.instance,
-                    [RefusalSnapshot.of(each) for each in publisher.refusals],
-                    publisher.is_doubted,
+                    producer.instance,
+                    [RefusalSnapshot.from_refusal(each) for each in producer.refusals],
+                    producer.is_uncertain,
                 )
             )
-        return kept
+        return producers
 
     def _snapshot_class(self, cls: MessageClass) -> ClassSnapshot:
-        window, left = _handover_if_all_ended(cls)
-        left = left.within(window.floor, window.cursor)
+        window, handover = _handover_if_all_ended(cls)
+        handover = handover.restrict_to(window.floor, window.cursor)
         return ClassSnapshot(
             cls.class_id,
             cls.name,
-            cls.compute_durable_floor(self._commit_log.reached),
+            cls.compute_durable_floor(self._commit_log.durable_position),
             cls.ring.head,
-            WindowSnapshot.of(window),
+            WindowSnapshot.from_window(window),
             cls.are_last_values_requested,
-            merged(left.sent, 0),
-            self._snapshot_delays(left),
+            merge_adjacent(handover.attempts, 0),
+            self._snapshot_delays(handover),
             self._broker.clock.now,
             cls.creator,
         )
 
     def _snapshot_position(self, position: BrokerSubscription) -> PositionSnapshot:
-        terms, attempts = position.delivery_policy, position.list_attempts()
-        unburied = position.pending_dead_letters.to_rows()
-        self._scanned_row_count += len(attempts) + len(unburied)
+        policy, attempts = position.delivery_policy, position.list_attempts()
+        pending_dead_letters = position.pending_dead_letters.to_rows()
+        self._scanned_row_count += len(attempts) + len(pending_dead_letters)
         return PositionSnapshot(
             position.class_id,
             position.durable,
             position.group,
             list(position.channel_filter.patterns) if position.channel_filter else [],
-            WindowSnapshot.of(position.window),
-            merged(attempts, 0),
-            terms.ack_timeout_ticks,
-            terms.in_flight_max,
-            terms.deliveries_max,
-            terms.pending_max,
-            terms.slow_policy,
+            WindowSnapshot.from_window(position.window),
+            merge_adjacent(attempts, 0),
+            policy.ack_timeout_ticks,
+            policy.in_flight_max,
+            policy.deliveries_max,
+            policy.pending_max,
+            policy.slow_policy,
             position.idle_seconds,
             position.is_key_ordered,
-            terms.backoff_ticks,
+            policy.backoff_ticks,
             self._snapshot_delays(position.build_handover()),
             self._broker.clock.now,
-            unburied,
+            pending_dead_letters,
             position.owner,
         )
 
-    def _snapshot_delays(self, handover: Left) -> Pauses:
-        """For how long what is left is not to be sent: known to within a tick."""
+    def _snapshot_delays(self, handover: PositionHandover) -> DelayRanges:
+        """Return the redelivery delays in seconds, exact to a tick."""
         seconds = self._broker.settings.tick_seconds
-        self._scanned_row_count += len(handover.sent) + len(handover.ticks) + len(handover.times)
-        return merged(handover.pauses(self._broker.clock, seconds), seconds)
+        self._scanned_row_count += (
+            len(handover.attempts) + len(handover.not_before_ticks) + len(handover.not_before_times)
+        )
+        return merge_adjacent(handover.remaining_delays(self._broker.clock, seconds), seconds)
 
 
 def _class_header(cls: MessageClass) -> object:
-    """Another value when something has changed that is kept of a class, but for how far it is."""
-    waiting = cls.backlog_window
+    """Return a value that changes with the recorded state of a class, except for its progress."""
+    backlog = cls.backlog_window
     return (
         cls.name,
         cls.are_last_values_requested,
-        waiting.floor,
-        waiting.cursor,
-        waiting.in_flight,
+        backlog.floor,
+        backlog.cursor,
+        backlog.in_flight_count,
         _has_durables(cls),
     )
 
 
 def _class_state(cls: MessageClass, durable_position: int) -> _ClassState:
-    """Another value when that has changed."""
-    plain = [_position_state(each) for each in cls.subscriptions if not each.durable]
+    """Return a value that changes with the recorded state of a class."""
+    unnamed = [_position_state(each) for each in cls.subscriptions if not each.durable]
     return cls.compute_durable_floor(durable_position), (
         cls.ring.head,
-        (plain, cls.backlog_handover),
+        (unnamed, cls.backlog_handover),
     )
 
 
@@ -303,13 +313,13 @@ def _has_durables(cls: MessageClass) -> bool:
 
 
 def _position_state(position: BrokerSubscription) -> object:
-    """The same of a position."""
+    """Return a value that changes with the recorded state of a position."""
     window = position.window
     return (
         window.floor,
         window.cursor,
-        window.in_flight,
-        position.redelivered,
+        window.in_flight_count,
+        position.redelivered_count,
         position.nack_count,
         position.delivery_policy,
         position.idle_seconds,
@@ -318,22 +328,22 @@ def _position_state(position: BrokerSubscription) -> object:
     )
 
 
-def _handover_if_all_ended(cls: MessageClass) -> tuple[AckWindow, Left]:
-    """What would wait in a class if every session ended now, and what is known of it."""
+def _handover_if_all_ended(cls: MessageClass) -> tuple[AckWindow, PositionHandover]:
+    """Return the backlog, and its delivery counts, that would remain if all sessions ended now."""
     if not cls.subscriptions or _has_durables(cls):
         return cls.backlog_window, cls.backlog_handover
-    oldest = list(islice(cls.subscriptions, KEPT_UNION_MAX))
-    left = cls.backlog_handover
+    oldest = list(islice(cls.subscriptions, CHECKPOINT_UNION_MAX))
+    handover = cls.backlog_handover
     for position in oldest:
-        left = left.joined(position.build_handover())
-    if len(cls.subscriptions) > len(oldest):  # The oldest ones were sent it as often as any.
+        handover = handover.merge(position.build_handover())
+    if len(cls.subscriptions) > len(oldest):  # The oldest have at least as many deliveries.
         window = AckWindow(floor=cls.floor())
         window.cursor = max(each.window.cursor for each in cls.subscriptions)
-        return window, left.joined(Left([(window.floor, window.cursor, 1)]))
+        return window, handover.merge(PositionHandover([(window.floor, window.cursor, 1)]))
     windows = [position.window for position in oldest]
     if cls.backlog_window.floor < cls.backlog_window.cursor:
         windows.append(cls.backlog_window)
     window = windows[0]
     for other in windows[1:]:
-        window = window.union(other)
-    return window, left
+        window = window.merge_unacked(other)
+    return window, handover

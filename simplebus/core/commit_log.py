@@ -1,284 +1,304 @@
-"""What is to be kept past the process and is not handed over yet; and how far it has come.
+"""Commit log: changes that wait to be written to the journal, in order.
 
-Rule 1: bytes are copied when they are noted: what a ring does with its own afterwards is no concern
-here. Frames are as their publisher sent them, so their message ids are its numbers.
-Rule 2: what is noted lies in the next lot. Lots have numbers; a mark is the number of the lot that
-holds all that was noted so far.
+The broker appends messages and other changes here. A writer pops them as numbered write batches and
+reports the batches that are durable. `log_position` is the number of the batch that contains the
+newest change.
 
-    note, note, refuse │ note            noted, in lot 9
-    lot 6 │ lot 7 │ lot 8                taken: somebody writes them
-    reached ──┘                          they are as safe as was asked for
+    append, append, append     in batch 9, which is not popped yet
+    batch 6 │ batch 7 │ batch 8    popped, being written
+    durable_position ─┘        batches up to 6 have the required durability
 
-Rule 3: where messages are kept elsewhere, each class has its own way there: what of one has reached
-the level waits for no other. Nothing but messages is kept there, so no other promise waits at all.
+With remote storage (`is_remote`) every class is written separately, so a class becomes durable
+independently of the others. Only messages are stored remotely, so no other change is waited for.
 
-Invariant: reached <= taken <= mark <= taken + 1.
+Invariant: durable_position <= last_batch_number <= log_position <= last_batch_number + 1.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from dataclasses import dataclass, field
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import LEDGER_BYTES_MAX, TIMES_STEP_SECONDS
+from simplebus.core.limits import COMMIT_LOG_BYTES_MAX, TIME_INDEX_STEP_SECONDS
 from simplebus.core.producer_state import ProducerStates
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.events import Refused
+from simplebus.core.protocol.durability import Durability
+from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder, producer_key
 
 
-class Durability(enum.IntEnum):
-    """How safe a message is; the number is a Confirm's last field."""
-
-    MEMORY = 0
-    """The process has it."""
-    OS = 1
-    """The operating system has it: it outlives the process."""
-    DISK = 2
-    """It is on disk: it outlives the machine's next power cut."""
-
-
 @dataclass(slots=True)
 class JournalEntry:
-    """Messages first..first+count-1 of one class, in their order."""
+    """Consecutive messages of one class, with copies of their frames.
+
+    The frames are as their publishers sent them, so their message ids are the message numbers of
+    the publishers.
+    """
 
     class_id: int
-    first: int
-    time: float
-    """When they were accepted, to within TIMES_STEP_SECONDS."""
-    count: int = 0
+    first_sequence: int
+    accepted_at: float
+    """Time of acceptance of the first message, exact to TIME_INDEX_STEP_SECONDS for all of them."""
+    message_count: int = 0
     frames: list[bytes] = field(default_factory=list)
-    """Whole frames back to back, as their publishers sent them."""
-    publishers: list[tuple[int, str]] = field(default_factory=list)
-    """How many messages in a row are whose: the name of a publisher whose numbers the frames carry,
-    or "" where they carry nobody's."""
+    """Pieces of whole frames, back to back."""
+    producer_runs: list[tuple[int, str]] = field(default_factory=list)
+    """Runs of messages of one publisher: message count and producer key. The key is empty for
+    messages without a message number."""
 
-    def add(self, count: int, frames: bytes, publisher: str) -> None:
-        self.count += count
+    def append_frames(self, count: int, frames: bytes, producer: str) -> None:
+        self.message_count += count
         self.frames.append(frames)
-        if self.publishers and self.publishers[-1][1] == publisher:
-            count += self.publishers.pop()[0]
-        self.publishers.append((count, publisher))
+        if self.producer_runs and self.producer_runs[-1][1] == producer:
+            count += self.producer_runs.pop()[0]
+        self.producer_runs.append((count, producer))
 
 
 @dataclass(slots=True)
 class WriteBatch:
-    """What is written together."""
+    """Entries that are written to disk together."""
 
     number: int
     entries: list[JournalEntry]
     changes: bytes = b""
-    """What else has changed; empty for nothing."""
+    """Encoded `StateChanges`; empty if only messages were appended."""
     snapshot: bytes = b""
-    """Instead: everything that changes are about, as it is now."""
+    """Encoded complete state, which replaces all earlier changes; empty if not due."""
 
 
 @dataclass(slots=True)
 class _PendingWrite:
-    """What a lot has of one class that has not reached the level."""
+    """Messages of one class in one write batch that is not durable yet."""
 
-    lot: int
-    first: int
-    """Its first message."""
-    size: int = 0
-    """Bytes of its frames."""
+    batch_number: int
+    first_sequence: int
+    size_bytes: int = 0
 
 
 class CommitLog:
-    """Of one broker."""
+    """Changes of one broker that are not written yet, and the position that is durable."""
 
-    def __init__(self, level: Durability = Durability.DISK, *, elsewhere: bool = False) -> None:
-        """`elsewhere`: lots are kept by others, in their memory perhaps."""
-        self.level = level
-        """What a Confirm promises."""
-        self.is_elsewhere = elsewhere
-        self.waits = elsewhere or level is not Durability.MEMORY
-        """Whether it waits until lots have reached that; this process's own memory has them."""
-        self.boot = ""
-        """Which run of the machine this is; empty where nobody knows."""
-        self.taken = 0
-        self.reached = 0
-        """Lots up to this one have reached the level."""
-        self.failure: tuple[Reason, str] | None = None
-        """Why nothing can be kept now."""
-        self.hurries: dict[int, None] = {}
-        """The classes of which something else has changed that what is noted next may depend on."""
-        self.changed: dict[int, dict[tuple[str, str], None]] = {}
-        """By class, the durables that have come or gone, each with its group."""
-        self.held_bytes = 0
-        """Bytes of frames noted that have not reached the level."""
-        self.lagging: dict[Session, None] = {}
-        """Who is not read from while too much is held."""
-        self._noted_bytes = 0
-        """Bytes of frames noted since the last lot was taken."""
-        self._unsafe: dict[int, deque[_PendingWrite]] = {}
-        """Of each class: the lots that have not reached it."""
+    def __init__(
+        self, durability: Durability = Durability.DISK, *, is_remote: bool = False
+    ) -> None:
+        """Create an empty log.
+
+        Args:
+            durability: The durability that a confirm promises.
+            is_remote: True if batches are stored by other servers, per class.
+        """
+        self.durability = durability
+        """Durability that a confirm promises."""
+        self.is_remote = is_remote
+        self.requires_durability = is_remote or durability is not Durability.MEMORY
+        """True if confirms wait for the writer. With durability `memory` they do not."""
+        self.boot_id = ""
+        """Id of this boot of the machine; empty if unknown."""
+        self.last_batch_number = 0
+        """Number of the newest batch that was popped."""
+        self.durable_position = 0
+        """Batches up to this number have the required durability."""
+        self.write_error: tuple[Reason, str] | None = None
+        """Reason and description of the current write failure; None while writing works."""
+        self.changed_class_ids: dict[int, None] = {}
+        """Classes with a change that must be in the next batch, because messages depend on it."""
+        self.changed_durables: dict[int, dict[tuple[str, str], None]] = {}
+        """Durables created or removed since the last batch, by class: (durable, group)."""
+        self.unwritten_bytes = 0
+        """Frame bytes that are not durable yet."""
+        self.paused_sessions: dict[Session, None] = {}
+        """Version 1 sessions whose reads are paused because the log is backlogged."""
+        self._next_batch_bytes = 0
+        self._pending_writes: dict[int, deque[_PendingWrite]] = {}
+        """Batches that are not durable, oldest first, by class."""
         self._entries: list[JournalEntry] = []
-        self._latest: dict[int, JournalEntry] = {}
-        """Of each class, the entry that grows."""
-        self._refused: list[tuple[str, Refused]] = []
-        self._begun: list[tuple[str, int, str]] = []
-        self._purged: list[tuple[int, int, int]] = []
+        self._open_entries: dict[int, JournalEntry] = {}
+        """The entry of each class that can still grow."""
+        self._refusals: list[tuple[str, FrameRefused]] = []
+        self._producer_starts: list[tuple[str, int, str]] = []
+        self._purged_ranges: list[tuple[int, int, int]] = []
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was noted since the last lot was taken."""
+        """True if nothing was appended since the last batch was popped."""
         return not (
             self._entries
-            or self._refused
-            or self._begun
-            or self._purged
-            or self.hurries
-            or self.changed
+            or self._refusals
+            or self._producer_starts
+            or self._purged_ranges
+            or self.changed_class_ids
+            or self.changed_durables
         )
 
     @property
-    def noted_bytes(self) -> int:
-        """Bytes of frames noted since the last lot was taken."""
-        return self._noted_bytes
+    def next_batch_bytes(self) -> int:
+        """Frame bytes appended since the last batch was popped."""
+        return self._next_batch_bytes
 
     @property
-    def mark(self) -> int:
-        """The number of the lot that holds all that was noted so far."""
-        return self.taken if self.is_empty else self.taken + 1
+    def log_position(self) -> int:
+        """Number of the batch that contains the newest change."""
+        return self.last_batch_number if self.is_empty else self.last_batch_number + 1
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether what was noted last has not reached the level that a Confirm waits for."""
-        return (self.waits or self.is_behind) and self.reached < self.mark
+    def must_defer_confirms(self) -> bool:
+        """True if the newest change does not have the durability that a confirm promises."""
+        must_wait = self.requires_durability or self.is_backlogged
+        return must_wait and self.durable_position < self.log_position
 
     @property
-    def is_behind(self) -> bool:
-        """Whether nothing more should come: what has come is held up."""
-        return self.failure is not None or self.held_bytes > LEDGER_BYTES_MAX
+    def is_backlogged(self) -> bool:
+        """True if publishers must pause: writing fails, or too many bytes are unwritten."""
+        return self.write_error is not None or self.unwritten_bytes > COMMIT_LOG_BYTES_MAX
 
-    def owes(self, mark: int) -> bool:
-        """Whether what is promised with this mark is not as safe yet as was asked for."""
-        return self.waits and self.reached < mark
+    def is_durable(self, position: int) -> bool:
+        """Return True if changes up to log position `position` have the required durability."""
+        return not self.requires_durability or self.durable_position >= position
 
-    def safe(self, class_id: int, head: int) -> int:
-        """The first message of a class that has not reached the level; `head` where all have."""
-        unsafe = self._unsafe.get(class_id)
-        if not self.waits or not unsafe:
+    def durable_head(self, class_id: int, head: int) -> int:
+        """Return the first sequence of a class that is not durable, or `head` if all are."""
+        pending = self._pending_writes.get(class_id)
+        if not self.requires_durability or not pending:
             return head
-        return unsafe[0].first
+        return pending[0].first_sequence
 
-    def written(self, class_id: int, head: int) -> int:
-        """The same whatever the level is: it can be read again where it was written."""
-        unsafe = self._unsafe.get(class_id)
-        return unsafe[0].first if unsafe else head
+    def written_head(self, class_id: int, head: int) -> int:
+        """Return the first sequence of a class that cannot be read back from disk, or `head`.
 
-    def has_reached(self, mark: int, owed: dict[int, int]) -> bool:
-        """Whether what a publisher has with this mark has reached the level. `owed` is what it may
-        have elsewhere that has not: classes, and the last lot in each. Those that it has no more
-        are forgotten."""
-        if mark <= self.reached:
-            return True
-        for class_id, last in list(owed.items()) if self.is_elsewhere else ():
-            unsafe = self._unsafe.get(class_id)
-            if not unsafe or unsafe[0].lot > last:
-                del owed[class_id]
-            elif unsafe[0].lot <= mark:
-                return False
-        return self.is_elsewhere
-
-    def note(
-        self, class_id: int, first: int, count: int, frames: bytes, publisher: str, now: float
-    ) -> None:
-        """Messages first..first+count-1 of a class were stored."""
-        entry = self._latest.get(class_id)
-        if entry is None or not 0 <= now - entry.time < TIMES_STEP_SECONDS:
-            entry = self._latest[class_id] = JournalEntry(class_id, first, now)
-            self._entries.append(entry)
-            unsafe = self._unsafe.setdefault(class_id, deque())
-            if not unsafe or unsafe[-1].lot <= self.taken:
-                unsafe.append(_PendingWrite(self.taken + 1, first))
-        assert entry.first + entry.count == first, (entry.first, entry.count, first)
-        entry.add(count, frames, publisher)
-        self._unsafe[class_id][-1].size += len(frames)
-        self._noted_bytes += len(frames)
-        self.held_bytes += len(frames)
-
-    def refuse(self, publisher: str, refused: Refused) -> None:
-        """Messages were refused: their numbers are used up."""
-        if self._refused and self._refused[-1][0] == publisher:
-            joined = self._refused[-1][1].joined(refused)
-            if joined is not None:
-                self._refused[-1] = publisher, joined
-                return
-        self._refused.append((publisher, refused))
-
-    def begin(self, publisher: str, following: int, instance: str) -> None:
-        """A program has come under this name, and goes on at this number."""
-        self._begun.append((publisher, following, instance))
-
-    def purge(self, class_id: int, first: int, last: int) -> None:
-        """Nobody is to have the messages first..last-1 of a class any more."""
-        self._purged.append((class_id, first, last))
-
-    def forget_changes(self) -> None:
-        """Nothing but messages is to be kept."""
-        for noted in (self._refused, self._begun, self._purged, self.hurries, self.changed):
-            noted.clear()
-
-    def take_purged(self) -> list[tuple[int, int, int]]:
-        """Class, first message, last one exclusive: nobody is to have them."""
-        purged, self._purged = self._purged, []
-        return purged
-
-    def change(self, class_id: int, durable: str, group: str) -> int:
-        """A durable has come or gone. Returns the mark with which that is kept."""
-        if self.is_elsewhere:
-            return 0
-        self.changed.setdefault(class_id, {})[durable, group] = None
-        return self.mark
-
-    def take_refused(self) -> list[tuple[str, Refused]]:
-        """Publishers, and which of their messages were refused."""
-        refused, self._refused = self._refused, []
-        return refused
-
-    def take_begun(self) -> list[tuple[str, int, str]]:
-        """Publisher, the number at which it goes on, which program it is."""
-        begun, self._begun = self._begun, []
-        return begun
-
-    def take(
-        self, changes: bytes = b"", snapshot: bytes = b"", *, is_owed: bool = False
-    ) -> WriteBatch | None:
-        """All that was noted, to be written together with `changes` or a snapshot; None when there
-        is none of it. `is_owed`: the mark may have been given out, so there is a lot all the same.
+        Unlike `durable_head`, this does not depend on the required durability.
         """
-        if self.is_empty and not (changes or snapshot or is_owed):
+        pending = self._pending_writes.get(class_id)
+        return pending[0].first_sequence if pending else head
+
+    def is_producer_durable(self, position: int, remote_positions: dict[int, int]) -> bool:
+        """Return True if the messages of a producer up to `position` are durable.
+
+        Args:
+            position: Log position of the newest message of the producer.
+            remote_positions: With remote storage, the newest log position of the producer by
+                class. Classes without pending messages of the producer are removed.
+        """
+        if position <= self.durable_position:
+            return True
+        for class_id, last in list(remote_positions.items()) if self.is_remote else ():
+            pending = self._pending_writes.get(class_id)
+            if not pending or pending[0].batch_number > last:
+                del remote_positions[class_id]
+            elif pending[0].batch_number <= position:
+                return False
+        return self.is_remote
+
+    def append_messages(
+        self, class_id: int, first: int, count: int, frames: bytes, producer: str, now: float
+    ) -> None:
+        """Append the stored messages first..first+count-1 of a class."""
+        entry = self._open_entries.get(class_id)
+        if entry is None or not 0 <= now - entry.accepted_at < TIME_INDEX_STEP_SECONDS:
+            entry = self._open_entries[class_id] = JournalEntry(class_id, first, now)
+            self._entries.append(entry)
+            pending = self._pending_writes.setdefault(class_id, deque())
+            if not pending or pending[-1].batch_number <= self.last_batch_number:
+                pending.append(_PendingWrite(self.last_batch_number + 1, first))
+        expected = entry.first_sequence + entry.message_count
+        assert expected == first, (expected, first)
+        entry.append_frames(count, frames, producer)
+        self._pending_writes[class_id][-1].size_bytes += len(frames)
+        self._next_batch_bytes += len(frames)
+        self.unwritten_bytes += len(frames)
+
+    def append_refusal(self, producer: str, refused: FrameRefused) -> None:
+        """Append a refusal of numbered messages: their numbers are used."""
+        if self._refusals and self._refusals[-1][0] == producer:
+            joined = self._refusals[-1][1].merge(refused)
+            if joined is not None:
+                self._refusals[-1] = producer, joined
+                return
+        self._refusals.append((producer, refused))
+
+    def append_producer_start(self, producer: str, next_number: int, instance: str) -> None:
+        """Append that an instance uses a producer name and continues at `next_number`."""
+        self._producer_starts.append((producer, next_number, instance))
+
+    def append_purge(self, class_id: int, first: int, last: int) -> None:
+        """Append that the messages first..last-1 of a class were purged."""
+        self._purged_ranges.append((class_id, first, last))
+
+    def discard_changes(self) -> None:
+        """Forget all changes except messages, for a store that keeps only messages."""
+        self._refusals.clear()
+        self._producer_starts.clear()
+        self._purged_ranges.clear()
+        self.changed_class_ids.clear()
+        self.changed_durables.clear()
+
+    def pop_purged_ranges(self) -> list[tuple[int, int, int]]:
+        """Remove and return the purged ranges: (class id, first, last exclusive)."""
+        ranges, self._purged_ranges = self._purged_ranges, []
+        return ranges
+
+    def append_durable_change(self, class_id: int, durable: str, group: str) -> int:
+        """Append that a durable was created or removed. Returns the log position of the change."""
+        if self.is_remote:
+            return 0
+        self.changed_durables.setdefault(class_id, {})[durable, group] = None
+        return self.log_position
+
+    def pop_refusals(self) -> list[tuple[str, FrameRefused]]:
+        """Remove and return the refusals: (producer key, refusal)."""
+        refusals, self._refusals = self._refusals, []
+        return refusals
+
+    def pop_producer_starts(self) -> list[tuple[str, int, str]]:
+        """Remove and return the producer starts: (producer key, next number, instance)."""
+        starts, self._producer_starts = self._producer_starts, []
+        return starts
+
+    def pop_write_batch(
+        self, changes: bytes = b"", snapshot: bytes = b"", *, allow_empty: bool = False
+    ) -> WriteBatch | None:
+        """Remove the appended messages and return them as the next write batch.
+
+        Args:
+            changes: Encoded state changes to write with the messages.
+            snapshot: Encoded complete state to write instead of changes.
+            allow_empty: Return a batch even if nothing is left to write, because its number was
+                already given out as a log position.
+
+        Returns:
+            The batch, or None if there is nothing to write.
+        """
+        if self.is_empty and not (changes or snapshot or allow_empty):
             return None
-        self.taken += 1
-        lot = WriteBatch(self.taken, self._entries, changes, snapshot)
-        self._entries, self._noted_bytes = [], 0
-        self._latest.clear()
-        return lot
+        self.last_batch_number += 1
+        batch = WriteBatch(self.last_batch_number, self._entries, changes, snapshot)
+        self._entries, self._next_batch_bytes = [], 0
+        self._open_entries.clear()
+        return batch
 
-    def reach(self, lot: int, *, has_space: bool = True) -> None:
-        """Lots up to this one have reached the level. What fails is over, if there is space."""
-        self.reached = lot
+    def mark_durable(self, batch_number: int, *, has_space: bool = True) -> None:
+        """Record that batches up to `batch_number` are durable.
+
+        Clears the write error if there is disk space.
+        """
+        self.durable_position = batch_number
         if has_space:
-            self.failure = None
-        for class_id in list(self._unsafe):
-            self.reach_in(class_id, lot)
+            self.write_error = None
+        for class_id in list(self._pending_writes):
+            self.mark_class_durable(class_id, batch_number)
 
-    def reach_in(self, class_id: int, lot: int) -> None:
-        """What lots up to this one have of a class has reached the level."""
-        unsafe = self._unsafe.get(class_id)
-        while unsafe and unsafe[0].lot <= lot:
-            self.held_bytes -= unsafe.popleft().size
-        if unsafe is not None and not unsafe:
-            del self._unsafe[class_id]
+    def mark_class_durable(self, class_id: int, batch_number: int) -> None:
+        """Record that the messages of one class in batches up to `batch_number` are durable."""
+        pending = self._pending_writes.get(class_id)
+        while pending and pending[0].batch_number <= batch_number:
+            self.unwritten_bytes -= pending.popleft().size_bytes
+        if pending is not None and not pending:
+            del self._pending_writes[class_id]
 
 
-def note(
-    ledger: CommitLog,
+def log_stored_messages(
+    commit_log: CommitLog,
     session: Session | None,
     class_id: int,
     first: int,
@@ -286,34 +306,40 @@ def note(
     frames: bytes,
     now: float,
 ) -> None:
-    """A session, or the bus itself, has had messages first..first+count-1 of a class stored."""
+    """Append stored messages of a session, or of the broker itself if `session` is None."""
     if session is None:
-        ledger.note(class_id, first, count, frames, "", now)
+        commit_log.append_messages(class_id, first, count, frames, "", now)
         return
-    ledger.note(class_id, first, count, frames, producer_key(session), now)
-    session.last_log_position = ledger.mark
-    if ledger.is_elsewhere and isinstance(session.decoder, Version2Decoder):
-        session.decoder.producer.owed[class_id] = session.last_log_position
-    if ledger.is_behind and not isinstance(session.decoder, Version2Decoder):
+    commit_log.append_messages(class_id, first, count, frames, producer_key(session), now)
+    session.last_log_position = commit_log.log_position
+    if commit_log.is_remote and isinstance(session.decoder, Version2Decoder):
+        session.decoder.producer.remote_positions[class_id] = session.last_log_position
+    if commit_log.is_backlogged and not isinstance(session.decoder, Version2Decoder):
         session.has_write_backlog = True
-        ledger.lagging[session] = None
+        commit_log.paused_sessions[session] = None
 
 
-def failure(ledger: CommitLog | None, session: Session) -> tuple[Reason, str] | None:
-    """Why nothing that this peer publishes can be kept, if it can be told."""
-    if ledger is None or not isinstance(session.decoder, Version2Decoder):
+def publish_error(commit_log: CommitLog | None, session: Session) -> tuple[Reason, str] | None:
+    """Return why messages of a version 2 session cannot be stored now, or None if they can."""
+    if commit_log is None or not isinstance(session.decoder, Version2Decoder):
         return None
-    return ledger.failure
+    return commit_log.write_error
 
 
-def refuse(
-    ledger: CommitLog | None, publishers: ProducerStates, session: Session, refused: Refused
+def log_refusal(
+    commit_log: CommitLog | None,
+    producer_states: ProducerStates,
+    session: Session,
+    refused: FrameRefused,
 ) -> None:
-    """A frame had no effect. If it was a message, its number is used up all the same, and its
-    program is told again should it not have heard of that."""
+    """Record the refusal of a message of a named publisher.
+
+    The message number is used. The publisher gets the refusal again after a reconnect in case it
+    did not receive it.
+    """
     if refused.frame_type in (frames.MESSAGE, frames.ENVELOPE):
-        dialect = session.decoder
-        if isinstance(dialect, Version2Decoder) and dialect.producer.key:
-            publishers.refuse(dialect.producer, refused)
-            if ledger is not None:
-                ledger.refuse(dialect.producer.key, refused)
+        decoder = session.decoder
+        if isinstance(decoder, Version2Decoder) and decoder.producer.key:
+            producer_states.add_refusal(decoder.producer, refused)
+            if commit_log is not None:
+                commit_log.append_refusal(decoder.producer.key, refused)

@@ -1,10 +1,10 @@
-"""What a subscription gave up on, as messages of a class of their own.
+"""Dead letters: the messages that a position gave up, as messages of a class of their own.
 
-Rule 1: a dead letter is an ordinary message: who subscribes, fetches or archives knows nothing new.
-Rule 2: this file knows what a dead letter looks like; where it is kept is the store's business.
+A dead letter is an ordinary message, so subscribing, fetching and archiving work as usual. This
+module builds the messages; the store appends them.
 
-    orders       7: channel, key, headers, payload             given up by the durable "billing"
-    dead.orders  0: channel, key, headers and why, payload     lies here until somebody reads it
+    orders       7: channel, key, headers, payload               given up by the durable "billing"
+    dead.orders  0: channel, key, headers + reasons, payload     stored until it is consumed
 """
 
 from __future__ import annotations
@@ -19,41 +19,40 @@ from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, NAME_CHARACTERS
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.envelope_batch import Envelope, EnvelopeColumns
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.users.permissions import DEAD
+from simplebus.core.users.permissions import DEAD_LETTER_PREFIX
 
-PREFIX = DEAD
-"""What names of classes that keep dead letters begin with."""
+CLASS_PREFIX = DEAD_LETTER_PREFIX
+"""Prefix of the names of dead-letter classes."""
 
-REASON = "dead-reason"
-"""Why: `max_deliveries`, `terminated` or `uncarriable`."""
-CLASS = "dead-class"
-"""The class that it was given up in: its name, or its id where it has none."""
-SEQUENCE = "dead-sequence"
-"""Its sequence there."""
-ATTEMPTS = "dead-attempts"
-"""How often the subscription was sent it."""
-SUBSCRIPTION = "dead-subscription"
-"""The name of the durable, or else of the group; empty where it has neither."""
-SESSION = "dead-session"
-"""The id of the session that held the subscription; empty where several may, or none did."""
-SINCE = "dead-since"
-"""When it was given up: seconds since 1970 by the bus's clock, to the microsecond."""
-ACCEPTED = "dead-accepted"
-"""When the bus accepted it, or a little before: as `SINCE`. Not there where that is not known."""
-ERROR = "dead-error"
-"""What its consumer said last, when it refused it. Not there where it said nothing."""
+REASON_HEADER = "dead-reason"
+"""`max_deliveries`, `terminated` or `uncarriable`."""
+CLASS_HEADER = "dead-class"
+"""Name of the class in which the message was given up, or its id if it has no name."""
+SEQUENCE_HEADER = "dead-sequence"
+"""Sequence of the message in that class."""
+ATTEMPTS_HEADER = "dead-attempts"
+"""Number of deliveries."""
+SUBSCRIPTION_HEADER = "dead-subscription"
+"""Name of the durable, or else of the group; empty if the position has neither."""
+SESSION_HEADER = "dead-session"
+"""Id of the session of the subscription; empty for a group or if none was connected."""
+SINCE_HEADER = "dead-since"
+"""Time at which the message was given up, in seconds since 1970, with microseconds."""
+ACCEPTED_HEADER = "dead-accepted"
+"""Time at which the message was accepted, in the same format; absent if unknown."""
+ERROR_HEADER = "dead-error"
+"""Reason given with the last nack; absent if there was none."""
 
 
-_NOTHING = Envelope()
+_NO_ENVELOPE = Envelope()
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterCause:
-    """What some messages of a class have in common that were given up together."""
+    """Header values that messages given up together have in common."""
 
     reason: Reason
     class_: str
-    """As in the header."""
     attempts: int
     subscription: str
     session: str
@@ -62,50 +61,61 @@ class DeadLetterCause:
 
 @dataclass(frozen=True, slots=True)
 class DeadMessage:
-    """One of them."""
+    """A message that was given up."""
 
     sequence: int
     frame: bytes
     accepted: float = 0.0
-    """0 when that is not known."""
+    """Seconds since 1970; 0 if unknown."""
     error: str = ""
 
 
-def class_name(of: str) -> str:
-    """The name of the class in which the dead letters of a class lie."""
-    return (PREFIX + of)[:NAME_CHARACTERS_MAX]
+def dead_letter_class_name(class_name: str) -> str:
+    """Return the name of the dead-letter class of a class."""
+    return (CLASS_PREFIX + class_name)[:NAME_CHARACTERS_MAX]
 
 
-def are_kept_in(name: str) -> bool:
-    """Whether a class of this name keeps dead letters, and has none itself."""
-    return name.startswith(PREFIX)
+def is_dead_letter_class(name: str) -> bool:
+    """Return True if a class with this name holds dead letters, and so has none itself."""
+    return name.startswith(CLASS_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterBatch:
-    """Dead letters, and what the bus needs to know of each."""
+    """Dead letters, ready to be appended."""
 
-    batch: FrameBatch | None
-    """None when there is none."""
+    frames: FrameBatch | None
+    """None if there are none."""
     columns: EnvelopeColumns
     sequences: list[int]
-    """Which message each is about."""
-    lost: int
-    """Of how many messages there can be none: their headers, or the whole, would be too long."""
+    """The sequence of the given-up message for each dead letter."""
+    lost_count: int
+    """Messages without a dead letter, because its headers or its frame would be too long."""
 
 
-def write(
-    given_up: Iterable[DeadMessage], death: DeadLetterCause, *, class_id: int, frame_bytes_max: int
+def build_dead_letters(
+    messages: Iterable[DeadMessage],
+    cause: DeadLetterCause,
+    *,
+    class_id: int,
+    frame_bytes_max: int,
 ) -> DeadLetterBatch:
-    """Dead letters for messages, for the class with this id."""
-    alike = envelope_batch.encode_pairs(
+    """Build the dead letters of `messages`.
+
+    Args:
+        messages: The messages that were given up.
+        cause: Their common header values.
+        class_id: Id of the dead-letter class.
+        frame_bytes_max: Longest frame that may be built.
+    """
+    common_headers = envelope_batch.encode_header_pairs(
         (
-            (REASON, death.reason.value),
-            (CLASS, death.class_),
-            (ATTEMPTS, str(death.attempts)),
-            (SUBSCRIPTION, death.subscription),
-            (SESSION, death.session),
-            (SINCE, f"{death.since:.6f}"),
+            (REASON_HEADER, cause.reason.value),
+            (CLASS_HEADER, cause.class_),
+            (ATTEMPTS_HEADER, str(cause.attempts)),
+            (SUBSCRIPTION_HEADER, cause.subscription),
+            (SESSION_HEADER, cause.session),
+            (SINCE_HEADER, f"{cause.since:.6f}"),
         )
     )
     letters: list[bytes] = []
@@ -113,45 +123,49 @@ def write(
     names: dict[str, int] = {}
     channels: list[int] = []
     count = 0
-    for dead in given_up:
+    for message in messages:
         count += 1
-        frame = dead.frame
-        read, payload = _NOTHING, frame[HEADER_BYTES:-DELIMITER_BYTES]
+        frame = message.frame
+        envelope, payload = _NO_ENVELOPE, frame[HEADER_BYTES:-DELIMITER_BYTES]
         if frame[0] == frames.ENVELOPE:
-            read, payload = envelope_batch.decode(payload)
-            read = Envelope(read.channel, read.key, read.headers, read.published)
-        for own in _own(dead):
+            envelope, payload = envelope_batch.decode(payload)
+            envelope = Envelope(
+                envelope.channel, envelope.key, envelope.headers, envelope.published
+            )
+        for headers in _message_headers(message):
             try:
-                content = envelope_batch.encode_with(read, alike + own, payload)
-            except LocalProtocolError:  # Together with its own, the headers are too long.
+                content = envelope_batch.encode_with_headers(
+                    envelope, common_headers + headers, payload
+                )
+            except LocalProtocolError:  # The message's own headers leave no space for these.
                 continue
-            whole = frames.encode(frames.ENVELOPE, class_id=class_id, content=content)
-            if len(whole) <= frame_bytes_max:
-                letters.append(whole)
-                sequences.append(dead.sequence)
-                channels.append(names.setdefault(read.channel, len(names)))
+            letter = frames.encode(frames.ENVELOPE, class_id=class_id, content=content)
+            if len(letter) <= frame_bytes_max:
+                letters.append(letter)
+                sequences.append(message.sequence)
+                channels.append(names.setdefault(envelope.channel, len(names)))
                 break
     columns = EnvelopeColumns(
         len(letters), list(names), np.array(channels, np.uint32) if len(names) > 1 else 0
     )
-    batch = _batch(letters) if letters else None
+    batch = _join_frames(letters) if letters else None
     return DeadLetterBatch(batch, columns, sequences, count - len(letters))
 
 
-def _own(dead: DeadMessage) -> Iterator[bytes]:
-    """The headers that are about this one alone; without what was said, should that be too
-    long."""
-    own = envelope_batch.encode_pairs(((SEQUENCE, str(dead.sequence)),))
-    if dead.accepted:
-        own += envelope_batch.encode_pairs(((ACCEPTED, f"{dead.accepted:.6f}"),))
-    if dead.error:
-        yield own + envelope_batch.encode_pairs(((ERROR, dead.error),))
-    yield own
+def _message_headers(message: DeadMessage) -> Iterator[bytes]:
+    """Yield the headers of one message, then the same without the error, in case it is too long."""
+    headers = envelope_batch.encode_header_pairs(((SEQUENCE_HEADER, str(message.sequence)),))
+    if message.accepted:
+        headers += envelope_batch.encode_header_pairs(
+            ((ACCEPTED_HEADER, f"{message.accepted:.6f}"),)
+        )
+    if message.error:
+        yield headers + envelope_batch.encode_header_pairs(((ERROR_HEADER, message.error),))
+    yield headers
 
 
-def _batch(whole: list[bytes]) -> FrameBatch:
-    """These frames as a batch."""
-    lengths = [len(frame) for frame in whole]
+def _join_frames(frames: list[bytes]) -> FrameBatch:
+    lengths = [len(frame) for frame in frames]
     stride = lengths[0] if len(set(lengths)) == 1 else 0
     bounds = np.cumsum([0, *lengths], dtype=np.int64)
-    return FrameBatch(np.frombuffer(b"".join(whole), np.uint8), bounds, stride)
+    return FrameBatch(np.frombuffer(b"".join(frames), np.uint8), bounds, stride)

@@ -1,11 +1,13 @@
-"""What simplebus raises on purpose.
+"""Exceptions and reason codes of simplebus.
 
     BusError
-    ├── LocalProtocolError     the caller asked for something the protocol cannot do
-    ├── RemoteProtocolError    the peer broke the protocol; close the connection
-    └── BusConnectionError     the connection could not be made, or is gone
+    ├── LocalProtocolError     the caller asked for something that the protocol does not allow
+    ├── RemoteProtocolError    the peer broke the protocol; the connection must be closed
+    ├── RefusedError           the server refused a request; the connection continues
+    └── BusConnectionError     the connection could not be opened, or is lost
 
-Our own bugs are assertions; a caller's wrong value is ValueError or LocalProtocolError.
+Bugs of simplebus raise AssertionError. Wrong arguments raise ValueError, TypeError or
+LocalProtocolError.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ import enum
 
 
 class Reason(enum.StrEnum):
-    """Why something was refused, cut off or dropped. The words are stable: logs, metrics, docs."""
+    """Reason code of a refusal, a disconnection or a dropped message.
+
+    The values are stable: logs, metrics, the protocol and programs use them.
+    """
 
     BAD_CONNECT = "bad_connect"
     TOO_MANY_CLASSES = "too_many_classes"
@@ -69,15 +74,15 @@ class Reason(enum.StrEnum):
 
 
 class BusError(Exception):
-    """Anything simplebus raises on purpose."""
+    """Base class of the exceptions that simplebus raises on purpose."""
 
 
 class LocalProtocolError(BusError):
-    """The caller asked for something that the protocol cannot carry. Nothing was sent."""
+    """The caller asked for something that the protocol does not allow. Nothing was sent."""
 
 
 class BusConnectionError(BusError, ConnectionError):
-    """The connection to the bus could not be made, or is gone."""
+    """The connection to the server could not be opened, or is lost."""
 
 
 class RemoteProtocolError(BusError):
@@ -86,17 +91,17 @@ class RemoteProtocolError(BusError):
     def __init__(self, reason: Reason, sentence: str) -> None:
         super().__init__(f"{reason}: {sentence}")
         self.reason = reason
-        """Stable word for logs and counters."""
+        """Reason code."""
         self.sentence = sentence
-        """What came, what was expected, where."""
+        """Description: what was received, and what was expected."""
 
 
 class RefusedError(BusError):
-    """The bus refused something. Nothing of it has happened; the connection goes on."""
+    """The server refused a request. The request had no effect, and the connection continues."""
 
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(f"{code}: {sentence}")
         self.code = code
-        """Stable word, such as `unknown_class`."""
+        """Reason code, such as `unknown_class`."""
         self.sentence = sentence
-        """What was asked, and why it cannot be."""
+        """Description: what was requested, and why it was refused."""

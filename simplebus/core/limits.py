@@ -1,13 +1,14 @@
-"""Every bound in one place, and how the bounds relate.
+"""Bounds of buffers, counts and times, in one place.
 
-Rule 1: a number that limits a buffer, a count or a wait is defined here, never where it is used.
-Rule 2: what an operator may change is a field of `Limits`; what the wire or the design fixes is a
-constant.
+A bound that an operator may change is a field of `Limits`; a bound that the wire format or the
+design fixes is a constant. A divisor `N` means one Nth: of a memory budget, for example.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+
+# Wire format ---------------------------------------------------------------------------------
 
 HEADER_BYTES = 9
 DELIMITER_BYTES = 4
@@ -18,280 +19,297 @@ SEQUENCE_MAX = (1 << 63) - 1
 MESSAGE_ID_BITS = 31
 MESSAGE_ID_MASK = (1 << MESSAGE_ID_BITS) - 1
 
-# Decimal digits of 2**31, the largest number that an ack range may hold (its exclusive end).
+# Decimal digits of 2**31, the largest number in an ack range (its exclusive end).
 ACK_DIGITS_MAX = 10
 
-# Below this many frames a plain loop beats the fixed cost of array operations.
+# A ring holds at most half of the message ids, so that the nearest sequence to an id is unique.
+MESSAGES_MAX = 1 << (MESSAGE_ID_BITS - 2)
+
+# Reading and writing sockets -----------------------------------------------------------------
+
+# Below this number of frames a plain loop is faster than array operations, which have a fixed cost.
 PLAIN_FRAMES_MAX = 50
 
-# One read from a socket. A batch has a fixed cost, which its copying has just pushed out of the
-# caches: smaller pieces, which would stay there themselves, are dearer.
+# Size of one read from a socket. Smaller reads cost more in total: every batch has a fixed cost.
 RECEIVE_BYTES = 2 * 1024 * 1024
 
-# A partial frame up to this long is copied in front of the next read; a longer one is assembled.
+# A partial frame up to this length is copied in front of the next read; a longer one is assembled.
 HEADROOM_BYTES = 64 * 1024
 
-# Behind what is received a buffer has this many bytes more, so that words can be read whole.
-SPARE_BYTES = 16
+# Unused bytes at the end of a receive buffer, so that whole machine words can be read.
+RECEIVE_PADDING_BYTES = 16
 
-# One write to a socket, so that no subscriber holds the loop for long.
+# Size of one write to a socket, so that no subscriber occupies the event loop for long.
 SEND_BYTES = 2 * 1024 * 1024
 
-# Frames sent again are copied, this many bytes at a time.
+# After a read with more events than this, of fewer bytes each, the next read is short: many small
+# events occupy the event loop for long.
+SMALL_EVENTS = 64
+SMALL_EVENT_BYTES = 256
+SMALL_EVENTS_READ_BYTES = 16 * 1024
+# The same after a read with more expensive events than this, such as Subscribe requests.
+EXPENSIVE_EVENTS_MAX = 16
+EXPENSIVE_EVENTS_READ_BYTES = 1024
+
+# Bytes that a peer whose messages wait for a full class may still send per interval, so that the
+# acks behind its messages are read: about 6 MiB/s.
+TRICKLE_BYTES = 64 * 1024
+TRICKLE_SECONDS = 0.01
+# Interval of the check whether a peer whose acks cannot help has closed its connection.
+DISCONNECT_CHECK_SECONDS = 0.5
+
+# Reads are delayed this long for a peer that only acks, and at most so many messages per read. Its
+# acks then arrive in batches.
+ACK_READ_DELAY_SECONDS = 0.001
+ACK_READ_DELAY_MESSAGES_MAX = 64
+# A peer that published in the last ticks may publish again: its reads are not delayed.
+RECENT_PUBLISH_TICKS = 1
+
+# How long a peer has to read the error that explains why it is disconnected.
+CLOSE_FLUSH_SECONDS = 1.0
+
+# Larger memory blocks ask for huge pages, because scattered access then misses fewer of them.
+HUGE_PAGE_BLOCK_BYTES_MIN = 2 * 1024 * 1024
+
+# Rate limits ---------------------------------------------------------------------------------
+
+# A rate-limited publisher waits until it may publish this slice of its rate, but not for less than
+# the minimum below.
+RATE_LIMIT_SLICE_SECONDS = 0.05
+RATE_LIMIT_WAIT_SECONDS_MIN = 0.001
+# A rate-limited connection reads the slice of its rate at once, or these bytes if that is more.
+RATE_LIMITED_READ_BYTES_MIN = 256
+# Assumed size of a message before it is known.
+RATE_LIMIT_MESSAGE_BYTES = 64
+# Users and addresses whose recent publishing is remembered.
+TOKEN_BUCKETS_MAX = 65_536
+
+# Rings ---------------------------------------------------------------------------------------
+
+# A ring starts with this size and doubles on demand.
+RING_SLOTS_MIN = 256
+RING_BYTES_MIN = 64 * 1024
+
+# A ring that used less than a quarter of its memory for this many ticks shrinks.
+RING_IDLE_TICKS = 30
+
+# A full class that spills evicts this part of its memory at once.
+SPILL_EVICTION_DIVISOR = 8
+# Older messages are read back in pieces of this size; all pieces share a part of all memory.
+SPILL_READ_BYTES = 1024 * 1024
+SPILL_MEMORY_DIVISOR = 8
+# Steps of the table that tells how many bytes are on disk up to a sequence.
+SPILL_SIZE_STEPS_MAX = 4096
+
+# Compaction starts when a class holds this many bytes for last values that are not theirs, or more
+# if the values themselves are larger. Values are copied in batches of this size.
+COMPACTION_BYTES_MIN = 1024 * 1024
+COMPACTION_BATCH_BYTES = 1024 * 1024
+
+# Messages waiting in a full class are joined up to this length: short pieces have a high overhead.
+PARKED_BATCH_BYTES = 64 * 1024
+
+# The time index of a class has this resolution, and so many steps.
+TIME_INDEX_STEP_SECONDS = 0.01
+TIME_INDEX_STEPS_MAX = 65_536
+
+# Delivery ------------------------------------------------------------------------------------
+
+# Messages in flight of a subscription that does not ask for another number.
+IN_FLIGHT_MESSAGES = 65_536
+IN_FLIGHT_BYTES = 16 * 1024 * 1024
+# The same of a group member: what one member holds, the others cannot get.
+GROUP_IN_FLIGHT_MESSAGES = 256
+IN_FLIGHT_MAX = MESSAGES_MAX
+
+# Redelivered frames are copied in pieces of this size, and from at most so many sequences, so that
+# a window with many gaps does not occupy the event loop.
 REDELIVERY_BYTES = 256 * 1024
-# And from so many sequences at a time, so that a window full of holes does not hold the loop.
 REDELIVERY_MESSAGES = 4096
-# Of messages that nothing is special about, of which all are wanted, more at a time: they are
-# copied in few pieces. Of a window full of holes, so many pieces.
+# Larger pieces for messages that need no conversion and are all wanted: they are copied in few
+# parts. From a window with gaps, at most so many parts.
 REDELIVERY_PLAIN_BYTES = 1024 * 1024
 REDELIVERY_PLAIN_MESSAGES = 32_768
 REDELIVERY_PIECES = 2048
 
-# How many messages are looked at at once to find out whether all are for a subscription.
-LOOK_AHEAD_MESSAGES = 16_384
+# Messages that are checked at once to find out whether a subscription wants all of them.
+LOOKAHEAD_MESSAGES = 16_384
 
-# So many messages are looked at in one turn, if none of them is for whom they are looked at.
-LOOKED_MESSAGES_MAX = 65_536
-# One that is dealt with by itself, be it converted or put off, counts as so many of them.
-LOOKED_FOR_ONE = 16
-# And in so many spans it is looked for one message.
-LOOKED_FOR_SPANS = 1024
+# Messages scanned in one turn without finding one to deliver.
+SCAN_MESSAGES_MAX = 65_536
+# A message that is converted or delayed individually counts as this many scanned messages.
+SCAN_COST_OF_COPY = 16
+# Spans that are searched for one message.
+SCAN_SPANS_MAX = 1024
 
-# Messages that expired are looked for in so many first, and in more as long as there is no other;
-# and in one tick, for all positions of all classes, in so many.
-EXPIRED_FIRST = 8
-EXPIRED_MESSAGES_MAX = 1 << 20
+# The first scan for expired messages covers this many, and grows while all of them are expired.
+EXPIRY_SCAN_INITIAL_MESSAGES = 8
+# Messages scanned for expiry per tick, for all positions of all classes.
+EXPIRY_SCAN_MESSAGES_MAX = 1 << 20
 
-# Parked messages are joined to pieces at least this long: many small ones cost what they weigh.
-PARKED_PIECE_BYTES = 64 * 1024
-
-# What a peer whose messages wait for a full class may still send per pause, so that acks behind
-# them get through: about 6 MiB/s.
-TRICKLE_BYTES = 64 * 1024
-TRICKLE_SECONDS = 0.01
-# How often it is looked whether one that cannot make the room has hung up.
-HUNG_UP_SECONDS = 0.5
-
-# A peer that only acknowledges, and few messages at a time, is read no more often than this: its
-# acks then come in batches, and nobody's messages wait behind them.
-ACK_REST_SECONDS = 0.001
-ACK_REST_MESSAGES_MAX = 64
-# Who published so many ticks ago, or less, may be about to publish again: its acks are not put off.
-PUBLISHER_TICKS = 1
-
-# Who may publish so fast and no faster, and has to wait, waits for so much of it at once, or longer
-# than this; where what was read cannot wait, so much is read of it at once, or these bytes if that
-# is more. A message is taken to be so long before it is known. So many users and addresses are
-# remembered that have published lately.
-METERED_PART_SECONDS = 0.05
-METERED_WAIT_SECONDS = 0.001
-METERED_READ_BYTES = 256
-METERED_MESSAGE_BYTES = 64
-METERS_MAX = 65_536
-
-# Memory blocks from here on are asked to be huge pages: scattered access misses fewer of them.
-HUGE_BYTES_MIN = 2 * 1024 * 1024
-
-# How long a peer that is told why it is cut off has for reading it.
-FAREWELL_SECONDS = 1.0
-
-# A ring starts this small and doubles on demand.
-RING_SLOTS_MIN = 256
-RING_BYTES_MIN = 64 * 1024
-
-# A ring that used less than a quarter of its memory for this many ticks gives the rest back.
-RING_IDLE_TICKS = 30
-
-# So many messages that are given up become dead letters at once, and if they are long no more than
-# REDELIVERY_BYTES of them: each is written by itself.
-DEAD_LETTERS_MAX = 256
-# And so often in a tick, of what one position could not bury before.
-BURIED_AT_ONCE = 4
-# Of so many messages that are to come again the bus remembers what was said of them last, and so
-# many bytes of that.
-ERRORS_MAX = 4096
-ERRORS_BYTES_MAX = 4 * 1024 * 1024
-# How long that may be: a sentence, no trace.
-ERROR_BYTES_MAX = 1024
-# All dead letters together may hold a part of all memory: nobody may read them.
-DEAD_LETTERS_PART = 4
-# And such a part of it is for nothing else: what fills the memory is what cannot be processed.
-DEAD_LETTERS_ASIDE = 16
-
-# Redelivery pauses double up to this many ticks.
-REDELIVERY_PAUSE_TICKS_MAX = 60
-# Who wants other pauses says so many at most, each no longer than a day.
-BACKOFF_MAX = 64
-PAUSE_SECONDS_MAX = 86_400.0
-# A message is sent so often before it is given up, unless told otherwise: with the pauses above,
-# for some thirteen minutes. As RabbitMQ's quorum queues, which give up after 20.
-DELIVERIES = 16
+# The default backoff doubles up to this many ticks.
+BACKOFF_TICKS_MAX = 60
+# Steps of a configured backoff, each no longer than a day.
+BACKOFF_STEPS_MAX = 64
+BACKOFF_SECONDS_MAX = 86_400.0
+# Default deliveries of a message: about 13 minutes with the default backoff. RabbitMQ's quorum
+# queues give up after 20.
+DEFAULT_DELIVERIES_MAX = 16
 DELIVERIES_MAX = 0xFFFF
 
-# A bulk of messages in flight must be addressable by the nearest-id rule: half the id space.
-MESSAGES_MAX = 1 << (MESSAGE_ID_BITS - 2)
+# Messages of a key-ordered group that may wait behind the cursor, because of their key, before the
+# group stops scanning.
+PARTITION_QUEUE_MESSAGES_MAX = 32_768
 
-# Where a read brings more events than so many, and fewer bytes each, the next one is short: what
-# each costs keeps the loop from everybody else.
-DENSE_EVENTS = 64
-DENSE_EVENT_BYTES = 256
-DENSE_READ_BYTES = 16 * 1024
-# So is it where a read asks for more subscriptions than so many: about so many are made in one turn
-# of the loop.
-HEAVY_EVENTS = 16
-HEAVY_READ_BYTES = 1024
+# Dead letters --------------------------------------------------------------------------------
 
-# What a durable takes, roughly, and which part of the memory of classes all may take beside it.
+# Dead letters are appended in batches of this many, of at most REDELIVERY_BYTES.
+DEAD_LETTER_BATCH_MESSAGES = 256
+# Batches per tick of one position whose dead letters found no space before.
+DEAD_LETTER_BATCHES_PER_TICK = 4
+# Remembered reasons of nacks, for messages that will be redelivered: number, bytes in total, bytes
+# of one. A reason is a sentence, not a stack trace.
+FAILURE_REASONS_MAX = 4096
+FAILURE_REASONS_BYTES_MAX = 4 * 1024 * 1024
+FAILURE_REASON_BYTES_MAX = 1024
+# All dead letters together may hold this part of all memory, because nobody may ever consume them.
+DEAD_LETTERS_MEMORY_DIVISOR = 4
+# This part is reserved for them: messages that cannot be processed are what fills the memory.
+DEAD_LETTERS_RESERVE_DIVISOR = 16
+
+# Memory estimates and quotas -----------------------------------------------------------------
+
+# Approximate memory of a durable. All durables may take a part of the memory of the classes.
 DURABLE_BYTES = 8 * 1024
-DURABLES_PART = 4
-# And such a part of all classes, and of one class's durables, may a user make who may not do
-# everything.
-USER_PART = 4
-# All of these together leave such a part of all classes to others: a class that is made stays.
-LEFT_PART = 8
+DURABLES_MEMORY_DIVISOR = 4
+# A user with restricted permissions may create this part of all classes, and of the durables.
+USER_QUOTA_DIVISOR = 4
+# Restricted users leave this part of all classes to others, because classes are never removed.
+RESERVED_CLASSES_DIVISOR = 8
 
-# Of what is held for last values alone, so many bytes may be no value's; more when the values have
-# more. Values are stored anew so many bytes at a time.
-CLUTTER_BYTES_MIN = 1024 * 1024
-CARRIED_BYTES = 1024 * 1024
+# The pending bytes of all connections are checked again after this part of the limit was received.
+PENDING_CHECK_DIVISOR = 16
+# Pending bytes that a reply counts for before it is built.
+PENDING_REPLY_BYTES = 256
 
-# Of what may be kept for all together, one part in so many comes between two looks at it.
-BEGUN_PART = 16
-
-# Version 2.
-# What an answer that is owed weighs until it is made.
-OWED_BYTES = 256
-NAME_CHARACTERS_MAX = 200
-# Of a user's name, a password and a token: long enough for tokens that others have made.
-SECRET_CHARACTERS_MAX = 4096
-# Of one user's permissions to publish, and to subscribe.
-RULES_MAX = 1024
-# Classes, and channels of one class, of which a user's verdicts are remembered.
-VERDICTS_KEPT_MAX = 65_536
-# The longest frame of a peer that has to say who it is, and has not: a Connect.
-GREETING_BYTES_MAX = 64 * 1024
-# Of all such peers together; and Heartbeats of one, which are not kept.
-GREETINGS_BYTES_MAX = 16 * 1024 * 1024
-EARLY_HEARTBEATS_MAX = 64
-CHANNEL_BYTES_MAX = 4096
-BINDINGS_MAX = 1024
-# Pairs of a class and a subject of the NATS door that is bound to it.
-SUBJECTS_BOUND_MAX = 4096
-# Segments of a pattern with wildcards: as many as a routing key of AMQP can have. However short,
-# each takes memory and time.
-PATTERN_SEGMENTS_MAX = 128
-# So many patterns are compared with a name at once.
-SHEET_PATTERNS_MAX = 1024
-# Of a sublist: names whose matches are remembered, and the values of all these together; and of how
-# many sets of patterns it is remembered what they come to.
-CACHE_NAMES_MAX = 4096
-CACHE_VALUES_MAX = 1 << 20
-CACHE_RESULTS_MAX = 256
-# Who names a class without an id is given one from here on. So many are looked at that follow from
-# the name; then any that is free will do.
-GIVEN_ID_MIN = 0x8000
-GIVEN_IDS_TRIED = 64
-# With so many channels of one class, those that no stored message carries are forgotten: so many at
-# a time at least.
-CHANNEL_NAMES_MAX = 65_536
-CHANNELS_FORGOTTEN = 4096
-# Memory that a channel takes beside its text; and each pattern of a subscription, and if it has
-# wildcards each of its segments: about what was measured for those that have the least in common.
+# Memory of a channel beside its text, of a pattern, and of each segment of a pattern with
+# wildcards: about as measured for patterns that have nothing in common.
 CHANNEL_BYTES = 256
 PATTERN_BYTES = 2560
 PATTERN_SEGMENT_BYTES = 512
-# The longest after which a durable that nobody uses may be forgotten: a year.
+
+# Version 2 -----------------------------------------------------------------------------------
+
+NAME_CHARACTERS_MAX = 200
+# User name, password and token: long enough for tokens of other systems.
+SECRET_CHARACTERS_MAX = 4096
+# Permission rules of one user, for publishing and for subscribing.
+RULES_MAX = 1024
+# Classes, and channels of one class, whose permissions are cached per user.
+PERMISSION_CACHE_MAX = 65_536
+# Longest frame of a peer that has not authenticated yet: a Connect.
+HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
+# Bytes of all these peers together, and heartbeats of one of them, which are not stored.
+HANDSHAKES_BYTES_MAX = 16 * 1024 * 1024
+HANDSHAKE_HEARTBEATS_MAX = 64
+CHANNEL_BYTES_MAX = 4096
+BINDINGS_MAX = 1024
+# Pairs of a class and a NATS subject that is bound to it.
+SUBJECT_BINDINGS_MAX = 4096
+# Segments of a pattern with wildcards, as many as an AMQP routing key can have.
+PATTERN_SEGMENTS_MAX = 128
+# Patterns that are compared with a channel name at once.
+PATTERN_PAGE_SIZE = 1024
+# Result cache of a subscription index: names, values of all names, and combined pattern sets.
+CACHE_NAMES_MAX = 4096
+CACHE_VALUES_MAX = 1 << 20
+CACHE_RESULTS_MAX = 256
+# A class that is declared by name only gets an id from here on. So many ids are probed that are
+# computed from the name; then any free id is used.
+ASSIGNED_CLASS_ID_MIN = 0x8000
+ASSIGNED_CLASS_ID_PROBES = 64
+# A class with this many channels forgets those without stored messages, at least so many at once.
+CHANNEL_NAMES_MAX = 65_536
+FORGET_CHANNELS_MIN = 4096
+# The longest time after which an idle durable may be removed: a year.
 IDLE_SECONDS_MAX = 365 * 86_400.0
-# As many numbers as the wire has.
+# Subscription numbers have 16 bits.
 SUBSCRIPTIONS_MAX = 0xFFFF
-IN_FLIGHT_MAX = MESSAGES_MAX
-# What one Fetch answers at most.
+# One Fetch reply.
 FETCH_MESSAGES_MAX = 65_536
 FETCH_BYTES_MAX = 1024 * 1024
-# And it tells so many times of acceptance, at 50 bytes each: far less than the messages.
+# Acceptance times in a Fetch reply, of 50 bytes each: far less than the messages.
 FETCH_TIMES_MAX = 4096
-# And of purged messages among them so many rows; of one class, so many are known at once.
+# Purged ranges in a Fetch reply, and purged ranges that a class remembers.
 FETCH_PURGED_MAX = 4096
 PURGED_RANGES_MAX = 65_536
-# What is said of one thing that is asked about: so many classes, sessions, positions of a class,
-# members and patterns of a position, characters of a text; and so much is looked at for it.
-EXPLAINED_CLASSES = 1024
-EXPLAINED_SESSIONS = 256
-EXPLAINED_POSITIONS = 64
-EXPLAINED_MEMBERS = 32
-EXPLAINED_PATTERNS = 8
-EXPLAINED_CHARACTERS = 200
-EXPLAINED_SPANS = 1024
-EXPLAINED_MESSAGES = 1 << 20
-EXPLAINED_MATCHES = 20_000
-# A subscription is sent so much that it has not acknowledged, unless it asks for another number.
-IN_FLIGHT_MESSAGES = 65_536
-IN_FLIGHT_BYTES = 16 * 1024 * 1024
-# And a member of a group so much: what one holds, the others cannot have.
-GROUP_IN_FLIGHT_MESSAGES = 256
-# In a group by key so many messages may wait behind the cursor for others of their key, or for the
-# member that gets their key, before the group looks no further.
-LANES_MESSAGES_MAX = 32_768
-# A publisher's frames that may be unconfirmed.
-CREDIT_BYTES = 8 * 1024 * 1024
-# Publishers that are gone are remembered so long, and so many of them.
-PUBLISHER_SECONDS = 3600.0
-PUBLISHERS_MAX = 65_536
-# A program whose name another one had meanwhile is told a number so far ahead that it has not used
-# it, whatever its credit. Odd, and no simple part of all numbers: however often two take turns,
-# it is long until one of them comes by where it was.
-PUBLISHER_STEP = 820_265_763
-# And which of their messages were stored though some before them were not, one bit for each number
-# up to the last one of them.
-PUBLISHERS_AHEAD_BYTES_MAX = 16 * 1024 * 1024
-# Refusals are remembered of each publisher, and of all, until their program has heard of them; one
-# behind which so many numbers were used is no news.
-PUBLISHER_REFUSALS_MAX = 256
-PUBLISHERS_REFUSALS_MAX = 65_536
-PUBLISHER_RESENT_MAX = 1 << 22
-# A publisher whose credit does not hold it waits while so much is to be written.
-LEDGER_BYTES_MAX = 64 * 1024 * 1024
-# A class that is full, and whose messages are on disk, too, lets go of such a part of its memory at
-# once. Who needs older messages is read so many bytes at a time; of these, all together hold a part
-# of all memory. And so many marks say how long what is on disk is.
-SPILL_PART = 8
-SPILL_READ_BYTES = 1024 * 1024
-SPILL_MEMORY_PART = 8
-SPILLED_MARKS_MAX = 4096
-# What is kept past the process, beside messages, is looked at so often, less often where it is more
-# than so many positions, classes and rows about single messages. All of it is written anew when
-# what has changed takes so many bytes, and four times as many as all of it; or when so many bytes
-# of messages have come, so that which numbers those have used is known without reading them. And of
-# so many subscriptions that end with the process it is found out exactly what they leave behind.
-KEPT_SECONDS = 0.1
-KEPT_POSITIONS = 1000
-KEPT_BYTES_MIN = 4 * 1024 * 1024
-KEPT_FRAME_BYTES = 256 * 1024 * 1024
-KEPT_UNION_MAX = 16
-# What was let go of just before a crash, and what was about to be, is there again after it: so a
-# class, and all of them together, may hold half as much again as their limits then, and so much.
-RESTORED_BYTES_BEYOND = 512 * 1024 * 1024
-# When messages were accepted is known to within so many seconds, and for so many points in time.
-TIMES_STEP_SECONDS = 0.01
-TIMES_MAX = 65_536
-# How long a version 2 peer may be silent unless told otherwise.
+# One Inquire reply: classes, sessions, positions of a class, members and patterns of a position,
+# characters of a text; and the spans, messages and patterns that are examined for it.
+INQUIRY_CLASSES_MAX = 1024
+INQUIRY_SESSIONS_MAX = 256
+INQUIRY_POSITIONS_MAX = 64
+INQUIRY_MEMBERS_MAX = 32
+INQUIRY_PATTERNS_MAX = 8
+INQUIRY_TEXT_CHARACTERS_MAX = 200
+INQUIRY_SPANS_MAX = 1024
+INQUIRY_MESSAGES_MAX = 1 << 20
+INQUIRY_PATTERN_CHECKS_MAX = 20_000
+# How long a version 2 peer may be silent by default.
 HEARTBEAT_SECONDS = 30.0
 HEARTBEAT_SECONDS_MAX = 3600.0
-# A peer that is silent for so many heartbeats is gone.
+# A peer that misses this many heartbeats is disconnected.
 HEARTBEATS_MISSED_MAX = 3
 
-# The client.
-# At the latest when so many messages are processed, or this long after the first of them, their
-# acknowledgements are written.
-ACKS_MAX = 4096
+# Publishers ----------------------------------------------------------------------------------
+
+# Unconfirmed frames of a publisher.
+CREDIT_BYTES = 8 * 1024 * 1024
+# States of disconnected publishers are kept this long, and at most so many.
+PRODUCER_STATE_SECONDS = 3600.0
+PRODUCER_STATES_MAX = 65_536
+# An instance whose name was used by another one continues this many numbers ahead, so that it has
+# not used the number, whatever its credit. The step is odd and not a simple fraction of all
+# numbers: when two instances alternate, it takes long until one of them meets its old numbers.
+PRODUCER_TAKEOVER_STEP = 820_265_763
+# Memory of the bitmaps of all producer states.
+PRODUCER_BITMAPS_BYTES_MAX = 16 * 1024 * 1024
+# Refusals that are kept for one publisher, and for all, until the publisher has received them.
+PRODUCER_REFUSALS_MAX = 256
+TOTAL_PRODUCER_REFUSALS_MAX = 65_536
+# A refusal is forgotten after the publisher used so many more numbers.
+PRODUCER_RESENT_NUMBERS_MAX = 1 << 22
+
+# Journal -------------------------------------------------------------------------------------
+
+# Unwritten bytes at which publishers that are not limited by credit are paused.
+COMMIT_LOG_BYTES_MAX = 64 * 1024 * 1024
+# Interval of complete scans for state changes; proportionally longer with more positions, classes
+# and rows about single messages than this.
+CHECKPOINT_SECONDS = 0.1
+CHECKPOINT_POSITIONS = 1000
+# A snapshot is written after so many bytes of changes, but at least four times its own size.
+SNAPSHOT_CHANGE_BYTES_MIN = 4 * 1024 * 1024
+# It is also written after so many bytes of messages, so that recovery learns the used message
+# numbers without reading all of them.
+SNAPSHOT_MESSAGE_BYTES = 256 * 1024 * 1024
+# Subscriptions whose remaining messages are united exactly; with more, an approximation is used.
+CHECKPOINT_UNION_MAX = 16
+# Recovery may find messages that were released just before a crash. So a class, and all classes
+# together, may exceed their limits by half and by this many bytes during recovery.
+RESTORE_HEADROOM_BYTES = 512 * 1024 * 1024
+
+# Client --------------------------------------------------------------------------------------
+
+# Acks are written after this many messages, or this long after the first of them.
+ACK_BATCH_MESSAGES = 4096
 ACK_SECONDS = 0.05
 
-# How drivers pace themselves: one read, messages between two looks at anything else, and how long
-# leaving may take, in peace and after an error.
+# One read of a client, messages handled before other work is checked, and how long closing may
+# take normally and after an error.
 READ_BYTES = 256 * 1024
 MESSAGES_PER_TURN = 1024
-# With so much that waits for a loop, a client without an event loop takes no more.
-AHEAD_BYTES = 16 * 1024 * 1024
+# A blocking client stops reading when this much waits for its program.
+PREFETCH_BYTES = 16 * 1024 * 1024
 CLOSE_SECONDS = 5.0
 CLOSE_SECONDS_FAILED = 1.0
 
@@ -302,47 +320,49 @@ assert TRICKLE_BYTES <= RECEIVE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an operator may bound. Sizes are bytes, times are seconds.
+    """Limits that an operator can configure. Sizes are bytes, times are seconds.
 
-    Raises ValueError, naming the field and the bound, when values contradict each other.
+    Raises:
+        ValueError: if a value is out of range or contradicts another one. The message names the
+            field and the bounds.
     """
 
     frame_bytes: int = 1024 * 1024
-    """Longest frame accepted, header and delimiter included."""
+    """Longest frame accepted, including header and delimiter."""
     class_messages: int = 50_000_000
     """Messages that one class may hold."""
     class_bytes: int = 512 * 1024 * 1024
-    """Memory that one class may hold: its frames and their columns."""
+    """Memory of one class: frames and columns."""
     dead_letter_bytes: int = 64 * 1024 * 1024
-    """Memory that the dead letters of one class may hold, the oldest of which make room; no more
-    than `class_bytes`. Those of all classes together hold a quarter of `total_bytes` at most, and
-    what is given up beyond that waits; a sixteenth of it is for nothing else."""
+    """Memory of the dead letters of one class, at most `class_bytes`. The oldest are dropped when
+    it is used up. The dead letters of all classes hold at most a quarter of `total_bytes`; further
+    ones wait. A sixteenth of `total_bytes` is reserved for them."""
     total_bytes: int = 1024 * 1024 * 1024
-    """Memory that all classes together may hold: their frames and columns, the names of the
-    channels that their messages carry, the patterns of their subscriptions, connected or not.
-    When it is spent, a message finds its class full, and a Subscribe that brings patterns is
-    refused with `memory_limit`."""
+    """Memory of all classes: frames, columns, channel names, and the patterns of connected and
+    disconnected subscriptions. When it is used up, classes are full, and a Subscribe with patterns
+    is refused with `memory_limit`."""
     pending_bytes: int = 64 * 1024 * 1024
-    """Bytes kept for one connection beside the rings: parked messages and unsent replies."""
+    """Memory of one connection outside the rings: messages that wait for a full class, and unsent
+    replies."""
     total_pending_bytes: int = 1024 * 1024 * 1024
-    """The same for all connections together. Looked at once per tick; above it, those for which the
-    most is kept are cut off."""
+    """The same for all connections together. It is checked once per tick; above it, the
+    connections with the most pending bytes are closed."""
     connections: int = 10_000
-    """Connections open at once."""
+    """Open connections."""
     classes: int = 4096
-    """Classes known at once."""
+    """Existing classes."""
     subscriptions: int = 1024
     """Subscriptions of one version 2 connection."""
     durables: int = 4096
-    """Durable subscriptions of one class."""
+    """Durables and groups of one class."""
     credit_bytes: int = CREDIT_BYTES
-    """What a version 2 publisher may have unconfirmed."""
+    """Unconfirmed bytes of a version 2 publisher."""
     hello_seconds: float = 30.0
-    """How long a fresh connection may stay silent."""
+    """How long a new connection may stay silent."""
     frame_seconds: float = 60.0
-    """How long a begun frame may stay incomplete."""
+    """How long a frame may stay incomplete."""
     stall_seconds: float = 60.0
-    """How long a peer that holds back a full class may take no bytes."""
+    """How long a peer that a full class waits for may read nothing."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -365,6 +385,6 @@ class Limits:
                 raise ValueError(f"limit {name} must be from {low} to {high}, got {value}")
 
     @property
-    def credit_granted(self) -> int:
-        """What a publisher is told: no more than may be kept for it."""
+    def granted_credit_bytes(self) -> int:
+        """Credit that the server grants: `credit_bytes`, but at most what may be pending."""
         return min(self.credit_bytes, self.pending_bytes - RECEIVE_BYTES)

@@ -1,20 +1,18 @@
-"""Who publishes under a name, and how far its messages are stored.
+"""Producer states: the highest stored message number of each named publisher, for deduplication.
 
-Rule 1: a number is stored once. What is known of a name outlives its sessions, for a time and for a
-number of names that are bounded.
-Rule 2: a name is its user's: two users may use one name, and have nothing to do with one another.
-It belongs to one running program at a time; the same program may come again before its former
-connection is known to be dead.
-Rule 3: what is too much to remember of one name is forgotten of that one, never of others.
-Rule 4: a number means one message. Numbers that another program has used, or that were confirmed,
-are never waited for again, whatever has become of their messages.
-Rule 5: where what is known may be too much, or is another program's, the program is believed:
-better a message is stored twice than never.
+A state outlives its sessions for PRODUCER_STATE_SECONDS; the number of states is bounded. A name
+belongs to one user and to one running instance at a time. The same instance may connect again
+before its former connection is known to be dead.
 
-    its numbers:   confirmed │ sent, and nobody has heard what became of them │ to come
-                             5  6  7  8  9                                    10
-    another one came under the name meanwhile, used 5 to 9, and has gone: so this one is told
-    neither 5 nor 10, but a number that it has not used, and sends all five under new numbers
+A message number is stored at most once, and means one message. If the state may claim too much,
+because of a crash or because another instance used the name, the publisher's own statement is
+used: storing a message twice is better than losing it.
+
+    numbers of instance A:   confirmed │ sent, outcome unknown │ next
+                                       5  6  7  8  9             10
+
+If instance B meanwhile used numbers 5 to 9 and disconnected, A can continue neither at 5 nor at 10.
+A is told a number that it has never used, and sends its five messages again with new numbers.
 """
 
 from __future__ import annotations
@@ -31,34 +29,39 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     MESSAGE_ID_BITS,
     MESSAGE_ID_MASK,
-    PUBLISHER_REFUSALS_MAX,
-    PUBLISHER_RESENT_MAX,
-    PUBLISHER_SECONDS,
-    PUBLISHER_STEP,
-    PUBLISHERS_AHEAD_BYTES_MAX,
-    PUBLISHERS_MAX,
-    PUBLISHERS_REFUSALS_MAX,
+    PRODUCER_BITMAPS_BYTES_MAX,
+    PRODUCER_REFUSALS_MAX,
+    PRODUCER_RESENT_NUMBERS_MAX,
+    PRODUCER_STATE_SECONDS,
+    PRODUCER_STATES_MAX,
+    PRODUCER_TAKEOVER_STEP,
+    TOTAL_PRODUCER_REFUSALS_MAX,
 )
-from simplebus.core.protocol.events import Refused
-from simplebus.core.protocol.frames import Flags, Integers, ranges_of
+from simplebus.core.protocol.events import FrameRefused
+from simplebus.core.protocol.frames import Flags, Integers, flags_to_ranges
 
-_HALF = 1 << (MESSAGE_ID_BITS - 1)
+_HALF_NUMBER_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 
 
-def key_of(user: str, name: str) -> str:
-    """What a publisher is called by those who keep what is known of it: its name, where nobody is
-    asked who he is. No user's name holds a NUL, so no two have the same key."""
+def make_producer_key(user: str, name: str) -> str:
+    """Return the key of a producer state: the name, prefixed with its user if there is one.
+
+    User names contain no NUL, so keys are unique.
+    """
     return f"{user}\0{name}" if user or "\0" in name else name
 
 
-def distance(first: int, last: int) -> int:
-    """How far the second number is ahead of the first one; below 0 when it is behind it."""
-    return ((last - first + _HALF) & MESSAGE_ID_MASK) - _HALF
+def number_distance(first: int, last: int) -> int:
+    """Return how far `last` is ahead of `first`, negative if it is behind."""
+    return ((last - first + _HALF_NUMBER_RANGE) & MESSAGE_ID_MASK) - _HALF_NUMBER_RANGE
 
 
 class NumberBitmap:
-    """Numbers that are stored though some before them are not. One bit for each number from
-    `first` to before `end`: a single read may leave a hundred thousand.
+    """Message numbers that are stored although some before them are not.
+
+    One bit per number from `first` up to, but not including, `end`. A single read may leave a
+    hundred
+    thousand such numbers.
 
         first              end
           0  1  1  0  1  1
@@ -67,311 +70,350 @@ class NumberBitmap:
     __slots__ = ("_bits", "_count", "first")
 
     def __init__(self, first: int, flags: Flags) -> None:
-        """`flags` say of the numbers from `first` on which are stored; the last one is."""
+        """Args:
+        first: The number of the first flag.
+        flags: True for each stored number, shape (n,). The last flag is True.
+        """
         self.first = first
         self._count = flags.size
         self._bits = np.packbits(flags)
 
     @classmethod
-    def of(cls, first: int, flags: Flags) -> NumberBitmap | None:
-        """What the flags say of the numbers from `first` on; None when none of them is stored."""
+    def from_flags(cls, first: int, flags: Flags) -> NumberBitmap | None:
+        """Return a bitmap of the numbers whose flags are set, or None if there are none."""
         stored = np.flatnonzero(flags)
         return cls(first, flags[: stored[-1] + 1]) if stored.size else None
 
     @property
     def end(self) -> int:
-        """The number behind the last one that is stored."""
+        """The number after the last stored one."""
         return (self.first + self._count) & MESSAGE_ID_MASK
 
     @property
-    def size(self) -> int:
-        """Bytes that it takes."""
+    def size_bytes(self) -> int:
         return self._bits.size
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The numbers that are stored: the first of each row of them, and how many there are."""
-        return [((self.first + a) & MESSAGE_ID_MASK, b - a) for a, b in ranges_of(self.flags())]
+        """Return the runs of stored numbers: (first number, count)."""
+        return [
+            ((self.first + a) & MESSAGE_ID_MASK, b - a) for a, b in flags_to_ranges(self.flags())
+        ]
 
     def flags(self) -> Flags:
-        """Of each number from `first` to before `end`, whether it is stored."""
+        """Return True for each stored number, from `first` on."""
         flags: Flags = np.unpackbits(self._bits)[: self._count].view(np.bool_)
         return flags
 
-    def holds(self, numbers: Integers) -> Flags:
-        """Which of these numbers are stored."""
+    def contains(self, numbers: Integers) -> Flags:
+        """Return True for each of `numbers` that is stored."""
         offsets = (numbers - self.first) & MESSAGE_ID_MASK
         inside = offsets < self._count
-        found = np.zeros(numbers.size, np.bool_)
-        at = offsets[inside]
-        found[inside] = self._bits[at >> 3] >> (7 - (at & 7)) & 1
-        return found
+        is_stored = np.zeros(numbers.size, np.bool_)
+        bit = offsets[inside]
+        is_stored[inside] = self._bits[bit >> 3] >> (7 - (bit & 7)) & 1
+        return is_stored
 
 
 @dataclass(slots=True)
 class ProducerState:
-    """One name."""
+    """Stored message numbers of one publisher name."""
 
     key: str = ""
-    """The name, and whose it is: see `key_of`. Empty for who has none."""
+    """User and name, see `make_producer_key`; empty for a publisher without a name."""
     name: str = ""
     instance: str = ""
-    next: int = 0
-    """Every number before it is stored, or was refused."""
-    ahead: NumberBitmap | None = None
-    """Numbers behind `next` that are stored too, if there are any."""
-    refusals: list[Refused] = field(default_factory=list)
-    """Which of those were refused, as far as its program may not have heard of it."""
-    is_doubted: bool = False
-    """Whether some of the messages before `next` may be gone, and nobody knows which; until the
-    program comes again and says what it knows to be confirmed."""
+    """The run of the program that used the name last."""
+    next_number: int = 0
+    """Every number before it is stored or was refused."""
+    stored_ahead: NumberBitmap | None = None
+    """Stored numbers above `next_number`; None if there are none."""
+    refusals: list[FrameRefused] = field(default_factory=list)
+    """Refused messages whose refusal the publisher may not have received."""
+    is_uncertain: bool = False
+    """True if messages before `next_number` may be lost, until the publisher connects and says
+    which
+    numbers it knows to be confirmed.
+    """
     session_id: int | None = None
-    """Who uses it now."""
-    gone_at: float = 0.0
-    owed: dict[int, int] = field(default_factory=dict)
-    """Where messages are kept elsewhere: in which classes some of its own may not be there yet, and
-    the last lot of the ledger in which there are any."""
+    """The session that uses the name now; None if there is none."""
+    disconnected_at: float = 0.0
+    """Seconds since 1970."""
+    remote_positions: dict[int, int] = field(default_factory=dict)
+    """With remote storage: by class, the newest log position of messages that may not be stored
+    yet.
+    """
 
     @property
     def user(self) -> str:
-        """Whose name it is; empty where nobody is asked."""
+        """The user that owns the name; empty without authentication."""
         return self.key.partition("\0")[0] if "\0" in self.key else ""
 
     @property
-    def end(self) -> int:
-        """The number behind all of which anything is known."""
-        if self.ahead is None or distance(self.next, self.ahead.end) < 0:
-            return self.next
-        return self.ahead.end
+    def end_number(self) -> int:
+        """The first number above all stored and refused numbers."""
+        ahead = self.stored_ahead
+        if ahead is None or number_distance(self.next_number, ahead.end) < 0:
+            return self.next_number
+        return ahead.end
 
 
 class NameClaim(NamedTuple):
-    """A name that a session has got."""
+    """A publisher name that a session has claimed."""
 
-    publisher: ProducerState
-    former: int | None
-    """The session from which it is taken over."""
+    producer: ProducerState
+    former_session_id: int | None
+    """The session from which the name is taken over; None if there is none."""
     is_known: bool
-    """Whether anything was known of it."""
-    is_another: bool
-    """Whether another program had it before."""
+    """True if a state existed."""
+    is_other_instance: bool
+    """True if another instance used the name before."""
 
 
 class ProducerStates:
-    """All names. Whatever is kept by name is kept by `Publisher.key`."""
+    """All producer states, by `ProducerState.key`."""
 
     def __init__(self) -> None:
-        self.may_have_lost = False
-        """Whether names may be gone of which something was known: since a power cut."""
-        self._names: dict[str, ProducerState] = {}
-        self._gone: dict[str, ProducerState] = {}
-        """Those that nobody uses, in the order of their going."""
-        self._gone_of: dict[str, dict[str, ProducerState]] = {}
-        """The same by user."""
-        self._ahead: dict[str, int] = {}
-        """Who had numbers ahead when it was asked last, in this order, and how many bytes these
-        take."""
-        self._ahead_bytes = 0
-        self._refusals: dict[str, int] = {}
-        """Who has had messages refused, the one of the last refusal last, and how many refusals are
-        remembered of it."""
-        self._refusals_count = 0
+        self.is_incomplete = False
+        """True if states may be missing since a power failure."""
+        self._by_key: dict[str, ProducerState] = {}
+        self._disconnected: dict[str, ProducerState] = {}
+        """States without a session, the longest disconnected first."""
+        self._disconnected_by_user: dict[str, dict[str, ProducerState]] = {}
+        self._bitmap_bytes: dict[str, int] = {}
+        """Size of each state's bitmap, the least recently updated first."""
+        self._total_bitmap_bytes = 0
+        self._refusal_counts: dict[str, int] = {}
+        """Remembered refusals of each state, the least recently refused first."""
+        self._total_refusal_count = 0
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._by_key)
 
-    def claim(self, name: str, instance: str, session_id: int, *, user: str = "") -> NameClaim:
-        """A session wants a name. `begin` says where it goes on, as soon as the session from which
-        the name is taken over has ended.
+    def claim_name(self, name: str, instance: str, session_id: int, *, user: str = "") -> NameClaim:
+        """Assign a publisher name to a session.
 
-        Raises RemoteProtocolError (name_in_use) when another program has it.
+        The caller ends the former session, if there is one, and then calls `resume`.
+
+        Raises:
+            RemoteProtocolError: (name_in_use) if another instance uses the name.
         """
-        key = key_of(user, name)
-        publisher = self._names.get(key)
-        is_known = publisher is not None
-        if publisher is None:
-            publisher = self._names[key] = ProducerState(key, name)
-        former = publisher.session_id
-        is_another = is_known and instance != publisher.instance
-        if former is not None and (is_another or not instance):
+        key = make_producer_key(user, name)
+        producer = self._by_key.get(key)
+        is_known = producer is not None
+        if producer is None:
+            producer = self._by_key[key] = ProducerState(key, name)
+        former = producer.session_id
+        is_other_instance = is_known and instance != producer.instance
+        if former is not None and (is_other_instance or not instance):
             raise RemoteProtocolError(
                 Reason.NAME_IN_USE,
                 f"the name {name!r} is used by session {former}, which is another program's",
             )
-        self._is_back(publisher)
-        publisher.instance = instance
-        publisher.session_id = session_id
-        return NameClaim(publisher, former, is_known, is_another)
+        self._remove_disconnected(producer)
+        producer.instance = instance
+        producer.session_id = session_id
+        return NameClaim(producer, former, is_known, is_other_instance)
 
-    def begin(self, claim: NameClaim, unconfirmed: int | None, *, is_elsewheres: bool) -> int:
-        """Say at which number the program goes on. Every number below `unconfirmed` it knows to be
-        confirmed; None where it says nothing of that. `is_elsewheres`: that are another bus's
-        numbers. Returns how many confirmed messages are not stored, as far as that is known."""
-        publisher = claim.publisher
-        if is_elsewheres or (claim.is_another and unconfirmed is None):
-            self.begin_anew(publisher)
+    def resume(self, claim: NameClaim, unconfirmed: int | None, *, is_other_bus: bool) -> int:
+        """Set the number at which the publisher continues.
+
+        Args:
+            claim: The claimed name.
+            unconfirmed: The publisher's first unconfirmed number; None if it does not say.
+            is_other_bus: True if `unconfirmed` is a number of another bus.
+
+        Returns:
+            The number of confirmed messages that are known not to be stored.
+        """
+        producer = claim.producer
+        if is_other_bus or (claim.is_other_instance and unconfirmed is None):
+            self.skip_known_numbers(producer)
         elif unconfirmed is None:
-            self.come_again(publisher)
-        elif claim.is_another and not publisher.is_doubted:
-            # What is known are the numbers of another one's messages. What this one has sent may
-            # be stored or not: it goes on where it can take nothing of it for stored.
-            self.begin_at(publisher, (unconfirmed + PUBLISHER_STEP) & MESSAGE_ID_MASK)
-        elif claim.is_known or self.may_have_lost:
-            return self.go_on(publisher, unconfirmed)
-        else:  # What was confirmed to it was stored: that is long ago.
-            self.begin_at(publisher, unconfirmed)
+            self.resume_without_confirmed(producer)
+        elif claim.is_other_instance and not producer.is_uncertain:
+            # The known numbers belong to messages of the other instance. Messages of this one may
+            # be stored or not, so it continues at a number that it cannot have used.
+            self.restart_at(producer, (unconfirmed + PRODUCER_TAKEOVER_STEP) & MESSAGE_ID_MASK)
+        elif claim.is_known or self.is_incomplete:
+            return self.resume_at(producer, unconfirmed)
+        else:  # The state expired; everything that was confirmed then was stored.
+            self.restart_at(producer, unconfirmed)
         return 0
 
-    def program(self, key: str) -> str | None:
-        """Which program used a name last; "" when that is not known, None for a new name."""
-        publisher = self._names.get(key)
-        return None if publisher is None else publisher.instance
+    def last_instance(self, key: str) -> str | None:
+        """Return the instance that used a name last: "" if unknown, None for a new name."""
+        producer = self._by_key.get(key)
+        return None if producer is None else producer.instance
 
     def __iter__(self) -> Iterator[ProducerState]:
-        return iter(self._names.values())
+        return iter(self._by_key.values())
 
-    def begin_anew(self, publisher: ProducerState) -> None:
-        """None of the numbers of which anything is known comes again."""
-        self.begin_at(publisher, publisher.end)
+    def skip_known_numbers(self, producer: ProducerState) -> None:
+        """Continue above all stored and refused numbers."""
+        self.restart_at(producer, producer.end_number)
 
-    def come_again(self, publisher: ProducerState) -> None:
-        """The program does not say what it knows to be confirmed, and may be the one before. Of
-        one that is doubted nothing is known then."""
-        if publisher.is_doubted:
-            self.begin_at(publisher, 0)
+    def resume_without_confirmed(self, producer: ProducerState) -> None:
+        """Continue for a publisher that does not say which of its numbers are confirmed.
 
-    def begin_at(self, publisher: ProducerState, following: int) -> None:
-        """It goes on with this number, and of those behind it nothing is known."""
-        publisher.is_doubted = False
-        self.note(publisher, following, None)
-        self._keep_refusals(publisher, [])
+        It may be the same instance, so a certain state stays; an uncertain state is useless.
+        """
+        if producer.is_uncertain:
+            self.restart_at(producer, 0)
 
-    def go_on(self, publisher: ProducerState, unconfirmed: int) -> int:
-        """The program that it is knows every number below this one to be confirmed, and sends all
-        from there on again that are not told to be stored. So it is told no more than up to the
-        first refusal of which it has not heard. Returns how many confirmed messages are not stored,
-        as far as that is known."""
+    def restart_at(self, producer: ProducerState, next_number: int) -> None:
+        """Continue at `next_number` and forget everything above it."""
+        producer.is_uncertain = False
+        self.set_progress(producer, next_number, None)
+        self._set_refusals(producer, [])
+
+    def resume_at(self, producer: ProducerState, unconfirmed: int) -> int:
+        """Continue for the same instance, which knows every number below `unconfirmed` to be
+        confirmed.
+
+        The publisher sends all later numbers again, except those that it is told are stored. So
+        it is
+        told no number beyond the first refusal that it did not receive.
+
+        Returns:
+            The number of confirmed messages that are known not to be stored.
+        """
         missing = 0
-        if publisher.is_doubted:
-            missing = max(0, distance(publisher.next, unconfirmed))
-            self.begin_at(publisher, unconfirmed)
+        if producer.is_uncertain:
+            missing = max(0, number_distance(producer.next_number, unconfirmed))
+            self.restart_at(producer, unconfirmed)
             return missing
-        if distance(publisher.next, unconfirmed) > 0:
-            missing = distance(publisher.next, unconfirmed)
-            ahead = publisher.ahead
+        if number_distance(producer.next_number, unconfirmed) > 0:
+            missing = number_distance(producer.next_number, unconfirmed)
+            ahead = producer.stored_ahead
             if ahead is not None:
-                at = distance(ahead.first, unconfirmed)
+                at = number_distance(ahead.first, unconfirmed)
                 flags = ahead.flags()
                 missing -= int(np.count_nonzero(flags[: max(0, at)]))
-                ahead = NumberBitmap.of(unconfirmed, flags[at:]) if 0 <= at < flags.size else None
-            self.note(publisher, unconfirmed, ahead)
+                ahead = (
+                    NumberBitmap.from_flags(unconfirmed, flags[at:])
+                    if 0 <= at < flags.size
+                    else None
+                )
+            self.set_progress(producer, unconfirmed, ahead)
         since = unconfirmed
-        if distance(since, publisher.next) > PUBLISHER_RESENT_MAX:
-            since = (publisher.next - PUBLISHER_RESENT_MAX) & MESSAGE_ID_MASK
-        unheard = [
-            each for each in publisher.refusals if distance(since, each.refers_to + each.count) > 0
+        if number_distance(since, producer.next_number) > PRODUCER_RESENT_NUMBERS_MAX:
+            since = (producer.next_number - PRODUCER_RESENT_NUMBERS_MAX) & MESSAGE_ID_MASK
+        unreceived = [
+            each
+            for each in producer.refusals
+            if number_distance(since, each.refers_to + each.count) > 0
         ]
-        self._keep_refusals(publisher, unheard)
-        starts = (max(0, distance(since, each.refers_to)) for each in unheard)
-        first = (since + min(starts, default=_HALF)) & MESSAGE_ID_MASK
-        back = distance(first, publisher.next)
-        if unheard and back > 0:
-            flags = np.ones(back + max(0, distance(publisher.next, publisher.end)), np.bool_)
-            if publisher.ahead is not None:
-                behind = np.arange(publisher.next, publisher.next + flags.size - back)
-                flags[back:] = publisher.ahead.holds(behind & MESSAGE_ID_MASK)
-            self.note(publisher, first, NumberBitmap.of(first, flags))
+        self._set_refusals(producer, unreceived)
+        starts = (max(0, number_distance(since, each.refers_to)) for each in unreceived)
+        first = (since + min(starts, default=_HALF_NUMBER_RANGE)) & MESSAGE_ID_MASK
+        back = number_distance(first, producer.next_number)
+        if unreceived and back > 0:
+            flags = np.ones(
+                back + max(0, number_distance(producer.next_number, producer.end_number)), np.bool_
+            )
+            if producer.stored_ahead is not None:
+                behind = np.arange(producer.next_number, producer.next_number + flags.size - back)
+                flags[back:] = producer.stored_ahead.contains(behind & MESSAGE_ID_MASK)
+            self.set_progress(producer, first, NumberBitmap.from_flags(first, flags))
         return missing
 
-    def refuse(self, publisher: ProducerState, refused: Refused) -> None:
-        """Some of its messages were refused: their numbers are used up."""
-        known = publisher.refusals
-        joined = known[-1].joined(refused) if known else None
+    def add_refusal(self, producer: ProducerState, refused: FrameRefused) -> None:
+        """Record that messages were refused: their numbers are used."""
+        known = producer.refusals
+        joined = known[-1].merge(refused) if known else None
         if joined is not None:
             known[-1] = joined
         else:
-            known = [*known[1 - PUBLISHER_REFUSALS_MAX :], refused]
-        self._keep_refusals(publisher, known)
+            known = [*known[1 - PRODUCER_REFUSALS_MAX :], refused]
+        self._set_refusals(producer, known)
 
-    def _keep_refusals(self, publisher: ProducerState, refusals: list[Refused]) -> None:
-        """These are remembered. When all are too many, those are forgotten of whom nothing was
-        refused for the longest time."""
-        publisher.refusals = refusals
-        self._refusals_count -= self._refusals.pop(publisher.key, 0)
+    def _set_refusals(self, producer: ProducerState, refusals: list[FrameRefused]) -> None:
+        """Replace the refusals of a state. If there are too many in total, the least recently
+        refused
+        states lose theirs.
+        """
+        producer.refusals = refusals
+        self._total_refusal_count -= self._refusal_counts.pop(producer.key, 0)
         if refusals:
-            self._refusals[publisher.key] = len(refusals)
-            self._refusals_count += len(refusals)
-        while self._refusals_count > PUBLISHERS_REFUSALS_MAX:
-            self._keep_refusals(self._names[next(iter(self._refusals))], [])
+            self._refusal_counts[producer.key] = len(refusals)
+            self._total_refusal_count += len(refusals)
+        while self._total_refusal_count > TOTAL_PRODUCER_REFUSALS_MAX:
+            self._set_refusals(self._by_key[next(iter(self._refusal_counts))], [])
 
     def restore(
         self,
         key: str,
-        following: int,
+        next_number: int,
         ahead: NumberBitmap | None,
         now: float,
         *,
         instance: str = "",
-        refusals: list[Refused] | None = None,
-        is_doubted: bool = False,
+        refusals: list[FrameRefused] | None = None,
+        is_uncertain: bool = False,
     ) -> None:
-        """A name is known from before: so far its messages are stored."""
+        """Add a state that was recovered from the journal."""
         name = key.partition("\0")[2] or key
-        publisher = self._names[key] = ProducerState(key, name, instance, is_doubted=is_doubted)
-        self.note(publisher, following, ahead)
-        self._keep_refusals(publisher, refusals or [])
-        self.leave(publisher, now)
+        producer = self._by_key[key] = ProducerState(key, name, instance, is_uncertain=is_uncertain)
+        self.set_progress(producer, next_number, ahead)
+        self._set_refusals(producer, refusals or [])
+        self.mark_disconnected(producer, now)
 
-    def note(self, publisher: ProducerState, following: int, ahead: NumberBitmap | None) -> None:
-        """So far its messages are stored. When all that are ahead take too much memory, those of
-        whom this was said longest ago are forgotten."""
-        publisher.next, publisher.ahead = following, ahead
-        self._ahead_bytes -= self._ahead.pop(publisher.key, 0)
+    def set_progress(
+        self, producer: ProducerState, next_number: int, ahead: NumberBitmap | None
+    ) -> None:
+        """Record which numbers are stored.
+
+        If all bitmaps together take too much memory, the least recently updated are dropped.
+        """
+        producer.next_number, producer.stored_ahead = next_number, ahead
+        self._total_bitmap_bytes -= self._bitmap_bytes.pop(producer.key, 0)
         if ahead is not None:
-            self._ahead[publisher.key] = ahead.size
-            self._ahead_bytes += ahead.size
-        while self._ahead_bytes > PUBLISHERS_AHEAD_BYTES_MAX:
-            self._forget_ahead(next(iter(self._ahead)))
+            self._bitmap_bytes[producer.key] = ahead.size_bytes
+            self._total_bitmap_bytes += ahead.size_bytes
+        while self._total_bitmap_bytes > PRODUCER_BITMAPS_BYTES_MAX:
+            self._drop_bitmap(next(iter(self._bitmap_bytes)))
 
-    def leave(self, publisher: ProducerState, now: float) -> None:
-        """Its session is gone."""
-        publisher.session_id = None
-        publisher.gone_at = now
-        self._gone[publisher.key] = publisher
-        self._gone_of.setdefault(publisher.user, {})[publisher.key] = publisher
+    def mark_disconnected(self, producer: ProducerState, now: float) -> None:
+        """Record that the session of a publisher has ended."""
+        producer.session_id = None
+        producer.disconnected_at = now
+        self._disconnected[producer.key] = producer
+        self._disconnected_by_user.setdefault(producer.user, {})[producer.key] = producer
 
-    def _is_back(self, publisher: ProducerState) -> None:
-        """Nobody has to look for it any more among those that are gone."""
-        if self._gone.pop(publisher.key, None) is not None:
-            others = self._gone_of[publisher.user]
-            del others[publisher.key]
+    def _remove_disconnected(self, producer: ProducerState) -> None:
+        if self._disconnected.pop(producer.key, None) is not None:
+            others = self._disconnected_by_user[producer.user]
+            del others[producer.key]
             if not others:
-                del self._gone_of[publisher.user]
+                del self._disconnected_by_user[producer.user]
 
-    def forget(self, now: float) -> None:
-        """Once per tick: drop what is long gone, and what is too much: of the user who has left
-        the most names."""
-        while self._gone:
-            longest = next(iter(self._gone.values()))
-            if longest.gone_at + PUBLISHER_SECONDS > now:
+    def expire(self, now: float) -> None:
+        """Remove expired states, and if there are too many, the oldest of the user with the most.
+
+        Called once per tick.
+        """
+        while self._disconnected:
+            longest = next(iter(self._disconnected.values()))
+            if longest.disconnected_at + PRODUCER_STATE_SECONDS > now:
                 break
-            self._forget_one(longest)
-        excess = len(self._names) - PUBLISHERS_MAX
-        while excess > 0 and self._gone:
-            most, *second = heapq.nlargest(2, self._gone_of.values(), key=len)
+            self._remove(longest)
+        excess = len(self._by_key) - PRODUCER_STATES_MAX
+        while excess > 0 and self._disconnected:
+            most, *second = heapq.nlargest(2, self._disconnected_by_user.values(), key=len)
             count = min(excess, max(1, len(most) - len(second[0]) if second else excess))
             for longest in list(islice(most.values(), count)):
-                self._forget_one(longest)
+                self._remove(longest)
                 excess -= 1
 
-    def _forget_one(self, publisher: ProducerState) -> None:
-        self._forget_ahead(publisher.key)
-        self._keep_refusals(publisher, [])
-        self._is_back(publisher)
-        del self._names[publisher.key]
+    def _remove(self, producer: ProducerState) -> None:
+        self._drop_bitmap(producer.key)
+        self._set_refusals(producer, [])
+        self._remove_disconnected(producer)
+        del self._by_key[producer.key]
 
-    def _forget_ahead(self, key: str) -> None:
-        publisher = self._names[key]
-        if publisher.ahead is not None:  # What was refused behind `next` is to be dealt with anew.
-            self._keep_refusals(publisher, [])
-        publisher.ahead = None
-        self._ahead_bytes -= self._ahead.pop(key, 0)
+    def _drop_bitmap(self, key: str) -> None:
+        producer = self._by_key[key]
+        if producer.stored_ahead is not None:  # Refused numbers above `next_number` come again.
+            self._set_refusals(producer, [])
+        producer.stored_ahead = None
+        self._total_bitmap_bytes -= self._bitmap_bytes.pop(key, 0)

@@ -1,27 +1,26 @@
-"""A broker as it was: what was kept past a process, put into a fresh one.
+"""Restore: rebuilds a broker from its recovered state and messages, before anybody connects.
 
-Rule 1: this happens before anybody connects, and in this order: classes, messages, positions,
-publishers.
-Rule 2: a limit that was kept before the crash stops nobody after it. More may be there than fits:
-what was let go of just before, and nobody had written that down; it shrinks as it is acknowledged.
-Rule 3: what does not fit by far is an error that says what would help: nothing that was kept is
-dropped.
-Rule 4: messages are as their records say. What is kept beside them is believed as far as it cannot
-be wrong to their cost:
+The order is: classes, messages, positions, producers. Recovered messages may exceed the limits,
+because messages released just before a crash may come back; the limits hold again after `finish`.
+If the state does not fit at all, RestoreError says what would help: nothing is dropped.
 
-    ended by        level    the files                        numbers of publishers
-    anything        disk     as they were confirmed           all
-    a killed        os       as they were written: nothing    all
-    process         memory   is there before what it is of    up to the first that is not stored
-    a power cut     below    each without any part that is    none against the word of their
-                    disk     not on disk by chance            programs
+The records of messages are authoritative. The state beside them is used as far as an error in it
+cannot lose messages:
 
-What is about sequences, which is positions, what waits, floors and purges, means messages that are
-there, and none whose record is later than it: their sequences were given out again. Acknowledged
-more than that is nobody's loss; acknowledged less, it comes again. Names and refusals are facts.
-A number beyond the first that is not stored may be used for another message by who was told less;
-one before it, which a power cut took from one file and not from the other, is sent again by who has
-it still: what is doubted stays so, in later processes too, until that program has said so.
+    previous end      durability    files on disk                    publisher numbers used
+    any               disk          as confirmed                     all
+    process killed    os            as written; the state never      all
+                      memory        refers to later messages         up to the first gap
+    power failure     below disk    any part may be missing          only if publishers agree
+
+Sequences in the state (positions, backlog, floors, purges) are limited to messages whose records
+are older than the state, because later sequences were assigned again. If too few acks are known,
+messages are redelivered. Names and refusals are always used.
+
+A publisher may reuse a number above the first gap for another message, because it was told a lower
+one. A number below the gap may be missing after a power failure; its publisher sends the message
+again. So such a producer state stays uncertain, across further restarts, until the publisher
+confirms it.
 """
 
 from __future__ import annotations
@@ -34,60 +33,73 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import Durability
-from simplebus.core.dead_letters import are_kept_in
+from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import BusError, Reason
 from simplebus.core.limits import (
     MESSAGE_ID_BITS,
     MESSAGE_ID_MASK,
     MESSAGES_MAX,
-    PUBLISHERS_AHEAD_BYTES_MAX,
-    RESTORED_BYTES_BEYOND,
+    PRODUCER_BITMAPS_BYTES_MAX,
+    RESTORE_HEADROOM_BYTES,
 )
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.message_class.stored_frames import StoredFrameReader
-from simplebus.core.producer_state import NumberBitmap, distance
+from simplebus.core.producer_state import NumberBitmap, number_distance
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.frames import FrameBatch, Integers
-from simplebus.core.redelivery.ack_timer import covering
+from simplebus.core.redelivery.ack_timer import spans_by_attempts
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
-from simplebus.core.redelivery.handover import Left
+from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.ring.columns import MessageRows, Times
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.version2 import message_numbers
-from simplebus.core.snapshot import Image, ClassSnapshot, PositionSnapshot, KeptPublisher, KeptRefusal
+from simplebus.core.snapshot import (
+    ClassSnapshot,
+    PositionSnapshot,
+    ProducerSnapshot,
+    RecoveredState,
+    RefusalSnapshot,
+)
 
 _HALF_NUMBER_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 
 
 class RestoreError(BusError):
-    """What was kept does not fit into this broker."""
+    """The recovered state does not fit into this broker."""
 
 
 class NumberTrust(enum.Enum):
-    """What of publishers' numbers is believed: see the module's law."""
+    """How far the message numbers in a recovered state are used; see the table of the module."""
 
     ALL = enum.auto()
     UNTIL_FIRST_GAP = enum.auto()
-    """Up to the first that is not stored; not what lies behind it."""
+    """Numbers up to the first that is not stored, but none above it."""
     UNTIL_CONTRADICTED = enum.auto()
-    """Only as long as their programs say nothing else."""
+    """All numbers, until their publisher says otherwise."""
 
 
-def choose_number_trust(image: RecoveredState, default_durability: Durability, boot_id: str) -> NumberTrust:
-    """Of what a snapshot and its changes say, in this run of the machine. `level` is meant where
-    the snapshot does not say how safe it was."""
-    was = default_durability if image.level is None else image.level
-    if was >= Durability.DISK:
+def choose_number_trust(
+    recovered: RecoveredState, default_durability: Durability, boot_id: str
+) -> NumberTrust:
+    """Return how far to trust the message numbers of a recovered state.
+
+    Args:
+        recovered: The recovered state.
+        default_durability: Durability to assume if the state does not name one.
+        boot_id: Id of the current boot of the machine.
+    """
+    durability = default_durability if recovered.durability is None else recovered.durability
+    if durability >= Durability.DISK:
         return NumberTrust.ALL
-    if image.boot != boot_id:
+    if recovered.boot_id != boot_id:
         return NumberTrust.UNTIL_CONTRADICTED
-    return NumberTrust.ALL if was >= Durability.OS else NumberTrust.UNTIL_FIRST_GAP
+    return NumberTrust.ALL if durability >= Durability.OS else NumberTrust.UNTIL_FIRST_GAP
 
 
 class BrokerRestorer:
-    """Of one fresh broker."""
+    """Fills one new broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -98,19 +110,30 @@ class BrokerRestorer:
             broker.store.class_registry.dead_letter_budget,
         )
         for budget in self._budgets:
-            budget.beyond = _restore_headroom_bytes(budget.limit)
+            budget.overdraft_bytes = _restore_headroom_bytes(budget.limit_bytes)
 
     def open_class(self, class_id: int, name: str) -> MessageClass:
-        """A class that is to be there. Raises RemoteProtocolError (too_many_classes)."""
-        are_own = are_kept_in(name)
-        self._broker.store.class_registry.create_classes([(class_id, name)], are_internal=are_own)
+        """Create a class. Raises RemoteProtocolError (too_many_classes)."""
+        is_internal = is_dead_letter_class(name)
+        self._broker.store.class_registry.create_classes(
+            [(class_id, name)], are_internal=is_internal
+        )
         return self._broker.classes[class_id]
 
     def append_messages(
         self, cls: MessageClass, first: int, batch: FrameBatch, accepted_times: Times
     ) -> None:
-        """Messages that follow those that are there, the first one with sequence `first`, and when
-        each was accepted. Raises RestoreError."""
+        """Append messages to a class.
+
+        Args:
+            cls: The class.
+            first: Sequence of the first message; it must be the head of the class.
+            batch: The messages.
+            accepted_times: Time of acceptance of each message.
+
+        Raises:
+            RestoreError: if the messages do not fit into memory.
+        """
         assert cls.ring.head == first, (cls.ring.head, first)
         try:
             for run, rows in self._stored_frames.iter_runs(cls, batch, accepted_times):
@@ -120,86 +143,98 @@ class BrokerRestorer:
         except MemoryError:
             ring = cls.ring.statistics()
             raise RestoreError(
-                f"class {cls.class_id} holds more than fits: {ring.messages} messages in "
-                f"{ring.memory_bytes} bytes and further ones; more memory for the class or for "
-                "all classes is needed, or the policy spill"
+                f"class {cls.class_id} holds more than fits into memory: {ring.messages} messages "
+                f"take {ring.memory_bytes} bytes, and there are more; raise the memory limit of "
+                "the class or of all classes, or use the policy spill"
             ) from None
 
     def _append_run(self, cls: MessageClass, run: FrameBatch, rows: MessageRows | None) -> None:
-        """Raises MemoryError unless it fits."""
+        """Append messages of one frame type. Raises MemoryError if they do not fit."""
         ring, spill = cls.ring, cls.spill
-        taken = ring.append(run, 0, rows)
-        while taken < run.count and spill is not None:
-            rest = run.slice(taken, run.count)
+        stored = ring.append(run, 0, rows)
+        while stored < run.count and spill is not None:
+            rest = run.slice(stored, run.count)
             if not spill.evict_spilled(rest.data.size):
                 break
-            taken += ring.append(rest, 0, _remaining_rows(rows, taken))
-        if taken < run.count:
+            stored += ring.append(rest, 0, _remaining_rows(rows, stored))
+        if stored < run.count:
             with _raised_ring_limits(ring):
-                taken += ring.append(run.slice(taken, run.count), 0, _remaining_rows(rows, taken))
-        if taken < run.count:
+                stored += ring.append(
+                    run.slice(stored, run.count), 0, _remaining_rows(rows, stored)
+                )
+        if stored < run.count:
             raise MemoryError
 
     def restore_backlog(
         self, cls: MessageClass, kept: ClassSnapshot | None, known_head: int | None
     ) -> None:
-        """What waits in a class whose messages are all there. What is kept is about messages below
-        `known_head`, if that is given."""
+        """Restore the backlog of a class whose messages are appended.
+
+        `known_head` limits the snapshot to messages below it, if it is given.
+        """
         ring = cls.ring
         cls.backlog_window = AckWindow(floor=cls.first_sequence)
         if kept is not None:
-            cls.creator = kept.maker
+            cls.creator = kept.creator
             head = ring.head if known_head is None else known_head
-            window = cls.backlog_window = kept.waiting.window(floor=cls.first_sequence, head=head)
-            sent = [(window.floor, head, 1)] if kept.sent is None else kept.sent
-            # Should the clock have been set back, nothing waits longer for that.
-            told = min(kept.told, self._broker.clock.now)
-            pauses = [(first, last, told + pause) for first, last, pause in kept.pauses]
-            cls.backlog_handover = Left(sent, times=pauses).within(window.floor, head)
+            window = cls.backlog_window = kept.backlog_window.to_window(
+                floor=cls.first_sequence, head=head
+            )
+            sent = [(window.floor, head, 1)] if kept.attempts is None else kept.attempts
+            # The clock may have been set back; delays must not grow because of that.
+            taken_at = min(kept.taken_at, self._broker.clock.now)
+            delays = [(first, last, taken_at + delay) for first, last, delay in kept.delays]
+            cls.backlog_handover = PositionHandover(sent, not_before_times=delays).restrict_to(
+                window.floor, head
+            )
 
     def restore_position(self, kept: PositionSnapshot, known_head: int | None) -> None:
-        """A durable, with nobody connected to it. What was in flight is to be sent again. What is
-        kept is about messages below `known_head`, if that is given."""
+        """Restore a durable without a connected subscription. Messages in flight will be
+        redelivered.
+
+        `known_head` limits the snapshot to messages below it, if it is given.
+        """
         broker = self._broker
         cls = broker.classes[kept.class_id]
         head = cls.ring.head if known_head is None else known_head
-        window = kept.window.window(floor=cls.first_sequence, head=head)
+        window = kept.window.to_window(floor=cls.first_sequence, head=head)
         terms = DeliveryPolicy(
-            ack_timeout_ticks=kept.ack_ticks,
+            ack_timeout_ticks=kept.ack_timeout_ticks,
             in_flight_max=kept.in_flight_max,
             deliveries_max=kept.deliveries_max,
             pending_max=kept.pending_max,
-            slow_policy=kept.slow,
+            slow_policy=kept.slow_policy,
             accepts_envelopes=True,
             backoff_ticks=kept.backoff_ticks,
         )
-        spans = covering(window.floor, window.cursor, kept.attempts, otherwise=1)
-        position = broker.connection_requests.restore_position(cls, kept, terms, window, spans)
+        spans = spans_by_attempts(window.floor, window.cursor, kept.attempts, default=1)
+        position = broker.subscription_manager.restore_position(cls, kept, terms, window, spans)
         if position is None:
             raise RestoreError(
                 f"the durable {kept.durable!r} of class {kept.class_id} has "
-                f"{len(kept.channels)} patterns, for which there is no memory"
+                f"{len(kept.patterns)} patterns, which do not fit into memory; raise the memory "
+                "limit of all classes"
             )
 
     def restore_purge(self, class_id: int, first: int, last: int, known_head: int | None) -> None:
-        """Nobody is to have these, as far as they are below `known_head`, if that is given."""
+        """Purge messages again, limited to those below `known_head` if it is given."""
         cls = self._broker.classes.get(class_id)
         if cls is not None:
             purge_messages(cls, first, last if known_head is None else min(last, known_head), None)
             cls.dropped_counts.clear()  # That was counted when it happened.
 
     def finish(self) -> None:
-        """All is there: let go of what nobody needs, and have limits hold again."""
+        """Release messages that no position needs, and enforce the limits again."""
         for cls in self._broker.classes.values():
             cls.trim(self._broker.clock.now)
         for budget in self._budgets:
-            budget.beyond = 0
+            budget.overdraft_bytes = 0
         for cls in self._broker.classes.values():
-            cls.ring.trim()
+            cls.ring.trim_to_limits()
 
     def mark_producers_incomplete(self) -> None:
-        """Of some publishers nothing may be left that was known of them."""
-        self._broker.connection_requests.producer_states.may_have_lost = True
+        """Record that the states of some publishers may be lost."""
+        self._broker.subscription_manager.producer_states.is_incomplete = True
 
     def restore_producer(
         self,
@@ -208,30 +243,39 @@ class BrokerRestorer:
         refusals: list[RefusalSnapshot],
         trust: NumberTrust = NumberTrust.ALL,
     ) -> None:
-        """Every number of this publisher before its next is stored, and these are, as far as that
-        is believed; and what it may not have heard."""
-        following, ahead = find_next_number(kept.next, stored)
+        """Restore the state of a publisher.
+
+        Args:
+            kept: The snapshot of the state.
+            stored: Numbers found in the messages' records.
+            refusals: Refusals that the publisher may not have received.
+            trust: How far numbers are used.
+        """
+        next_number, ahead = find_next_number(kept.next_number, stored)
         if trust is not NumberTrust.ALL:
-            # It was perhaps told more than is back. Then it uses the numbers from `following` on
-            # again, for other messages: better one is stored twice than another one never.
+            # The publisher may have been told a higher number than was recovered. It then reuses
+            # the numbers from `next_number` on: storing one message twice is better than losing
+            # another one.
             ahead = None
             refusals = [
-                each for each in refusals if distance(each.first + each.count, following) >= 0
+                each
+                for each in refusals
+                if number_distance(each.first_number + each.count, next_number) >= 0
             ]
         reasons = set(Reason)
-        self._broker.connection_requests.producer_states.restore(
+        self._broker.subscription_manager.producer_states.restore(
             kept.name,
-            following,
+            next_number,
             ahead,
             self._broker.clock.now,
             instance=kept.instance,
-            refusals=[each.refused() for each in refusals if each.reason in reasons],
-            is_doubted=kept.is_doubted or trust is NumberTrust.UNTIL_CONTRADICTED,
+            refusals=[each.to_refusal() for each in refusals if each.reason in reasons],
+            is_uncertain=kept.is_uncertain or trust is NumberTrust.UNTIL_CONTRADICTED,
         )
 
 
 def _restore_headroom_bytes(limit: int) -> int:
-    return limit // 2 + RESTORED_BYTES_BEYOND
+    return limit // 2 + RESTORE_HEADROOM_BYTES
 
 
 def _remaining_rows(rows: MessageRows | None, stored_count: int) -> MessageRows | None:
@@ -240,7 +284,7 @@ def _remaining_rows(rows: MessageRows | None, stored_count: int) -> MessageRows 
 
 @contextmanager
 def _raised_ring_limits(ring: Ring) -> Iterator[None]:
-    """A ring may hold more than it may otherwise, meanwhile."""
+    """Let a ring exceed its limits within the `with` block."""
     limits = ring.messages_max, ring.bytes_max
     ring.messages_max, ring.bytes_max = (
         MESSAGES_MAX,
@@ -254,8 +298,7 @@ def _raised_ring_limits(ring: Ring) -> Iterator[None]:
 
 @dataclass(slots=True)
 class StoredNumbers:
-    """Of one publisher, those of which it is known that they are stored: in rows, which may overlap
-    and come in any order."""
+    """Stored numbers of one publisher, as ranges that may overlap and are in any order."""
 
     firsts: list[Integers] = field(default_factory=list)
     counts: list[Integers] = field(default_factory=list)
@@ -265,7 +308,7 @@ class StoredNumbers:
         self.counts.append(np.array([count]))
 
     def add_array(self, numbers: Integers) -> None:
-        """Shape (n,), one at least, in the order in which they came."""
+        """Add numbers in the order of their messages, shape (n,) with n >= 1."""
         bounds = np.r_[0, np.flatnonzero(np.diff(numbers) != 1) + 1, numbers.size]
         self.firsts.append(numbers[bounds[:-1]])
         self.counts.append(np.diff(bounds))
@@ -276,8 +319,11 @@ def collect_producer_numbers(
     batches: Iterable[FrameBatch],
     producer_runs: list[tuple[int, str]],
 ) -> None:
-    """Add the numbers that messages carry to those of their publishers. `publishers` says how many
-    messages in a row are whose; "" is for nobody's."""
+    """Add the message numbers of `batches` to the numbers of their publishers.
+
+    `producer_runs` are (message count, producer key) for consecutive messages; the key is empty for
+    messages without a number.
+    """
     numbers = np.concatenate([message_numbers(batch) for batch in batches])
     at = 0
     for count, name in producer_runs:
@@ -289,8 +335,12 @@ def collect_producer_numbers(
 
 
 def find_next_number(next_number: int, stored: StoredNumbers) -> tuple[int, NumberBitmap | None]:
-    """Where a publisher goes on, of whom every number before `following` is stored, and these are;
-    and which numbers behind that are stored, too."""
+    """Return the number at which a publisher continues, and the stored numbers above it.
+
+    Args:
+        next_number: Every number before it is stored.
+        stored: Further stored numbers.
+    """
     if not stored.firsts:
         return next_number, None
     firsts = np.concatenate(stored.firsts)
@@ -305,9 +355,9 @@ def find_next_number(next_number: int, stored: StoredNumbers) -> tuple[int, Numb
     gap = int(gaps[0])
     begin, end = int(reached[gap]), int(reached[-1])
     number = (next_number + begin) & MESSAGE_ID_MASK
-    if end - begin > 8 * PUBLISHERS_AHEAD_BYTES_MAX:
+    if end - begin > 8 * PRODUCER_BITMAPS_BYTES_MAX:
         return number, None
     steps = np.zeros(end - begin + 1, np.int32)
     np.add.at(steps, begins[gap:] - begin, 1)
     np.subtract.at(steps, ends[gap:] - begin, 1)
-    return number, NumberBitmap.of(number, np.cumsum(steps[:-1]) > 0)
+    return number, NumberBitmap.from_flags(number, np.cumsum(steps[:-1]) > 0)

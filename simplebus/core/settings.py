@@ -1,7 +1,4 @@
-"""How a bus behaves.
-
-Rule 1: what is only a bound is a field of `Limits`; what changes what happens stands here.
-"""
+"""Settings of a broker and of its classes. Limits are in `limits`."""
 
 from __future__ import annotations
 
@@ -10,35 +7,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simplebus.core.limits import (
-    BACKOFF_MAX,
-    DELIVERIES,
+    BACKOFF_SECONDS_MAX,
+    BACKOFF_STEPS_MAX,
+    DEFAULT_DELIVERIES_MAX,
     DELIVERIES_MAX,
     HEARTBEAT_SECONDS,
-    PAUSE_SECONDS_MAX,
     RING_BYTES_MIN,
     Limits,
 )
 
 
 class FullPolicy(enum.StrEnum):
-    """What happens to a message for a class that is at its limit."""
+    """Full-class policy: the handling of a new message for a class that is at its limit."""
 
     BLOCK = "block"
-    """Its publisher waits."""
+    """The publisher waits for space."""
     DROP_OLDEST = "drop_oldest"
-    """The oldest message makes room."""
+    """The oldest messages are dropped."""
     DROP_NEWEST = "drop_newest"
-    """It is dropped itself."""
+    """The new message is dropped."""
     SPILL = "spill"
-    """The oldest in memory make room, and stay on disk; with a journal only."""
+    """The oldest messages are evicted from memory and stay on disk. Requires a journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long messages are kept that nobody needs any more; 0 everywhere for not at all.
+    """How much a class keeps after every subscription has acknowledged it; 0 is no retention.
 
-    Where several are given, a message goes when it is over one of them. Raises ValueError for what
-    is below 0.
+    If several limits are set, a message is released when it exceeds any of them. Raises
+    ValueError for
+    a negative value.
     """
 
     messages: int = 0
@@ -56,44 +54,50 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ClassSettings:
-    """What one class does in its own way; None for as every class does.
+    """Settings of one class that differ from the broker's; None for the broker's setting.
 
-    Raises ValueError for what makes no sense.
+    Raises ValueError for a value that is out of range, or for a combination that is not supported.
     """
 
     keep: Retention | None = None
     full_policy: FullPolicy | None = None
     messages_max: int | None = None
-    """Messages that it may hold."""
+    """Messages that the class may hold."""
     bytes_max: int | None = None
-    """Memory that it may hold."""
+    """Memory of the class in bytes."""
     last_values: bool | None = None
-    """Whether it keeps the last message of each channel, besides everything else; None for as who
-    names it asks."""
+    """True to keep the last message of each channel as well; None to follow the clients that
+    declare the
+    class.
+    """
     ack_seconds: float | None = None
-    """How long a message may be unacknowledged, the first time."""
+    """Ack timeout of the first delivery in seconds."""
     deliveries_max: int | None = None
-    """How often a message is sent before it is given up; 0 for without end."""
+    """Deliveries after which a message is given up; 0 for no limit."""
     backoff_seconds: tuple[float, ...] | None = None
-    """Pauses before the second sending, the third and so on, the last one for all further ones."""
+    """Delays before the second delivery, the third and so on. The last one is used for all later
+    ones.
+    """
     disk_bytes_max: int | None = None
-    """Bytes of frames that it may hold on disk only, about; None for any number. At this limit its
-    publishers wait."""
+    """Approximate frame bytes that the class may hold on disk only; None for no limit. At the
+    limit its
+    publishers wait.
+    """
 
     def __post_init__(self) -> None:
         _check_deliveries(self.deliveries_max or 0)
         backoff = self.backoff_seconds
-        if backoff is not None and not 1 <= len(backoff) <= BACKOFF_MAX:
+        if backoff is not None and not 1 <= len(backoff) <= BACKOFF_STEPS_MAX:
             raise ValueError(
-                f"backoff must have from 1 to {BACKOFF_MAX} pauses, got {len(backoff)}"
+                f"backoff must have from 1 to {BACKOFF_STEPS_MAX} pauses, got {len(backoff)}"
             )
         for what, seconds in (
             *(("ack_seconds", s) for s in (self.ack_seconds,) if s is not None),
             *(("backoff", s) for s in backoff or ()),
         ):
-            if not 0 < seconds <= PAUSE_SECONDS_MAX:
+            if not 0 < seconds <= BACKOFF_SECONDS_MAX:
                 raise ValueError(
-                    f"{what} must be above 0 and up to {PAUSE_SECONDS_MAX:g} seconds, got "
+                    f"{what} must be above 0 and up to {BACKOFF_SECONDS_MAX:g} seconds, got "
                     f"{seconds:g}"
                 )
         for name, least in (("messages_max", 1), ("bytes_max", 4 * RING_BYTES_MIN)):
@@ -116,24 +120,24 @@ _AS_ALL = ClassSettings()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a broker behaves.
+    """Settings of a broker.
 
-    Raises ValueError for an ack timeout that the wire cannot carry.
+    Raises ValueError for a value that is out of range.
     """
 
     limits: Limits = field(default_factory=Limits)
     ack_timeout: int = 6
-    """Ticks after which an unacknowledged message is sent again, the first time."""
+    """Ticks after which an unacknowledged message is redelivered for the first time."""
     tick_seconds: float = 1.0
     full_policy: FullPolicy = FullPolicy.BLOCK
     keep: Retention = field(default_factory=Retention)
-    """What every class keeps that nobody needs any more."""
+    """Retention of every class."""
     heartbeat_seconds: float = HEARTBEAT_SECONDS
-    """The longest that a version 2 peer may be silent; 0 for ever."""
+    """The longest time that a version 2 peer may be silent; 0 for no limit."""
     classes: Mapping[int | str, ClassSettings] = field(default_factory=dict)
-    """Of classes that do something in their own way, by id or by name."""
-    deliveries_max: int = DELIVERIES
-    """How often a message is sent before it is given up; 0 for without end."""
+    """Settings of single classes, by id or by name."""
+    deliveries_max: int = DEFAULT_DELIVERIES_MAX
+    """Deliveries after which a message is given up; 0 for no limit."""
 
     def __post_init__(self) -> None:
         _check_deliveries(self.deliveries_max)
@@ -144,22 +148,24 @@ class Settings:
         if not self.heartbeat_seconds >= 0:
             raise ValueError(f"heartbeat_seconds must be 0 or more, got {self.heartbeat_seconds}")
         for key, own in self.classes.items():
-            if own.last_values and self.policy(own) is FullPolicy.SPILL:
+            if own.last_values and self.full_policy_for(own) is FullPolicy.SPILL:
                 raise ValueError(
                     f"class {key} spills, as all do, and such a class keeps no last values: give "
                     "it another policy (full)"
                 )
 
     @property
-    def spills(self) -> bool:
-        """Whether some class may."""
+    def has_spilling_class(self) -> bool:
+        """True if any class may use the policy `spill`."""
         policies = [self.full_policy, *(each.full_policy for each in self.classes.values())]
         return FullPolicy.SPILL in policies
 
-    def policy(self, own: ClassSettings) -> FullPolicy:
-        """What happens to messages for a class that is full."""
+    def full_policy_for(self, own: ClassSettings) -> FullPolicy:
+        """Return the full-class policy for a class with these settings."""
         return own.full_policy or self.full_policy
 
-    def of_class(self, class_id: int, name: str = "") -> ClassSettings:
-        """What this class does in its own way. What is said of its name wins."""
+    def settings_for_class(self, class_id: int, name: str = "") -> ClassSettings:
+        """Return the settings of a class. Settings for its name take precedence over those for its
+        id.
+        """
         return self.classes.get(name) or self.classes.get(class_id, _AS_ALL)

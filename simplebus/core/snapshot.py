@@ -1,172 +1,167 @@
-"""What of a bus outlives its process, beside the messages: what it looks like.
+"""Snapshot records: the state of a broker that outlives its process, beside the messages.
 
-Rule 1: plain values. How they are found in a broker, and put into one, stands elsewhere.
-Rule 2: a field that is added has a default and comes last: what was written before it is read.
+`checkpoint` builds the records from a broker, `restore` puts them back into one. A new field comes
+last and has a default, so that older records can be read.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import msgspec
 
 from simplebus.core.errors import Reason
-from simplebus.core.protocol.events import Refused
+from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.redelivery.ack_window import AckWindow
 
 
 class _SnapshotRecord(msgspec.Struct, array_like=True, frozen=True):
-    pass
+    """Base of the records, which are written as arrays without field names."""
 
 
 class WindowSnapshot(_SnapshotRecord, frozen=True):
-    """What was acknowledged."""
+    """An ack window."""
 
     floor: int
     cursor: int
-    marks: bytes = b""
-    """From the floor on, a bit for each message: whether it is acknowledged."""
+    acked_bits: bytes = b""
+    """One bit per message from the floor on: 1 if it was acknowledged."""
 
     @classmethod
-    def of(cls, window: AckWindow) -> WindowSnapshot:
-        return cls(window.floor, window.cursor, window.marks())
+    def from_window(cls, window: AckWindow) -> WindowSnapshot:
+        return cls(window.floor, window.cursor, window.encode_flags())
 
-    def window(self, *, floor: int, head: int) -> AckWindow:
-        """The same, as far as it is about messages floor..head-1."""
+    def to_window(self, *, floor: int, head: int) -> AckWindow:
+        """Return the window, limited to the messages floor..head-1."""
         window = AckWindow(floor=min(self.floor, head))
         window.cursor = min(self.cursor, head)
-        window.set_marks(self.marks)
+        window.restore_flags(self.acked_bits)
         window.skip_to(min(floor, head))
         return window
 
 
 class ClassSnapshot(_SnapshotRecord, frozen=True):
-    """One class."""
+    """A class, without its messages."""
 
     class_id: int
     name: str
     floor: int
-    """The lowest sequence that was stored."""
+    """The lowest stored sequence."""
     head: int
-    """The next sequence to be given out."""
-    waiting: WindowSnapshot
-    """What the next subscription that asks for what waits takes over."""
-    last_values: bool = False
-    """Whether somebody has asked that it keeps the last message of each channel."""
-    sent: list[tuple[int, int, int]] | None = None
-    """Of what waits, how often messages first..last-1 were sent; None where that is not known."""
-    pauses: list[tuple[int, int, float]] = []
-    """For how many seconds from `told` on messages first..last-1 of it are not to be sent."""
-    told: float = 0.0
-    """When all this was so: seconds since 1970."""
-    maker: str = ""
-    """The user that made it; empty where that is not known."""
+    """The next sequence that the class assigns."""
+    backlog_window: WindowSnapshot
+    """The window that the next subscription with start `waiting` takes over."""
+    keeps_last_values: bool = False
+    attempts: list[tuple[int, int, int]] | None = None
+    """Deliveries of backlog messages: (first, last exclusive, attempts); None if unknown."""
+    delays: list[tuple[int, int, float]] = []
+    """Delayed backlog messages: (first, last exclusive, seconds after `taken_at`)."""
+    taken_at: float = 0.0
+    """Time of this snapshot, in seconds since 1970."""
+    creator: str = ""
+    """The user that created the class; empty if unknown."""
 
 
 class PositionSnapshot(_SnapshotRecord, frozen=True):
-    """A durable."""
+    """A durable: its names, delivery policy, ack window and redeliveries."""
 
     class_id: int
     durable: str
     group: str
-    channels: list[str]
+    patterns: list[str]
     window: WindowSnapshot
     attempts: list[tuple[int, int, int]]
-    """Of messages first..last-1 that were sent and not acknowledged, how often they were, where
-    that is not once; see `spans`."""
-    ack_ticks: int
+    """Deliveries of messages in flight, if not one: (first, last exclusive, attempts)."""
+    ack_timeout_ticks: int
     in_flight_max: int | None
     deliveries_max: int
     pending_max: int | None
-    slow: str
+    slow_policy: str
     idle_seconds: float | None
-    by_key: bool = False
+    is_key_ordered: bool = False
     backoff_ticks: tuple[int, ...] = ()
-    pauses: list[tuple[int, int, float]] = []
-    """Of messages first..last-1 that are to be sent again, for how many seconds from `told` on they
-    are not."""
-    told: float = 0.0
-    """When all this was so: seconds since 1970."""
-    given_up: list[tuple[int, int, int, str]] = []
-    """Messages first..last-1 that wait for room among the dead letters, how often they were sent,
-    and why they were given up."""
+    delays: list[tuple[int, int, float]] = []
+    """Delayed redeliveries: (first, last exclusive, seconds after `taken_at`)."""
+    taken_at: float = 0.0
+    """Time of this snapshot, in seconds since 1970."""
+    pending_dead_letters: list[tuple[int, int, int, str]] = []
+    """Messages that wait for space among the dead letters: (first, last exclusive, attempts,
+    reason)."""
     owner: str = ""
-    """The user that made it; empty where that is not known."""
+    """The user that created the durable; empty if unknown."""
 
     @property
     def key(self) -> tuple[int, str, str]:
-        """By what it is found."""
         return self.class_id, self.durable, self.group
 
 
 class RefusalSnapshot(_SnapshotRecord, frozen=True):
-    """What a publisher is told again of messages that were refused."""
+    """A refusal that a publisher may not have received."""
 
     reason: str
     sentence: str
     frame_type: int
     class_id: int
-    first: int
+    first_number: int
     count: int
 
     @classmethod
-    def of(cls, refused: Refused) -> RefusalSnapshot:
+    def from_refusal(cls, refused: FrameRefused) -> RefusalSnapshot:
         return cls(
             refused.reason,
-            refused.sentence,
+            refused.message,
             refused.frame_type,
             refused.class_id,
             refused.refers_to,
             refused.count,
         )
 
-    def refused(self) -> Refused:
-        """The other way. Raises ValueError for a reason that is not known here."""
-        return Refused(
+    def to_refusal(self) -> FrameRefused:
+        """Return the refusal. Raises ValueError if the reason is unknown to this version."""
+        return FrameRefused(
             Reason(self.reason),
             self.sentence,
             self.frame_type,
             self.class_id,
-            self.first,
+            self.first_number,
             self.count,
         )
 
 
 class ProducerSnapshot(_SnapshotRecord, frozen=True):
-    """A publisher that has a name."""
+    """A `ProducerState`."""
 
     name: str
-    next: int
-    """Every number before it is stored, or was refused."""
-    stored: list[tuple[int, int]] = []
-    """And so are these behind it: first number, count."""
+    """Key of the state: user and name."""
+    next_number: int
+    """Every number before it is stored or was refused."""
+    stored_ranges: list[tuple[int, int]] = []
+    """Stored numbers above `next_number`: (first, count)."""
     instance: str = ""
-    """Which program it is."""
+    """The run of the program that used the name last."""
     refusals: list[RefusalSnapshot] = []
-    """Of which it may not have heard."""
-    is_doubted: bool = False
-    """Whether some of that may have been lost since: see `Publisher`."""
+    """Refusals that the publisher may not have received."""
+    is_uncertain: bool = False
+    """See `ProducerState.is_uncertain`."""
 
 
 class StateChanges(_SnapshotRecord, frozen=True):
-    """What has changed; or, in a snapshot, everything."""
+    """Changes since the last record; in a snapshot, the complete state."""
 
     classes: list[ClassSnapshot] = []
     positions: list[PositionSnapshot] = []
-    gone: list[tuple[int, str, str]] = []
-    """Keys of positions that are no more."""
-    publishers: list[ProducerSnapshot] = []
-    """In a snapshot."""
-    refused: list[tuple[str, int, int]] = []
-    """Publisher, first number, count: they are used up."""
-    purged: list[tuple[int, int, int]] = []
-    """Class, first message, last one exclusive: nobody is to have them any more."""
+    removed_positions: list[tuple[int, str, str]] = []
+    """Keys of positions that were removed."""
+    producers: list[ProducerSnapshot] = []
+    """In a snapshot, all of them; in changes, those that started or restarted."""
+    refused_ranges: list[tuple[str, int, int]] = []
+    """Refused message numbers: (producer key, first, count)."""
+    purged_ranges: list[tuple[int, int, int]] = []
+    """Purged messages: (class id, first, last exclusive)."""
     refusals: list[RefusalSnapshot] = []
-    """What is said of each of `refused`."""
-    boot: str = ""
-    """In a snapshot, in which run of the machine it was made."""
-    level: int | None = None
-    """And how safe what it speaks of was: a `Level`; None where that is not known."""
+    """The refusal of each of `refused_ranges`."""
+    boot_id: str = ""
+    """In a snapshot, the boot of the machine in which it was taken."""
+    durability: int | None = None
+    """In a snapshot, the `Durability` of the recorded state; None if unknown."""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -174,45 +169,43 @@ class StateChanges(_SnapshotRecord, frozen=True):
 
 _decoder = msgspec.msgpack.Decoder(StateChanges)
 
-T = TypeVar("T")
 
-
-def decode(data: bytes | memoryview) -> StateChanges:
-    """The other way. Raises ValueError."""
+def decode_changes(data: bytes | memoryview) -> StateChanges:
+    """Decode `StateChanges`. Raises ValueError."""
     return _decoder.decode(data)
 
 
 class RecoveredState:
-    """What follows from a snapshot and the changes behind it."""
+    """State of a broker after a snapshot and the changes that follow it."""
 
     def __init__(self) -> None:
         self.classes: dict[int, ClassSnapshot] = {}
         self.positions: dict[tuple[int, str, str], PositionSnapshot] = {}
-        self.publishers: dict[str, ProducerSnapshot] = {}
-        self.refused: list[tuple[str, int, int]] = []
+        self.producers: dict[str, ProducerSnapshot] = {}
+        self.refused_ranges: list[tuple[str, int, int]] = []
         self.refusals: dict[str, list[RefusalSnapshot]] = {}
-        """By publisher, what it may not have heard."""
-        self.purged: list[tuple[int, int, int]] = []
-        self.boot = ""
-        """In which run of the machine the snapshot was made; empty where that is not known."""
-        self.level: int | None = None
-        """How safe what it speaks of was; None where that is not known."""
-        self.lot = 0
-        """Of the last changes: they know nothing of later ones."""
+        """Refusals that a publisher may not have received, by producer key."""
+        self.purged_ranges: list[tuple[int, int, int]] = []
+        self.boot_id = ""
+        """Boot of the machine in which the snapshot was taken; empty if unknown."""
+        self.durability: int | None = None
+        """Durability of the recorded state; None if unknown."""
+        self.batch_number = 0
+        """Write batch of the last changes. They know nothing about later batches."""
 
-    def apply(self, changes: StateChanges, lot: int) -> None:
-        """These come next, and are in this lot."""
-        self.lot = lot
-        self.boot = changes.boot or self.boot
-        self.level = self.level if changes.level is None else changes.level
+    def apply_changes(self, changes: StateChanges, batch_number: int) -> None:
+        """Apply the next changes, which write batch `batch_number` contains."""
+        self.batch_number = batch_number
+        self.boot_id = changes.boot_id or self.boot_id
+        self.durability = self.durability if changes.durability is None else changes.durability
         self.classes.update((each.class_id, each) for each in changes.classes)
-        for key in changes.gone:
+        for key in changes.removed_positions:
             self.positions.pop(key, None)
         self.positions.update((each.key, each) for each in changes.positions)
-        self.publishers.update((each.name, each) for each in changes.publishers)
-        self.refused += changes.refused
-        for each in changes.publishers:
+        self.producers.update((each.name, each) for each in changes.producers)
+        self.refused_ranges += changes.refused_ranges
+        for each in changes.producers:
             self.refusals[each.name] = list(each.refusals)
-        for (name, _, _), refusal in zip(changes.refused, changes.refusals, strict=False):
+        for (name, _, _), refusal in zip(changes.refused_ranges, changes.refusals, strict=False):
             self.refusals.setdefault(name, []).append(refusal)
-        self.purged += changes.purged
+        self.purged_ranges += changes.purged_ranges

@@ -1,6 +1,6 @@
-"""Snapshots of the bus: what operators, tests and the demo look at.
+"""Statistics of a broker, its classes and its subscriptions, as immutable snapshots.
 
-Rule 1: a snapshot never changes; counters in it only grow from one to the next.
+Counters only grow from one snapshot to the next.
 """
 
 from __future__ import annotations
@@ -13,84 +13,84 @@ from simplebus.core.ring.ring import RingStatistics
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatistics:
-    """A snapshot of one subscription."""
+    """Statistics of one subscription."""
 
     class_id: int
     session_id: int
-    """-1 while nobody is connected to it, and of a group, which several may be."""
+    """-1 for a group, and for a durable without a connected subscription."""
     number: int
-    """What its session calls it; 0 in version 1."""
+    """Subscription number within the session; 0 in version 1."""
     durable: str
     group: str
     floor: int
     """Every sequence below it is acknowledged."""
     cursor: int
-    """Next sequence to be sent."""
+    """The next sequence to send for the first time."""
     in_flight: int
-    """Messages sent, or left by a former subscription, and not acknowledged."""
+    """Messages delivered, or taken over from an earlier subscription, and not acknowledged."""
     waiting: int
     """Messages stored and not sent yet."""
     delivered: int
-    """Messages sent for the first time."""
+    """First deliveries."""
     redelivered: int
-    """Messages sent again."""
+    """Repeated deliveries."""
     acknowledged: int
     """Messages acknowledged."""
     dropped: int
-    """Messages that a policy took away before they were acknowledged."""
+    """Messages dropped by a policy before they were acknowledged."""
     undelivered: dict[Reason, int]
-    """Messages for it that it was not sent, or not again, by reason."""
+    """Messages that were not delivered, or not redelivered, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassStatistics:
-    """A snapshot of one class."""
+    """Statistics of one class."""
 
     class_id: int
     name: str
-    """Empty for a class that has only its id."""
+    """Empty if the class has only an id."""
     ring: RingStatistics
     spilled: int
     """Messages that are on disk only."""
     spilled_bytes: int
-    """About how many bytes of frames these have."""
+    """Approximate frame bytes of these messages."""
     published: int
-    """Messages accepted since the class exists."""
+    """Messages accepted since the class was created."""
     delivered: int
-    """First deliveries, over all subscriptions there ever were."""
+    """First deliveries to all subscriptions, including those that ended."""
     redelivered: int
-    """Repeated deliveries, over all subscriptions there ever were."""
+    """Repeated deliveries to all subscriptions, including those that ended."""
     acknowledged: int
-    """Acknowledgements, over all subscriptions there ever were."""
+    """Acknowledgements of all subscriptions, including those that ended."""
     in_flight: int
-    """Sent and not acknowledged, over all subscriptions."""
+    """Messages delivered and not acknowledged, over all subscriptions."""
     dropped: dict[Reason, int]
-    """Messages not kept, by reason."""
+    """Messages dropped, by reason."""
     blocked_sessions: int
-    """Sessions with messages that wait for room."""
+    """Sessions with messages that wait for space in this class."""
     parked: int
-    """Messages that wait for room here, as far as those sessions were read."""
+    """Messages that wait for space in this class, as far as they were read from their sessions."""
     channels: int
-    """Channels of stored messages, and of some that are gone."""
+    """Channels of stored messages, and of some that were released."""
     subscriptions: tuple[SubscriptionStatistics, ...]
     last_values: int = 0
-    """Messages that are the last one of their channel, of a class that keeps these."""
+    """Last values, if the class keeps them."""
     carried: int = 0
-    """Times that one of them was stored anew."""
+    """Last values that compaction copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatistics:
-    """A snapshot of everything. Counters only grow."""
+    """Statistics of a broker."""
 
     sessions: int
-    """Sessions open."""
+    """Open sessions."""
     memory_bytes: int
     """Memory of all rings."""
     parked_bytes: int
-    """Memory of messages that wait for room."""
+    """Memory of messages that wait for space."""
     refused: dict[Reason, int]
-    """What peers did wrong and what was dropped, by reason."""
+    """Refusals and protocol errors, by reason."""
     classes: tuple[ClassStatistics, ...]
 
     @property

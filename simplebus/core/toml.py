@@ -1,7 +1,7 @@
-"""Reading TOML that others have written.
+"""TOML parser for untrusted text.
 
-Rule 1: whatever is wrong with a text is a TOMLDecodeError, however deeply it is nested: nothing of
-ours is nested deeper than a few levels, and those who look at what was read go down level by level.
+Every defect of a text raises TOMLDecodeError, also deep nesting: the parser and recursive readers
+of its result would otherwise exceed the recursion limit.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ _LEVELS_MAX = 32
 
 
 def loads(text: str) -> dict[str, Any]:
-    """What a text says. Raises TOMLDecodeError."""
+    """Parse TOML. Raises TOMLDecodeError."""
     try:
-        found = tomllib.loads(text)
+        document = tomllib.loads(text)
     except RecursionError:
         raise _too_deep() from None
-    level, depth = [found], 0
+    level, depth = [document], 0
     while level:
         if depth > _LEVELS_MAX:
             raise _too_deep()
-        level, depth = [below for each in level for below in _below(each)], depth + 1
-    return found
+        level, depth = [child for each in level for child in _child_containers(each)], depth + 1
+    return document
 
 
-def _below(each: Any) -> list[Any]:
-    """The tables and arrays in one."""
-    inside = each.values() if isinstance(each, dict) else each
-    return [below for below in inside if isinstance(below, dict | list)]
+def _child_containers(container: Any) -> list[Any]:
+    children = container.values() if isinstance(container, dict) else container
+    return [child for child in children if isinstance(child, dict | list)]
 
 
 def _too_deep() -> TOMLDecodeError:
-    return TOMLDecodeError(f"it is nested too deeply, expected {_LEVELS_MAX} levels at most")
+    return TOMLDecodeError(f"nested too deeply: at most {_LEVELS_MAX} levels are allowed")

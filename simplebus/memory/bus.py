@@ -30,8 +30,8 @@ import anyio.lowlevel
 
 from simplebus.client.aio.bus import Bus
 from simplebus.client.aio.connect import open_bus
-from simplebus.client.aio.transport import Place
-from simplebus.client.context_guard import async_block, not_entered_error
+from simplebus.client.aio.transport import Endpoint
+from simplebus.client.context_guard import guarded_async_context, not_entered_error
 from simplebus.client.handler_errors import Failures
 from simplebus.client.message_types import DEFAULT, Registry
 from simplebus.core.broker.broker import Broker
@@ -100,7 +100,7 @@ class MemoryBus:
         def __getattr__(self, name: str) -> object:
             raise not_entered_error(name, "async with simplebus.MemoryBus() as bus")
 
-    @async_block("async with memory.connect(…) as bus")
+    @guarded_async_context("async with memory.connect(…) as bus")
     async def connect(
         self, *, name: str | None = None, registry: Registry | None = None
     ) -> AsyncIterator[Bus]:
@@ -146,7 +146,7 @@ class MemoryBus:
         return await client.__aexit__(kind, error, traceback)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Endpoint:
         """Where its clients find it: for a bridge that copies from it."""
         return self._exchange
 

@@ -239,7 +239,7 @@ def test_a_member_that_falls_takes_no_other_with_it_but_one() -> None:
 def test_what_was_handed_out_and_not_sent_goes_to_another_at_once() -> None:
     bus = BrokerHarness()
     one, two = (peer2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(2))
-    one.told(), two.told()
+    one.receive_replies(), two.receive_replies()
     peer2(bus, publish(1, 0, b"x"))
     one.disconnect() if not one.session.outbox.is_idle else two.disconnect()
     rest = two if one.session.is_closed else one

@@ -12,13 +12,13 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
     unsubscribe,
 )
 
@@ -50,7 +50,7 @@ def test_acks_of_the_former_connection_count_on_the_next_one() -> None:
 def test_a_durable_is_held_by_one_session_at_a_time() -> None:
     bus = BrokerHarness()
     peer2(bus, subscribe(1, 5, durable="d"))
-    assert peer2(bus, subscribe(1, 5, durable="d")).errors() == ["durable_in_use"]
+    assert peer2(bus, subscribe(1, 5, durable="d")).receive_error_codes() == ["durable_in_use"]
 
 
 @pytest.mark.parametrize(("to", "ids"), [(4, [4, 5]), (1, [1, 2, 3, 4, 5]), (99, [])])
@@ -101,7 +101,7 @@ def test_a_durable_that_is_held_is_not_moved() -> None:
     bus = BrokerHarness()
     peer2(bus, subscribe(1, 5, durable="d"))
     other = peer2(bus, subscribe(1, 5, durable="d", start="earliest", seek=True))
-    assert other.errors() == ["durable_in_use"]
+    assert other.receive_error_codes() == ["durable_in_use"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_durable_that_is_held_is_not_moved() -> None:
 def test_seek_is_for_a_durable_and_a_place(wish: dict[str, object]) -> None:
     bus = BrokerHarness()
     asker = peer2(bus, subscribe(1, 5, seek=True, **wish))
-    assert asker.errors() == ["bad_request"]
+    assert asker.receive_error_codes() == ["bad_request"]
     assert not bus.broker.classes[1].subscriptions
 
 
@@ -118,8 +118,8 @@ def test_seek_is_for_a_durable_and_a_place(wish: dict[str, object]) -> None:
 def test_a_durable_asked_for_with_other_terms_is_refused(other: dict[str, object]) -> None:
     bus = BrokerHarness()
     peer2(bus, subscribe(1, 5, durable="d")).disconnect()
-    assert peer2(bus, subscribe(1, 5, durable="d", **other)).errors() == ["subscription_mismatch"]
-    assert peer2(bus, subscribe(1, 5, durable="d")).told()[0].content["resumed"]
+    assert peer2(bus, subscribe(1, 5, durable="d", **other)).receive_error_codes() == ["subscription_mismatch"]
+    assert peer2(bus, subscribe(1, 5, durable="d")).receive_replies()[0].content["resumed"]
 
 
 def test_who_takes_a_durable_up_is_served_as_it_asks_now() -> None:
@@ -146,22 +146,22 @@ def test_forgetting_a_durable_ends_it() -> None:
     peer.send(subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
     assert bus.statistics(1).subscriptions == ()
     peer.send(subscribe(1, 5, durable="d", start="new"))
-    assert not peer.told()[-1].content["resumed"]
+    assert not peer.receive_replies()[-1].content["resumed"]
 
 
 def test_a_class_has_no_more_durables_than_allowed() -> None:
     bus = BrokerHarness(durables=2)
     peer = peer2(bus, *[subscribe(1, n, durable=f"d{n}") for n in (1, 2, 3)])
-    assert peer.errors() == ["too_many_subscriptions"]
+    assert peer.receive_error_codes() == ["too_many_subscriptions"]
     peer.send(unsubscribe(1, forget=True), subscribe(1, 3, durable="d3"))
-    assert peer.errors() == []
+    assert peer.receive_error_codes() == []
 
 
 def test_a_delay_and_an_opening_time_outlive_the_connection() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     first = peer2(bus, subscribe(1, 5, durable="d"))
-    peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=9000), timed(b"b")))
+    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=9000), timed_envelope(b"b")))
     assert first.receive_message_ids() == [1]
     first.send(nack(5, 1, 2, 60_000))
     first.disconnect()
@@ -181,7 +181,7 @@ def test_what_expires_while_nobody_is_there_makes_room() -> None:
     bus.broker.clock.now = 50.0
     peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
     contents = [b"\x0a" + (1000).to_bytes(8, "big") + b"\0\1a" + b"%d" % n for n in range(4)]
-    writer = peer2(bus, enveloped(1, 0, *contents), enveloped(1, 4, on_channel("a", b"late")))
+    writer = peer2(bus, publish_envelopes(1, 0, *contents), publish_envelopes(1, 4, channel_envelope("a", b"late")))
     assert writer.session.parked_messages
     bus.broker.clock.now = 51.0
     bus.tick()
@@ -193,17 +193,17 @@ def test_what_expires_while_nobody_is_there_makes_room() -> None:
 def test_names_of_durables_belong_to_their_class() -> None:
     bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5, durable="d"), subscribe(2, 6, durable="d"), classes=(1, 2))
-    assert peer.errors() == []
+    assert peer.receive_error_codes() == []
 
 
 def test_a_durable_with_a_group_is_found_by_its_own_name() -> None:
     bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 1, durable="d", group="g"), subscribe(1, 2, durable="d"))
-    assert peer.errors() == ["subscription_mismatch"]
+    assert peer.receive_error_codes() == ["subscription_mismatch"]
     peer.send(subscribe(1, 3, durable="d", group="h"))
-    assert peer.errors() == ["subscription_mismatch"]
+    assert peer.receive_error_codes() == ["subscription_mismatch"]
     peer.send(subscribe(1, 4, group="g"), subscribe(1, 5, group="d"), subscribe(1, 6, durable="g"))
-    assert peer.errors() == []
+    assert peer.receive_error_codes() == []
     assert len(bus.statistics(1).subscriptions) == 4
 
 
@@ -219,7 +219,7 @@ def test_another_durable_costs_no_look_at_the_names_of_all() -> None:
     cls.named_positions = Names(cls.named_positions)
     for n in range(1, 21):
         peer.send(subscribe(1, n, durable=f"d{n}"), unsubscribe(n))
-    assert peer.errors() == []
+    assert peer.receive_error_codes() == []
     assert len(cls.named_positions) == 20
 
 
@@ -229,7 +229,7 @@ def test_patterns_are_kept_as_long_as_there_is_memory() -> None:
     kept = 0
     while True:
         peer = peer2(bus, subscribe(1, 5, durable=f"d{kept}", channels=patterns))
-        told = peer.told()[-1]
+        told = peer.receive_replies()[-1]
         peer.disconnect()
         if told.kind == "error":
             break
@@ -240,8 +240,8 @@ def test_patterns_are_kept_as_long_as_there_is_memory() -> None:
     assert len(bus.broker.classes[1].subscriptions) == kept
     last = peer2(bus, subscribe(1, 5, durable="d0", channels=patterns))
     last.send(unsubscribe(5, forget=True))
-    assert last.errors() == []
-    assert peer2(bus, subscribe(1, 5, durable="more", channels=patterns)).errors() == []
+    assert last.receive_error_codes() == []
+    assert peer2(bus, subscribe(1, 5, durable="more", channels=patterns)).receive_error_codes() == []
 
 
 @pytest.mark.parametrize("start", ["waiting", "when"])
@@ -252,7 +252,7 @@ def test_a_subscription_that_is_refused_takes_no_memory_and_nothing_that_waits(s
     count = 1024 if start == "waiting" else 10
     patterns = [f"{number}.{'*.' * 20}#" for number in range(count)]
     peer.send(subscribe(1, 5, channels=patterns, start=start))
-    assert peer.errors() == ["memory_limit" if start == "waiting" else "bad_request"]
+    assert peer.receive_error_codes() == ["memory_limit" if start == "waiting" else "bad_request"]
     assert bus.broker.budget.used == used
     assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2]
 
@@ -264,16 +264,16 @@ def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -
     for class_id in (1, 2):
         peer = peer2(bus, subscribe(class_id, 1, durable="a"), classes=(class_id,))
         peer.send(subscribe(class_id, 2, durable="b"), subscribe(class_id, 3))
-        assert [said.kind for said in peer.told()[-3:]] == ["subscribe"] * 3
+        assert [said.kind for said in peer.receive_replies()[-3:]] == ["subscribe"] * 3
     peer.send(subscribe(2, 4, request=8, durable="c"), subscribe(2, 5, group="g"))
-    refused, granted = peer.told()
+    refused, granted = peer.receive_replies()
     assert (refused.content["code"], refused.message_id) == ("too_many_subscriptions", 8)
     assert "4 durables exist" in refused.content["message"]
     assert granted.kind == "subscribe"
     peer.send(unsubscribe(1, forget=True), subscribe(2, 4, durable="c"))
-    assert [said.kind for said in peer.told()] == ["unsubscribe", "subscribe"]
+    assert [said.kind for said in peer.receive_replies()] == ["unsubscribe", "subscribe"]
     peer.send(unsubscribe(4), subscribe(2, 4, durable="c", seek=True, start="new"))
-    assert [said.kind for said in peer.told()] == ["unsubscribe", "subscribe"]
+    assert [said.kind for said in peer.receive_replies()] == ["unsubscribe", "subscribe"]
     assert bus.broker.connection_requests.quotas.durable_count == 4
 
 

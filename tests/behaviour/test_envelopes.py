@@ -15,13 +15,13 @@ from tests.behaviour.wire_peer_v2 import (
     ENVELOPE,
     MESSAGE,
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
     unsubscribe,
 )
 
@@ -39,7 +39,7 @@ def test_a_channel_decides_who_gets_a_message() -> None:
     bus = BrokerHarness()
     bindings = {1: ["a.*"], 2: ["#"], 3: ["b", "a.x"], 4: [], 5: ["c"], 6: [">"]}
     peer = peer2(bus, *[subscribe(1, n, channels=b) for n, b in bindings.items()])
-    writer = peer2(bus, enveloped(1, 0, *[on_channel(n, b"") for n in ("a.x", "b", "a.y")]))
+    writer = peer2(bus, publish_envelopes(1, 0, *[channel_envelope(n, b"") for n in ("a.x", "b", "a.y")]))
     writer.send(publish(1, 3, b"plain"))
     heard: dict[int, list[int]] = {n: [] for n in bindings}
     for message in peer.receive_deliveries():
@@ -54,7 +54,7 @@ def test_what_is_not_for_a_subscription_is_not_held_back_by_it() -> None:
     writer = peer2(bus)
     number = 0
     for _ in range(8):  # Room is made as the reader takes, without a word from it.
-        writer.send(enveloped(1, number, *[on_channel("b", b"x")] * 7))
+        writer.send(publish_envelopes(1, number, *[channel_envelope("b", b"x")] * 7))
         number += 7
         assert reader.receive_message_ids() == []
         bus.broker.drain_writable()
@@ -65,7 +65,7 @@ def test_what_is_not_for_a_subscription_is_not_held_back_by_it() -> None:
 def test_one_ack_may_span_what_was_for_others() -> None:
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, channels=["a"]))
-    peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(99)]))
+    peer2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(99)]))
     assert reader.receive_message_ids() == list(range(0, 99, 2))
     reader.send(ack(5, 0, 99))
     assert bus.statistics(1).ring.messages == 0
@@ -77,7 +77,7 @@ def test_a_message_is_not_delivered_after_it_expired(count: int) -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     in_time, late = (peer2(bus, subscribe(1, 5)) for _ in range(2))
-    peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1500)] * count, timed(b"y")))
+    peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1500)] * count, timed_envelope(b"y")))
     at(bus, 51.4)
     assert in_time.receive_message_ids() == list(range(count + 1))
     at(bus, 51.5)
@@ -94,14 +94,14 @@ def test_a_message_is_not_delivered_after_it_expired(count: int) -> None:
 def test_a_message_that_expires_at_once_goes_to_nobody_and_is_no_error() -> None:
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5))
-    peer2(bus, enveloped(1, 0, timed(b"x", expires_ms=0)))
+    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"x", expires_ms=0)))
     assert reader.receive_message_ids() == []
 
 
 def test_what_waits_for_nobody_expires_too() -> None:
     bus = BrokerHarness(class_messages=5)
     at(bus, 50.0)
-    writer = peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5, timed(b"y")))
+    writer = peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5, timed_envelope(b"y")))
     assert writer.session.parked_messages
     at(bus, 51.0)
     bus.tick()
@@ -113,7 +113,7 @@ def test_what_waits_for_nobody_expires_too() -> None:
 def test_what_waits_beside_others_expires_too() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5))
+    peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5))
     new = peer2(bus, subscribe(1, 5, start="new"))
     at(bus, 51.0)
     bus.tick()
@@ -129,7 +129,7 @@ def test_whatever_waits_for_nobody_goes_at_the_first_beat_after_it_expired(
     at(bus, 50.0)
     if durable:
         peer2(bus, subscribe(1, 5, durable=durable)).disconnect()
-    writer = peer2(bus, enveloped(1, 0, *[timed(b"", expires_ms=1000)] * 20_000))
+    writer = peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"", expires_ms=1000)] * 20_000))
     writer.send(publish(1, 20_000, *[b""] * 20_000))
     assert writer.session.parked_messages
     at(bus, 51.0)
@@ -143,7 +143,7 @@ def test_what_expires_before_a_reader_takes_it_makes_room(options: dict[str, obj
     bus = BrokerHarness(class_messages=10)
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=2, **options))
-    writer = peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 10, timed(b"y")))
+    writer = peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 10, timed_envelope(b"y")))
     assert reader.receive_message_ids() == [0, 1]
     reader.send(ack(5, 0, 1), nack(5, 1, 2, 0))  # One is to come again, and one has room to come.
     at(bus, 51.0)
@@ -160,7 +160,7 @@ def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=1))
-    peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 3))
+    peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 3))
     assert reader.receive_message_ids() == [0]
     at(bus, 51.0)
     bus.tick()
@@ -181,7 +181,7 @@ def test_what_expires_before_it_comes_again_is_not_acknowledged(kind: dict[str, 
     bus = BrokerHarness()
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5, **kind))
-    peer2(bus, enveloped(1, 0, *[timed(b"x", expires_ms=1000)] * 5))
+    peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5))
     assert reader.receive_message_ids() == [0, 1, 2, 3, 4]
     reader.send(ack(5, 1, 3), nack(5, 3, 4, 2000), nack(5, 0, 1), nack(5, 4, 5, 500))
     at(bus, 50.6)
@@ -202,17 +202,17 @@ def test_what_has_expired_makes_no_subscription_too_slow() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=1, max_pending=5, slow="disconnect"))
-    contents = [timed(b"x", expires_ms=1000 if n % 2 else None) for n in range(5)]
-    writer = peer2(bus, enveloped(1, 0, *contents))
+    contents = [timed_envelope(b"x", expires_ms=1000 if n % 2 else None) for n in range(5)]
+    writer = peer2(bus, publish_envelopes(1, 0, *contents))
     assert reader.receive_message_ids() == [0]
     at(bus, 51.0)
     writer.send(publish(1, 5, b"y", b"y"))  # Five pending, and two that have expired.
     bus.broker.drain_writable()
-    assert reader.errors() == []
+    assert reader.receive_error_codes() == []
     writer.send(publish(1, 7, b"z"))
     bus.tick()
     bus.broker.drain_writable()
-    assert reader.errors() == ["slow_consumer"]
+    assert reader.receive_error_codes() == ["slow_consumer"]
 
 
 @pytest.mark.parametrize("count", [1, 4 * PLAIN_FRAMES_MAX])
@@ -221,7 +221,7 @@ def test_a_message_is_not_delivered_before_its_time(count: int) -> None:
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5))
     peer2(
-        bus, enveloped(1, 0, timed(b"a"), *[timed(b"b", not_before_ms=2000)] * count, timed(b"c"))
+        bus, publish_envelopes(1, 0, timed_envelope(b"a"), *[timed_envelope(b"b", not_before_ms=2000)] * count, timed_envelope(b"c"))
     )
     assert reader.receive_message_ids() == [0, count + 1]
     reader.send(ack(5, 0, count + 2))  # As a client does that knows nothing of those between them.
@@ -238,7 +238,7 @@ def test_a_message_is_not_delivered_before_its_time(count: int) -> None:
 def test_what_nobody_was_there_for_is_not_delivered_before_its_time_either() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=2000), timed(b"b")))
+    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=2000), timed_envelope(b"b")))
     former = peer2(bus, subscribe(1, 5))
     assert former.receive_message_ids() == [1]
     former.disconnect()
@@ -253,8 +253,8 @@ def test_what_nobody_was_there_for_is_not_delivered_before_its_time_either() -> 
 def test_a_clock_that_is_set_back_does_not_delay_what_came_with_delayed_ones(count: int) -> None:
     bus = BrokerHarness()
     at(bus, 100.0)
-    delayed = [timed(b"b", not_before_ms=1000)] * count
-    peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=0), *delayed, timed(b"c")))
+    delayed = [timed_envelope(b"b", not_before_ms=1000)] * count
+    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=0), *delayed, timed_envelope(b"c")))
     at(bus, 90.0)
     assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, count + 1]
 
@@ -263,7 +263,7 @@ def test_subscriptions_that_come_and_go_leave_no_alarm() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     far = (1 << 64) - 1
-    writer = peer2(bus, enveloped(1, 0, timed(b"x", not_before_ms=far)))
+    writer = peer2(bus, publish_envelopes(1, 0, timed_envelope(b"x", not_before_ms=far)))
     for _ in range(20):
         writer.send(subscribe(1, 5, start="earliest"))
         writer.read_bytes(1 << 20)
@@ -281,8 +281,8 @@ def test_times_outlive_a_ring_that_grows_wraps_and_shrinks() -> None:
     writer = peer2(bus)
     number = 0
     for _ in range(40):
-        contents = [timed(b"x" * 500, expires_ms=60_000), timed(b"y" * 500), on_channel("c", b"z")]
-        writer.send(enveloped(1, number, *contents), publish(1, number + 3, b"p"))
+        contents = [timed_envelope(b"x" * 500, expires_ms=60_000), timed_envelope(b"y" * 500), channel_envelope("c", b"z")]
+        writer.send(publish_envelopes(1, number, *contents), publish(1, number + 3, b"p"))
         number += 4
         bus.tick(RING_IDLE_TICKS // 3)
         if number % 3 == 0:
@@ -307,7 +307,7 @@ def test_version_1_gets_payloads_in_the_order_of_all_messages() -> None:
         number += turn
         expected += payloads
         writer.send(
-            enveloped(1, number, *[on_channel("a", p) for p in numbered(turn, start=number)])
+            publish_envelopes(1, number, *[channel_envelope("a", p) for p in numbered(turn, start=number)])
         )
         expected += numbered(turn, start=number)
         number += turn
@@ -327,7 +327,7 @@ def test_a_payload_that_version_1_cannot_carry_is_counted_and_holds_up_nothing(o
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     bad = b"\0with <\r\n\0> in it"
     contents = [b"\0a"] * others + [bad] + [b"\0b"] * others
-    writer = peer2(bus, enveloped(1, 0, *contents))
+    writer = peer2(bus, publish_envelopes(1, 0, *contents))
     heard = old.receive_messages()
     assert [m.payload for m in heard] == [b"a"] * others + [b"b"] * others
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 1}
@@ -335,7 +335,7 @@ def test_a_payload_that_version_1_cannot_carry_is_counted_and_holds_up_nothing(o
         old.send(wire_peer.ack(1, 0, others), wire_peer.ack(1, others + 1, 2 * others + 1))
     bus.broker.drain_writable()
     assert bus.statistics(1).ring.messages == 0
-    writer.send(enveloped(1, 2 * others + 1, bad, b"\0next"))
+    writer.send(publish_envelopes(1, 2 * others + 1, bad, b"\0next"))
     heard = old.receive_messages()
     bus.broker.drain_writable()
     assert [m.payload for m in heard + old.receive_messages()] == [b"next"]
@@ -343,7 +343,7 @@ def test_a_payload_that_version_1_cannot_carry_is_counted_and_holds_up_nothing(o
 
 def test_many_that_cannot_be_carried_do_not_stop_what_is_sent_again() -> None:
     bus = BrokerHarness()
-    writer = peer2(bus, enveloped(1, 0, *[b"\0<\r\n\0>"] * 30, b"\0good"))
+    writer = peer2(bus, publish_envelopes(1, 0, *[b"\0<\r\n\0>"] * 30, b"\0good"))
     former = peer2(bus, subscribe(1, 5))
     assert len(former.receive_message_ids()) == 31
     former.disconnect()
@@ -356,7 +356,7 @@ def test_version_1_ignores_what_is_not_open_yet_in_its_acks() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    peer2(bus, enveloped(1, 0, timed(b"a"), timed(b"b", not_before_ms=1000), timed(b"c")))
+    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a"), timed_envelope(b"b", not_before_ms=1000), timed_envelope(b"c")))
     assert [m.payload for m in old.receive_messages()] == [b"a", b"c"]
     old.send(wire_peer.ack(1, 0, 3))
     at(bus, 51.0)
@@ -370,7 +370,7 @@ def test_a_class_that_drops_the_oldest_drops_what_is_put_off_too() -> None:
     bus = BrokerHarness(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     at(bus, 50.0)
     reader = peer2(bus, subscribe(1, 5, max_in_flight=3), subscribe(1, 6, group="g"))
-    writer = peer2(bus, enveloped(1, 0, *[timed(b"x", not_before_ms=1000)] * 4))
+    writer = peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", not_before_ms=1000)] * 4))
     assert reader.receive_message_ids() == []
     writer.send(publish(1, 4, b"a", b"b", b"c", b"d"))
     assert sorted(reader.receive_message_ids()) == [4, 4, 5, 5, 6, 6, 7]
@@ -385,7 +385,7 @@ def test_a_class_that_drops_the_oldest_drops_what_is_put_off_too() -> None:
 def test_a_single_plain_message_in_a_class_with_channels_has_none() -> None:
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, channels=["a"]), subscribe(1, 6, channels=["#"]))
-    writer = peer2(bus, enveloped(1, 0, on_channel("a", b"")))
+    writer = peer2(bus, publish_envelopes(1, 0, channel_envelope("a", b"")))
     for number in range(1, 600):  # The rows of those before are used again.
         writer.send(publish(1, number, b"x"))
         heard = sorted(m.number for m in reader.receive_deliveries())
@@ -407,7 +407,7 @@ def short(policy: FullPolicy = FullPolicy.BLOCK) -> BrokerHarness:
 def own_channels(first: int, count: int, class_id: int = 1) -> bytes:
     """Messages each of which has a channel of its own."""
     names = [f"n{number}" for number in range(first, first + count)]
-    return enveloped(class_id, first, *[on_channel(name, b"") for name in names])
+    return publish_envelopes(class_id, first, *[channel_envelope(name, b"") for name in names])
 
 
 @pytest.mark.parametrize("step", [1, 7, PLAIN_FRAMES_MAX * 8])
@@ -428,7 +428,7 @@ def test_without_memory_for_channels_messages_wait_until_others_are_acknowledged
         bus.broker.drain_writable()
         bus.check_invariants()
     assert heard == total
-    assert writer.told()[-1].message_id == total
+    assert writer.receive_replies()[-1].message_id == total
 
 
 @pytest.mark.parametrize("policy", [FullPolicy.DROP_NEWEST, FullPolicy.DROP_OLDEST])
@@ -442,7 +442,7 @@ def test_without_memory_for_channels_the_policy_decides(policy: FullPolicy) -> N
     assert set(dropped) == {Reason(policy.value)}
     assert sum(dropped.values()) + len(ring) == 9000
     assert len(ring) > 1000
-    assert writer.told()[-1].message_id == 9000
+    assert writer.receive_replies()[-1].message_id == 9000
 
 
 def test_channels_that_nothing_stored_carries_do_not_keep_other_classes_waiting() -> None:
@@ -468,11 +468,11 @@ def test_what_is_dealt_with_one_by_one_gives_the_others_their_turn(kind: str) ->
     bus.skips_checks = True
     count = 3 * REDELIVERY_MESSAGES
     if kind == "uncarriable":
-        peer2(bus, enveloped(1, 0, *[b"\0<\r\n\0>"] * count))
+        peer2(bus, publish_envelopes(1, 0, *[b"\0<\r\n\0>"] * count))
         reader = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     else:
-        waits = [timed(b"", not_before_ms=3_600_000 + n) for n in range(count)]
-        reader = peer2(bus, enveloped(1, 0, *waits), subscribe(1, 5))
+        waits = [timed_envelope(b"", not_before_ms=3_600_000 + n) for n in range(count)]
+        reader = peer2(bus, publish_envelopes(1, 0, *waits), subscribe(1, 5))
     outbox, reached = reader.session.outbox, [0]
     while not outbox.is_idle:
         if piece := outbox.peek(0):

@@ -10,13 +10,13 @@ from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
     unsubscribe,
     working,
 )
@@ -26,7 +26,7 @@ def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2
     """That many members, each of a session of its own, as subscription 5."""
     members = [peer2(bus, subscribe(1, 5, group="g", **options)) for _ in range(count)]
     for member in members:
-        member.told()
+        member.receive_replies()
     return members
 
 
@@ -186,7 +186,7 @@ def test_a_message_that_expires_before_its_member_takes_it_is_not_sent() -> None
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     [only] = group_of(bus, 1)
-    peer2(bus, enveloped(1, 0, timed(b"a", expires_ms=1000), timed(b"b")))
+    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a", expires_ms=1000), timed_envelope(b"b")))
     bus.broker.clock.now = 51.0
     assert only.receive_message_ids() == [1]
     only.send(ack(5, 1, 2))
@@ -199,7 +199,7 @@ def test_a_message_that_opens_later_goes_to_one_member_then() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     one, two = group_of(bus, 2)
-    peer2(bus, enveloped(1, 0, timed(b"a", not_before_ms=1000), timed(b"b")))
+    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=1000), timed_envelope(b"b")))
     assert one.receive_message_ids() + two.receive_message_ids() == [1]
     bus.broker.clock.now = bus.broker.next_wakeup
     assert bus.broker.next_wakeup == 51.0
@@ -211,8 +211,8 @@ def test_a_message_that_opens_later_goes_to_one_member_then() -> None:
 def test_a_filtered_group_passes_over_what_is_not_for_it() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, channels=["a"])
-    contents = [on_channel("ab"[n % 2], b"%d" % n) for n in range(100)]
-    peer2(bus, enveloped(1, 0, *contents))
+    contents = [channel_envelope("ab"[n % 2], b"%d" % n) for n in range(100)]
+    peer2(bus, publish_envelopes(1, 0, *contents))
     assert sorted(one.receive_message_ids() + two.receive_message_ids()) == list(range(0, 100, 2))
     for member in (one, two):
         member.send(ack(5, 0, 100))
@@ -249,7 +249,7 @@ def test_a_group_with_other_channels_is_another_group() -> None:
     bus = BrokerHarness()
     group_of(bus, 1, channels=["a"])
     other = peer2(bus, subscribe(1, 5, group="g", channels=["b"]))
-    assert other.errors() == ["subscription_mismatch"]
+    assert other.receive_error_codes() == ["subscription_mismatch"]
 
 
 def test_what_one_member_refuses_is_handed_to_whoever_has_room() -> None:
@@ -297,7 +297,7 @@ def test_a_member_reaches_only_what_it_holds_itself(monkeypatch: pytest.MonkeyPa
 def test_a_group_looks_through_a_backlog_in_turns() -> None:
     bus = BrokerHarness()
     count = 10 * REDELIVERY_MESSAGES
-    writer = peer2(bus, publish(1, 0, *[b""] * count), enveloped(1, count, on_channel("x", b"!")))
+    writer = peer2(bus, publish(1, 0, *[b""] * count), publish_envelopes(1, count, channel_envelope("x", b"!")))
     peer = peer2(bus, subscribe(1, 5, group="g", channels=["x"], start="earliest"))
     group = next(iter(bus.broker.classes[1].groups))
     turns, before = 0, 0
@@ -329,7 +329,7 @@ def test_only_some_groups_go_on_looking_in_one_turn_and_all_come_to_an_end() -> 
     while bus.broker.next_wakeup <= bus.broker.clock.now:
         bus.broker.run_due_wakeups()
     assert {group.window.cursor for group in groups} == {groups[0].ring.head}
-    writer.send(enveloped(1, 3 * REDELIVERY_MESSAGES, on_channel("x", b"")))
+    writer.send(publish_envelopes(1, 3 * REDELIVERY_MESSAGES, channel_envelope("x", b"")))
     assert len(peer.receive_deliveries()) == number
 
 

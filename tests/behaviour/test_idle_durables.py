@@ -9,8 +9,8 @@ from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    enveloped,
-    on_channel,
+    publish_envelopes,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -151,8 +151,8 @@ def test_only_what_was_for_it_is_counted() -> None:
     bus = BrokerHarness()
     wish = {"durable": "d", "channels": ["a"], "idle_seconds": 10}
     peer2(bus, subscribe(1, 5, **wish)).disconnect()
-    contents = [on_channel("ab"[n % 2], b"") for n in range(5)]
-    peer2(bus, enveloped(1, 0, *contents))
+    contents = [channel_envelope("ab"[n % 2], b"") for n in range(5)]
+    peer2(bus, publish_envelopes(1, 0, *contents))
     go_on(bus, 10)
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
     assert bus.statistics(1).ring.messages == 0
@@ -173,10 +173,10 @@ def test_who_waits_for_room_finds_what_it_has_left() -> None:
 def test_it_is_for_durables_and_at_most_a_year() -> None:
     bus = BrokerHarness()
     asker = peer2(bus, subscribe(1, 5, idle_seconds=10), subscribe(1, 6, group="g", idle_seconds=1))
-    assert asker.errors() == ["bad_request", "bad_request"]
+    assert asker.receive_error_codes() == ["bad_request", "bad_request"]
     for seconds in (0, -1, 365 * 86_400 + 1, "10", True):
         asker.send(subscribe(1, 5, durable="d", idle_seconds=seconds))
-        assert asker.errors() == ["bad_request"]
+        assert asker.receive_error_codes() == ["bad_request"]
     assert durables(bus) == []
     asker.send(subscribe(1, 5, durable="d", idle_seconds=365 * 86_400))
-    assert asker.errors() == []
+    assert asker.receive_error_codes() == []

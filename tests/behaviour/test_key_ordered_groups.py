@@ -17,12 +17,12 @@ from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
     unsubscribe,
     working,
 )
@@ -33,13 +33,13 @@ def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2
     """That many members, each of a session of its own, as subscription 5."""
     members = [peer2(bus, subscribe(1, 5, group="g", by_key=True, **options)) for _ in range(count)]
     for member in members:
-        member.told()
+        member.receive_replies()
     return members
 
 
 def publish_keys(bus: BrokerHarness, *keys: bytes) -> None:
     """One message of each of these keys, in this order."""
-    peer2(bus, enveloped(1, 0, *map(keyed, keys)))
+    peer2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
 
 
 def held(members: list[Version2Peer]) -> dict[int, Version2Peer]:
@@ -79,7 +79,7 @@ def test_a_key_goes_to_one_member_one_message_after_the_other() -> None:
 def test_what_has_no_key_goes_to_anybody_and_waits_for_nothing() -> None:
     bus = BrokerHarness()
     members = group_of(bus, 3)
-    peer2(bus, publish(1, 0, *numbered(30)), enveloped(1, 30, *[timed(b"")] * 30))
+    peer2(bus, publish(1, 0, *numbered(30)), publish_envelopes(1, 30, *[timed_envelope(b"")] * 30))
     heard = [member.receive_message_ids() for member in members]
     assert [len(ids) for ids in heard] == [20, 20, 20]
     assert sorted(id_ for ids in heard for id_ in ids) == list(range(60))
@@ -221,7 +221,7 @@ def test_what_expires_makes_way_for_its_key() -> None:
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1, max_in_flight=2)
     contents = [keyed(b"a", expires_ms=None if n % 3 else 1000) for n in range(6)]
-    peer2(bus, enveloped(1, 0, keyed(b"b"), *contents))
+    peer2(bus, publish_envelopes(1, 0, keyed(b"b"), *contents))
     bus.broker.clock.now = 51.0  # What it was handed is too late when it takes it.
     assert only.receive_message_ids() == [0]
     bus.broker.run_due_wakeups()
@@ -241,7 +241,7 @@ def test_what_expires_behind_another_one_of_its_key_makes_room() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1)
-    peer2(bus, enveloped(1, 0, keyed(b"a"), *[keyed(b"a", expires_ms=1000)] * 50))
+    peer2(bus, publish_envelopes(1, 0, keyed(b"a"), *[keyed(b"a", expires_ms=1000)] * 50))
     assert only.receive_message_ids() == [0]
     bus.broker.clock.now = 51.0
     bus.tick()
@@ -253,7 +253,7 @@ def test_what_opens_later_holds_nothing_back_until_then() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1)
-    peer2(bus, enveloped(1, 0, keyed(b"a", not_before_ms=1000), *[keyed(b"a")] * 3))
+    peer2(bus, publish_envelopes(1, 0, keyed(b"a", not_before_ms=1000), *[keyed(b"a")] * 3))
     assert only.receive_message_ids() == [1]
     only.send(ack(5, 1, 2))
     assert only.receive_message_ids() == [2]
@@ -298,7 +298,7 @@ def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight() -> None:
     (only,) = group_of(bus, 1)
     payload = bytes(900_000)
     for number in range(24):
-        peer2(bus, enveloped(1, 0, keyed(b"%d" % number, payload)))
+        peer2(bus, publish_envelopes(1, 0, keyed(b"%d" % number, payload)))
     bus.broker.check_invariants()
     (position,) = bus.broker.classes[1].groups
     (member,) = position.members
@@ -327,11 +327,11 @@ def test_a_group_is_by_key_or_it_is_not() -> None:
     bus = BrokerHarness()
     group_of(bus, 1)
     plain = peer2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="h"))
-    assert plain.errors() == ["subscription_mismatch"]
+    assert plain.receive_error_codes() == ["subscription_mismatch"]
     plain.send(subscribe(1, 7, group="h", by_key=True), subscribe(1, 8, by_key=True))
-    assert plain.errors() == ["subscription_mismatch", "bad_request"]
+    assert plain.receive_error_codes() == ["subscription_mismatch", "bad_request"]
     plain.send(subscribe(1, 9, group="g", by_key="yes"))
-    assert plain.errors() == ["bad_request"]
+    assert plain.receive_error_codes() == ["bad_request"]
 
 
 def test_who_is_not_there_any_more_settles_only_what_it_was_sent() -> None:

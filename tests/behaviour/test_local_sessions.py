@@ -27,9 +27,9 @@ from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
-    enveloped,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -191,9 +191,9 @@ def test_a_tap_sees_what_is_stored_once_and_in_order_and_who_published_it() -> N
     one = bus.peer(connect1(1), publish1(1, b"lone"))
     one.session.peer = "one"
     one.send(publish1(1, b"a", b"bb"), publish1(1, b"c"))
-    two = peer2(bus, enveloped(1, 0, on_channel("x", b"d"), on_channel("x", b"e")))
+    two = peer2(bus, publish_envelopes(1, 0, channel_envelope("x", b"d"), channel_envelope("x", b"e")))
     two.session.peer = "two"
-    two.send(enveloped(1, 2, on_channel("x", b"f")))
+    two.send(publish_envelopes(1, 2, channel_envelope("x", b"f")))
     guest = inside(bus)
     bus.broker.apply_event(guest.session, published(1, b"g"))
     payloads = b"lone a bb c d e f g".split()

@@ -17,9 +17,9 @@ from tests.behaviour.wire_peer_v2 import (
     MESSAGE,
     Version2Peer,
     ack,
-    enveloped,
-    hello,
-    on_channel,
+    publish_envelopes,
+    connect,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -28,7 +28,7 @@ from tests.support.oracles import ID_COUNT, build_frame, parse_frame
 
 
 def confirms(peer: Version2Peer) -> list[int]:
-    return [said.message_id for said in peer.told() if said.kind == "confirm"]
+    return [said.message_id for said in peer.receive_replies() if said.kind == "confirm"]
 
 
 def in_turn(count: int, *, first: int = 0, classes: tuple[int, ...] = (1, 2)) -> bytes:
@@ -89,8 +89,8 @@ def test_a_gap_ends_the_session_behind_what_is_in_order(before: int, number: int
     assert peer.send_refused(good + publish(1, wrong + 1, b"gap", b"behind")) is Reason.NUMBER_GAP
     assert bus.statistics(1).published == before + 1
     again = Version2Peer(bus, bus.broker.open_session())
-    again.send(hello(name="a"))
-    assert again.told()[0].content["next"] == before + 1
+    again.send(connect(name="a"))
+    assert again.receive_replies()[0].content["next"] == before + 1
 
 
 @pytest.mark.parametrize("count", [3, LARGE_BATCH_COUNT])
@@ -101,8 +101,8 @@ def test_where_a_stream_breaks_off_what_is_stored_is_what_next_says(count: int) 
     behind = in_turn(count, first=count)
     assert peer.send_refused(in_turn(count) + offence + behind) is Reason.UNKNOWN_TYPE
     again = Version2Peer(bus, bus.broker.open_session())
-    again.send(hello(1, 2, name="a"))
-    assert again.told()[0].content["next"] == count
+    again.send(connect(1, 2, name="a"))
+    assert again.receive_replies()[0].content["next"] == count
     assert sorted(stored(bus, 1) + stored(bus, 2)) == list(range(count))
 
 
@@ -111,7 +111,7 @@ def test_messages_of_an_unknown_class_use_up_their_numbers(count: int) -> None:
     bus = BrokerHarness()
     peer = peer2(bus)
     peer.send(in_turn(count, classes=(1, 9)))
-    told = peer.told()
+    told = peer.receive_replies()
     assert [said.kind for said in told] == ["error"] * (count // 2) + ["confirm"]
     assert [said.message_id for said in told] == [*range(1, count, 2), count]
     assert {(s.class_id, s.last_field, s.content["code"]) for s in told[:-1]} == {
@@ -124,8 +124,8 @@ def test_messages_of_an_unknown_class_use_up_their_numbers(count: int) -> None:
 def test_one_error_tells_of_messages_that_follow_one_another() -> None:
     bus = BrokerHarness()
     peer = peer2(bus)
-    peer.send(publish(9, 0, *numbered(30)) + enveloped(9, 30, b"\0") + publish(1, 31, b"good"))
-    first, second, confirm = peer.told()
+    peer.send(publish(9, 0, *numbered(30)) + publish_envelopes(9, 30, b"\0") + publish(1, 31, b"good"))
+    first, second, confirm = peer.receive_replies()
     assert (first.message_id, first.content["count"], first.last_field) == (0, 30, ord("1"))
     assert (second.message_id, second.content["count"], second.last_field) == (30, 1, ord("5"))
     assert confirm.message_id == 32
@@ -135,12 +135,12 @@ def test_one_error_tells_of_messages_that_follow_one_another() -> None:
 def test_bad_acks_among_messages_lose_none_of_them(count: int) -> None:
     bus = BrokerHarness()
     peer = peer2(bus, subscribe(1, 5), classes=(1, 2))
-    peer.told()
+    peer.receive_replies()
     bad = build_frame(wire_peer_v2.ACK, class_id=5, content=b"5-5")
     frames = [in_turn(1, first=n) + bad for n in range(count)]
     peer.send(b"".join(frames))
     assert sorted(stored(bus, 1) + stored(bus, 2)) == list(range(count))
-    told = peer.told()
+    told = peer.receive_replies()
     assert [s.content["code"] for s in told if s.kind == "error"] == ["bad_ack"] * count
     assert [s.message_id for s in told if s.kind == "confirm"] == [count]
 
@@ -152,7 +152,7 @@ def test_very_many_bad_frames_cost_what_they_weigh() -> None:
     ack_frame = build_frame(wire_peer_v2.ACK, class_id=5, content=b"1")
     peer.send(ack_frame * 20_000)
     peer.send(in_turn(20_000, classes=(1, 9)))
-    peer.send(b"".join(enveloped(1, n, b"\xff") for n in range(20_000, 40_000)))
+    peer.send(b"".join(publish_envelopes(1, n, b"\xff") for n in range(20_000, 40_000)))
     assert bus.broker.refusal_counts == {
         Reason.BAD_ACK: 20_000,
         Reason.UNKNOWN_CLASS: 10_000,
@@ -177,7 +177,7 @@ def test_errors_that_nobody_reads_end_the_session() -> None:
     peer = peer2(bus)
     said = iter(range(100_000))
     with pytest.raises(RemoteProtocolError, match="pending_limit"):
-        deque((peer.send(enveloped(1, number, b"\xff")) for number in said), maxlen=0)
+        deque((peer.send(publish_envelopes(1, number, b"\xff")) for number in said), maxlen=0)
     assert next(said) > 1000
 
 
@@ -191,8 +191,8 @@ def test_where_classes_take_turns_nothing_is_lost_when_errors_end_the_session(un
     assert peer.send_refused(said) is Reason.PENDING_LIMIT
     assert len(stored(bus, 2)) < 30_000 or unknown == 3
     again = Version2Peer(bus, bus.broker.open_session())
-    again.send(hello(1, 2, 3, name="a"))
-    first = again.told()[0].content["next"]
+    again.send(connect(1, 2, 3, name="a"))
+    first = again.receive_replies()[0].content["next"]
     assert first < 60_000
     again.send(in_turn(60_000 - first, first=first, classes=(unknown, 2)))
     assert stored(bus, 2) == list(range(1, 60_000, 2))
@@ -223,7 +223,7 @@ def test_what_waits_for_room_is_confirmed_when_it_is_stored() -> None:
 def test_a_full_class_that_drops_the_newest_says_so_before_it_confirms() -> None:
     bus = full(FullPolicy.DROP_NEWEST)
     peer = peer2(bus, publish(1, 0, *numbered(14)))
-    error, confirm = peer.told()
+    error, confirm = peer.receive_replies()
     assert (error.message_id, error.content["count"]) == (10, 4)
     assert (error.content["code"], error.content["fatal"]) == ("drop_newest", False)
     assert confirm.message_id == 14
@@ -239,8 +239,8 @@ def test_a_full_class_that_drops_the_oldest_confirms() -> None:
 def reconnected(bus: BrokerHarness, *classes: int) -> tuple[Version2Peer, int]:
     """The program that is called a has come again; and the number that it is to go on with."""
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(hello(*classes, name="a", instance="i"))
-    return peer, peer.told()[0].content["next"]
+    peer.send(connect(*classes, name="a", instance="i"))
+    return peer, peer.receive_replies()[0].content["next"]
 
 
 @pytest.mark.parametrize("count", [30, LARGE_BATCH_COUNT])
@@ -313,8 +313,8 @@ def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
         peer.disconnect()
     bus.tick()
     again = Version2Peer(bus, bus.broker.open_session())
-    again.send(hello(name="early"))
-    assert again.told()[0].content["next"] == 1
+    again.send(connect(name="early"))
+    assert again.receive_replies()[0].content["next"] == 1
     behind = peer2(bus, name="4")
     asked_about.clear()
     for _ in range(10):
@@ -369,14 +369,14 @@ def test_a_name_belongs_to_one_program_at_a_time() -> None:
     peer2(bus, name="a", instance="i")
     for other in ({"instance": "j"}, {}):
         peer = Version2Peer(bus, bus.broker.open_session())
-        assert peer.send_refused(hello(name="a", **other)) is Reason.NAME_IN_USE
+        assert peer.send_refused(connect(name="a", **other)) is Reason.NAME_IN_USE
 
 
 def test_a_connect_that_is_refused_for_its_name_has_named_no_class() -> None:
     bus = BrokerHarness()
     peer2(bus, name="a", instance="i")
     peer = Version2Peer(bus, bus.broker.open_session())
-    assert peer.send_refused(hello(7, "orders", name="a")) is Reason.NAME_IN_USE
+    assert peer.send_refused(connect(7, "orders", name="a")) is Reason.NAME_IN_USE
     assert list(bus.broker.classes) == [1]
     assert bus.broker.store.class_id_by_name == {}
 
@@ -390,8 +390,8 @@ def test_a_name_is_remembered_for_an_hour() -> None:
         bus.broker.clock.now += passed
         bus.tick()
         again = Version2Peer(bus, bus.broker.open_session())
-        again.send(hello(name="a"))
-        assert again.told()[0].content["next"] == expected
+        again.send(connect(name="a"))
+        assert again.receive_replies()[0].content["next"] == expected
         again.disconnect()
         bus.broker.clock.now += 2 * PUBLISHER_SECONDS
         bus.tick()
@@ -407,9 +407,9 @@ def test_without_a_name_nothing_is_remembered() -> None:
 def test_a_channel_that_is_none_is_refused_and_the_next_message_goes_on() -> None:
     bus = BrokerHarness()
     peer = peer2(bus)
-    contents = [on_channel("a", b"x"), on_channel("a..b", b"x"), on_channel("b", b"y")]
-    peer.send(enveloped(1, 0, *contents))
-    error, confirm = peer.told()
+    contents = [channel_envelope("a", b"x"), channel_envelope("a..b", b"x"), channel_envelope("b", b"y")]
+    peer.send(publish_envelopes(1, 0, *contents))
+    error, confirm = peer.receive_replies()
     assert (error.content["code"], error.message_id) == ("bad_channel", 1)
     assert confirm.message_id == 3
     assert bus.statistics(1).published == 2

@@ -16,7 +16,7 @@ from simplebus.core.protocol.frames import MESSAGE
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
-    hello,
+    connect,
     peer2,
     publish,
 )
@@ -60,8 +60,8 @@ def test_who_comes_back_from_another_bus_has_new_numbers() -> None:
     bus = BrokerHarness()
     bus.broker = bus_that_lost("one")
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(hello(1, name="tester", instance="one", unconfirmed=2, bus="two"))
-    assert peer.told()[0].content["next"] == 3
+    peer.send(connect(1, name="tester", instance="one", unconfirmed=2, bus="two"))
+    assert peer.receive_replies()[0].content["next"] == 3
 
 
 @pytest.mark.parametrize("unconfirmed", [5, 1 << 29, 1 << 30, (1 << 31) - 1])
@@ -75,12 +75,12 @@ def test_where_messages_are_kept_elsewhere_a_program_goes_on_with_its_own_number
     bus.broker.store.class_registry.dedup_window_seconds = 120.0
     bus.broker.store.class_registry.choose_first_number = lambda now: 77
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
-    assert peer.told()[0].content["next"] == unconfirmed
+    peer.send(connect(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
+    assert peer.receive_replies()[0].content["next"] == unconfirmed
     bus.broker.close_session(peer.session)
     again = Version2Peer(bus, bus.broker.open_session())
-    again.send(hello(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
-    assert again.told()[0].content["next"] == unconfirmed
+    again.send(connect(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
+    assert again.receive_replies()[0].content["next"] == unconfirmed
 
 
 @pytest.mark.parametrize(("instance", "following"), [("one", 1), (None, 3)])
@@ -91,8 +91,8 @@ def test_who_does_not_say_what_was_confirmed_is_told_the_first_that_is_not_store
     bus = BrokerHarness()
     bus.broker = bus_that_lost("one")
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(hello(1, name="tester", instance=instance))
-    assert peer.told()[0].content["next"] == following
+    peer.send(connect(1, name="tester", instance=instance))
+    assert peer.receive_replies()[0].content["next"] == following
 
 
 @given(
@@ -166,10 +166,10 @@ def test_who_does_not_say_what_was_confirmed_is_not_told_again() -> None:
     bus = BrokerHarness(full())
     peer2(bus, publish(1, 0, *[b"x"] * 18), name="a").disconnect()
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(hello(1, name="a"))
-    assert peer.told()[0].content["next"] == 18
+    peer.send(connect(1, name="a"))
+    assert peer.receive_replies()[0].content["next"] == 18
     peer.send(publish(1, 15, *[b"x"] * 3))
-    error, confirm = peer.told()
+    error, confirm = peer.receive_replies()
     assert (error.kind, error.message_id, error.content["count"]) == ("error", 16, 2)
     assert (confirm.kind, confirm.message_id) == ("confirm", 18)
 

@@ -15,7 +15,7 @@ from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import FRAME_BYTES_MIN, PUBLISHER_STEP, Limits
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import Version2Peer, hello, publish
+from tests.behaviour.wire_peer_v2 import Version2Peer, connect, publish
 from tests.client.core.client_and_broker import Pair
 from tests.support.oracles import ID_COUNT, parse_frame
 
@@ -30,8 +30,8 @@ def come(broker: Broker, name: str, instance: str | None, *, user: str = "") -> 
     bus.broker = broker
     peer = Version2Peer(bus, broker.open_session())
     peer.session.user = user
-    peer.send(hello(1, name=name, instance=instance))
-    return peer, peer.told()[0].content["next"]
+    peer.send(connect(1, name=name, instance=instance))
+    return peer, peer.receive_replies()[0].content["next"]
 
 
 def pass_by(broker: Broker, name: str, instance: str | None, count: int) -> None:
@@ -117,8 +117,8 @@ def test_a_number_that_another_program_is_told_is_none_that_it_can_have_sent(
     told = []
     for instance in ("one", "two", None, "one"):
         peer = Version2Peer(bus, bus.broker.open_session())
-        peer.send(hello(1, name="a", instance=instance, **known))
-        reply = peer.told()[0].content
+        peer.send(connect(1, name="a", instance=instance, **known))
+        reply = peer.receive_replies()[0].content
         told.append((reply["next"] - unconfirmed) % ID_COUNT)
         assert reply["lost"] == 0
         peer.disconnect()
@@ -154,7 +154,7 @@ def test_users_have_nothing_to_do_with_one_another_s_names() -> None:
     bus.broker = broker
     again = Version2Peer(bus, broker.open_session())
     again.session.user = "bob"
-    assert again.send_refused(hello(1, name="till", instance="3")) is Reason.NAME_IN_USE
+    assert again.send_refused(connect(1, name="till", instance="3")) is Reason.NAME_IN_USE
     ann.disconnect()
     bob.disconnect()
     for user, following in (("ann", 2), ("bob", 1), ("", 0)):

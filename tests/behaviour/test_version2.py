@@ -20,11 +20,11 @@ from tests.behaviour.wire_peer_v2 import (
     SUBSCRIBE,
     Version2Peer,
     ack,
-    asked,
-    enveloped,
-    hello,
+    json_request,
+    publish_envelopes,
+    connect,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -72,7 +72,7 @@ def test_a_greeting_that_is_none_is_answered_by_a_fatal_error(content: bytes) ->
     assert caught.value.reason is Reason.BAD_CONNECT
     bus.broker.send_fatal_error(peer.session, caught.value)
     assert peer.session.outbox.has_deliver_frames  # A driver sees that this peer can be told.
-    [error] = peer.told()
+    [error] = peer.receive_replies()
     assert (error.content["code"], error.content["fatal"]) == ("bad_connect", True)
     assert bus.broker.classes == {}
 
@@ -93,7 +93,7 @@ def test_a_later_connect_that_is_refused_changes_nothing(content: bytes, code: s
     bus = BrokerHarness(classes=2)
     peer = peer2(bus, classes=({"id": 1, "name": "orders"},))
     peer.send(build_frame(CONNECT, message_id=4, content=content))
-    [answer] = peer.told()
+    [answer] = peer.receive_replies()
     if code:
         assert (answer.content["code"], answer.content["fatal"]) == (code, False)
         assert (answer.message_id, answer.last_field) == (4, CONNECT)
@@ -106,13 +106,13 @@ def test_a_later_connect_that_is_refused_changes_nothing(content: bytes, code: s
 def test_classes_are_named_by_id_by_name_and_by_both() -> None:
     bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.send(hello(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"}))
-    [answer] = peer.told()
+    peer.send(connect(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"}))
+    [answer] = peer.receive_replies()
     a, c = id_given("a"), id_given("c")
     assert answer.content["classes"] == {"a": a, "b": 65535, "c": c, "d": 5}
     other = peer2(bus, classes=("a", "d"))
-    other.send(hello("c", {"id": a}))
-    assert other.told()[0].content["classes"] == {"c": c}
+    other.send(connect("c", {"id": a}))
+    assert other.receive_replies()[0].content["classes"] == {"c": c}
 
 
 def id_given(name: str, behind: int = 0) -> int:
@@ -152,11 +152,11 @@ def test_many_names_are_given_ids_at_once() -> None:
 def test_heartbeats_may_come_before_the_greeting_and_nothing_else() -> None:
     bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.send(heartbeat() * 2 + hello(1) + publish(1, 0, b"x"))
-    assert [said.kind for said in peer.told()] == ["connect", "confirm"]
+    peer.send(heartbeat() * 2 + connect(1) + publish(1, 0, b"x"))
+    assert [said.kind for said in peer.receive_replies()] == ["connect", "confirm"]
     late = newcomer(bus)
     late.send(connect(1))
-    assert late.send_refused(hello(1)) is Reason.BAD_CONNECT
+    assert late.send_refused(connect(1)) is Reason.BAD_CONNECT
 
 
 def test_what_a_peer_calls_itself_stays_on_one_line() -> None:
@@ -167,10 +167,10 @@ def test_what_a_peer_calls_itself_stays_on_one_line() -> None:
 def test_the_shorter_heartbeat_counts_and_silence_ends_the_session() -> None:
     bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.send(hello(1, heartbeat=5))
-    assert peer.told()[0].content["heartbeat"] == 5
+    peer.send(connect(1, heartbeat=5))
+    assert peer.receive_replies()[0].content["heartbeat"] == 5
     assert bus.tick(16) == []
-    assert "heartbeat" in {said.kind for said in peer.told()}
+    assert "heartbeat" in {said.kind for said in peer.receive_replies()}
     [(session, error)] = bus.tick()
     assert (session, error.reason) == (peer.session, Reason.HEARTBEAT_TIMEOUT)
 
@@ -179,13 +179,13 @@ def test_a_peer_whose_answer_is_not_known_yet_hears_that_the_bus_is_there() -> N
     """It waits for a cluster, for one: it would take the bus for dead, and go."""
     bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.send(hello(1, heartbeat=5))
+    peer.send(connect(1, heartbeat=5))
     peer.session.outbox.defer_reply(lambda: False)
-    peer.told()
+    peer.receive_replies()
     for _ in range(3):
         bus.tick(5)
         peer.send(heartbeat())
-        assert {said.kind for said in peer.told()} == {"heartbeat"}
+        assert {said.kind for said in peer.receive_replies()} == {"heartbeat"}
 
 
 # Subscriptions -----------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_several_subscriptions_of_one_session_are_told_apart() -> None:
     reader = peer2(
         bus, subscribe(1, 7, channels=["a.*"]), subscribe(1, 9), subscribe(2, 3), classes=(1, 2)
     )
-    writer = peer2(bus, enveloped(1, 0, on_channel("a.x", b"1"), on_channel("b", b"2")))
+    writer = peer2(bus, publish_envelopes(1, 0, channel_envelope("a.x", b"1"), channel_envelope("b", b"2")))
     writer.send(publish(2, 2, b"3"))
     heard = [(m.class_id, m.number, m.message_id) for m in reader.receive_deliveries()]
     assert sorted(heard) == [(1, 7, 0), (1, 9, 0), (1, 9, 1), (2, 3, 0)]
@@ -214,7 +214,7 @@ def test_a_number_may_be_used_again_after_an_unsubscribe() -> None:
     assert reader.receive_message_ids() == [0]
     reader.send(subscribe(1, 5))
     reader.send(unsubscribe(5), unsubscribe(5), subscribe(1, 5, start="new"))
-    told = reader.told()
+    told = reader.receive_replies()
     kinds = [said.content["code"] if said.kind == "error" else said.kind for said in told]
     assert kinds[-4:] == ["subscription_in_use", "unsubscribe", "unknown_subscription", "subscribe"]
     writer.send(publish(1, 1, b"b"))
@@ -227,7 +227,7 @@ def test_after_an_unsubscribe_messages_are_announced_again() -> None:
     writer = peer2(bus, publish(1, 0, b"a"))
     reader.receive_deliveries()
     reader.send(unsubscribe(5), subscribe(1, 5, start="new"))
-    reader.told()
+    reader.receive_replies()
     writer.send(publish(1, 1, b"b"))
     assert parse_frame(reader.receive_frames()[0])[0] == wire_peer_v2.DELIVER
 
@@ -259,7 +259,7 @@ def test_a_subscription_that_cannot_be_granted_is_none(
     bus = BrokerHarness()
     peer = peer2(bus, publish(1, 0, b"waits"))
     peer.send(subscribe(1, 5, 3, **options))
-    error = peer.told()[-1]
+    error = peer.receive_replies()[-1]
     assert (error.content["code"], error.content["fatal"]) == (code, False)
     assert (error.class_id, error.message_id, error.last_field) == (1, 3, SUBSCRIBE)
     assert bus.statistics(1).subscriptions == ()
@@ -269,18 +269,18 @@ def test_a_subscription_that_cannot_be_granted_is_none(
 
 def test_requests_about_what_is_not_there_are_refused() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(9, 5), subscribe(1, 0), unsubscribe(4), asked(FETCH, 9, 8))
+    peer = peer2(bus, subscribe(9, 5), subscribe(1, 0), unsubscribe(4), json_request(FETCH, 9, 8))
     codes = ["unknown_class", "bad_request", "unknown_subscription", "unknown_class"]
-    assert peer.errors() == codes
+    assert peer.receive_error_codes() == codes
     peer.send(ack(4, 0, 1), nack(4, 0, 1), working(4, 0, 1))
-    assert peer.told() == []
+    assert peer.receive_replies() == []
     assert bus.broker.refusal_counts[Reason.ACK_UNSUBSCRIBED] == 3
 
 
 def test_a_session_has_no_more_subscriptions_than_allowed() -> None:
     bus = BrokerHarness(subscriptions=2)
     peer = peer2(bus, *[subscribe(1, number) for number in (1, 2, 3)])
-    assert peer.errors() == ["too_many_subscriptions"]
+    assert peer.receive_error_codes() == ["too_many_subscriptions"]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from tests.behaviour.wire_peer_v2 import (
     FETCH,
     SUBSCRIBE,
     ack,
-    asked,
-    enveloped,
+    json_request,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -114,18 +114,18 @@ def test_a_slow_subscription_drops_what_is_too_much_for_it(slow: str) -> None:
 def test_what_is_not_for_a_subscription_does_not_make_it_slow(slow: str) -> None:
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, slow=slow, max_pending=2, channels=["a"]))
-    contents = [on_channel("ba"[n % 10 == 0], b"%d" % n) for n in range(20)]
-    writer = peer2(bus, enveloped(1, 0, *contents))
+    contents = [channel_envelope("ba"[n % 10 == 0], b"%d" % n) for n in range(20)]
+    writer = peer2(bus, publish_envelopes(1, 0, *contents))
     assert reader.receive_message_ids() == [0, 10]
-    writer.send(enveloped(1, 20, *contents[:10]))
+    writer.send(publish_envelopes(1, 20, *contents[:10]))
     bus.broker.drain_writable()
     if slow == "disconnect":
-        assert reader.errors() == ["slow_consumer"]
+        assert reader.receive_error_codes() == ["slow_consumer"]
         return
     reader.send(ack(5, 0, 20))
     assert reader.receive_message_ids() == []
     assert bus.statistics(1).dropped == {Reason.SLOW_CONSUMER: 1}
-    writer.send(enveloped(1, 30, *contents[:10]))
+    writer.send(publish_envelopes(1, 30, *contents[:10]))
     assert reader.receive_message_ids() == [30]
 
 
@@ -136,7 +136,7 @@ def test_a_subscription_that_is_cut_off_is_named_by_its_request() -> None:
     assert len(reader.receive_deliveries()) == 4
     writer.send(publish(1, 4, b"x"))
     bus.broker.drain_writable()
-    [error] = reader.told()
+    [error] = reader.receive_replies()
     assert (error.class_id, error.message_id, error.last_field) == (1, 77, SUBSCRIBE)
     assert (error.content["code"], error.content["fatal"]) == ("slow_consumer", False)
     assert bus.statistics(1).subscriptions == ()
@@ -154,7 +154,7 @@ def test_what_waited_for_one_that_is_cut_off_is_dropped_unless_it_waits_for_the_
         other.send(*[subscribe(1, 6)] * others)
         peer2(bus, publish(1, 0, *numbered(6)))
         bus.broker.drain_writable()
-        assert reader.errors() == ["slow_consumer"]
+        assert reader.receive_error_codes() == ["slow_consumer"]
         assert bus.statistics(1).dropped == ({Reason.SLOW_CONSUMER: 6} if others else {})
         assert peer2(bus, subscribe(1, 5)).receive_message_ids() == ([] if others else list(range(6)))
 
@@ -165,7 +165,7 @@ def test_two_that_are_too_slow_go_while_a_publisher_waits_for_room() -> None:
     other = peer2(bus, subscribe(1, 5))
     writer = peer2(bus, publish(1, 0, *numbered(5)), publish(1, 5, *numbered(7, start=5)))
     bus.broker.drain_writable()
-    assert [peer.errors() for peer in slow] == [["slow_consumer"]] * 2
+    assert [peer.receive_error_codes() for peer in slow] == [["slow_consumer"]] * 2
     heard: list[bytes] = []
     while messages := other.receive_deliveries():
         heard += [message.content for message in messages]
@@ -199,7 +199,7 @@ def test_a_fetch_changes_nobodys_position_and_interrupts_nobodys_messages() -> N
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(4)))
     begun = reader.read_bytes(150)
-    reader.send(asked(FETCH, 1, 3, first=1, count=2), asked(FETCH, 1, 4, first=9))
+    reader.send(json_request(FETCH, 1, 3, first=1, count=2), json_request(FETCH, 1, 4, first=9))
     reader.partial = begun + reader.partial
     messages, rest = reader.receive_all()
     assert [m.message_id for m in messages if m.number == 5] == [0, 1, 2, 3]
@@ -216,8 +216,8 @@ def test_many_fetches_at_once_take_the_memory_of_one() -> None:
     bus.skips_checks = True
     peer = peer2(bus)
     peer.send(publish(1, 0, *[b"x" * 90_000] * 15))
-    peer.told()
-    peer.send(b"".join(asked(FETCH, 1, n) for n in range(100)))
+    peer.receive_replies()
+    peer.send(b"".join(json_request(FETCH, 1, n) for n in range(100)))
     bus.broker.drain_writable()
     outbox, at, most = peer.session.outbox, bytearray(), 0
     while piece := outbox.peek(0):
@@ -232,7 +232,7 @@ def test_many_fetches_at_once_take_the_memory_of_one() -> None:
 def test_too_many_fetches_at_once_end_the_session() -> None:
     bus = BrokerHarness(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
     bus.skips_checks = True
-    assert peer2(bus).send_refused(asked(FETCH, 1, 3) * 10_000) is Reason.PENDING_LIMIT
+    assert peer2(bus).send_refused(json_request(FETCH, 1, 3) * 10_000) is Reason.PENDING_LIMIT
 
 
 def test_those_who_need_the_most_are_cut_off_when_all_together_need_too_much() -> None:
@@ -243,9 +243,9 @@ def test_those_who_need_the_most_are_cut_off_when_all_together_need_too_much() -
     peers = [peer2(bus) for _ in range(3)]
     halves = [50_000, 90_000, 70_000]
     for peer, size in zip(peers, halves, strict=True):
-        peer.send(asked(FETCH, 1, 3) * 2000, b"1" * size)
+        peer.send(json_request(FETCH, 1, 3) * 2000, b"1" * size)
     assert bus.broker.tick() == []
-    heavy = peer2(bus, asked(FETCH, 1, 3) * 4000)
+    heavy = peer2(bus, json_request(FETCH, 1, 3) * 4000)
     ((cut, error),) = bus.broker.tick()
     assert cut is heavy.session
     assert error.reason is Reason.PENDING_LIMIT
@@ -279,17 +279,17 @@ def test_messages_of_many_feeds_are_announced_however_the_stream_is_cut(most: in
         subscribe(2, 3, group="g"),
         subscribe(2, 4, max_in_flight=2),
     )
-    told = reader.told()
+    told = reader.receive_replies()
     assert len(told) == 4
     channels = ["a.x", "b", "a.y"]
     number = 0
     data = b""
     for turn in range(6):
-        contents = [on_channel(channels[n % 3], b"%d" % n) for n in range(turn + 1)]
-        writer.send(enveloped(1, number, *contents), publish(2, number + turn + 1, b"p"))
+        contents = [channel_envelope(channels[n % 3], b"%d" % n) for n in range(turn + 1)]
+        writer.send(publish_envelopes(1, number, *contents), publish(2, number + turn + 1, b"p"))
         number += turn + 2
         data += reader.read_bytes(most)
-        reader.send(asked(FETCH, 2, 3, count=1), nack(2, 0, 2, 0))
+        reader.send(json_request(FETCH, 2, 3, count=1), nack(2, 0, 2, 0))
         bus.tick(turn)
     for _ in range(2):  # Who took nothing for long is handed messages when it has caught up.
         while piece := reader.read_bytes(most):
@@ -311,9 +311,9 @@ def test_messages_of_many_feeds_are_announced_however_the_stream_is_cut(most: in
 def test_a_filtered_subscription_lets_the_others_of_its_session_have_their_turn() -> None:
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 1, channels=["a"]), subscribe(2, 2), classes=(1, 2))
-    reader.told()
-    contents = [on_channel("ab"[n % 2], b"x" * 20_000) for n in range(60)]
-    writer = peer2(bus, enveloped(1, 0, *contents), classes=(1, 2))
+    reader.receive_replies()
+    contents = [channel_envelope("ab"[n % 2], b"x" * 20_000) for n in range(60)]
+    writer = peer2(bus, publish_envelopes(1, 0, *contents), classes=(1, 2))
     writer.send(publish(2, 60, b"x"))
     numbers = [m.number for m in reader.receive_deliveries()]
     assert numbers.index(2) < len(numbers) - 1
@@ -334,7 +334,7 @@ def test_messages_are_kept_by_count_after_everybody_has_them() -> None:
     assert len(reader.receive_message_ids()) == 20
     reader.send(ack(5, 0, 20))
     assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == list(range(15, 20))
-    peer = peer2(bus, asked(FETCH, 1, 3, first=17))
+    peer = peer2(bus, json_request(FETCH, 1, 3, first=17))
     assert [m.message_id for m in peer.receive_deliveries()] == [17, 18, 19]
 
 

@@ -21,10 +21,10 @@ from tests.behaviour.wire_peer_v2 import (
     UNSUBSCRIBE,
     WORKING,
     ack,
-    asked,
-    enveloped,
+    json_request,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -38,15 +38,15 @@ from tests.support.oracles import (
 )
 
 REQUESTS = [
-    asked(SUBSCRIBE, 1, 2, 3, channels=["a.*"], durable="d", start={"sequence": 1}),
-    asked(UNSUBSCRIBE, 3, 2, forget=True),
-    asked(FETCH, 1, 2, first=0, count=3),
-    asked(CONNECT, 0, 2, classes=[1, "n"]),
+    json_request(SUBSCRIBE, 1, 2, 3, channels=["a.*"], durable="d", start={"sequence": 1}),
+    json_request(UNSUBSCRIBE, 3, 2, forget=True),
+    json_request(FETCH, 1, 2, first=0, count=3),
+    json_request(CONNECT, 0, 2, classes=[1, "n"]),
     ack(3, 0, 2),
     nack(3, 0, 1, 5),
     working(3, 0, 1),
     publish(1, 0, b"x"),
-    enveloped(1, 1, on_channel("a.b", b"x")),
+    publish_envelopes(1, 1, channel_envelope("a.b", b"x")),
 ]
 SERVER_ONLY = [build_frame(kind) for kind in b"678E"]
 
@@ -56,7 +56,7 @@ def test_what_only_a_server_says_is_not_understood(frame: bytes) -> None:
     peer = peer2(BrokerHarness())
     if frame[0] == NACK:
         peer.send(frame)
-        assert peer.errors() == ["bad_ack"]
+        assert peer.receive_error_codes() == ["bad_ack"]
     else:
         assert peer.send_refused(frame) is Reason.UNKNOWN_TYPE
 
@@ -71,7 +71,7 @@ def test_a_range_that_is_none_is_refused_and_the_session_goes_on(kind: int, cont
     peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
     peer.receive_all()
     peer.send(build_frame(kind, class_id=5, content=content))
-    [error] = peer.told()
+    [error] = peer.receive_replies()
     assert (error.content["code"], error.last_field, error.class_id) == ("bad_ack", kind, 0)
     assert bus.statistics(1).in_flight == 9
 
@@ -80,7 +80,7 @@ def test_a_range_that_is_none_is_refused_and_the_session_goes_on(kind: int, cont
 def test_bytes_changed_anywhere_harm_nobody_else(data: st.DataObject) -> None:
     bus = BrokerHarness()
     other = peer2(bus, subscribe(1, 5, start="new"), classes=(1,))
-    other.told()
+    other.receive_replies()
     peer = peer2(bus)
     wrong = bytearray(b"".join(data.draw(st.lists(st.sampled_from(REQUESTS), max_size=12))))
     for at, value in data.draw(
@@ -99,8 +99,8 @@ def test_bytes_changed_anywhere_harm_nobody_else(data: st.DataObject) -> None:
         peer.read_bytes(1 << 30)
         peer.disconnect()
     other.read_bytes(1 << 30)
-    other.send(asked(FETCH, 1, 3))
-    assert other.told()[-1].kind == "fetch"
+    other.send(json_request(FETCH, 1, 3))
+    assert other.receive_replies()[-1].kind == "fetch"
     bus.check_invariants()
 
 
@@ -135,7 +135,7 @@ def test_any_value_in_any_field_is_granted_or_refused(
     peer.send(
         build_frame(kind, class_id=key, message_id=request, timer_index=number, content=content)
     )
-    answers = [said for said in peer.told() if said.kind != "confirm"]
+    answers = [said for said in peer.receive_replies() if said.kind != "confirm"]
     assert len(answers) == 1
     assert answers[0].message_id == request
     assert answers[0].kind != "error" or not answers[0].content["fatal"]
@@ -155,14 +155,14 @@ def test_very_many_patterns_and_channels_cost_what_they_weigh() -> None:
     bus.skips_checks = True
     writer = peer2(bus)
     for first in range(0, 60_000, 10_000):
-        contents = [on_channel(f"c.{n}", b"") for n in range(first, first + 10_000)]
-        writer.send(enveloped(1, first, *contents))
+        contents = [channel_envelope(f"c.{n}", b"") for n in range(first, first + 10_000)]
+        writer.send(publish_envelopes(1, first, *contents))
     peer = peer2(bus)
     for number in range(1, 50):
         patterns = [f"c.{n * number}" for n in range(1000)] + ["x.*.y"]
         peer.send(subscribe(1, number, start="new", channels=patterns))
-    peer.told()
-    writer.send(enveloped(1, 60_000, on_channel("c.49", b"")))
+    peer.receive_replies()
+    writer.send(publish_envelopes(1, 60_000, channel_envelope("c.49", b"")))
     assert [message.number for message in peer.receive_deliveries()] == [1, 7, 49]
 
 

@@ -30,7 +30,7 @@ KINDS = {
 }
 
 
-class Got(NamedTuple):
+class Version2Message(NamedTuple):
     """One message as a version 2 subscriber sees it."""
 
     number: int
@@ -42,7 +42,7 @@ class Got(NamedTuple):
     class_id: int = 1
 
 
-class Said(NamedTuple):
+class Version2Reply(NamedTuple):
     """One frame that is no message."""
 
     kind: str
@@ -52,7 +52,7 @@ class Said(NamedTuple):
     content: Any
 
 
-def asked(
+def json_request(
     frame_type: int, key: int = 0, request: int = 0, number: int = 0, **what: object
 ) -> bytes:
     """A request with a JSON object."""
@@ -62,12 +62,12 @@ def asked(
     )
 
 
-def hello(*classes: object, **more: object) -> bytes:
-    return asked(CONNECT, request=1, version=2, classes=list(classes), **more)
+def connect(*classes: object, **more: object) -> bytes:
+    return json_request(CONNECT, request=1, version=2, classes=list(classes), **more)
 
 
 def subscribe(class_id: int, number: int, request: int = 7, **options: object) -> bytes:
-    return asked(SUBSCRIBE, class_id, request, number, **options)
+    return json_request(SUBSCRIBE, class_id, request, number, **options)
 
 
 def publish(class_id: int, first: int, *payloads: bytes) -> bytes:
@@ -77,20 +77,20 @@ def publish(class_id: int, first: int, *payloads: bytes) -> bytes:
     )
 
 
-def enveloped(class_id: int, first: int, *contents: bytes) -> bytes:
+def publish_envelopes(class_id: int, first: int, *contents: bytes) -> bytes:
     return b"".join(
         build_frame(ENVELOPE, class_id=class_id, message_id=first + n, content=c)
         for n, c in enumerate(contents)
     )
 
 
-def on_channel(channel: str, payload: bytes) -> bytes:
+def channel_envelope(channel: str, payload: bytes) -> bytes:
     """An envelope's content with nothing but a channel."""
     name = channel.encode()
     return b"\x08" + len(name).to_bytes(2, "big") + name + payload
 
 
-def timed(
+def timed_envelope(
     payload: bytes, *, expires_ms: int | None = None, not_before_ms: int | None = None
 ) -> bytes:
     """An envelope's content with times."""
@@ -125,52 +125,52 @@ def working(number: int, first: int, last: int, *, attempt: int = 0) -> bytes:
 
 
 def unsubscribe(number: int, request: int = 9, *, forget: bool = False) -> bytes:
-    return asked(UNSUBSCRIBE, number, request, forget=forget)
+    return json_request(UNSUBSCRIBE, number, request, forget=forget)
 
 
 class Version2Peer(WirePeer):
     """A version 2 connection."""
 
-    named: tuple[int, int, int] | None = None
+    last_deliver: tuple[int, int, int] | None = None
 
-    def receive_all(self) -> tuple[list[Got], list[Said]]:
+    def receive_all(self) -> tuple[list[Version2Message], list[Version2Reply]]:
         """Everything there is to hear: messages, and the rest."""
-        messages: list[Got] = []
-        rest: list[Said] = []
+        messages: list[Version2Message] = []
+        rest: list[Version2Reply] = []
         for frame in self.receive_frames():
             kind, class_id, message_id, last_field, content = parse_frame(frame)
             if kind == DELIVER:
-                self.named = (class_id, last_field, message_id)
+                self.last_deliver = (class_id, last_field, message_id)
             elif kind in (MESSAGE, ENVELOPE):
-                assert self.named is not None, "a message that was announced by nothing"
-                assert self.named[0] == class_id
+                assert self.last_deliver is not None, "a message that was announced by nothing"
+                assert self.last_deliver[0] == class_id
                 messages.append(
-                    Got(self.named[1], self.named[2], message_id, content, kind, class_id)
+                    Version2Message(self.last_deliver[1], self.last_deliver[2], message_id, content, kind, class_id)
                 )
             else:
                 meaning = msgspec.json.decode(content) if kind in JSON else content
-                rest.append(Said(KINDS[kind], class_id, message_id, last_field, meaning))
+                rest.append(Version2Reply(KINDS[kind], class_id, message_id, last_field, meaning))
         assert self.partial == b"", "the last frame is not whole"
         return messages, rest
 
-    def receive_deliveries(self) -> list[Got]:
+    def receive_deliveries(self) -> list[Version2Message]:
         return self.receive_all()[0]
 
     def receive_message_ids(self) -> list[int]:
         return [message.message_id for message in self.receive_deliveries()]
 
-    def told(self) -> list[Said]:
+    def receive_replies(self) -> list[Version2Reply]:
         return self.receive_all()[1]
 
-    def errors(self) -> list[str]:
-        return [said.content["code"] for said in self.told() if said.kind == "error"]
+    def receive_error_codes(self) -> list[str]:
+        return [said.content["code"] for said in self.receive_replies() if said.kind == "error"]
 
 
 def peer2(bus: BrokerHarness, *said: bytes, classes: Sequence[object] = (1,), **more: object) -> Version2Peer:
     """A peer connects, greets in version 2, hears the answer, and says this."""
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(hello(*classes, **more))
-    (answer,) = peer.told()
+    peer.send(connect(*classes, **more))
+    (answer,) = peer.receive_replies()
     assert answer.kind == "connect", answer
     peer.send(*said)
     return peer

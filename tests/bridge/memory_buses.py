@@ -14,7 +14,7 @@ from simplebus.bridge.build import between
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.target.bus import FarTerms
 from simplebus.client.aio.bus import Bus
-from simplebus.client.aio.transport import Place
+from simplebus.client.aio.transport import Endpoint
 from simplebus.client.core.messages import Message
 from simplebus.memory.bus import MemoryBus
 
@@ -27,7 +27,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(bounded, clock=MockClock(autojump_threshold=0))
 
 
-def place(memory: MemoryBus) -> Place:
+def place(memory: MemoryBus) -> Endpoint:
     """Where its clients find it."""
     return memory._exchange
 

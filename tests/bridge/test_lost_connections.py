@@ -10,7 +10,7 @@ import trio
 from simplebus.bridge.interfaces import TargetBatch, Refusal
 from simplebus.bridge.target import bus as far_module
 from simplebus.bridge.target.bus import FarBus, FarTerms
-from simplebus.client.aio.connection import Wire
+from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.core.inbox import Inbox
 from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (

@@ -13,7 +13,7 @@ from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.source.bus import NearBus
 from simplebus.client.addresses import Address
-from simplebus.client.aio.transport import SocketPlace
+from simplebus.client.aio.transport import SocketEndpoint
 from simplebus.server.shutdown import drain
 from tests.bridge.nats_copiers import copying, until
 from tests.support.running_server import serving
@@ -42,7 +42,7 @@ async def test_who_moves_his_durable_when_the_server_begins_to_end_is_waited_for
     """It is nobody's for a moment."""
     async with serving() as server, trio.open_nursery() as nursery:
         address = str(server.addresses[0])
-        place = SocketPlace(Address.parse(address))
+        place = SocketEndpoint(Address.parse(address))
         async with simplebus.connect(address) as bus:
             await bus.publish_many([b"1", b"2"], class_id="orders")
         async with near_wired(place, "a", to="x", heartbeat=10, auth=None) as wire:

@@ -12,7 +12,7 @@ import pytest
 
 import simplebus
 from simplebus.client.addresses import Address
-from simplebus.client.credentials import Access, access_of
+from simplebus.client.credentials import Access, resolve_access
 from simplebus.core.users.users import User, Users
 from simplebus.server.tls.certificates import TlsOptions
 from tests.client.bus_server import bus_server
@@ -89,9 +89,9 @@ def test_what_contradicts_itself_is_refused() -> None:
     with pytest.raises(ValueError, match="a key was given without a certificate"):
         Access(key="k")
     with pytest.raises(ValueError, match="access was given beside user"):
-        access_of(Access(), user="a")
-    assert access_of(None, user="a", password="b") == Access("a", "b")
-    assert access_of(Access(token="t")).token == "t"
+        resolve_access(Access(), user="a")
+    assert resolve_access(None, user="a", password="b") == Access("a", "b")
+    assert resolve_access(Access(token="t")).token == "t"
 
 
 def test_secrets_are_not_shown() -> None:

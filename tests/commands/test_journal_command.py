@@ -12,8 +12,8 @@ from simplebus.commands.journal import app
 from simplebus.storage.errors import JournalError
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    enveloped,
-    on_channel,
+    publish_envelopes,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -29,7 +29,7 @@ def journal(tmp_path: Path) -> Path:
     reader.send(subscribe(1, 5, durable="billing"))
     bus.sync()
     peer = peer2(bus, publish(1, 0, b"plain", b"\xff\n"), name="till")
-    peer.send(enveloped(1, 2, on_channel("orders.eu", b"with a channel")))
+    peer.send(publish_envelopes(1, 2, channel_envelope("orders.eu", b"with a channel")))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 1))
     bus.broker.clock.now += 1

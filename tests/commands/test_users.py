@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from simplebus.cli import app
-from simplebus.client.credentials import FILE_VARIABLE, VARIABLES, Access
+from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES, Access
 from simplebus.commands.client_options import with_access
 from simplebus.commands.serve.settings import planned
 from simplebus.config.mistakes import ConfigError
@@ -20,7 +20,7 @@ from simplebus.config.users import ConfiguredUsers, read_users, together, users_
 from simplebus.core.users.passwords import quick_hash
 from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
 from simplebus.server.preauth.address_limits import AddressLimits, KeyedTokenBuckets, is_loopback
-from simplebus.server.preauth.auth_worker import is_password
+from simplebus.server.preauth.auth_worker import verify_password
 from tests.support.programs import program
 
 SERVE = typer.main.get_group(app).commands["serve"]
@@ -46,8 +46,8 @@ def test_a_user_is_added_changed_listed_and_taken_away(file: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     found = {user.name: user for user in read_users(file)[0].users}
     assert list(found) == ["ada", "scan", "old", "cert"]
-    assert is_password(found["ada"].password, "first")
-    assert not is_password(found["ada"].password, "second")
+    assert verify_password(found["ada"].password, "first")
+    assert not verify_password(found["ada"].password, "second")
     assert found["scan"].token == quick_hash(token.splitlines()[0])
     assert found["old"].addresses == ("10.0.0.0/8",)
     assert found["cert"].certificates == ("CN=cert",)
@@ -55,11 +55,11 @@ def test_a_user_is_added_changed_listed_and_taken_away(file: Path) -> None:
         1,
         f"simplebus: {file}: there is a user 'ada'; --change gives it another secret\n",
     )
-    assert is_password(read_users(file)[0].users[0].password, "first")
+    assert verify_password(read_users(file)[0].users[0].password, "first")
     changed = run("add", "ada", *where, "--change", said="second\n")
     assert changed == (0, f"ada is changed in {file}\n")
     assert run("add", "eve", *where, "--change", said="x\n")[0] == 1
-    assert is_password(read_users(file)[0].users[0].password, "second")
+    assert verify_password(read_users(file)[0].users[0].password, "second")
     listed = run("ls", *where)[1].splitlines()
     assert listed[:2] == ["ada\tpassword\teverything", "scan\ttoken\teverything"]
     assert run("rm", "ada", *where) == (0, f"ada is taken out of {file}\n")
@@ -122,7 +122,7 @@ def test_another_secret_is_there_in_place_of_all_others(file: Path) -> None:
     )
     assert run("add", "a", "--change", "--users", str(file), said="new\n")[0] == 0
     (found,) = read_users(file)[0].users
-    assert is_password(found.password, "new")
+    assert verify_password(found.password, "new")
     shown = (found.nkey, found.token, found.certificates, found.addresses)
     assert shown == ("", "", (), ())
     assert file.read_text().endswith(kept)
@@ -316,7 +316,7 @@ def test_which_hosts_are_this_machine() -> None:
 def test_options_of_commands_say_what_the_environment_would(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (*VARIABLES.values(), FILE_VARIABLE):
+    for name in (*ENVIRONMENT_VARIABLES.values(), CREDENTIALS_VARIABLE):
         monkeypatch.setenv(name, "")
     found: list[Access] = []
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from simplebus.core import checkpoint as keeper_module
 from simplebus.core.broker.broker import Broker
 from simplebus.core.checkpoint import Checkpointer
-from simplebus.core.commit_log import CommitLog, Durability
-from simplebus.core.limits import KEPT_SECONDS
-from simplebus.core.redelivery.handover import merged
-from simplebus.core.snapshot import decode
+from simplebus.core.commit_log import CommitLog
+from simplebus.core.limits import CHECKPOINT_SECONDS
+from simplebus.core.protocol.durability import Durability
+from simplebus.core.redelivery.handover import merge_adjacent
+from simplebus.core.snapshot import decode_changes
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     nack,
@@ -36,7 +37,7 @@ def test_merged_rows_say_the_same_to_within_the_slack(
         rows.append((at, at + count, value))
         said.update(dict.fromkeys(range(at, at + count), value))
         at += count
-    found = merged(rows, slack)
+    found = merge_adjacent(rows, slack)
     now = {each: value for a, b, value in found for each in range(a, b)}
     assert now.keys() == said.keys()
     assert all(0 <= now[each] - said[each] <= slack for each in said)
@@ -50,12 +51,12 @@ def test_what_waits_singly_is_told_in_few_rows_and_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count, few = 150, 50
-    monkeypatch.setattr(keeper_module, "KEPT_POSITIONS", few)
+    monkeypatch.setattr(keeper_module, "CHECKPOINT_POSITIONS", few)
     bus = BrokerHarness()
     bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
     keeper = Checkpointer(bus.broker)
     keeper.build_write_batch()
-    assert keeper.next_full_scan - bus.broker.clock.now == KEPT_SECONDS
+    assert keeper.next_full_scan - bus.broker.clock.now == CHECKPOINT_SECONDS
     peer = peer2(bus)
     peer.send(subscribe(1, 1, durable="d", max_in_flight=count))
     lot = keeper.build_write_batch()
@@ -64,10 +65,10 @@ def test_what_waits_singly_is_told_in_few_rows_and_rarely(
     peer.send(publish(1, 0, *[b"x"] * count))
     assert len(peer.receive_message_ids()) == count
     peer.send(*[nack(1, each, each + 1, 60_000) for each in range(count)])
-    bus.broker.clock.now += KEPT_SECONDS
+    bus.broker.clock.now += CHECKPOINT_SECONDS
     lot = keeper.build_write_batch()
     assert lot is not None
-    (kept,) = decode(lot.changes).positions
-    assert (len(kept.attempts), len(kept.pauses)) == (0, 1)
-    assert kept.pauses[0][:2] == (0, count)
-    assert keeper.next_full_scan - bus.broker.clock.now >= KEPT_SECONDS * count / few
+    (kept,) = decode_changes(lot.changes).positions
+    assert (len(kept.attempts), len(kept.delays)) == (0, 1)
+    assert kept.delays[0][:2] == (0, count)
+    assert keeper.next_full_scan - bus.broker.clock.now >= CHECKPOINT_SECONDS * count / few

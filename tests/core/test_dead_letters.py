@@ -10,7 +10,7 @@ import pytest
 
 from simplebus.core import dead_letters
 from simplebus.core.errors import Reason
-from simplebus.core.limits import DEAD_LETTERS_MAX, Limits
+from simplebus.core.limits import DEAD_LETTER_BATCH_MESSAGES, Limits
 from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
 from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer import ack as ack1
@@ -22,15 +22,15 @@ from tests.behaviour.wire_peer_v2 import (
     FETCH,
     Version2Peer,
     ack,
-    asked,
-    enveloped,
-    hello,
+    json_request,
+    publish_envelopes,
+    connect,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
 )
 
 DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
@@ -41,7 +41,7 @@ def letters(bus: BrokerHarness, name: str = "dead.1") -> list[tuple[Envelope, by
     """What lies there."""
     peer = peer2(bus, classes=[name])
     class_id = bus.broker.store.class_id_by_name[name]
-    peer.send(asked(FETCH, class_id, 5))
+    peer.send(json_request(FETCH, class_id, 5))
     messages, _ = peer.receive_all()
     assert {(m.kind, m.number, m.class_id) for m in messages} <= {(ENVELOPE, 0, class_id)}
     return [decode(m.content) for m in messages]
@@ -71,9 +71,9 @@ def test_what_is_given_up_says_why() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 1763700000.25
     own = Envelope("a.b", b"key", (("trace", "7"), ("trace", "8")), 1234, 9_000_000, 0)
-    gives_up(bus, enveloped(1, 0, encode(own, b"<\r\n>")), publish(1, 1, b"plain"), count=2)
+    gives_up(bus, publish_envelopes(1, 0, encode(own, b"<\r\n>")), publish(1, 1, b"plain"), count=2)
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 2}
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     (first, payload), (second, plain) = letters(bus)
     assert (payload, plain) == (b"<\r\n>", b"plain")
     reasons = (
@@ -122,14 +122,14 @@ def test_each_position_gives_up_for_itself() -> None:
         ("d", "0", "3", "1"),
     ]
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 6}
-    assert bus.statistics(1).ring.messages == 2
+    assert bus.statistics(1).ring.message_count == 2
 
 
 def test_what_is_acknowledged_or_expires_has_no_dead_letter() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     peer = peer2(bus, subscribe(1, 5, max_deliveries=2))
-    peer.send(publish(1, 0, b"a", b"b"), enveloped(1, 2, timed(b"c", expires_ms=1000)))
+    peer.send(publish(1, 0, b"a", b"b"), publish_envelopes(1, 2, timed_envelope(b"c", expires_ms=1000)))
     assert peer.receive_message_ids() == [0, 1, 2]
     peer.send(ack(5, 0, 1), nack(5, 1, 3, 0))
     bus.broker.clock.now = 51.0
@@ -144,8 +144,8 @@ def test_what_version_1_cannot_be_sent_is_dead_for_it_alone() -> None:
     bus = BrokerHarness()
     old = bus.peer(connect1(1), subscribe1(1))
     new = peer2(bus, subscribe(1, 5))
-    contents = [b"\0fine", b"\0<\r\n\0>", on_channel("a", b"<\r\n\0>"), b"\0fine too"]
-    peer2(bus, enveloped(1, 0, *contents))
+    contents = [b"\0fine", b"\0<\r\n\0>", channel_envelope("a", b"<\r\n\0>"), b"\0fine too"]
+    peer2(bus, publish_envelopes(1, 0, *contents))
     assert [m.payload for m in old.receive_messages()] == [b"fine", b"fine too"]
     assert new.receive_message_ids() == [0, 1, 2, 3]
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 2}
@@ -197,7 +197,7 @@ def test_the_oldest_dead_letters_make_room() -> None:
     dead = bus.statistics(DEAD_1)
     assert dead.ring.memory_bytes <= 1 << 18
     assert dead.published == 100
-    assert dead.dropped == {Reason.DROP_OLDEST: 100 - dead.ring.messages}
+    assert dead.dropped == {Reason.DROP_OLDEST: 100 - dead.ring.message_count}
     found = letters(bus)
     assert [payload for _, payload in found] == payloads[-len(found) :]
     assert 20 < len(found) < 100
@@ -211,7 +211,7 @@ def test_who_publishes_there_is_not_made_to_wait(is_made_by_id: bool) -> None:
     writer.send(publish(DEAD_1, 0, *numbered(200, size=5000)))
     assert not writer.session.parked_messages
     dead = bus.statistics(DEAD_1)
-    assert dead.dropped == {Reason.DROP_OLDEST: 200 - dead.ring.messages}
+    assert dead.dropped == {Reason.DROP_OLDEST: 200 - dead.ring.message_count}
     assert dead.ring.memory_bytes <= 1 << 18
 
 
@@ -228,7 +228,9 @@ def test_what_fills_all_memory_leaves_some_for_dead_letters() -> None:
 
 def test_dead_letters_do_not_hold_up_what_waits_for_memory() -> None:
     """Messages that a peer left behind give way when only dead letters hold memory beside them."""
-    bus = BrokerHarness(class_messages=4, frame_bytes=100_000, class_bytes=1 << 18, total_bytes=1 << 19)
+    bus = BrokerHarness(
+        class_messages=4, frame_bytes=100_000, class_bytes=1 << 18, total_bytes=1 << 19
+    )
     dying = peer2(bus, subscribe(2, 5, max_deliveries=1), publish(2, 0, b"a"), classes=[2])
     dying.receive_deliveries()
     dying.send(nack(5, 0, 1, 0))
@@ -251,7 +253,7 @@ def test_what_is_too_long_with_its_reasons_has_no_dead_letter() -> None:
     bus = BrokerHarness(frame_bytes=100_000)
     headers = Envelope(headers=(("h", "x" * 65_500),))
     said = [encode(headers, b"a"), b"\0" + b"x" * 99_900, b"\0fits"]
-    gives_up(bus, enveloped(1, 0, *said), count=3)
+    gives_up(bus, publish_envelopes(1, 0, *said), count=3)
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 3, Reason.NO_DEAD_LETTER: 2}
     assert [payload for _, payload in letters(bus)] == [b"fits"]
 
@@ -261,7 +263,7 @@ def test_where_no_class_is_left_there_is_one_for_dead_letters() -> None:
     gives_up(bus, publish(1, 0, b"a"), count=1)
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
     assert list(bus.broker.classes) == [1, DEAD_1]
-    assert bus.peer().send_refused(hello(2)) is Reason.TOO_MANY_CLASSES
+    assert bus.peer().send_refused(connect(2)) is Reason.TOO_MANY_CLASSES
     assert len(letters(bus)) == 1
 
 
@@ -269,7 +271,7 @@ def test_where_no_class_is_left_there_is_one_for_dead_letters() -> None:
 def test_giving_up_very_many_takes_many_turns(options: dict[str, object]) -> None:
     bus = BrokerHarness()
     bus.skips_checks = True  # So much is slow to check, and is at the end.
-    count = 3 * DEAD_LETTERS_MAX
+    count = 3 * DEAD_LETTER_BATCH_MESSAGES
     peer = peer2(bus, subscribe(1, 5, max_deliveries=1, max_in_flight=count, **options))
     peer.send(publish(1, 0, *numbered(count)))
     while peer.receive_deliveries():
@@ -288,7 +290,7 @@ def test_giving_up_very_many_takes_many_turns(options: dict[str, object]) -> Non
         bus.broker.run_due_wakeups()
         bus.broker.drain_writable()
         assert other.receive_message_ids() == [turns - 1]
-        assert ring.floor - floor <= 2 * DEAD_LETTERS_MAX
+        assert ring.floor - floor <= 2 * DEAD_LETTER_BATCH_MESSAGES
     assert turns >= 2
     bus.skips_checks = False
     bus.check_invariants()
@@ -298,10 +300,10 @@ def test_giving_up_very_many_takes_many_turns(options: dict[str, object]) -> Non
 
 
 def test_names_of_classes_that_keep_dead_letters() -> None:
-    assert dead_letters.class_name("orders") == "dead.orders"
-    assert len(dead_letters.class_name("x" * 200)) == 200
-    assert dead_letters.are_kept_in("dead.7")
-    assert not dead_letters.are_kept_in("deadlines")
+    assert dead_letters.dead_letter_class_name("orders") == "dead.orders"
+    assert len(dead_letters.dead_letter_class_name("x" * 200)) == 200
+    assert dead_letters.is_dead_letter_class("dead.7")
+    assert not dead_letters.is_dead_letter_class("deadlines")
 
 
 def test_a_limit_too_small_for_a_ring_is_refused() -> None:

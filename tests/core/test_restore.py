@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.core.redelivery.ack_timer import check_once, covering
+from simplebus.core.redelivery.ack_timer import check_covered_once, spans_by_attempts
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.restore import StoredNumbers, find_next_number
 from simplebus.core.snapshot import WindowSnapshot
@@ -47,17 +47,17 @@ def test_a_window_comes_back_as_far_as_its_messages_do(
     window.cursor = floor + 41
     for one in acked:
         window.ack_range(floor + one, floor + one + 1)
-    before = window.unacked(floor, window.cursor)
-    kept = WindowSnapshot.of(window)
-    whole = kept.window(floor=0, head=floor + 41)
+    before = window.unacked_ranges(floor, window.cursor)
+    kept = WindowSnapshot.from_window(window)
+    whole = kept.to_window(floor=0, head=floor + 41)
     whole.check()
     assert (whole.floor, whole.cursor) == (window.floor, window.cursor)
-    assert whole.unacked(floor, window.cursor) == before
+    assert whole.unacked_ranges(floor, window.cursor) == before
     lower = min(lower, head)
-    part = kept.window(floor=floor + lower, head=floor + head)
+    part = kept.to_window(floor=floor + lower, head=floor + head)
     part.check()
     there = {n for a, b in before for n in range(a, b)}
-    assert {n for a, b in part.unacked(0, 1 << 50) for n in range(a, b)} == {
+    assert {n for a, b in part.unacked_ranges(0, 1 << 50) for n in range(a, b)} == {
         n for n in there if floor + lower <= n < floor + head
     }
 
@@ -72,8 +72,8 @@ def test_every_message_in_flight_lies_in_one_span(
     window = AckWindow(floor=5)
     window.cursor = 5 + size
     rows = [(first, first + count, n) for first, count, n in attempts]
-    spans = covering(window.floor, window.cursor, rows, otherwise=1)
-    check_once(spans, [(5, 5 + size)] if size else [])
+    spans = spans_by_attempts(window.floor, window.cursor, rows, default=1)
+    check_covered_once(spans, [(5, 5 + size)] if size else [])
     assert all(5 <= span.first < span.last <= 5 + size for span in spans)
     if len(attempts) == 1:
         first, count, times = attempts[0]
@@ -83,4 +83,4 @@ def test_every_message_in_flight_lies_in_one_span(
 
 def test_what_is_known_of_messages_that_a_crash_has_taken_is_no_span() -> None:
     """Later messages have their sequences: they were never sent."""
-    assert covering(0, 0, [(8, 9, 0), (23, 24, 2)], otherwise=1) == []
+    assert spans_by_attempts(0, 0, [(8, 9, 0), (23, 24, 2)], default=1) == []

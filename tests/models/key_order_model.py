@@ -21,10 +21,10 @@ from simplebus.core.redelivery.ack_timer import covering
 from simplebus.core.settings import FullPolicy
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    Got,
+    Version2Message,
     Version2Peer,
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
     peer2,
     subscribe,
@@ -133,7 +133,7 @@ class World:
                 )
             )
         first = len(self.messages) - len(some)
-        self.publisher.send(enveloped(1, first, *contents))
+        self.publisher.send(publish_envelopes(1, first, *contents))
         self.look()
 
     def listen(self, member: Version2Peer) -> None:
@@ -141,7 +141,7 @@ class World:
         self.heard(member, member.receive_deliveries())
         self.look()
 
-    def heard(self, member: Version2Peer, got: list[Got]) -> None:
+    def heard(self, member: Version2Peer, got: list[Version2Message]) -> None:
         self.look()
         for one in got:
             self._was_sent(member, self.messages[one.message_id], one.attempt)

@@ -8,7 +8,7 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    enveloped,
+    publish_envelopes,
     peer2,
     publish,
     subscribe,
@@ -32,7 +32,7 @@ class Writer:
     def put(self, channel: str, payload: bytes, expires_ms: int | None = None) -> None:
         if channel or expires_ms is not None:
             about = Envelope(channel, expires_ms=expires_ms)
-            data = enveloped(1, self.number, envelope_batch.encode(about, payload))
+            data = publish_envelopes(1, self.number, envelope_batch.encode(about, payload))
         else:
             data = publish(1, self.number, payload)
         self.number += 1

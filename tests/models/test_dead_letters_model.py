@@ -18,10 +18,10 @@ from tests.behaviour.wire_peer_v2 import (
     ENVELOPE,
     FETCH,
     Version2Peer,
-    asked,
-    enveloped,
+    json_request,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     subscribe,
 )
@@ -33,7 +33,7 @@ MAX = {"": 1, "d": 2, "e": 3}
 NUMBERS = {5: "", 6: "d", 7: "e", 8: "e"}
 """Two of the subscriptions are members of a durable group."""
 
-kinds = st.lists(st.sampled_from([b"\0<\r\n\0>", b"\0", on_channel("a", b"")]), max_size=5)
+kinds = st.lists(st.sampled_from([b"\0<\r\n\0>", b"\0", channel_envelope("a", b"")]), max_size=5)
 decisions = st.sampled_from(["ack", "nack", "again", "nothing"])
 steps = st.lists(
     st.tuples(kinds, st.lists(decisions, min_size=1, max_size=5), st.booleans()), max_size=6
@@ -64,7 +64,7 @@ class World:
 
     def publish(self, kinds: list[bytes]) -> None:
         contents = [kind + b"|%d" % (len(self.published) + n) for n, kind in enumerate(kinds)]
-        self.writer.send(enveloped(1, len(self.published), *contents))
+        self.writer.send(publish_envelopes(1, len(self.published), *contents))
         self.published += [decode(content)[1] for content in contents]
 
     def go_on(self, decisions: list[str]) -> None:
@@ -113,7 +113,7 @@ class World:
             for at, payload in enumerate(self.published)
             if b"<\r\n>" in payload
         )
-        self.writer.send(asked(FETCH, DEAD_1, 5))
+        self.writer.send(json_request(FETCH, DEAD_1, 5))
         found: Counter[tuple[str, int, str, int]] = Counter()
         for message in self.writer.receive_deliveries():
             assert (message.kind, message.class_id) == (ENVELOPE, DEAD_1)

@@ -197,7 +197,7 @@ def test_a_full_class_has_only_last_values_and_counts_those_that_it_has_not(
             text = b"%d." % writer.number * int(str(size))
             before = dict(writer.values)
             writer.put(str(channel), text, 3000 if is_timed else None)
-            if "drop_newest" in writer.peer.errors():
+            if "drop_newest" in writer.peer.receive_error_codes():
                 writer.values = before
         elif what == "read":
             got = [each.message_id for each in reader.receive_deliveries()]

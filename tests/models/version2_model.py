@@ -25,7 +25,7 @@ from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.ring.ring import Ring
 from tests.behaviour import wire_peer_v2
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import Version2Peer, hello
+from tests.behaviour.wire_peer_v2 import Version2Peer, connect
 from tests.core.channel.channel_oracle import is_match
 from tests.models.version2_state import (
     ACK_TIMEOUT,
@@ -84,7 +84,7 @@ class World:
         """What was terminated: class, sequence, and why."""
         self.messages = 0
         self.first_sequence = first_sequence
-        self.bus.peer(b"").send(hello(*CLASSES))
+        self.bus.peer(b"").send(connect(*CLASSES))
         for class_id in CLASSES:
             self.begin(class_id, first_sequence)
         for author in self.authors:
@@ -170,11 +170,11 @@ class World:
         talker = self.open(greet=False)
         former, author.talker = author.talker, talker
         known = {"unconfirmed": author.confirmed % ID_COUNT} if author.is_displaced else {}
-        talker.peer.send(hello(*CLASSES, name=author.name, instance=author.name, **known))
+        talker.peer.send(connect(*CLASSES, name=author.name, instance=author.name, **known))
         if former is not None:  # It was taken over from.
             assert self.broker.drain_closing()[0][0] is former.peer.session
             self.gone(former)
-        [reply] = [said for said in talker.peer.told() if said.kind == "connect"]
+        [reply] = [said for said in talker.peer.receive_replies() if said.kind == "connect"]
         if author.is_displaced:
             ahead = (reply.content["next"] - author.confirmed) % ID_COUNT
             assert len(author.unconfirmed) < ahead < ID_COUNT // 2, "it may take it for its own"
@@ -190,8 +190,8 @@ class World:
         """Another program has the name for a while, and uses so many numbers."""
         if author.talker is None:
             peer = Version2Peer(self.bus, self.broker.open_session())
-            peer.send(hello(name=author.name, instance="another"))
-            [reply] = peer.told()
+            peer.send(connect(name=author.name, instance="another"))
+            [reply] = peer.receive_replies()
             first = reply.content["next"]
             numbers = [n % ID_COUNT for n in range(first, first + count)]
             peer.send(b"".join(wire_peer_v2.publish(9, number, b"refused") for number in numbers))
@@ -221,8 +221,8 @@ class World:
     def open(self, *, greet: bool = True) -> Talker:
         talker = Talker(Version2Peer(self.bus, self.broker.open_session()))
         if greet:
-            talker.peer.send(hello(*CLASSES))
-            talker.peer.told()
+            talker.peer.send(connect(*CLASSES))
+            talker.peer.receive_replies()
         self.talkers.append(talker)
         return talker
 

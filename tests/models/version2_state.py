@@ -39,7 +39,7 @@ class Message(NamedTuple):
             fields |= 8
             times.append(len(name).to_bytes(2, "big") + name)
         content = bytes([fields]) + b"".join(times) + self.payload
-        return wire_peer_v2.enveloped(self.class_id, number, content)
+        return wire_peer_v2.publish_envelopes(self.class_id, number, content)
 
 
 class Stored(NamedTuple):

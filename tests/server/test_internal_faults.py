@@ -13,7 +13,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.ring import ring
 from simplebus.server.connection import Connection
-from tests.behaviour.wire_peer_v2 import hello
+from tests.behaviour.wire_peer_v2 import connect
 from tests.support.running_server import (
     PATIENCE_SECONDS,
     ack,
@@ -74,7 +74,7 @@ async def test_one_that_is_taken_over_with_bytes_unread_is_over(
 ) -> None:
     async with serving() as server:
         for attempt in range(20):
-            greeting = hello(1, name=f"till {attempt}", instance="a")
+            greeting = connect(1, name=f"till {attempt}", instance="a")
             former, next_one = await connect(server), await connect(server)
             await former.send(greeting)
             assert await former.frame()

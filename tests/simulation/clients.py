@@ -28,9 +28,9 @@ from tests.behaviour.wire_peer_v2 import (
     PURGE,
     SUBSCRIBE,
     ack,
-    asked,
-    enveloped,
-    hello,
+    json_request,
+    publish_envelopes,
+    connect,
     nack,
     publish,
     subscribe,
@@ -279,7 +279,7 @@ class Raw(Client):
             who = {"name": self.name, "instance": "one"}
             if self.bus:
                 who |= {"unconfirmed": self.first, "bus": self.bus}
-        self.say(hello(*map(named, self.class_ids), **who))
+        self.say(connect(*map(named, self.class_ids), **who))
 
     def lost(self) -> None:
         self.is_open = False
@@ -333,13 +333,13 @@ class Raw(Client):
         chance = self.world.random
         class_id, first = chance.choice(self.class_ids), chance.randrange(40)
         if chance.random() < 0.5:
-            self.say(asked(FETCH, class_id, 5, first=first, count=chance.randint(1, 20)))
+            self.say(json_request(FETCH, class_id, 5, first=first, count=chance.randint(1, 20)))
         elif self.purges:
             last = first + chance.randint(1, 4)
-            self.say(asked(PURGE, class_id, 6, first=first, last=last))
+            self.say(json_request(PURGE, class_id, 6, first=first, last=last))
 
     def _send(self, number: int, class_id: int, kind: int, content: bytes) -> None:
-        say = publish if kind == MESSAGE else enveloped
+        say = publish if kind == MESSAGE else publish_envelopes
         self.say(say(class_id, number, content))
 
     def _subscribe(self, at: int) -> None:

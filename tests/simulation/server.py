@@ -160,7 +160,7 @@ class Server(End):
             self.journal_pump = JournalPump(self.broker, self._directory, self.settle)
         assert self.broker.commit_log is not None
         self.keeping._written = self.broker.commit_log.taken
-        self.journal_pump._give = Token(self).run_sync_soon
+        self.journal_pump._call_soon = Token(self).run_sync_soon
 
     def _watch(self) -> None:
         """What is stored is seen at once: it may be dropped in the same turn."""

@@ -14,10 +14,10 @@ from simplebus.storage.segment_reader import JournalReader
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
-    Got,
+    Version2Message,
     Version2Peer,
     ack,
-    asked,
+    json_request,
     publish,
 )
 from tests.storage.journaled_broker import KeptBus
@@ -71,9 +71,9 @@ def fill(bus: SpilledBus, peer: Version2Peer, count: int, *, start: int = 0, ste
         bus.sync()
 
 
-def all_of(bus: SpilledBus, reader: Version2Peer, *, number: int = 5) -> list[Got]:
+def all_of(bus: SpilledBus, reader: Version2Peer, *, number: int = 5) -> list[Version2Message]:
     """What a reader gets that acknowledges everything at once."""
-    got: list[Got] = []
+    got: list[Version2Message] = []
     while some := hear(bus, reader):
         got += some
         for message in some:
@@ -81,12 +81,12 @@ def all_of(bus: SpilledBus, reader: Version2Peer, *, number: int = 5) -> list[Go
     return got
 
 
-def hear(bus: SpilledBus, reader: Version2Peer) -> list[Got]:
+def hear(bus: SpilledBus, reader: Version2Peer) -> list[Version2Message]:
     bus.bring()
     return reader.receive_deliveries()
 
 
-def contents(got: list[Got]) -> list[bytes]:
+def contents(got: list[Version2Message]) -> list[bytes]:
     return [message.content for message in got]
 
 
@@ -96,9 +96,9 @@ def later(bus: SpilledBus, seconds: float) -> None:
     bus.broker.run_due_wakeups()
 
 
-def fetched(bus: SpilledBus, peer: Version2Peer, **what: object) -> tuple[list[Got], dict[str, int]]:
+def fetched(bus: SpilledBus, peer: Version2Peer, **what: object) -> tuple[list[Version2Message], dict[str, int]]:
     """What a Fetch is answered."""
-    peer.send(asked(FETCH, 1, 3, **what))
+    peer.send(json_request(FETCH, 1, 3, **what))
     got, told = peer.receive_all()
     if not told:
         bus.bring()

@@ -18,7 +18,7 @@ from tests.behaviour.wire_peer import publish as said
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
     ack,
-    asked,
+    json_request,
     peer2,
     publish,
     subscribe,
@@ -118,10 +118,10 @@ def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: 
     reader = peer2(bus, subscribe(1, 5))
     peer = peer2(bus, publish(1, 0, b"a"), name="till")
     bus.sync()
-    peer.told()
+    peer.receive_replies()
     bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
     peer.send(publish(1, 1, b"b"), publish(1, 2, b"c", b"d"))
-    told = peer.told()
+    told = peer.receive_replies()
     assert [said.content["code"] for said in told if said.kind == "error"] == ["disk_full"] * 2
     assert confirms(told)[-1] == (4, 2)
     assert bus.broker.classes[1].dropped_counts == {Reason.DISK_FULL: 3}
@@ -131,7 +131,7 @@ def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: 
     bus.ledger.failure = None
     peer.send(publish(1, 4, b"e"))
     bus.sync()
-    assert confirms(peer.told()) == [(5, 2)]
+    assert confirms(peer.receive_replies()) == [(5, 2)]
     bus.crash()
     bus = KeptBus(tmp_path)
     assert next_number(bus) == 5
@@ -142,10 +142,10 @@ def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path
     peer = peer2(bus, publish(1, 0, *numbered(3)), name="till")
     bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
     peer.send(publish(1, 3, b"refused"))
-    assert confirms(peer.told()) == []
+    assert confirms(peer.receive_replies()) == []
     bus.ledger.failure = None
     bus.sync()
-    assert confirms(peer.told()) == [(4, 2)]
+    assert confirms(peer.receive_replies()) == [(4, 2)]
 
 
 def test_what_comes_again_meanwhile_is_not_confirmed_before_it_is_written(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_what_comes_again_meanwhile_is_not_confirmed_before_it_is_written(tmp_pa
     peer2(bus, sent, name="till", instance="one")
     bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
     peer = peer2(bus, sent, publish(1, 3, b"refused"), name="till", instance="one")
-    assert confirms(peer.told()) == []
+    assert confirms(peer.receive_replies()) == []
     bus.ledger.failure = None
     bus.sync()
-    assert confirms(peer.told()) == [(4, 2)]
+    assert confirms(peer.receive_replies()) == [(4, 2)]
 
 
 def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path) -> None:
@@ -180,31 +180,31 @@ def test_who_publishes_faster_than_the_disk_writes_waits(
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     plain = bus.peer(connect(1))
     told = peer2(bus, publish(1, 0, b"a"))
-    assert confirms(told.told()) == [(1, 0)]
+    assert confirms(told.receive_replies()) == [(1, 0)]
     plain.send(said(1, bytes(900)))
     assert not plain.session.is_reading_paused
     plain.send(said(1, bytes(900)))
     assert plain.session.is_reading_paused
     told.send(publish(1, 1, b"b"))
-    assert confirms(told.told()) == []
+    assert confirms(told.receive_replies()) == []
     bus.sync()
     assert not plain.session.is_reading_paused
-    assert confirms(told.told()) == [(2, 0)]
+    assert confirms(told.receive_replies()) == [(2, 0)]
 
 
 def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = peer2(bus, publish(1, 0, b"a"))
     bus.sync()
-    peer.told()
+    peer.receive_replies()
     for turn in range(2):
-        peer.send(publish(1, 1 + turn, b"b"), asked(FETCH, 1, 3))
+        peer.send(publish(1, 1 + turn, b"b"), json_request(FETCH, 1, 3))
         bus.write()
         messages, rest = peer.receive_all()
         assert [message.content for message in messages] == [b"a"]
         assert (rest[-1].content["next"], rest[-1].content["head"]) == (1, 1)
     bus.sync()
-    peer.send(asked(FETCH, 1, 3))
+    peer.send(json_request(FETCH, 1, 3))
     assert len(peer.receive_deliveries()) == 3
 
 
@@ -213,10 +213,10 @@ def test_who_waits_for_a_confirm_is_told_that_it_comes_later(tmp_path: Path) -> 
     waits, idle = peer2(bus, publish(1, 0, b"accepted"), name="till"), peer2(bus, name="other")
     bus.broker.journal_failed(Reason.DISK_FULL, "no space")
     bus.broker.journal_failed(Reason.DISK_FULL, "no space")
-    (said,) = waits.told()
+    (said,) = waits.receive_replies()
     assert (said.kind, said.class_id, said.message_id, said.last_field) == ("error", 0, 0, 0)
     assert (said.content["code"], said.content["count"]) == ("disk_full", 0)
     assert "confirmed when it is written" in said.content["message"]
-    assert idle.told() == []
+    assert idle.receive_replies() == []
     bus.sync()
-    assert confirms(waits.told()) == [(1, 2)]
+    assert confirms(waits.receive_replies()) == [(1, 2)]

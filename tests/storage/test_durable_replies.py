@@ -21,7 +21,7 @@ from tests.behaviour.wire_peer_v2 import (
     CONNECT,
     Version2Peer,
     ack,
-    asked,
+    json_request,
     peer2,
     publish,
     subscribe,
@@ -34,7 +34,7 @@ KINDS = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
 
 def told(peer: Version2Peer) -> list[tuple[str, int]]:
     """What is answered, and to which request."""
-    return [(said.kind, said.message_id) for said in peer.told()]
+    return [(said.kind, said.message_id) for said in peer.receive_replies()]
 
 
 def durables(bus: KeptBus) -> list[str]:
@@ -70,7 +70,7 @@ def test_its_messages_come_behind_the_answer_and_hold_up_nobody_s(tmp_path: Path
     bus = KeptBus(tmp_path)
     peer = peer2(bus, subscribe(1, 4), subscribe(1, 5, request=3, durable="d"), name="till")
     assert told(peer) == [("subscribe", 7)]
-    peer.send(publish(1, 0, *numbered(3)), asked(CONNECT, request=8, version=2))
+    peer.send(publish(1, 0, *numbered(3)), json_request(CONNECT, request=8, version=2))
     messages, said = peer.receive_all()
     assert [(message.number, message.message_id) for message in messages] == [
         (4, 0),
@@ -131,7 +131,7 @@ def test_a_durable_of_which_it_was_said_that_it_is_forgotten_is_not_back(tmp_pat
     bus = KeptBus(tmp_path)
     peer = peer2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, durable="e"))
     bus.sync()
-    peer.told()
+    peer.receive_replies()
     peer.send(unsubscribe(5, request=4, forget=True))
     assert told(peer) == []
     peer.send(unsubscribe(6, request=5))  # Nothing changes, but it is behind the other one.
@@ -172,7 +172,7 @@ def test_who_waits_while_nothing_can_be_written_is_told_why(tmp_path: Path) -> N
     bus.broker.journal_failed(Reason.DISK_FAILED, "the disk is gone")
     late = peer2(bus, subscribe(1, 5, durable="e"))
     for peer in (early, late):
-        (said,) = peer.told()
+        (said,) = peer.receive_replies()
         assert (said.kind, said.content["code"], said.last_field) == ("error", "disk_failed", 0)
     bus.sync()
     assert [told(peer) for peer in (early, late)] == [[("subscribe", 7)]] * 2

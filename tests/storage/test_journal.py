@@ -11,15 +11,15 @@ from simplebus.core.settings import Retention, Settings
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
-    Said,
+    Version2Reply,
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
     unsubscribe,
 )
 from tests.models.key_order_model import keyed
@@ -28,7 +28,7 @@ from tests.storage.journaled_broker import START, KeptBus
 FOLDERS = ("00001", "00002")
 
 
-def confirms(told: list[Said]) -> list[tuple[int, int]]:
+def confirms(told: list[Version2Reply]) -> list[tuple[int, int]]:
     return [(said.message_id, said.last_field) for said in told if said.kind == "confirm"]
 
 
@@ -49,12 +49,12 @@ def again(bus: KeptBus, path: Path, **more: object) -> KeptBus:
 def test_a_confirm_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = peer2(bus, publish(1, 0, b"a", b"b"), name="till")
-    assert confirms(peer.told()) == []
+    assert confirms(peer.receive_replies()) == []
     bus.write()
-    assert confirms(peer.told()) == []
+    assert confirms(peer.receive_replies()) == []
     peer.send(publish(1, 2, b"c"))
     bus.sync()
-    assert confirms(peer.told()) == [(3, 2)]
+    assert confirms(peer.receive_replies()) == [(3, 2)]
 
 
 def test_a_subscriber_does_not_wait_for_the_disk(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_subscriber_does_not_wait_for_the_disk(tmp_path: Path) -> None:
 
 def test_a_confirm_at_the_level_memory_waits_for_nothing(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
-    assert confirms(peer2(bus, publish(1, 0, b"a")).told()) == [(1, 0)]
+    assert confirms(peer2(bus, publish(1, 0, b"a")).receive_replies()) == [(1, 0)]
 
 
 def test_confirmed_messages_are_there_after_a_crash(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None
     bus = KeptBus(tmp_path)
     peer2(
         bus,
-        enveloped(1, 0, on_channel("orders.eu", b"a"), timed(b"soon too late", expires_ms=1000)),
+        publish_envelopes(1, 0, channel_envelope("orders.eu", b"a"), timed_envelope(b"soon too late", expires_ms=1000)),
         publish(1, 2, b"plain"),
-        enveloped(1, 3, timed(b"later", not_before_ms=60_000), on_channel("orders.us", b"c")),
+        publish_envelopes(1, 3, timed_envelope(b"later", not_before_ms=60_000), channel_envelope("orders.us", b"c")),
     )
     bus.sync()
     bus = again(bus, tmp_path, now=START + 2)
@@ -117,8 +117,8 @@ def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None
 
 def test_a_clock_that_was_set_back_delays_nothing(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    contents = timed(b"later", not_before_ms=1000), timed(b"brief", expires_ms=2000), timed(b"now")
-    peer2(bus, enveloped(1, 0, *contents))
+    contents = timed_envelope(b"later", not_before_ms=1000), timed_envelope(b"brief", expires_ms=2000), timed_envelope(b"now")
+    peer2(bus, publish_envelopes(1, 0, *contents))
     bus.sync()
     bus = again(bus, tmp_path, now=START - 3600)
     reader = peer2(bus, subscribe(1, 5))
@@ -331,9 +331,9 @@ def test_who_comes_back_is_told_what_was_confirmed_and_nothing_is_stored_twice(
     peer.disconnect()
     assert next_number(bus) == 1
     peer = peer2(bus, publish(1, 1, b"b", b"c", b"d"), name="till", instance="one")
-    assert confirms(peer.told()) == []
+    assert confirms(peer.receive_replies()) == []
     bus.sync()
-    assert confirms(peer.told()) == [(4, 2)]
+    assert confirms(peer.receive_replies()) == [(4, 2)]
     assert payloads(bus) == [b"a", b"b", b"c", b"d"]
 
 
@@ -425,11 +425,11 @@ def test_a_durable_is_there_for_the_first_message_that_is_confirmed_after_it(
     peer = peer2(bus)
     bus.sync()
     peer2(bus, subscribe(1, 5, durable="billing", start="new", channels=["a.*"]))
-    peer.send(enveloped(1, 0, on_channel("a.b", b"x"), on_channel("b.b", b"y")))
+    peer.send(publish_envelopes(1, 0, channel_envelope("a.b", b"x"), channel_envelope("b.b", b"y")))
     bus.sync()
     bus = again(bus, tmp_path)
     reader = peer2(bus, subscribe(1, 5, durable="billing", channels=["a.*"]))
-    assert [message.content for message in reader.receive_deliveries()] == [on_channel("a.b", b"x")]
+    assert [message.content for message in reader.receive_deliveries()] == [channel_envelope("a.b", b"x")]
 
 
 def test_a_durable_that_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path)
     members = [peer2(bus, subscribe(1, 5, **wish), name=name) for name in ("x", "y")]
     bus.sync()
     keys = [b"key %d" % (number % 8) for number in range(24)]
-    peer2(bus, enveloped(1, 0, *map(keyed, keys)))
+    peer2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
     held = {id_: member for member in members for id_ in member.receive_message_ids()}
     assert sorted(held) == list(range(8))
     held[3].send(ack(5, 3, 4))
@@ -474,7 +474,7 @@ def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path)
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
-    assert peer2(bus, subscribe(1, 5, durable="billing", group="tills")).errors() == [
+    assert peer2(bus, subscribe(1, 5, durable="billing", group="tills")).receive_error_codes() == [
         "subscription_mismatch"
     ]
     reader = peer2(bus, subscribe(1, 5, **wish))

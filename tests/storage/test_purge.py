@@ -12,7 +12,7 @@ from tests.behaviour.wire_peer_v2 import (
     FETCH,
     PURGE,
     ack,
-    asked,
+    json_request,
     peer2,
     publish,
     subscribe,
@@ -29,19 +29,19 @@ def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) ->
     peer = peer2(bus, publish(1, 0, *numbered(10)), name="till")
     assert reader.receive_message_ids() == [0]
     bus.sync()
-    peer.send(asked(PURGE, 1, 4, first=2, last=4))
-    peer.told()
+    peer.send(json_request(PURGE, 1, 4, first=2, last=4))
+    peer.receive_replies()
     bus.sync()
-    peer.send(asked(PURGE, 1, 4, first=6, last=7))
-    peer.told()
+    peer.send(json_request(PURGE, 1, 4, first=6, last=7))
+    peer.receive_replies()
     bus.sync()
     for _ in range(times):
         bus.close() if in_peace else bus.crash()
         bus = KeptBus(tmp_path)
         bus.sync()
     assert bus.statistics(1).dropped == {}
-    peer = peer2(bus, asked(FETCH, 1, 3))
-    assert [said.content["purged"] for said in peer.told()] == [[[2, 4], [6, 7]]]
+    peer = peer2(bus, json_request(FETCH, 1, 3))
+    assert [said.content["purged"] for said in peer.receive_replies()] == [[[2, 4], [6, 7]]]
     reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=100))
     assert reader.receive_message_ids() == [0, 1, 4, 5, 7, 8, 9]
     assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, 1, 4, 5, 7, 8, 9]
@@ -53,8 +53,8 @@ def test_all_that_waits_for_a_first_subscription_may_be_purged(tmp_path: Path) -
     bus = KeptBus(tmp_path)
     peer = peer2(bus, publish(1, 0, *numbered(10)), name="till")
     bus.sync()
-    peer.send(asked(PURGE, 1, 4))
-    peer.told()
+    peer.send(json_request(PURGE, 1, 4))
+    peer.receive_replies()
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
@@ -71,7 +71,7 @@ def test_a_purge_says_nothing_of_messages_that_have_the_sequences_of_lost_ones(
     peer = peer2(bus, publish(1, 0, b"safe"), name="till")
     bus.sync()
     written = (tmp_path / "classes" / "00001" / f"{0:020}.log").read_bytes()
-    peer.send(publish(1, 1, b"lost"), asked(PURGE, 1, 4, first=1))
+    peer.send(publish(1, 1, b"lost"), json_request(PURGE, 1, 4, first=1))
     bus.sync()
     bus.crash()
     path = tmp_path / "classes" / "00001" / f"{0:020}.log"

@@ -10,7 +10,7 @@ import pytest
 from simplebus.core.errors import Reason
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
     peer2,
     publish,
@@ -40,7 +40,7 @@ def taken_out(bus: KeptBus) -> list[str]:
 def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) -> None:
     bus = KeptBus(tmp_path, settings=small())
     reader = reader_of(bus, **kind)
-    peer2(bus, enveloped(1, 0, *map(keyed, (b"a", b"b", b"c", b"d", b"e", b"f"))))
+    peer2(bus, publish_envelopes(1, 0, *map(keyed, (b"a", b"b", b"c", b"d", b"e", b"f"))))
     assert heard(reader) == [(n, 1) for n in range(6)]
     bus.sync()
     reader.send(nack(5, 0, 5, "terminate"), ack(5, 3, 4) if kind == {} else b"")

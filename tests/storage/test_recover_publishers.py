@@ -10,7 +10,7 @@ from simplebus.core.commit_log import Durability
 from simplebus.core.limits import PUBLISHER_STEP
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
-    hello,
+    connect,
     peer2,
     publish,
 )
@@ -21,7 +21,7 @@ from tests.storage.test_recovery import segments
 
 def greeted(at: KeptBus, **more: object) -> Version2Peer:
     peer = Version2Peer(at, at.broker.open_session())
-    peer.send(hello(1, 2, name="till", **more))
+    peer.send(connect(1, 2, name="till", **more))
     return peer
 
 
@@ -41,16 +41,16 @@ def after_a_gap(path: Path) -> KeptBus:
 
 def test_another_program_is_told_apart_after_a_crash(tmp_path: Path) -> None:
     bus = after_a_gap(tmp_path)
-    assert greeted(bus, instance="one").told()[0].content["next"] == 1
+    assert greeted(bus, instance="one").receive_replies()[0].content["next"] == 1
     bus.crash()
     bus = KeptBus(tmp_path)
     peer = greeted(bus, instance="two")
-    assert peer.told()[0].content["next"] == 3
+    assert peer.receive_replies()[0].content["next"] == 3
     peer.send(publish(1, 3, b"d"), publish(2, 4, b"e"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    reply = greeted(bus, instance="two").told()[0].content
+    reply = greeted(bus, instance="two").receive_replies()[0].content
     assert (reply["next"], reply["lost"]) == (5, 0)
 
 
@@ -59,7 +59,7 @@ def test_what_was_confirmed_and_is_gone_is_counted_and_its_number_not_used_again
 ) -> None:
     bus = after_a_gap(tmp_path)
     peer = greeted(bus, instance="one", unconfirmed=3, bus=bus.broker.connection_requests.identity)
-    reply = peer.told()[0].content
+    reply = peer.receive_replies()[0].content
     assert (reply["next"], reply["lost"]) == (3, 1)
 
 
@@ -78,13 +78,13 @@ def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_
     bus.crash()
     bus = KeptBus(tmp_path)
     peer = greeted(bus, instance="one", unconfirmed=1, bus=bus.broker.connection_requests.identity)
-    reply = peer.told()[0].content
+    reply = peer.receive_replies()[0].content
     assert (reply["next"], reply["lost"]) == (1 + PUBLISHER_STEP, 0)
     peer.send(publish(1, reply["next"], b"b", b"c"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    assert greeted(bus, instance="one").told()[0].content["next"] == reply["next"] + 2
+    assert greeted(bus, instance="one").receive_replies()[0].content["next"] == reply["next"] + 2
     assert payloads(bus) == [b"a", b"z", b"b", b"c"]
     bus.crash()
 
@@ -95,7 +95,7 @@ def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
     for who, count in ((user, 2), ("bob", 3)):
         peer = Version2Peer(bus, bus.broker.open_session())
         peer.session.user = who
-        peer.send(hello(1, name="till", instance="one"), publish(1, 0, *[b"x"] * count))
+        peer.send(connect(1, name="till", instance="one"), publish(1, 0, *[b"x"] * count))
         peer.send(publish(9, count, b"refused"))
     bus.sync()
     bus.crash()
@@ -103,8 +103,8 @@ def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
     for who, following in ((user, 3), ("bob", 4), ("cid", 0)):
         peer = Version2Peer(bus, bus.broker.open_session())
         peer.session.user = who
-        peer.send(hello(1, name="till", instance="one"))
-        assert peer.told()[0].content["next"] == following
+        peer.send(connect(1, name="till", instance="one"))
+        assert peer.receive_replies()[0].content["next"] == following
     bus.crash()
 
 
@@ -118,7 +118,7 @@ def test_who_is_not_known_lost_nothing_unless_the_machine_did(tmp_path: Path) ->
         peer = greeted(
             bus, instance="one", unconfirmed=5, bus=bus.broker.connection_requests.identity
         )
-        reply = peer.told()[0].content
+        reply = peer.receive_replies()[0].content
         assert (reply["next"], reply["lost"]) == (5, lost)
         bus.crash()
 
@@ -139,13 +139,13 @@ def test_what_a_power_cut_took_leaves_no_number_taken_but_for_what_was_synced(
         segment.unlink()
     bus = KeptBus(tmp_path, level=level, boot="before")
     peer = greeted(bus)
-    assert peer.told()[0].content["next"] == 0
+    assert peer.receive_replies()[0].content["next"] == 0
     if is_snapshot:  # Of a process that knows the second one to be stored.
         bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path, level=level, boot=boot)
     peer = greeted(bus)
-    assert peer.told()[0].content["next"] == 0
+    assert peer.receive_replies()[0].content["next"] == 0
     peer.send(publish(1, 0, b"c"), publish(2, 1, b"d"))
     bus.sync()
     assert len(bus.broker.classes[2].ring) == (2 if level is Durability.OS and boot == "after" else 1)
@@ -181,14 +181,14 @@ def test_after_a_power_cut_a_program_is_believed(
     bus.sync()  # The snapshot is from before it comes.
     known = {"unconfirmed": unconfirmed, "bus": bus.broker.connection_requests.identity}
     peer = greeted(bus, instance="one", **known)
-    reply = peer.told()[0].content
+    reply = peer.receive_replies()[0].content
     assert (reply["next"], reply["lost"]) == (unconfirmed, max(0, unconfirmed - 3))
     peer.send(publish(1, unconfirmed, b"b"))
     bus.sync()
     assert payloads(bus) == [b"a", b"b"]
     bus.crash()
     bus = KeptBus(tmp_path, level=now, boot="after")  # It is not doubted any longer.
-    assert greeted(bus, instance="one").told()[0].content["next"] == unconfirmed + 1
+    assert greeted(bus, instance="one").receive_replies()[0].content["next"] == unconfirmed + 1
     bus.crash()
 
 
@@ -199,7 +199,7 @@ def test_after_a_power_cut_who_says_nothing_is_forgotten(
     tmp_path: Path, who: dict[str, str], following: int
 ) -> None:
     bus = after_a_cut(tmp_path, Durability.OS)
-    assert greeted(bus, **who).told()[0].content["next"] == following
+    assert greeted(bus, **who).receive_replies()[0].content["next"] == following
     bus.crash()
 
 
@@ -207,7 +207,7 @@ def test_after_a_power_cut_who_says_nothing_is_forgotten(
 def test_what_was_on_disk_is_believed_after_a_power_cut(tmp_path: Path, now: Durability) -> None:
     bus = after_a_cut(tmp_path, Durability.DISK, now=now)
     known = {"unconfirmed": 1, "bus": bus.broker.connection_requests.identity}
-    assert greeted(bus, instance="one", **known).told()[0].content["next"] == 3
+    assert greeted(bus, instance="one", **known).receive_replies()[0].content["next"] == 3
     bus.crash()
 
 
@@ -225,10 +225,10 @@ def test_a_refusal_that_was_not_heard_is_told_after_a_crash(tmp_path: Path) -> N
         bus = KeptBus(path)
         known = {"unconfirmed": 1, "bus": bus.broker.connection_requests.identity}
         peer = greeted(bus, instance="one", **known)
-        assert peer.told()[0].content["next"] == 1
+        assert peer.receive_replies()[0].content["next"] == 1
         peer.send(publish(1, 1, b"b", b"c", b"d"))
         bus.sync()
-        error, confirm = peer.told()
+        error, confirm = peer.receive_replies()
         assert (error.content["code"], error.message_id) == ("unknown_class", 1)
         assert error.content["count"] == 2
         assert (confirm.kind, confirm.message_id) == ("confirm", 4)

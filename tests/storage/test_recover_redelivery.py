@@ -13,7 +13,7 @@ from simplebus.core.redelivery.ack_timer import Span, parted
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
     peer2,
     publish,
@@ -124,13 +124,13 @@ def test_in_a_group_by_key_those_behind_it_wait_too(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = reader_of(bus, **KINDS[2])
     keys = (b"x", b"y", b"x", b"y", b"x", b"z")
-    peer2(bus, enveloped(1, 0, *map(keyed, keys)))
+    peer2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
     assert heard(reader) == [(0, 1), (1, 1), (5, 1)]
     reader.send(nack(5, 0, 1, 60_000), nack(5, 5, 6, 20_000), ack(5, 1, 2))
     assert heard(reader) == [(3, 1)]
     bus = again(bus, tmp_path)
     reader = reader_of(bus, **KINDS[2])
-    peer2(bus, enveloped(1, 0, *map(keyed, (b"x", b"z", b"n"))))
+    peer2(bus, publish_envelopes(1, 0, *map(keyed, (b"x", b"z", b"n"))))
     assert heard(reader) == [(3, 2), (8, 1)]
     reader.send(ack(5, 3, 4), ack(5, 8, 9))
     assert later(bus, reader, 21) == [(5, 2)]

@@ -16,12 +16,12 @@ from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
-    Got,
+    Version2Message,
     ack,
-    asked,
-    enveloped,
+    json_request,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -98,7 +98,7 @@ def test_envelopes_and_channels_come_back(tmp_path: Path) -> None:
     for at in range(0, 300, 20):
         for number in range(at, at + 20):
             channel = "eu.de" if number % 3 else "us.ny"
-            sender.send(enveloped(1, number, on_channel(channel, b"%d" % number)))
+            sender.send(publish_envelopes(1, number, channel_envelope(channel, b"%d" % number)))
         bus.sync()
     reader = peer2(bus, subscribe(1, 5, durable="d", channels=["eu.*"]))
     found = [int(each.content[8:]) for each in all_of(bus, reader)]
@@ -114,7 +114,7 @@ def test_members_of_a_group_get_each_message_once(tmp_path: Path, by_key: bool) 
     peer2(bus, subscribe(1, 5, **options)).disconnect()
     fill(bus, peer2(bus), 400)
     one, two = peer2(bus, subscribe(1, 5, **options)), peer2(bus, subscribe(1, 6, **options))
-    got: list[Got] = []
+    got: list[Version2Message] = []
     for _ in range(100):
         for reader, number in ((one, 5), (two, 6)):
             for message in hear(bus, reader):
@@ -268,7 +268,7 @@ def test_a_publisher_waits_for_what_is_not_written(tmp_path: Path) -> None:
         bus.sync()
         bus.bring()
     assert bus.statistics(1).parked == 0
-    assert [each.message_id for each in sender.told() if each.kind == "confirm"][-1] == 200
+    assert [each.message_id for each in sender.receive_replies() if each.kind == "confirm"][-1] == 200
     assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(200)
 
 
@@ -280,7 +280,7 @@ def test_at_the_limit_of_its_disk_publishers_wait(tmp_path: Path) -> None:
     assert 100 < here.spilled < 300
     assert here.parked + here.spilled + here.ring.messages == 600
     reader = peer2(bus, subscribe(1, 5))
-    got: list[Got] = []
+    got: list[Version2Message] = []
     for _ in range(20):
         got += all_of(bus, reader)
         bus.sync()
@@ -315,7 +315,7 @@ def test_answers_that_must_be_read_keep_their_order(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, peer2(bus), 300)
     peer = peer2(bus)
-    peer.send(*(asked(FETCH, 1, request, first=at, count=1) for request, at in ((1, 3), (2, 299))))
+    peer.send(*(json_request(FETCH, 1, request, first=at, count=1) for request, at in ((1, 3), (2, 299))))
     assert peer.receive_all() == ([], [])
     peer.send(publish(1, 0, b"x"))
     bus.sync()

@@ -16,12 +16,12 @@ from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    asked,
-    enveloped,
+    json_request,
+    publish_envelopes,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
 )
 from tests.storage.journaled_broker import KeptBus
 from tests.storage.spilling_broker import (
@@ -74,8 +74,8 @@ def test_publishers_are_known_after_a_crash_of_a_class_that_spills(tmp_path: Pat
     fill(bus, peer2(bus, name="till"), 500)
     bus = again(bus, tmp_path, segment_bytes=500)
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(asked(ord("4"), request=1, version=2, classes=[1], name="till"))
-    (answer,) = peer.told()
+    peer.send(json_request(ord("4"), request=1, version=2, classes=[1], name="till"))
+    (answer,) = peer.receive_replies()
     assert answer.content["next"] == 500
     assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(500)
 
@@ -208,8 +208,8 @@ def test_a_clock_that_was_set_back_delays_nothing_that_is_read_back(tmp_path: Pa
     bus = SpilledBus(tmp_path)
     sender = peer2(bus)
     for at in range(0, 200, 20):
-        contents_ = [timed(b"%d" % number, not_before_ms=1) for number in range(at, at + 20)]
-        sender.send(enveloped(1, at, *contents_))
+        contents_ = [timed_envelope(b"%d" % number, not_before_ms=1) for number in range(at, at + 20)]
+        sender.send(publish_envelopes(1, at, *contents_))
         bus.sync()
     spilled = bus.statistics(1).spilled
     bus.broker.clock.now -= 3600

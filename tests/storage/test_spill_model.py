@@ -15,13 +15,13 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
 )
 from tests.storage.journaled_broker import START
 from tests.storage.spilling_broker import SpilledBus, small
@@ -43,7 +43,7 @@ class Side:
 
     def publish(self, contents: list[tuple[str, bytes]]) -> None:
         for kind, content in contents:
-            say = publish if kind == "plain" else enveloped
+            say = publish if kind == "plain" else publish_envelopes
             self.sender.send(say(1, self.number, content))
             self.number += 1
         self.settle()
@@ -125,10 +125,10 @@ class Life:
                     [
                         ("plain", text),
                         ("plain", text * 30),
-                        ("channel", on_channel("eu.de", text)),
-                        ("channel", on_channel("us.ny", text)),
-                        ("timed", timed(text, expires_ms=3000)),
-                        ("timed", timed(text, not_before_ms=2000)),
+                        ("channel", channel_envelope("eu.de", text)),
+                        ("channel", channel_envelope("us.ny", text)),
+                        ("timed", timed_envelope(text, expires_ms=3000)),
+                        ("timed", timed_envelope(text, not_before_ms=2000)),
                     ]
                 )
             )

@@ -201,7 +201,7 @@ def begin(request: dict[str, Any], files: list[int]) -> list[str]:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    process.STARTED = time.time()
+    process.STARTED_AT = time.time()
     return list(request["arguments"])
 
 

@@ -25,9 +25,9 @@ from simplebus.bridge.dead_letters import Letters
 from simplebus.bridge.interfaces import SourceBatch, Refusal
 from simplebus.bridge.source.lag import Alone
 from simplebus.bridge.transform import Piece
-from simplebus.client.aio.connection import Wire
-from simplebus.client.aio.transport import Place
-from simplebus.client.aio.wakeup_event import Signal
+from simplebus.client.aio.connection import ClientConnection
+from simplebus.client.aio.transport import Endpoint
+from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.messages import Batch
 from simplebus.client.core.open_requests import OpenRequest
@@ -85,13 +85,13 @@ class NearBus:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: ClientConnection,
         *,
         class_: int | str,
         durable: str,
         channels: tuple[str, ...] = (),
         start: str = "waiting",
-        place: Place | None = None,
+        place: Endpoint | None = None,
     ) -> None:
         """`start` is where a durable begins that is not there yet; `place` is where the wire
         leads."""
@@ -107,7 +107,7 @@ class NearBus:
         """The highest one that it has said."""
         self.identity = self.memory = wire.core.bus_id
         self._inbox: Inbox | None = None
-        self._arrived = Signal()
+        self._arrived = WakeupEvent()
         self._kept = 0
         """Where the durable is."""
         self._kept_at = -_KEEP_SECONDS

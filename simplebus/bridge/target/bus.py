@@ -28,9 +28,9 @@ from simplebus.bridge.interfaces import SourceBatch, FatalConfigurationError, Ta
 from simplebus.bridge.loop_header import HOPS_MAX
 from simplebus.bridge.source.identity import Looked
 from simplebus.bridge.transform import Copies, Rewriter
-from simplebus.client.aio.connection import Wire
-from simplebus.client.aio.transport import Place
-from simplebus.client.aio.wakeup_event import Signal
+from simplebus.client.aio.connection import ClientConnection
+from simplebus.client.aio.transport import Endpoint
+from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.pending_confirms import Waiter
@@ -464,7 +464,7 @@ async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
         max_deliveries=0,
     )
     inbox = core.subscribe(class_id, options)
-    wire.opened(inbox, Signal())
+    wire.opened(inbox, WakeupEvent())
     await wire.answered(inbox.subscribe_request)
     return inbox
 

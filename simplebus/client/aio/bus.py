@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 
 from simplebus.client import request_reply
-from simplebus.client.aio.connection import Wire
+from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.aio.handlers import Handling
 from simplebus.client.aio.publisher import Publisher
 from simplebus.client.aio.subscription import RawSubscription, Subscription
@@ -52,7 +52,7 @@ _CONCURRENCY_MAX = 100_000
 class Bus(Publisher):
     """A bus that a program is connected to; made by `connect`."""
 
-    def __init__(self, wire: Wire, registry: Registry, tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(self, wire: ClientConnection, registry: Registry, tasks: anyio.abc.TaskGroup) -> None:
         super().__init__(wire, registry)
         self.failures = Failures()
         """What handlers raised. For this package."""

@@ -17,12 +17,12 @@ import anyio
 
 from simplebus.client import addresses
 from simplebus.client.aio.bus import Bus
-from simplebus.client.aio.connection import Wire
-from simplebus.client.aio.transport import Place, SocketPlace
-from simplebus.client.context_guard import async_block
+from simplebus.client.aio.connection import ClientConnection
+from simplebus.client.aio.transport import Endpoint, SocketEndpoint
+from simplebus.client.context_guard import guarded_async_context
 from simplebus.client.core import arguments
 from simplebus.client.core.client import ClientCore
-from simplebus.client.credentials import Access, access_of
+from simplebus.client.credentials import Access, resolve_access
 from simplebus.client.handler_errors import raise_any
 from simplebus.client.message_types import DEFAULT, Registry
 from simplebus.client.reconnect import Schedule
@@ -70,7 +70,7 @@ def client_core(
 _ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
-@async_block("async with simplebus.connect(…) as bus")
+@guarded_async_context("async with simplebus.connect(…) as bus")
 async def connect(
     address: str | Iterable[str],
     *,
@@ -107,8 +107,8 @@ async def connect(
     ExceptionGroup of what handlers raised or the bus refused, unless the block itself raises. A
     block with handlers is cancelled when the bus is gone for good, and raises BusConnectionError.
     """
-    shown = access_of(access, user=user, password=password, token=token, tls=tls)
-    places = [SocketPlace(where, shown) for where in addresses.parse_addresses(address)]
+    shown = resolve_access(access, user=user, password=password, token=token, tls=tls)
+    places = [SocketEndpoint(where, shown) for where in addresses.parse_addresses(address)]
     async with open_bus(
         places,
         name=name,
@@ -124,7 +124,7 @@ async def connect(
 
 @asynccontextmanager
 async def open_bus(
-    places: Sequence[Place],
+    places: Sequence[Endpoint],
     *,
     name: str | None = None,
     timeout: float = 5.0,
@@ -137,7 +137,7 @@ async def open_bus(
     """`connect` for a bus that is anywhere, in this process for example."""
     core = client_core(name=name, heartbeat=heartbeat, frame_bytes=frame_bytes, auth=auth)
     now = anyio.current_time()
-    wire = Wire(core, places, Schedule(len(places), timeout=timeout, reconnect=reconnect, now=now))
+    wire = ClientConnection(core, places, Schedule(len(places), timeout=timeout, reconnect=reconnect, now=now))
     await wire.open()
     failure: BaseException | None = None
     failed = True

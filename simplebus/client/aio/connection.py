@@ -16,9 +16,9 @@ from contextlib import suppress
 import anyio
 
 from simplebus.client import addresses, fork_safety
-from simplebus.client.aio.transport import Link, Place, greeted
-from simplebus.client.aio.waiters import Waits
-from simplebus.client.aio.wakeup_event import Signal
+from simplebus.client.aio.transport import Transport, Endpoint, greeted
+from simplebus.client.aio.waiters import ConnectionWaiters
+from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.reconnect import Schedule, is_worth_retrying
@@ -29,24 +29,24 @@ from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 log = logging.getLogger("simplebus.client")
 
 
-class Wire(Waits):
+class ClientConnection(ConnectionWaiters):
     """Whoever makes it calls `open`, then runs `run`, and ends that by `close`."""
 
     def __init__(
         self,
         core: ClientCore,
-        places: Sequence[Place],
+        places: Sequence[Endpoint],
         schedule: Schedule,
         *,
         read_bytes: int = READ_BYTES,
     ) -> None:
         """Reads so much at most at a time."""
         super().__init__(core)
-        self._arrivals: dict[Inbox, Signal] = {}
+        self._arrivals: dict[Inbox, WakeupEvent] = {}
         self._places, self._schedule = places, schedule
         self._place = places[0]
         """Where the connection goes, or went."""
-        self._link: Link | None = None
+        self._link: Transport | None = None
         """The last connection; the writer knows whether it is still there."""
         self._loss: BusConnectionError | None = None
         """What became of the last connection."""
@@ -59,7 +59,7 @@ class Wire(Waits):
         self._buffer = ReceiveBuffer(read_bytes)
         self._beating = False
         """Whether a consumer holds messages that it may process any time."""
-        self._beat_wanted = Signal()
+        self._beat_wanted = WakeupEvent()
         core.on_ack = self._acked
         core.set_notice_handler(lambda sentence: log.warning("the bus says: %s", sentence))
         fork_safety.watch(self)
@@ -104,7 +104,7 @@ class Wire(Waits):
                 await self._replace()
         self._over(addresses.connection_closed_error(self._place))
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: Transport) -> None:
         """Move bytes until the connection is lost."""
         async with anyio.create_task_group() as tasks:
             self._serving = tasks.cancel_scope
@@ -169,7 +169,7 @@ class Wire(Waits):
 
     # The tasks of a connection -------------------------------------------------------------------
 
-    async def _read(self, link: Link) -> None:
+    async def _read(self, link: Transport) -> None:
         """Take what comes until the connection ends."""
         core, buffer = self.core, self._buffer
         error: Exception | None = None
@@ -218,7 +218,7 @@ class Wire(Waits):
 
     # What subscriptions tell ---------------------------------------------------------------------
 
-    def opened(self, inbox: Inbox, arrived: Signal) -> None:
+    def opened(self, inbox: Inbox, arrived: WakeupEvent) -> None:
         """A subscription begins. The signal is set when there is something to look at."""
         self._arrivals[inbox] = arrived
         self.writer.push_soon()

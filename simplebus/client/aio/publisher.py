@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio.lowlevel
 
-from simplebus.client.aio.connection import Wire
+from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.core.client import ClientStatistics
 from simplebus.client.message_builder import (
     DURABILITIES,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Publisher:
     """The half of a bus that publishes."""
 
-    def __init__(self, wire: Wire, registry: Registry) -> None:
+    def __init__(self, wire: ClientConnection, registry: Registry) -> None:
         self.wire = wire
         """For this package."""
         self._core = wire.core

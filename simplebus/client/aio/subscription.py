@@ -25,7 +25,7 @@ from simplebus.client.aio.iterators import (
     MessageIterator,
     ValueIterator,
 )
-from simplebus.client.aio.wakeup_event import Signal
+from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Batch, Message
@@ -64,7 +64,7 @@ class BaseSubscription(Entry[T]):
         super().__init__(bus.wire.core, target, request, auto_ack=auto_ack)
         self._bus = bus
         self._wire = bus.wire
-        self._arrived = Signal()
+        self._arrived = WakeupEvent()
         self._since_turn = 0
         """Messages handed out since other tasks had their turn."""
 

@@ -19,13 +19,13 @@ import anyio.lowlevel
 from simplebus.client import addresses, fork_safety
 from simplebus.client.addresses import Address
 from simplebus.client.core.client import ClientCore
-from simplebus.client.credentials import Access, is_through, secured
+from simplebus.client.credentials import Access, continue_handshake, start_tls
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.net.tls import TlsSocket, has_unread, is_flushed
 
 
-class Link(Protocol):
+class Transport(Protocol):
     """The bytes of one connection, both ways."""
 
     def send(self, data: memoryview) -> int:
@@ -47,14 +47,14 @@ class Link(Protocol):
         """Let go of it, now."""
 
 
-class Place(Protocol):
+class Endpoint(Protocol):
     """Where a bus is. `str` of it is what errors call the bus."""
 
-    async def open(self) -> Link:
+    async def open(self) -> Transport:
         """A link to the bus. Raises BusConnectionError. It is cancelled when it takes too long."""
 
 
-class SocketPlace:
+class SocketEndpoint:
     """A bus that listens at an address."""
 
     def __init__(self, address: Address, access: Access | None = None) -> None:
@@ -62,7 +62,7 @@ class SocketPlace:
         self._address = address
         self._access = access
 
-    async def open(self) -> SocketLink:
+    async def open(self) -> SocketTransport:
         """A connected socket."""
         where = self._address
         problem: OSError | None = None
@@ -90,14 +90,14 @@ class SocketPlace:
                 return await self._begun(sock)
         raise addresses.connect_error(where, problem) from problem
 
-    async def _begun(self, sock: socket.socket) -> SocketLink:
+    async def _begun(self, sock: socket.socket) -> SocketTransport:
         """A link on a connected socket, over TLS where the address says so."""
         where = self._address
         if not where.is_secure:
-            return SocketLink(sock)
+            return SocketTransport(sock)
         try:
-            tls = secured(sock, where, self._access)
-            while not is_through(tls):
+            tls = start_tls(sock, where, self._access)
+            while not continue_handshake(tls):
                 if tls.unsent:
                     await anyio.wait_writable(sock)
                     tls.flush()
@@ -108,13 +108,13 @@ class SocketPlace:
             if not isinstance(error, OSError):
                 raise
             raise addresses.tls_error(where, error) from error
-        return SocketLink(sock, tls)
+        return SocketTransport(sock, tls)
 
     def __str__(self) -> str:
         return str(self._address)
 
 
-class SocketLink:
+class SocketTransport:
     """A connected, non-blocking socket, or TLS on it."""
 
     def __init__(self, sock: socket.socket, tls: TlsSocket | None = None) -> None:
@@ -156,10 +156,10 @@ class SocketLink:
         self._socket.close()
 
 
-async def greeted(place: Place, core: ClientCore, buffer: ReceiveBuffer, seconds: float) -> Link:
+async def greeted(place: Endpoint, core: ClientCore, buffer: ReceiveBuffer, seconds: float) -> Transport:
     """A link on which the bus has answered the Connect. Raises BusConnectionError."""
     outgoing = core.send_queue
-    link: Link | None = None
+    link: Transport | None = None
     is_greeted = False
     try:
         with anyio.move_on_after(seconds):

@@ -15,7 +15,7 @@ from contextlib import suppress
 import anyio
 import anyio.lowlevel
 
-from simplebus.client.aio.wakeup_event import Signal
+from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.aio.writer import Writer
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.open_requests import OpenRequest
@@ -24,12 +24,12 @@ from simplebus.core.errors import BusConnectionError, LocalProtocolError, Refuse
 from simplebus.core.limits import CLOSE_SECONDS
 
 
-class Waits:
+class ConnectionWaiters:
     """The half of a wire that its callers see."""
 
     def __init__(self, core: ClientCore) -> None:
         self.core = core
-        self.changed = Signal()
+        self.changed = WakeupEvent()
         """Set when bytes were written, a connection was made or lost, or a consumer ran out of
         messages."""
         self.confirms = Confirms()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import anyio
 
 
-class Signal:
+class WakeupEvent:
     """Wakes everybody who waits at that moment. Waiters check their condition in a loop."""
 
     __slots__ = ("_event",)

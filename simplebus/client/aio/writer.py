@@ -12,8 +12,8 @@ from collections.abc import Callable
 import anyio
 import anyio.lowlevel
 
-from simplebus.client.aio.transport import Link
-from simplebus.client.aio.wakeup_event import Signal
+from simplebus.client.aio.transport import Transport
+from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.client import ClientCore
 
 # A publisher goes on without a thought until so much waits to be written.
@@ -28,7 +28,7 @@ class Writer:
     def __init__(
         self,
         core: ClientCore,
-        changed: Signal,
+        changed: WakeupEvent,
         *,
         check: Callable[[], None],
         lose: Callable[[Exception], None],
@@ -36,7 +36,7 @@ class Writer:
         self.write_at = 0
         """When so many bytes were ever handed over, a publisher must call `make_room` first; 0
         while the task sleeps, so that the next publisher wakes it."""
-        self.link: Link | None = None
+        self.link: Transport | None = None
         """Where to write to; None while there is no connection on which the bus has answered."""
         self._core = core
         self._changed = changed
@@ -46,11 +46,11 @@ class Writer:
         """Whether the task has something to do."""
         self._is_stuck = False
         """Whether the link took less than it was given."""
-        self._work = Signal()
+        self._work = WakeupEvent()
         self._line = anyio.Lock()
         """Held by the one publisher that watches for room."""
 
-    async def run(self, link: Link) -> None:
+    async def run(self, link: Transport) -> None:
         """Write what others left, on this link."""
         self._has_work, self._is_stuck = True, False
         while True:

@@ -22,10 +22,10 @@ from simplebus.client.blocking.connection import BlockingWire
 from simplebus.client.blocking.handlers import BlockingHandling
 from simplebus.client.blocking.publisher import BlockingPublisher
 from simplebus.client.blocking.subscription import BlockingRawSubscription, BlockingSubscription
-from simplebus.client.context_guard import blocking_block
+from simplebus.client.context_guard import guarded_context
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Message
-from simplebus.client.credentials import Access, access_of
+from simplebus.client.credentials import Access, resolve_access
 from simplebus.client.handler_errors import Failures, raise_any
 from simplebus.client.inspect import Fetching, answer, purged, question, span
 from simplebus.client.message_builder import About
@@ -51,7 +51,7 @@ from simplebus.core.protocol.inquiry import (
 T = TypeVar("T")
 
 
-@blocking_block("with simplebus.connect_blocking(…) as bus")
+@guarded_context("with simplebus.connect_blocking(…) as bus")
 def connect_blocking(
     address: str | Iterable[str],
     *,
@@ -80,7 +80,7 @@ def connect_blocking(
     which also keep a message that takes long from coming again.
     """
     addresses = client_addresses.parse_addresses(address)
-    shown = access_of(access, user=user, password=password, token=token, tls=tls)
+    shown = resolve_access(access, user=user, password=password, token=token, tls=tls)
     core = client_core(
         name=name,
         instance=instance,

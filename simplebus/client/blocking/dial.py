@@ -81,8 +81,8 @@ def secured(
     if not where.is_secure:
         return sock
     try:
-        tls = access_of.secured(sock, where, access)
-        while not access_of.is_through(tls):
+        tls = access_of.start_tls(sock, where, access)
+        while not access_of.continue_handshake(tls):
             events = EVENT_WRITE if tls.unsent else EVENT_READ
             if not (yield from until_ready(sock, events, until)):
                 raise addresses.connect_timeout_error(where, seconds, is_connected=False)

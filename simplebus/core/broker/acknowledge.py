@@ -14,7 +14,12 @@ import numpy as np
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.limits import PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES
-from simplebus.core.protocol.events import Acked, Nacked, StillWorking, Terminated
+from simplebus.core.protocol.events import (
+    AckedRanges,
+    NackReceived,
+    TerminateReceived,
+    WorkingReceived,
+)
 from simplebus.core.redelivery.ack_window import AckWindow, nearest_sequence
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
@@ -34,23 +39,23 @@ class AckHandler:
         self._mark_ready = mark_ready
         """Called with outboxes that have something new."""
 
-    def ack_ranges(self, session: Session, event: Acked) -> None:
+    def ack_ranges(self, session: Session, event: AckedRanges) -> None:
         """What `ack_one` does, for many ranges at once."""
-        subscription = session.subscriptions.get(event.key)
+        subscription = session.subscriptions.get(event.subscription_key)
         if isinstance(subscription, GroupMember):
             session.recent_ack_count += int((event.lasts - event.firsts).sum())
             self._ack_member_ranges(subscription, event)
             return
         if event.firsts.size <= PLAIN_FRAMES_MAX:
             for first, last in zip(event.firsts.tolist(), event.lasts.tolist(), strict=True):
-                self.ack_range(session, event.key, first, last)
+                self.ack_range(session, event.subscription_key, first, last)
             return
         if subscription is None:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
             return
         session.recent_ack_count += int((event.lasts - event.firsts).sum())
         window = subscription.window
-        firsts, lasts = window.sequences(event.firsts, event.lasts)
+        firsts, lasts = window.ids_to_sequences(event.firsts, event.lasts)
         unsent = int(np.count_nonzero(lasts > window.cursor))
         if unsent:
             self._refusal_counts[Reason.ACK_UNSENT] += unsent
@@ -61,7 +66,7 @@ class AckHandler:
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
                 subscription.ack(first, last)
         else:
-            window.ack(firsts, lasts)
+            window.ack_ranges(firsts, lasts)
         if window.floor != before:
             self._store.trim_class(self._store.classes[subscription.class_id])
         self._resume_delivery(subscription)
@@ -101,10 +106,10 @@ class AckHandler:
             self._store.trim_class(self._store.classes[group.class_id])
         self.distribute_to_members(group)
 
-    def _ack_member_ranges(self, member: GroupMember, event: Acked) -> None:
+    def _ack_member_ranges(self, member: GroupMember, event: AckedRanges) -> None:
         group = member.group
         window, before = group.window, group.window.floor
-        firsts, lasts = window.sequences(event.firsts, event.lasts)
+        firsts, lasts = window.ids_to_sequences(event.firsts, event.lasts)
         unsent = int(np.count_nonzero(lasts > window.cursor))
         if unsent:
             self._refusal_counts[Reason.ACK_UNSENT] += unsent
@@ -116,48 +121,48 @@ class AckHandler:
         self.distribute_to_members(group)
 
     def handle_nack_or_working(
-        self, session: Session, event: Nacked | StillWorking | Terminated
+        self, session: Session, event: NackReceived | WorkingReceived | TerminateReceived
     ) -> None:
-        subscription = session.subscriptions.get(event.number)
+        subscription = session.subscriptions.get(event.subscription_number)
         if subscription is None:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
             return
         tick, attempt = self._store.clock.tick, event.attempt
         position = subscription.group if isinstance(subscription, GroupMember) else subscription
         first, last = self._to_sequences(position, event.first, event.last)
-        is_end = isinstance(event, Terminated)
+        is_end = isinstance(event, TerminateReceived)
         if not subscription.has_in_flight(first, last, attempt, include_waiting=is_end):
             self._count_late_ack(position.window, first, last)
             return
         if isinstance(subscription, GroupMember):
             group = subscription.group
             match event:
-                case Nacked(delay=delay, error=error):
+                case NackReceived(delay=delay, error=error):
                     group.nack_member_range(
                         subscription, first, last, delay, tick, attempt=attempt, error=error
                     )
-                case Terminated(error=error):
+                case TerminateReceived(error=error):
                     group.terminate_member_range(
                         subscription, first, last, attempt=attempt, error=error
                     )
-                case StillWorking():
+                case WorkingReceived():
                     group.extend_member_ack_timeout(subscription, first, last, tick, attempt)
             self.distribute_to_members(group)
             return
         match event:
-            case Nacked(delay=delay, error=error):
+            case NackReceived(delay=delay, error=error):
                 subscription.nack(first, last, delay, tick, attempt=attempt, error=error)
                 self._mark_ready(subscription.outbox)
-            case Terminated(error=error):
+            case TerminateReceived(error=error):
                 subscription.terminate(first, last, attempt=attempt, error=error)
-            case StillWorking():
+            case WorkingReceived():
                 subscription.extend_ack_timeout(first, last, tick, attempt)
         self._resume_delivery(subscription)
 
     def _count_late_ack(self, window: AckWindow, first: int, last: int) -> None:
         """None of these is in flight to who has said something of them, with the attempt that he
         has named: somebody else may have them by now."""
-        if window.unacked(first, min(last, first + REDELIVERY_MESSAGES)):
+        if window.unacked_ranges(first, min(last, first + REDELIVERY_MESSAGES)):
             self._refusal_counts[Reason.ACK_LATE] += 1
 
     def _to_sequences(

@@ -14,46 +14,45 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
-from simplebus.core import commit_log
 from simplebus.core.authorization.durable_owners import DurableOwners
-from simplebus.core.authorization.session_permissions import Right, check_right, mask_unknown_class
+from simplebus.core.authorization.session_permissions import check_right, mask_unknown_class
 from simplebus.core.broker.acknowledge import AckHandler
 from simplebus.core.broker.fetch import FetchHandler
 from simplebus.core.broker.inquire import InquiryHandler
-from simplebus.core.broker.subscription_manager import ConnectionRequests
-from simplebus.core.commit_log import CommitLog
+from simplebus.core.broker.subscription_manager import SubscriptionManager
+from simplebus.core.clock import BrokerClock
+from simplebus.core.commit_log import CommitLog, log_refusal
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import Group
 from simplebus.core.limits import (
-    ACK_REST_MESSAGES_MAX,
-    GREETING_BYTES_MAX,
+    ACK_READ_DELAY_MESSAGES_MAX,
+    HANDSHAKE_FRAME_BYTES_MAX,
     MESSAGE_ID_MASK,
-    PUBLISHER_TICKS,
+    RECENT_PUBLISH_TICKS,
 )
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import (
-    Acked,
-    AckedOne,
-    Connected,
+    AckedRange,
+    AckedRanges,
+    ConnectRequested,
     Event,
-    FetchAsked,
-    Greeted,
-    InquiryAsked,
-    Nacked,
-    Published,
-    PublishedOne,
-    PurgeAsked,
-    Refused,
-    StillWorking,
-    Subscribed,
-    SubscriptionAsked,
-    Terminated,
-    UnsubscriptionAsked,
+    FetchRequested,
+    FrameRefused,
+    InquireRequested,
+    NackReceived,
+    PublishedBatch,
+    PublishedFrame,
+    PurgeRequested,
+    SubscribeRequested,
+    TerminateReceived,
+    UnsubscribeRequested,
+    Version1Connected,
+    Version1Subscribed,
+    WorkingReceived,
 )
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import ErrorReply
-from simplebus.core.redelivery.delivery_policy import Clock
 from simplebus.core.session.admission import ConnectionLimits, admit_session
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.pending_limits import (
@@ -70,7 +69,7 @@ from simplebus.core.store.publisher_confirms import PublisherConfirms
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.delayed_wakeups import DelayedWakeups, WakeupTarget
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.core.users.permissions import Grants
+from simplebus.core.users.permissions import AdminRight, Grants
 from simplebus.core.users.users import Users
 
 __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
@@ -78,19 +77,21 @@ __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
 # Its Connect reply would hold the delimiter, and could not be told from an empty one.
 _UNSENDABLE_SESSION_ID = int.from_bytes(frames.DELIMITER, "little")
 
-RequestEvent = SubscriptionAsked | UnsubscriptionAsked | FetchAsked | PurgeAsked | InquiryAsked
+RequestEvent = (
+    SubscribeRequested | UnsubscribeRequested | FetchRequested | PurgeRequested | InquireRequested
+)
 """What is answered: by one frame of the type that asked, or by an Error about that type."""
 
 _FRAME_TYPE_BY_REQUEST: dict[type[RequestEvent], int] = {
-    SubscriptionAsked: frames.SUBSCRIBE,
-    UnsubscriptionAsked: frames.UNSUBSCRIBE,
-    FetchAsked: frames.FETCH,
-    PurgeAsked: frames.PURGE,
-    InquiryAsked: frames.INQUIRE,
+    SubscribeRequested: frames.SUBSCRIBE,
+    UnsubscribeRequested: frames.UNSUBSCRIBE,
+    FetchRequested: frames.FETCH,
+    PurgeRequested: frames.PURGE,
+    InquireRequested: frames.INQUIRE,
 }
 
 
-_EXPENSIVE_EVENTS = (SubscriptionAsked, Greeted, Connected)
+_EXPENSIVE_EVENTS = (SubscribeRequested, ConnectRequested, Version1Connected)
 """Events of which one may take long."""
 
 
@@ -107,9 +108,9 @@ class Broker:
     ) -> None:
         """`identity` tells this bus's memory from that of every other one, and `run` this broker
         from others that have had the same; empty where no other has. What it is to keep past the
-        process is noted in `ledger`."""
+        process is noted in `commit_log`."""
         self.settings = settings or Settings()
-        if self.settings.spills and commit_log is None:
+        if self.settings.has_spilling_class and commit_log is None:
             raise ValueError(
                 "the policy spill keeps what does not fit into memory on disk: it needs a journal"
             )
@@ -136,7 +137,7 @@ class Broker:
             commit_log, self.refusal_counts, self.mark_ready
         )
         self._confirm_stored = self.publisher_confirms.confirm_stored
-        self.connection_requests = ConnectionRequests(
+        self.subscription_manager = SubscriptionManager(
             self.store,
             identity=identity,
             run_id=run_id or identity,
@@ -153,7 +154,7 @@ class Broker:
         )
         self._ack_handler = AckHandler(self.store, self.refusal_counts, self.mark_ready)
         self.fetch_handler = FetchHandler(
-            self.store, self.mark_ready, self.connection_requests.notify_position
+            self.store, self.mark_ready, self.subscription_manager.notify_position
         )
         self.classes = self.store.classes
         self.budget = self.store.budget
@@ -190,7 +191,7 @@ class Broker:
         if self.users is not None:
             session.is_authenticated = False
             session.receiver.frame_bytes_max = min(
-                GREETING_BYTES_MAX, self.settings.limits.frame_bytes
+                HANDSHAKE_FRAME_BYTES_MAX, self.settings.limits.frame_bytes
             )
         self.sessions[session.session_id] = session
         return session
@@ -228,7 +229,7 @@ class Broker:
                 for event in session.receive(buffer, count):
                     events += 1
                     if isinstance(event, _EXPENSIVE_EVENTS):
-                        heavy += event.heavy
+                        heavy += event.slow_event_count
                     if not session.is_authenticated:
                         admit_session(
                             self.users, session, event, self.connection_limits, self.refusal_counts
@@ -270,25 +271,25 @@ class Broker:
         del self.sessions[session.session_id]
         if isinstance(session.decoder, Version2Decoder):
             self._release_producer(session, session.decoder)
-        self.connection_requests.close_session(
+        self.subscription_manager.close_session(
             session
         )  # What is parked may find the room that this makes.
         session.is_closed = True
         self.store.publish_queue.orphan(session)
         self._ready_session_ids.pop(session.session_id, None)
 
-    def _release_producer(self, session: Session, dialect: Version2Decoder) -> None:
+    def _release_producer(self, session: Session, decoder: Version2Decoder) -> None:
         """Remember how far its messages are stored. What is not will come again."""
-        publisher, publishers = dialect.producer, self.connection_requests.producer_states
+        publisher, publishers = decoder.producer, self.subscription_manager.producer_states
         if publisher.key:
             said = session.confirmed_number
-            ahead = dialect.build_unconfirmed_range(
+            ahead = decoder.build_unconfirmed_range(
                 said, [batch for _, batch in session.parked_messages]
             )
-            publishers.note(publisher, said, ahead)
+            publishers.set_progress(publisher, said, ahead)
         self.store.publish_queue.discard(session)
         if publisher.session_id == session.session_id:
-            publishers.leave(publisher, self.clock.now)
+            publishers.mark_disconnected(publisher, self.clock.now)
 
     def drain_writable(self) -> list[int]:
         """Ids of sessions whose outbox has something new. Each is named once until taken; ask until
@@ -326,28 +327,28 @@ class Broker:
         self._progressed_sessions.clear()
 
     def mark_durable(self, batch_number: int, *, has_space: bool = True) -> None:
-        """What the ledger has given out, up to this lot, is as safe as was asked for. Without space
+        """What the commit_log has given out, up to this lot, is as safe as was asked for. Without space
         nothing more is accepted."""
-        ledger = self.commit_log
-        assert ledger is not None
-        ledger.reach(batch_number, has_space=has_space)
+        commit_log = self.commit_log
+        assert commit_log is not None
+        commit_log.mark_durable(batch_number, has_space=has_space)
         self.publisher_confirms.journal_advanced()
         for cls in [
             cls for cls in self.store.publish_queue.blocked_classes if cls.spill is not None
         ]:
             self.store.publish_queue.retry(cls)  # What is written may leave the memory.
-        if not ledger.is_behind:
-            for session in ledger.lagging:
+        if not commit_log.is_backlogged:
+            for session in commit_log.paused_sessions:
                 session.has_write_backlog = False
                 self._resumed_sessions[session] = None
-            ledger.lagging.clear()
+            commit_log.paused_sessions.clear()
 
     def journal_failed(self, reason: Reason, detail: str) -> None:
-        """What the ledger has given out cannot be kept for now; `reach` says when it can."""
+        """What the commit_log has given out cannot be kept for now; `reach` says when it can."""
         assert self.commit_log is not None
-        if self.commit_log.failure is None:
+        if self.commit_log.write_error is None:
             self.publisher_confirms.journal_failed(reason, detail)
-        self.commit_log.failure = reason, detail
+        self.commit_log.write_error = reason, detail
 
     def drain_closing(self) -> list[tuple[Session, RemoteProtocolError]]:
         """Sessions to be cut off, and why."""
@@ -365,73 +366,77 @@ class Broker:
 
     def _dispatch_event(self, session: Session, event: Event) -> None:
         match event:
-            case PublishedOne():
+            case PublishedFrame():
                 session.last_publish_tick = self.clock.tick
                 self.store.publish_one(session, event.class_id, event.frame)
                 session.handled_count += 1
-            case AckedOne():
-                self._ack_handler.ack_range(session, event.key, event.first, event.last)
-            case Published():
+            case AckedRange():
+                self._ack_handler.ack_range(
+                    session, event.subscription_key, event.first, event.last
+                )
+            case PublishedBatch():
                 session.last_publish_tick = self.clock.tick
                 self.store.publish(session, event.class_id, event.frames)
                 session.handled_count += event.frames.count
-            case Acked():
+            case AckedRanges():
                 self._ack_handler.ack_ranges(session, event)
-            case Connected():
-                self.connection_requests.connect_v1(session, event.class_ids)
-            case Subscribed():
-                self.connection_requests.subscribe_v1(session, event.class_id)
-            case Greeted():
+            case Version1Connected():
+                self.subscription_manager.connect_v1(session, event.class_ids)
+            case Version1Subscribed():
+                self.subscription_manager.subscribe_v1(session, event.class_id)
+            case ConnectRequested():
                 self._handle_greeting(session, event)
-            case Nacked() | StillWorking() | Terminated():
+            case NackReceived() | WorkingReceived() | TerminateReceived():
                 self._ack_handler.handle_nack_or_working(session, event)
-            case SubscriptionAsked() | UnsubscriptionAsked() | FetchAsked():
+            case SubscribeRequested() | UnsubscribeRequested() | FetchRequested():
                 self._handle_request(session, event)
-            case PurgeAsked() | InquiryAsked():
+            case PurgeRequested() | InquireRequested():
                 self._handle_request(session, event)
-            case Refused():
+            case FrameRefused():
                 self._send_refusal(session, mask_unknown_class(session, event))
-                session.handled_count += event.published
+                session.handled_count += event.published_count
 
-    def _handle_greeting(self, session: Session, greeting: Greeted) -> None:
-        dialect = session.decoder
-        assert isinstance(dialect, Version2Decoder)
+    def _handle_greeting(self, session: Session, greeting: ConnectRequested) -> None:
+        decoder = session.decoder
+        assert isinstance(decoder, Version2Decoder)
         try:
-            self.connection_requests.connect_v2(session, greeting)
+            self.subscription_manager.connect_v2(session, greeting)
         except RemoteProtocolError as error:
-            if not dialect.is_greeted:
+            if not decoder.is_greeted:
                 raise
             self._send_refusal(
                 session,
-                Refused(error.reason, error.sentence, frames.CONNECT, refers_to=greeting.request),
+                FrameRefused(
+                    error.reason, error.sentence, frames.CONNECT, refers_to=greeting.request_number
+                ),
             )
 
     def _handle_request(self, session: Session, request: RequestEvent) -> None:
         try:
             match request:
-                case SubscriptionAsked():
-                    self.connection_requests.subscribe_v2(session, request)
-                case UnsubscriptionAsked():
-                    self.connection_requests.unsubscribe(session, request)
-                case FetchAsked():
+                case SubscribeRequested():
+                    self.subscription_manager.subscribe_v2(session, request)
+                case UnsubscribeRequested():
+                    self.subscription_manager.unsubscribe(session, request)
+                case FetchRequested():
                     refuse = partial(self._refuse_request, session, request)
                     self.fetch_handler.fetch(session, request, refuse)
-                case PurgeAsked() if self.fetch_handler.purge_if_remote(
+                case PurgeRequested() if self.fetch_handler.purge_if_remote(
                     session, request, partial(self._refuse_request, session, request)
                 ):
                     pass
-                case PurgeAsked():
+                case PurgeRequested():
                     last = self.fetch_handler.check_purge(session, request)
                     session.outbox.defer_reply(partial(self._purge_in_turn, session, request, last))
                     self.mark_ready(session.outbox)
-                case InquiryAsked():
-                    check_right(session, Right.INQUIRE)
+                case InquireRequested():
+                    check_right(session, AdminRight.INQUIRE)
                     refuse = partial(self._refuse_request, session, request)
                     self.inquiry_handler.handle_inquiry(session, request, refuse, self.mark_ready)
         except RemoteProtocolError as error:
             self._refuse_request(session, request, error)
 
-    def _purge_in_turn(self, session: Session, request: PurgeAsked, end: int) -> None:
+    def _purge_in_turn(self, session: Session, request: PurgeRequested, end: int) -> None:
         """In its turn: every position of the class is looked at. Of a session that has ended, what
         is left is not done: its last answers are made all at once."""
         if session.is_closed:
@@ -446,24 +451,24 @@ class Broker:
     ) -> None:
         self._send_refusal(
             session,
-            Refused(
+            FrameRefused(
                 error.reason,
                 error.sentence,
                 _FRAME_TYPE_BY_REQUEST[type(request)],
                 class_id=getattr(request, "class_id", 0),
-                refers_to=request.request,
+                refers_to=request.request_number,
             ),
         )
 
-    def _send_refusal(self, session: Session, refused: Refused) -> None:
+    def _send_refusal(self, session: Session, refused: FrameRefused) -> None:
         """Version 2: a frame has no effect, and its peer is told."""
-        if not refused.again:
+        if not refused.is_repeated:
             self.refusal_counts[refused.reason] += refused.count
             session.refusal_counts[refused.reason] += refused.count
-            commit_log.refuse(
-                self.commit_log, self.connection_requests.producer_states, session, refused
+            log_refusal(
+                self.commit_log, self.subscription_manager.producer_states, session, refused
             )
-        reply = ErrorReply(code=refused.reason, message=refused.sentence, count=refused.count)
+        reply = ErrorReply(code=refused.reason, message=refused.message, count=refused.count)
         session.outbox.queue_reply(
             frames.encode(
                 frames.ERROR,
@@ -482,22 +487,22 @@ class Broker:
             f"{pending} messages wait for it, {position.delivery_policy.pending_max} are allowed"
         )
         self._notify_ended(position, Reason.SLOW_CONSUMER, sentence)
-        self.connection_requests.end_slow_consumer(position)
+        self.subscription_manager.end_slow_consumer(position)
 
     def revoke_position(self, position: BrokerSubscription, error: RemoteProtocolError) -> None:
         """A position that was granted cannot be had after all."""
         self._notify_ended(position, error.reason, error.sentence)
-        self.connection_requests.end_position(position)
+        self.subscription_manager.end_position(position)
 
     def _notify_ended(self, position: BrokerSubscription, reason: Reason, sentence: str) -> None:
         """Whoever has a subscription of this position has it no longer."""
         for holder in list(position.members) if isinstance(position, Group) else [position]:
             session = self.sessions.get(holder.outbox.session_id)
             if session is not None:
-                self.connection_requests.drop_subscription(session, holder.subscription_number)
+                self.subscription_manager.drop_subscription(session, holder.subscription_number)
                 self._send_refusal(
                     session,
-                    Refused(
+                    FrameRefused(
                         reason,
                         sentence,
                         frames.SUBSCRIBE,
@@ -524,7 +529,7 @@ class Broker:
             for group in cls.groups:
                 self._ack_handler.distribute_to_members(group)
         self.store.tick()
-        self.connection_requests.tick()
+        self.subscription_manager.tick()
         limits, seconds = self.settings.limits, self.settings.tick_seconds
         overdue = []
         room = self.store.publish_queue
@@ -566,8 +571,8 @@ class Broker:
         holds back no full class."""
         acknowledged, session.recent_ack_count = session.recent_ack_count, 0
         return (
-            0 < acknowledged <= ACK_REST_MESSAGES_MAX
-            and self.clock.tick - session.last_publish_tick >= PUBLISHER_TICKS
+            0 < acknowledged <= ACK_READ_DELAY_MESSAGES_MAX
+            and self.clock.tick - session.last_publish_tick >= RECENT_PUBLISH_TICKS
             and not self.is_blocking_publishers(session)
         )
 
@@ -608,14 +613,14 @@ class Broker:
         assert set(self.store.publish_queue.blocked_classes) == {
             c for c in self.classes.values() if c.blocked_sessions
         }
-        assert memory + kept == self.budget.used
-        exceeds = any(cls.ring.exceeds for cls in self.classes.values())
-        assert exceeds or self.budget.used <= self.budget.limit
+        assert memory + kept == self.budget.used_bytes
+        exceeds = any(cls.ring.is_over_limit for cls in self.classes.values())
+        assert exceeds or self.budget.used_bytes <= self.budget.limit_bytes
 
     def statistics(self) -> BrokerStatistics:
         return BrokerStatistics(
             sessions=len(self.sessions),
-            memory_bytes=self.budget.used,
+            memory_bytes=self.budget.used_bytes,
             parked_bytes=sum(s.parked_bytes for s in self.store.publish_queue.blocked_sessions()),
             refused=dict(self.refusal_counts),
             classes=tuple(cls.statistics(self.clock.now) for cls in self.classes.values()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from simplebus.core.authorization.session_permissions import Right, check_fetch, check_right
+from simplebus.core.authorization.session_permissions import check_fetch, check_right
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_PURGED_MAX, FETCH_TIMES_MAX
 from simplebus.core.message_class.message_class import MessageClass
@@ -17,7 +17,7 @@ from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.message_class.remote_storage import RemoteQuery, RemoteStorage
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.events import FetchAsked, PurgeAsked
+from simplebus.core.protocol.events import FetchRequested, PurgeRequested
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.requests import FetchReply, FetchRequest, PurgeReply
 from simplebus.core.ring.memory_budget import MemoryBudget
@@ -26,18 +26,19 @@ from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.users.permissions import AdminRight
 
 PieceT = TypeVar("PieceT")
 
 
-class StoredMessageFetcher:
+class StoredMessageReader:
     """Of one broker."""
 
     def __init__(self, store: Store, mark_ready: Callable[[Outbox], None]) -> None:
         self._store = store
         self.mark_ready = mark_ready
 
-    def fetch(self, session: Session, event: FetchAsked, cls: MessageClass) -> None:
+    def fetch(self, session: Session, event: FetchRequested, cls: MessageClass) -> None:
         """A peer asks for messages of a class."""
         session.outbox.defer_reply(_PendingFetch(self, session, event, cls).try_reply)
         self.mark_ready(session.outbox)
@@ -53,7 +54,7 @@ class StoredMessageFetcher:
             return None
 
         def take(at: int, last: int, space: int) -> tuple[FrameBatch, int, int]:
-            batch, next = cls.ring.batch(at, last, space)
+            batch, next = cls.ring.view_batch(at, last, space)
             return batch, next, batch.data.size
 
         return _build_reply(cls, first, last, head, take, self.now if request.times else None)
@@ -65,8 +66,12 @@ class StoredMessageFetcher:
 
     def visible_head(self, cls: MessageClass) -> int:
         """What may be gone after a crash is shown to nobody who asks: he would not ask again."""
-        head, ledger = cls.ring.head, self._store.commit_log
-        return head if ledger is None else max(ledger.safe(cls.class_id, head), cls.first_sequence)
+        head, commit_log = cls.ring.head, self._store.commit_log
+        return (
+            head
+            if commit_log is None
+            else max(commit_log.durable_head(cls.class_id, head), cls.first_sequence)
+        )
 
     def read_spilled(self, spill_read: SpillRead) -> None:
         """Have something read from disk."""
@@ -91,7 +96,7 @@ class StoredMessageFetcher:
                         budget=budget,
                     )
                 )
-                rings[-1].begin(stretch.first)
+                rings[-1].set_next_sequence(stretch.first)
             for batch in spilling.split_range(stretch):
                 rings[-1].append(batch, 0)
         return rings
@@ -101,7 +106,11 @@ class _PendingFetch:
     """One that is to be answered."""
 
     def __init__(
-        self, fetcher: StoredMessageFetcher, session: Session, event: FetchAsked, cls: MessageClass
+        self,
+        fetcher: StoredMessageReader,
+        session: Session,
+        event: FetchRequested,
+        cls: MessageClass,
     ) -> None:
         self._fetcher = fetcher
         self._session = session
@@ -114,7 +123,7 @@ class _PendingFetch:
 
     def try_reply(self) -> bool:
         """Say it. Returns False when it must be read first."""
-        cls, asked, wish = self._cls, self._event, self._event.asked
+        cls, asked, wish = self._cls, self._event, self._event.body
         head = self._fetcher.visible_head(cls)
         first, last = _requested_range(cls, wish, head)
         ring = cls.ring
@@ -133,13 +142,16 @@ class _PendingFetch:
                 last = max(first, min(last, ring.head))
 
         def take(at: int, last: int, space: int) -> tuple[memoryview, int, int]:
-            piece, next = ring.piece(at, last, space)
+            piece, next = ring.view_frames(at, last, space)
             return piece, next, len(piece)
 
         now = self._fetcher.now if wish.times else None
         reply, pieces = _build_reply(cls, first, last, head, take, now)
         frame = frames.encode(
-            frames.FETCH, class_id=cls.class_id, message_id=asked.request, content=reply.encode()
+            frames.FETCH,
+            class_id=cls.class_id,
+            message_id=asked.request_number,
+            content=reply.encode(),
         )
         self._session.outbox.queue_fetch_reply(cls.class_id, pieces, frame)
         return True
@@ -180,7 +192,7 @@ def _build_reply(
             last, _ = steps.pop()
     purged: list[tuple[int, int]] = []
     if cls.purged_sequences:
-        purged = cls.purged_sequences.within(first, last)
+        purged = cls.purged_sequences.ranges_within(first, last)
         if len(purged) > FETCH_PURGED_MAX:
             last, _ = purged[FETCH_PURGED_MAX]
     pieces: list[PieceT] = []
@@ -213,14 +225,17 @@ class FetchHandler:
         notify_position: Callable[[BrokerSubscription], None],
     ) -> None:
         self._store = store
-        self._fetcher = StoredMessageFetcher(store, mark_ready)
+        self._fetcher = StoredMessageReader(store, mark_ready)
         self._mark_ready = mark_ready
         """Called with outboxes that have something new."""
         self._notify_position = notify_position
         """Called with positions that may have something new."""
 
     def fetch(
-        self, session: Session, event: FetchAsked, on_refused: Callable[[RemoteProtocolError], None]
+        self,
+        session: Session,
+        event: FetchRequested,
+        on_refused: Callable[[RemoteProtocolError], None],
     ) -> None:
         """See `Fetching`. `refuse` says why it cannot be answered, if that is known later."""
         cls = self._store.require_class(event.class_id)
@@ -241,7 +256,7 @@ class FetchHandler:
         self,
         remote_class: RemoteStorage,
         session: Session,
-        event: FetchAsked | PurgeAsked,
+        event: FetchRequested | PurgeRequested,
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> None:
         session.outbox.defer_reply(
@@ -250,27 +265,30 @@ class FetchHandler:
         self._mark_ready(session.outbox)
 
     def purge_if_remote(
-        self, session: Session, event: PurgeAsked, on_refused: Callable[[RemoteProtocolError], None]
+        self,
+        session: Session,
+        event: PurgeRequested,
+        on_refused: Callable[[RemoteProtocolError], None],
     ) -> bool:
         """Whether the messages of a class are not here; then they are purged where they are."""
         cls = self._store.require_class(event.class_id)
         if cls.remote_storage is None:
             return False
-        check_right(session, Right.PURGE, cls)
+        check_right(session, AdminRight.PURGE, cls)
         self._request_remote(cls.remote_storage, session, event, on_refused)
         return True
 
-    def check_purge(self, session: Session, event: PurgeAsked) -> int:
+    def check_purge(self, session: Session, event: PurgeRequested) -> int:
         """Whether a session may have messages purged. Returns where those end that it means."""
         cls = self._store.require_class(event.class_id)
-        check_right(session, Right.PURGE, cls)
-        head, last = cls.ring.head, event.asked.last
+        check_right(session, AdminRight.PURGE, cls)
+        head, last = cls.ring.head, event.body.last
         return head if last is None else min(last, head)
 
-    def purge(self, session: Session, event: PurgeAsked, end: int) -> None:
+    def purge(self, session: Session, event: PurgeRequested, end: int) -> None:
         """Have stored messages up to `last` be nobody's any more."""
         store, cls = self._store, self._store.require_class(event.class_id)
-        count = purge_messages(cls, event.asked.first, end, store.commit_log)
+        count = purge_messages(cls, event.body.first, end, store.commit_log)
         store.trim_class(cls)
         for position in cls.subscriptions:
             self._notify_position(position)
@@ -280,7 +298,7 @@ class FetchHandler:
             frames.encode(
                 frames.PURGE,
                 class_id=event.class_id,
-                message_id=event.request,
+                message_id=event.request_number,
                 content=reply.encode(),
             ),
         )

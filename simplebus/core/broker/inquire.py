@@ -30,15 +30,14 @@ from simplebus.core.broker.wait_reasons import (
     format_duration,
     format_message_count,
 )
-from simplebus.core.commit_log import Durability
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import (
-    EXPLAINED_CLASSES,
-    EXPLAINED_MEMBERS,
-    EXPLAINED_PATTERNS,
-    EXPLAINED_POSITIONS,
-    EXPLAINED_SESSIONS,
+    INQUIRY_CLASSES_MAX,
+    INQUIRY_MEMBERS_MAX,
+    INQUIRY_PATTERNS_MAX,
+    INQUIRY_POSITIONS_MAX,
+    INQUIRY_SESSIONS_MAX,
 )
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.remote_storage import (
@@ -48,20 +47,21 @@ from simplebus.core.message_class.remote_storage import (
     RemoteStorage,
 )
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.events import InquiryAsked
+from simplebus.core.protocol.durability import Durability
+from simplebus.core.protocol.events import InquireRequested
 from simplebus.core.protocol.inquiry import (
-    BusQuestion,
-    BusSaid,
-    ChannelQuestion,
-    ClassLine,
-    ClassQuestion,
-    ClassSaid,
-    Explained,
-    Position,
-    Publisher,
-    Question,
-    SessionLine,
-    SessionSaid,
+    BusInfo,
+    BusInquiry,
+    ChannelInquiry,
+    ClassInfo,
+    ClassInquiry,
+    ClassOverview,
+    InquireReply,
+    Inquiry,
+    PositionInfo,
+    PublisherInfo,
+    SessionInfo,
+    SessionOverview,
 )
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
@@ -94,7 +94,7 @@ class InquiryHandler:
     def handle_inquiry(
         self,
         session: Session,
-        event: InquiryAsked,
+        event: InquireRequested,
         on_refused: Callable[[RemoteProtocolError], None],
         mark_ready: Callable[[Outbox], None],
     ) -> None:
@@ -103,30 +103,30 @@ class InquiryHandler:
 
         def say(counted: dict[int, RemoteCountOutcome]) -> None:
             try:
-                said = self.build_report(event.asked, counted)
+                said = self.build_report(event.body, counted)
             except RemoteProtocolError as error:
                 on_refused(error)
                 return
             content = msgspec.json.encode(said)
             session.outbox.queue_reply(
-                frames.encode(frames.INQUIRE, message_id=event.request, content=content)
+                frames.encode(frames.INQUIRE, message_id=event.request_number, content=content)
             )
 
-        elsewhere = partial(self._remote_classes, event.asked)
+        elsewhere = partial(self._remote_classes, event.body)
         session.outbox.defer_reply(RemoteInquiry(session, elsewhere, say, mark_ready).try_reply)
         mark_ready(session.outbox)
 
     def build_report(
-        self, inquiry: Question, remote_counts: Mapping[int, RemoteCountOutcome] | None = None
-    ) -> Explained:
+        self, inquiry: Inquiry, remote_counts: Mapping[int, RemoteCountOutcome] | None = None
+    ) -> InquireReply:
         """What lies elsewhere was `counted`. Raises RemoteProtocolError (unknown_class,
         unknown_session)."""
         match inquiry:
-            case BusQuestion():
+            case BusInquiry():
                 return self._report_bus()
-            case ClassQuestion(class_=asked):
+            case ClassInquiry(class_=asked):
                 return self._report_class(self._require_class(asked), remote_counts or {})
-            case ChannelQuestion(channel=channel, class_=asked):
+            case ChannelInquiry(channel=channel, class_=asked):
                 classes = (
                     self._store.classes.values() if asked is None else [self._require_class(asked)]
                 )
@@ -152,12 +152,12 @@ class InquiryHandler:
 
     @property
     def _durability_name(self) -> str:
-        ledger = self._store.commit_log
-        return (Durability.MEMORY if ledger is None else ledger.level).name.lower()
+        commit_log = self._store.commit_log
+        return (Durability.MEMORY if commit_log is None else commit_log.durability).name.lower()
 
-    def _remote_classes(self, inquiry: Question) -> list[RemoteStorage]:
+    def _remote_classes(self, inquiry: Inquiry) -> list[RemoteStorage]:
         """What is to be counted elsewhere for an answer."""
-        if not isinstance(inquiry, ClassQuestion):
+        if not isinstance(inquiry, ClassInquiry):
             return []
         store, asked = self._store, inquiry.class_
         class_id = store.class_id_by_name.get(asked) if isinstance(asked, str) else asked
@@ -173,7 +173,7 @@ class InquiryHandler:
 
     def _dead_letter_class_id(self, cls: MessageClass) -> int | None:
         return self._store.class_id_by_name.get(
-            dead_letters.class_name(cls.name or str(cls.class_id))
+            dead_letters.dead_letter_class_name(cls.name or str(cls.class_id))
         )
 
     def _require_class(self, name_or_id: int | str) -> MessageClass:
@@ -188,34 +188,34 @@ class InquiryHandler:
 
     # The bus -------------------------------------------------------------------------------------
 
-    def _report_bus(self) -> BusSaid:
+    def _report_bus(self) -> BusInfo:
         store, sessions = self._store, self._sessions
-        failure = store.commit_log.failure if store.commit_log is not None else None
+        failure = store.commit_log.write_error if store.commit_log is not None else None
         classes = nsmallest(
-            EXPLAINED_CLASSES,
+            INQUIRY_CLASSES_MAX,
             store.classes.values(),
             key=lambda cls: (not cls.blocked_sessions, -len(cls.ring), cls.class_id),
         )
         lines = [
-            SessionLine(
+            SessionOverview(
                 session.session_id,
                 producer_name(session),
                 truncate_text(session.peer),
                 protocol_version(session),
                 session.user,
             )
-            for session in islice(sessions.values(), EXPLAINED_SESSIONS)
+            for session in islice(sessions.values(), INQUIRY_SESSIONS_MAX)
         ]
-        return BusSaid(
+        return BusInfo(
             bus=self.identity,
             now=self._now,
-            memory_bytes=store.budget.used,
-            memory_max=store.budget.limit,
+            memory_bytes=store.budget.used_bytes,
+            memory_max=store.budget.limit_bytes,
             level=self._durability_name,
             failure="" if failure is None else f"{failure[0]}: {failure[1]}",
             refused=nonzero_counts(self._refusal_counts),
             classes=[
-                ClassLine(
+                ClassOverview(
                     class_id=cls.class_id,
                     name=cls.name,
                     stored=cls.ring.head - cls.first_sequence,
@@ -235,15 +235,15 @@ class InquiryHandler:
 
     def _report_class(
         self, cls: MessageClass, remote_counts: Mapping[int, RemoteCountOutcome]
-    ) -> ClassSaid:
+    ) -> ClassInfo:
         store, ring = self._store, cls.ring
-        figures, ledger = ring.statistics(), store.commit_log
-        there = nsmallest(EXPLAINED_POSITIONS, cls.subscriptions, key=_position_floor)
+        figures, commit_log = ring.statistics(), store.commit_log
+        there = nsmallest(INQUIRY_POSITIONS_MAX, cls.subscriptions, key=_position_floor)
         positions = [self._position_reporter.describe_position(cls, position) for position in there]
-        blocked = list(islice(cls.blocked_sessions, EXPLAINED_MEMBERS))
+        blocked = list(islice(cls.blocked_sessions, INQUIRY_MEMBERS_MAX))
         dead = self._dead_letter_class_id(cls)
         stored, spill = ring.head - cls.first_sequence, cls.spill
-        said = ClassSaid(
+        said = ClassInfo(
             class_id=cls.class_id,
             name=cls.name,
             now=self._now,
@@ -264,15 +264,18 @@ class InquiryHandler:
             keeps=_describe_retention(cls.retention),
             subjects=[
                 truncate_text(each) for each in store.subject_bindings.subjects_of(cls.class_id)
-            ][:EXPLAINED_PATTERNS],
+            ][:INQUIRY_PATTERNS_MAX],
             level=self._durability_name,
-            safe=ring.head if ledger is None else ledger.safe(cls.class_id, ring.head),
+            safe=ring.head
+            if commit_log is None
+            else commit_log.durable_head(cls.class_id, ring.head),
             backlog=_count_backlog(cls),
             purged=stored - _count_unpurged(cls),
             channels=len(cls.channels),
-            delivered=cls.delivered_count + sum(p.delivered for p in cls.subscriptions),
-            redelivered=cls.redelivered_count + sum(p.redelivered for p in cls.subscriptions),
-            acknowledged=cls.acknowledged_count + sum(p.acknowledged_count for p in cls.subscriptions),
+            delivered=cls.delivered_count + sum(p.delivered_count for p in cls.subscriptions),
+            redelivered=cls.redelivered_count + sum(p.redelivered_count for p in cls.subscriptions),
+            acknowledged=cls.acknowledged_count
+            + sum(p.acknowledged_count for p in cls.subscriptions),
             dropped=nonzero_counts(cls.count_undelivered()),
             dead_class=dead,
             dead_letters=0 if dead is None else _count_unpurged(store.classes[dead]),
@@ -285,8 +288,8 @@ class InquiryHandler:
         return self._add_remote_counts(cls, said, remote_counts) if cls.is_remote else said
 
     def _add_remote_counts(
-        self, cls: MessageClass, report: ClassSaid, remote_counts: Mapping[int, RemoteCountOutcome]
-    ) -> ClassSaid:
+        self, cls: MessageClass, report: ClassInfo, remote_counts: Mapping[int, RemoteCountOutcome]
+    ) -> ClassInfo:
         """The same of a class that is elsewhere: what is stored of it is what lies there."""
         found = remote_counts.get(cls.class_id, "it was not counted for this")
         dead = remote_counts.get(report.dead_class) if report.dead_class is not None else None
@@ -336,8 +339,8 @@ class InquiryHandler:
             f"{complete_sentence(position.waits, position.waits_for)}"
         )
 
-    def _describe_publisher(self, session: Session) -> Publisher:
-        return Publisher(
+    def _describe_publisher(self, session: Session) -> PublisherInfo:
+        return PublisherInfo(
             session=session.session_id,
             name=producer_name(session),
             peer=truncate_text(session.peer),
@@ -347,7 +350,7 @@ class InquiryHandler:
             is_gone=session.is_closed,
         )
 
-    def _explain_class_wait(self, cls: MessageClass, positions: list[Position]) -> str:
+    def _explain_class_wait(self, cls: MessageClass, positions: list[PositionInfo]) -> str:
         """What holds the floor; and if somebody waits for room, what is full."""
         if cls.first_sequence == cls.ring.head:
             held = "nothing is stored"
@@ -363,7 +366,7 @@ class InquiryHandler:
                 held += f"; {complete_sentence(first.waits, first.waits_for)}"
             elif cls.backlog_window.floor == cls.first_sequence < cls.backlog_window.cursor:
                 held = (
-                    f"{format_message_count(cls.backlog_window.in_flight)} wait for who asks "
+                    f"{format_message_count(cls.backlog_window.in_flight_count)} wait for who asks "
                     "for what waits"
                 )
             else:
@@ -398,16 +401,14 @@ class InquiryHandler:
         memory = ring.statistics().memory_bytes
         if 2 * memory > ring.bytes_max:
             return f"{format_bytes(memory)} of {format_bytes(ring.bytes_max)} are taken"
-        return (
-            f"all classes together take {format_bytes(budget.used)} of {format_bytes(budget.limit)}"
-        )
+        return f"all classes together take {format_bytes(budget.used_bytes)} of {format_bytes(budget.limit_bytes)}"
 
     # A session -----------------------------------------------------------------------------------
 
-    def _report_session(self, session: Session) -> SessionSaid:
-        dialect, subscriptions = session.decoder, session.subscriptions
+    def _report_session(self, session: Session) -> SessionInfo:
+        decoder, subscriptions = session.decoder, session.subscriptions
         groups_seen: dict[BrokerSubscription, None] = {}
-        for held in islice(subscriptions.values(), EXPLAINED_POSITIONS):
+        for held in islice(subscriptions.values(), INQUIRY_POSITIONS_MAX):
             groups_seen[held.group if isinstance(held, GroupMember) else held] = None
         classes = self._store.classes
         positions = [
@@ -416,10 +417,10 @@ class InquiryHandler:
         ]
         parked = sum(batch.count for _, batch in session.parked_messages)
         unconfirmed = 0
-        if isinstance(dialect, Version2Decoder):
-            unconfirmed = max(0, dialect.count_received_since(session.confirmed_number))
+        if isinstance(decoder, Version2Decoder):
+            unconfirmed = max(0, decoder.count_received_since(session.confirmed_number))
         parked_class = session.parked_messages[0][0] if session.parked_messages else None
-        return SessionSaid(
+        return SessionInfo(
             session=session.session_id,
             now=self._now,
             version=protocol_version(session),
@@ -428,7 +429,7 @@ class InquiryHandler:
             user=session.user,
             level=self._durability_name,
             unconfirmed=unconfirmed,
-            leaves_out=isinstance(dialect, Version2Decoder) and dialect.can_skip_numbers,
+            leaves_out=isinstance(decoder, Version2Decoder) and decoder.can_skip_numbers,
             parked=parked,
             parked_bytes=session.parked_bytes,
             parked_class=parked_class,
@@ -438,7 +439,7 @@ class InquiryHandler:
             heartbeat=session.heartbeat_seconds,
             refused=nonzero_counts(session.refusal_counts),
             positions=positions,
-            positions_left_out=max(0, len(subscriptions) - EXPLAINED_POSITIONS),
+            positions_left_out=max(0, len(subscriptions) - INQUIRY_POSITIONS_MAX),
             is_read=not session.is_reading_paused,
             waits_for=self._explain_session_wait(session, parked, parked_class),
         )
@@ -447,7 +448,7 @@ class InquiryHandler:
         self, session: Session, parked_count: int, class_id: int | None
     ) -> str:
         reasons = []
-        ledger = self._store.commit_log
+        commit_log = self._store.commit_log
         if class_id is not None:
             cls = self._store.classes[class_id]
             name = repr(cls.name) if cls.name else str(class_id)
@@ -464,11 +465,11 @@ class InquiryHandler:
                     f"{since}: "
                     f"{self._explain_full(cls)}"
                 )
-        if session.has_write_backlog and ledger is not None:
+        if session.has_write_backlog and commit_log is not None:
             why = (
-                ledger.failure[1]
-                if ledger.failure
-                else f"{format_bytes(ledger.held_bytes)} are unwritten"
+                commit_log.write_error[1]
+                if commit_log.write_error
+                else f"{format_bytes(commit_log.unwritten_bytes)} are unwritten"
             )
             reasons.append(f"the journal is behind: {why}")
         if session.send_blocked_ticks:
@@ -496,14 +497,14 @@ def protocol_version(session: Session) -> int:
 def _count_unpurged(cls: MessageClass) -> int:
     """Stored messages that are not purged."""
     first, head = cls.first_sequence, cls.ring.head
-    return head - first - sum(b - a for a, b in cls.purged_sequences.within(first, head))
+    return head - first - sum(b - a for a, b in cls.purged_sequences.ranges_within(first, head))
 
 
 def _position_floor(position: BrokerSubscription) -> int:
     return position.window.floor
 
 
-def _position_label(position: Position) -> str:
+def _position_label(position: PositionInfo) -> str:
     if position.durable:
         return f"the durable {position.durable!r}"
     if position.group:
@@ -515,7 +516,7 @@ def _count_backlog(cls: MessageClass) -> int:
     """Messages that wait for a first subscription."""
     window = cls.backlog_window
     later = 0 if cls.subscriptions else cls.ring.head - window.cursor
-    return window.in_flight + later
+    return window.in_flight_count + later
 
 
 def _describe_retention(keep: Retention) -> str:

@@ -10,26 +10,26 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Protocol
 
-from simplebus.core.channel.near_miss import why_not
+from simplebus.core.channel.near_miss import explain
 from simplebus.core.channel.pattern import check_name, matches
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
-    EXPLAINED_CHARACTERS,
-    EXPLAINED_MATCHES,
-    EXPLAINED_MEMBERS,
-    EXPLAINED_POSITIONS,
-    EXPLAINED_SESSIONS,
+    INQUIRY_MEMBERS_MAX,
+    INQUIRY_PATTERN_CHECKS_MAX,
+    INQUIRY_POSITIONS_MAX,
+    INQUIRY_SESSIONS_MAX,
+    INQUIRY_TEXT_CHARACTERS_MAX,
 )
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
-from simplebus.core.protocol.inquiry import ChannelClass, ChannelSaid, Listener, Match
+from simplebus.core.protocol.inquiry import ChannelClassInfo, ChannelInfo, ListenerInfo, MatchInfo
 from simplebus.core.subscription.subscription import BrokerSubscription
 
 
 class ChannelListenerSource(Protocol):
     """Another door, whose clients hear channels too."""
 
-    def find_listeners(self, channel: str, max_count: int) -> tuple[list[Listener], int]:
+    def find_listeners(self, channel: str, max_count: int) -> tuple[list[ListenerInfo], int]:
         """Who hears what is published there, up to so many, and how many were left out."""
 
 
@@ -37,7 +37,7 @@ class _PatternBudget:
     """How much may still be looked at."""
 
     def __init__(self) -> None:
-        self.remaining_count = EXPLAINED_MATCHES
+        self.remaining_count = INQUIRY_PATTERN_CHECKS_MAX
 
     def try_spend(self, count: int) -> bool:
         """Whether so many patterns may be looked at."""
@@ -53,7 +53,7 @@ def report_channel(
     now: float,
     describe_consumer: Callable[[BrokerSubscription], str],
     listener_sources: Iterable[ChannelListenerSource],
-) -> ChannelSaid:
+) -> ChannelInfo:
     """Raises RemoteProtocolError (bad_channel) for what is none."""
     try:
         check_name(channel)
@@ -70,17 +70,17 @@ def report_channel(
         )
         is not None
     ]
-    listeners: list[Listener] = []
+    listeners: list[ListenerInfo] = []
     left_out = 0
     for door in listener_sources:
-        there, more = door.find_listeners(channel, EXPLAINED_POSITIONS - len(listeners))
+        there, more = door.find_listeners(channel, INQUIRY_POSITIONS_MAX - len(listeners))
         listeners += there
         left_out += more
-    return ChannelSaid(
+    return ChannelInfo(
         channel=channel,
         now=now,
-        classes=found[:EXPLAINED_SESSIONS],
-        classes_left_out=max(0, len(found) - EXPLAINED_SESSIONS),
+        classes=found[:INQUIRY_SESSIONS_MAX],
+        classes_left_out=max(0, len(found) - INQUIRY_SESSIONS_MAX),
         listeners=listeners,
         listeners_left_out=left_out,
     )
@@ -92,36 +92,36 @@ def _report_class(
     subjects: tuple[str, ...],
     describe_consumer: Callable[[BrokerSubscription], str],
     pattern_budget: _PatternBudget,
-) -> ChannelClass | None:
+) -> ChannelClassInfo | None:
     """What one class has to do with it; None for nothing."""
     bound = [subject for subject in subjects if matches(subject, channel)]
     stored = cls.channels.count_stored(channel)
     wanting = set(cls.channels.find_filters(channel))
-    found: list[Match] = []
-    near: list[Match] = []
+    found: list[MatchInfo] = []
+    near: list[MatchInfo] = []
     left_out = 0
     for position in cls.subscriptions:
         patterns = position.channel_filter.patterns if position.channel_filter is not None else ()
         if position.channel_filter is None or position.channel_filter in wanting:
-            if len(found) >= EXPLAINED_MEMBERS:
+            if len(found) >= INQUIRY_MEMBERS_MAX:
                 left_out += 1
                 continue
             pattern = ""
             if pattern_budget.try_spend(len(patterns)):
                 pattern = next((each for each in patterns if matches(each, channel)), "")
             found.append(_build_match(position, describe_consumer, pattern, ""))
-        elif len(near) < EXPLAINED_MEMBERS and pattern_budget.try_spend(len(patterns)):
-            for each in islice(patterns, EXPLAINED_MATCHES):
-                if reason := why_not(each, channel):
+        elif len(near) < INQUIRY_MEMBERS_MAX and pattern_budget.try_spend(len(patterns)):
+            for each in islice(patterns, INQUIRY_PATTERN_CHECKS_MAX):
+                if reason := explain(each, channel):
                     near.append(_build_match(position, describe_consumer, each, reason))
                     break
     if not (bound or stored or wanting or near):
         return None  # Who gets everything says nothing about this channel.
-    return ChannelClass(
+    return ChannelClassInfo(
         class_id=cls.class_id,
         name=cls.name,
         stored=stored,
-        subjects=bound[:EXPLAINED_MEMBERS],
+        subjects=bound[:INQUIRY_MEMBERS_MAX],
         matches=found,
         near=near,
         left_out=left_out,
@@ -133,14 +133,14 @@ def _build_match(
     describe_consumer: Callable[[BrokerSubscription], str],
     pattern: str,
     near_miss_reason: str,
-) -> Match:
-    return Match(
+) -> MatchInfo:
+    return MatchInfo(
         class_id=position.class_id,
         who=describe_consumer(position),
         session=position.outbox.session_id,
         number=position.subscription_number,
         durable=position.durable,
         group=position.group,
-        pattern=pattern[:EXPLAINED_CHARACTERS],
+        pattern=pattern[:INQUIRY_TEXT_CHARACTERS_MAX],
         why_not=near_miss_reason,
     )

@@ -13,14 +13,14 @@ from simplebus.core.broker.wait_reasons import WaitFacts, explain_wait
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.limits import (
-    INQUIRY_TEXT_CHARACTERS_MAX,
+    IN_FLIGHT_BYTES,
     INQUIRY_MEMBERS_MAX,
     INQUIRY_PATTERNS_MAX,
-    IN_FLIGHT_BYTES,
+    INQUIRY_TEXT_CHARACTERS_MAX,
 )
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.protocol.inquiry import Flight, Position
-from simplebus.core.protocol.inquiry import Member as MemberSaid
+from simplebus.core.protocol.inquiry import InFlightInfo, PositionInfo
+from simplebus.core.protocol.inquiry import MemberInfo as MemberSaid
 from simplebus.core.redelivery import delivery_state
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
@@ -47,19 +47,25 @@ class PositionReporter:
         time = cls.time_index.time_of(sequence)
         return max(0.0, self._store.clock.now - time) if time else None
 
-    def describe_position(self, cls: MessageClass, position: BrokerSubscription) -> Position:
+    def describe_position(self, cls: MessageClass, position: BrokerSubscription) -> PositionInfo:
         """One of a class."""
         window, ring, terms = position.window, position.class_ring, position.delivery_policy
         stands = position.build_delivery_state()
         outbox = position.outbox_after_delay or position.outbox
         members = list(position.members) if isinstance(position, Group) else []
-        put_off = delivery_state.put_off(stands, window)
+        put_off = delivery_state.count_delayed(stands, window)
         said: list[MemberSaid] = []
         if isinstance(position, Group):
             in_flight = sum(member.assigned_count for member in members)
             size_ = sum(member.assigned_bytes for member in members)
             most = sum(member.in_flight_max for member in members)
-            again = window.in_flight - in_flight - put_off - stands.behind - stands.unburied
+            again = (
+                window.in_flight_count
+                - in_flight
+                - put_off
+                - stands.blocked_by_key_count
+                - stands.pending_dead_letter_count
+            )
             busiest = nsmallest(
                 INQUIRY_MEMBERS_MAX,
                 members,
@@ -70,29 +76,39 @@ class PositionReporter:
             is_full = not any(member.free_count for member in members)
             full_seconds = max((self._send_blocked_seconds(m.outbox) for m in members), default=0.0)
         else:
-            again = delivery_state.to_be_sent(stands, window)
-            in_flight = stands.in_flight
+            again = delivery_state.count_redeliveries(stands, window)
+            in_flight = stands.in_flight_count
             if terms.in_flight_max is None:  # What waits to be sent again is not known otherwise.
-                in_flight = window.in_flight - again - put_off - stands.unburied
+                in_flight = (
+                    window.in_flight_count - again - put_off - stands.pending_dead_letter_count
+                )
             covered = max(1, window.cursor - window.floor)
             read = position.ring  # Not all that it was sent may be read back yet.
-            size_ = read.size(window.floor, min(window.cursor, read.head)) * in_flight // covered
+            size_ = (
+                read.range_bytes(window.floor, min(window.cursor, read.head)) * in_flight // covered
+            )
             most = terms.in_flight_max or 0
             oldest = self._describe_in_flight(
-                cls, delivery_state.oldest(stands.sent, window, terms.redelivery_delay_ticks)
+                cls,
+                delivery_state.find_oldest_in_flight(
+                    stands.ack_timer_sets, window, terms.redelivery_delay_ticks
+                ),
             )
             holder = self.describe_session(outbox)
             is_full = bool(ring.head > window.cursor or again) and not position.has_work
             full_seconds = self._send_blocked_seconds(outbox)
-        later = stands.later[0][0] - self._store.clock.now if stands.later else 0.0
+        later = stands.delayed_spans[0][0] - self._store.clock.now if stands.delayed_spans else 0.0
         pauses = [
-            self.ticks_to_seconds(due - self._store.clock.tick) for due, _, _ in stands.pauses
+            self.ticks_to_seconds(due - self._store.clock.tick)
+            for due, _, _ in stands.nack_timer_sets
         ]
         patterns = position.channel_filter.patterns if position.channel_filter is not None else ()
         unsent = ring.head - window.cursor
         is_served = position.has_consumer or position.outbox_after_delay is not None
         alone = 0.0 if is_served else max(0.0, self._store.clock.now - position.unattended_since)
-        put_off_seconds = max(0.0, min([*([later] if stands.later else []), *pauses], default=0.0))
+        put_off_seconds = max(
+            0.0, min([*([later] if stands.delayed_spans else []), *pauses], default=0.0)
+        )
         ready, kept_back = unsent + again, 0
         if position.inherited_delays:  # All of it waits for the longest pause.
             put_off, again, kept_back, ready = put_off + again, 0, unsent, 0
@@ -108,21 +124,21 @@ class PositionReporter:
                 in_flight_bytes_max=IN_FLIGHT_BYTES * max(1, len(members)),
                 oldest=oldest,
                 is_at_in_flight_limit=is_full,
-                key_blocked_count=stands.behind,
+                key_blocked_count=stands.blocked_by_key_count,
                 delayed_count=put_off + kept_back,
                 next_delay_seconds=put_off_seconds,
                 has_consumer=is_served,
                 unattended_seconds=alone,
                 send_blocked_seconds=full_seconds,
                 has_matched=not patterns or position.delivered_count > 0 or not is_served,
-                pending_dead_letter_count=stands.unburied,
+                pending_dead_letter_count=stands.pending_dead_letter_count,
                 dead_letter_class=truncate_text(
                     dead_letters.dead_letter_class_name(cls.name or str(cls.class_id))
                 ),
             )
         )
         session = self._sessions.get(outbox.session_id)
-        return Position(
+        return PositionInfo(
             class_id=position.class_id,
             session=outbox.session_id,
             number=position.subscription_number,
@@ -138,7 +154,7 @@ class PositionReporter:
             lag=ring.head - window.floor,
             unsent=unsent,
             again=again,
-            behind=stands.behind,
+            behind=stands.blocked_by_key_count,
             in_flight=in_flight,
             in_flight_max=most,
             in_flight_bytes=size_,
@@ -150,14 +166,16 @@ class PositionReporter:
             acknowledged=position.acknowledged_count,
             dropped=position.dropped_count,
             undelivered=nonzero_counts(position.undelivered_counts),
-            dead_letters=sum(position.undelivered_counts.get(reason, 0) for reason in _DEAD_LETTER_REASONS)
-            - stands.unburied,
+            dead_letters=sum(
+                position.undelivered_counts.get(reason, 0) for reason in _DEAD_LETTER_REASONS
+            )
+            - stands.pending_dead_letter_count,
             alone_seconds=alone,
             members=said,
             members_left_out=len(members) - len(said),
             waits=word,
             waits_for=sentence,
-            unburied=stands.unburied,
+            unburied=stands.pending_dead_letter_count,
         )
 
     def _describe_member(self, member: GroupMember) -> MemberSaid:
@@ -166,7 +184,9 @@ class PositionReporter:
         sets = member.in_flight_sets()
         oldest = self._describe_in_flight(
             cls,
-            delivery_state.oldest(sets, group.window, group.delivery_policy.redelivery_delay_ticks),
+            delivery_state.find_oldest_in_flight(
+                sets, group.window, group.delivery_policy.redelivery_delay_ticks
+            ),
         )
         holder = self.describe_session(member.outbox)
         unsent = member.unsent_count
@@ -181,7 +201,7 @@ class PositionReporter:
                 oldest=oldest,
                 is_at_in_flight_limit=not member.free_count and not unsent,
                 send_blocked_seconds=self._send_blocked_seconds(member.outbox),
-                other_members_count=group.window.in_flight - member.assigned_count,
+                other_members_count=group.window.in_flight_count - member.assigned_count,
             )
         )
         session = self._sessions.get(member.outbox.session_id)
@@ -199,17 +219,17 @@ class PositionReporter:
         )
 
     def _describe_in_flight(
-        self, cls: MessageClass, oldest: delivery_state.Oldest | None
-    ) -> Flight | None:
+        self, cls: MessageClass, oldest: delivery_state.OldestInFlight | None
+    ) -> InFlightInfo | None:
         if oldest is None:
             return None
         tick = self._store.clock.tick
-        first = self.ticks_to_seconds(tick - oldest.first_tick)
+        first = self.ticks_to_seconds(tick - oldest.first_sent_tick)
         age = self.message_age_seconds(cls, oldest.sequence)
-        return Flight(
+        return InFlightInfo(
             sequence=oldest.sequence,
             attempt=max(0, oldest.attempts),
-            sent_seconds=max(0.0, self.ticks_to_seconds(tick - oldest.sent_tick)),
+            sent_seconds=max(0.0, self.ticks_to_seconds(tick - oldest.last_sent_tick)),
             first_seconds=max(0.0, first if age is None else min(first, age)),
             due_seconds=max(0.0, self.ticks_to_seconds(oldest.due_tick - tick)),
         )
@@ -244,11 +264,11 @@ class PositionReporter:
 
 def producer_name(session: Session | None) -> str:
     """What a program calls itself; empty where it does not."""
-    dialect = session.decoder if session is not None else None
-    return dialect.producer.name if isinstance(dialect, Version2Decoder) else ""
+    decoder = session.decoder if session is not None else None
+    return decoder.producer.name if isinstance(decoder, Version2Decoder) else ""
 
 
-def _find_oldest(members: Iterable[MemberSaid]) -> tuple[Flight | None, str]:
+def _find_oldest(members: Iterable[MemberSaid]) -> tuple[InFlightInfo | None, str]:
     """What was sent first of what these have, and who has it."""
     holding = [(member.oldest, member) for member in members if member.oldest is not None]
     if not holding:

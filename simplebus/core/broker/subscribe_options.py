@@ -61,7 +61,7 @@ def build_delivery_policy(
 ) -> DeliveryPolicy:
     """What is asked for; where nothing is said, what the class says, else the bus. Version 1
     asks for nothing."""
-    own = settings.of_class(cls.class_id, cls.name)
+    own = settings.settings_for_class(cls.class_id, cls.name)
     ack_seconds, deliveries = own.ack_seconds, own.deliveries_max
     backoff: Sequence[float] = own.backoff_seconds or ()
     if request is not None:

@@ -24,7 +24,11 @@ from simplebus.core.message_class.purge import apply_purges
 from simplebus.core.message_class.remote_storage import CatchUpBarrier, RemoteStorage
 from simplebus.core.producer_state import NameClaim, ProducerState, ProducerStates
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.events import Greeted, SubscriptionAsked, UnsubscriptionAsked
+from simplebus.core.protocol.events import (
+    ConnectRequested,
+    SubscribeRequested,
+    UnsubscribeRequested,
+)
 from simplebus.core.protocol.requests import (
     ConnectReply,
     ConnectRequest,
@@ -34,7 +38,7 @@ from simplebus.core.protocol.requests import (
 from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
-from simplebus.core.session.outbox import SendSource, Outbox
+from simplebus.core.session.outbox import Outbox, SendSource
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder, producer_key
 from simplebus.core.settings import Settings
@@ -43,7 +47,7 @@ from simplebus.core.store.quotas import Quotas
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.core.users.permissions import Scope
+from simplebus.core.users.permissions import ClassPermissions
 
 
 def check_first_number(request: ConnectRequest, class_registry: ClassRegistry) -> None:
@@ -69,25 +73,25 @@ def resume_producer(
 ) -> tuple[int, bool]:
     """Say where the program goes on. Returns how many confirmed messages are not stored, as far as
     that is known, and whether the journal is to know of it."""
-    publisher = claim.publisher
-    before = publisher.next, publisher.is_doubted
-    is_elsewheres = bool(request.bus) and request.bus != identity
-    lost = producer_states.begin(claim, request.unconfirmed, is_elsewheres=is_elsewheres)
+    publisher = claim.producer
+    before = publisher.next_number, publisher.is_uncertain
+    is_other_bus = bool(request.bus) and request.bus != identity
+    lost = producer_states.resume(claim, request.unconfirmed, is_other_bus=is_other_bus)
     if class_registry.choose_first_number is not None and (
-        request.unconfirmed is None or is_elsewheres
+        request.unconfirmed is None or is_other_bus
     ):
-        producer_states.begin_at(publisher, class_registry.choose_first_number(now))
-    is_new_here = claim.is_another or not claim.is_known
-    is_on_its_way = request.unconfirmed is not None and not is_elsewheres
+        producer_states.restart_at(publisher, class_registry.choose_first_number(now))
+    is_new_here = claim.is_other_instance or not claim.is_known
+    is_on_its_way = request.unconfirmed is not None and not is_other_bus
     if class_registry.is_remote and is_new_here and is_on_its_way:
         # That nothing is known of it here is no reason to have it begin anew.
-        producer_states.begin_at(publisher, request.unconfirmed or 0)
+        producer_states.restart_at(publisher, request.unconfirmed or 0)
     if request.first is not None:
-        producer_states.begin_at(publisher, request.first)
-    return lost, is_new_here or before != (publisher.next, publisher.is_doubted)
+        producer_states.restart_at(publisher, request.first)
+    return lost, is_new_here or before != (publisher.next_number, publisher.is_uncertain)
 
 
-class ConnectionRequests:
+class SubscriptionManager:
     """Of one broker."""
 
     def __init__(
@@ -114,7 +118,7 @@ class ConnectionRequests:
         self._end_session = end_session
         """Called with the id of a session that has to go, and why."""
         self._reply_when_durable = reply_when_durable
-        """Called with an answer that waits for a mark in the ledger, and with whom it lets begin:
+        """Called with an answer that waits for a mark in the commit_log, and with whom it lets begin:
         see `Confirming`."""
         self.durable_owners = durable_owners
         self.quotas = Quotas(durable_owners.get_users, store)
@@ -150,28 +154,30 @@ class ConnectionRequests:
             except RemoteProtocolError:  # By its name it is not for this one, who cannot be told.
                 self._store.classes[class_id].dropped_counts[Reason.UNAUTHORIZED] += 1
 
-    def connect_v2(self, session: Session, greeting: Greeted) -> None:
+    def connect_v2(self, session: Session, greeting: ConnectRequested) -> None:
         """Version 2: the same, and who publishes, how far it is stored, what is granted."""
-        dialect, asked = session.decoder, greeting.asked
-        assert isinstance(dialect, Version2Decoder)
+        decoder, asked = session.decoder, greeting.body
+        assert isinstance(decoder, Version2Decoder)
         store = self._store
         check_first_number(asked, store.class_registry)
         classes = store.class_registry.deduplicate(asked.classes)
         named, _ = store.class_registry.check_declaration(classes)
         check_class_references(session, classes, store.class_registry)
         self.quotas.check_class_quota(session, named)
-        lost, is_first = 0, not dialect.is_greeted
+        lost, is_first = 0, not decoder.is_greeted
         if is_first:
-            publisher = dialect.producer
+            publisher = decoder.producer
             if asked.name is not None:
-                claim = self.producer_states.claim(
+                claim = self.producer_states.claim_name(
                     asked.name, asked.instance or "", session.session_id, user=session.user
                 )
-                publisher = claim.publisher
-                if claim.former is not None:
+                publisher = claim.producer
+                if claim.former_session_id is not None:
                     why = "this program has connected again under the same name"
                     # From here on, what it has stored is known.
-                    self._end_session(claim.former, RemoteProtocolError(Reason.TAKEN_OVER, why))
+                    self._end_session(
+                        claim.former_session_id, RemoteProtocolError(Reason.TAKEN_OVER, why)
+                    )
                 lost, is_news = resume_producer(
                     self.producer_states,
                     claim,
@@ -182,11 +188,11 @@ class ConnectionRequests:
                 )
                 if is_news:
                     self._log_producer(publisher)
-                if store.commit_log is not None and publisher.ahead is not None:
+                if store.commit_log is not None and publisher.stored_ahead is not None:
                     # Its former connection ended before these were safe: they come again.
-                    session.last_log_position = store.commit_log.mark
-            dialect.start_producer(publisher, can_skip_numbers=asked.first is not None)
-            session.confirmed_number = session.promised_number = publisher.next
+                    session.last_log_position = store.commit_log.log_position
+            decoder.start_producer(publisher, can_skip_numbers=asked.first is not None)
+            session.confirmed_number = session.promised_number = publisher.next_number
             session.heartbeat_seconds = self._negotiate_heartbeat(asked.heartbeat)
             if asked.client:
                 session.peer = f"{session.peer} ({asked.client!r})"
@@ -198,18 +204,20 @@ class ConnectionRequests:
             bus=self.identity,
             run=self.run_id,
             classes={name: class_id for class_id, name in found if name},
-            next=dialect.next_number,
-            credit=settings.limits.credit_granted,
+            next=decoder.next_number,
+            credit=settings.limits.granted_credit_bytes,
             heartbeat=session.heartbeat_seconds,
             frame_bytes=settings.limits.frame_bytes,
             ack_seconds=settings.ack_timeout * settings.tick_seconds,
-            level=store.commit_log.level if store.commit_log is not None else 0,
+            level=store.commit_log.durability if store.commit_log is not None else 0,
             lost=0
             if store.class_registry.is_remote
             else lost,  # Another door may have confirmed them.
             duplicates=store.class_registry.dedup_window_seconds,
         )
-        frame = frames.encode(frames.CONNECT, message_id=greeting.request, content=reply.encode())
+        frame = frames.encode(
+            frames.CONNECT, message_id=greeting.request_number, content=reply.encode()
+        )
         if store.class_registry.is_remote and not (is_first or asked.classes):
             self._reply_when_caught_up(session, frame)
         else:
@@ -236,9 +244,9 @@ class ConnectionRequests:
     def _log_producer(self, producer: ProducerState) -> None:
         """Have the journal know whose numbers these are now, and where they go on. What is ahead
         may not be safe yet: the records say it."""
-        ledger = self._store.commit_log
-        if ledger is not None and producer.ahead is None:
-            ledger.begin(producer.key, producer.next, producer.instance)
+        commit_log = self._store.commit_log
+        if commit_log is not None and producer.stored_ahead is None:
+            commit_log.append_producer_start(producer.key, producer.next_number, producer.instance)
 
     def _negotiate_heartbeat(self, requested_seconds: float) -> float:
         """The shorter one of what both sides allow, in whole ticks."""
@@ -281,13 +289,13 @@ class ConnectionRequests:
             dead_letter=lambda *given_up: self._store.dead_letter(cls, position, *given_up),
             schedule_wakeup=lambda due: self._schedule_wakeup(due, position),
             failure_reasons=self._store.failure_reasons,
-            redeliveries=left.spans(window),
+            redeliveries=left.passed_spans(window),
         )
         cls.add_position(position)
         cls.connected_positions[position] = None
         session.subscriptions[class_id] = position
-        position.delay_redeliveries(left.times)
-        position.inherited_delays = left.held_back(window, self._store.clock.tick, terms)
+        position.delay_redeliveries(left.not_before_times)
+        position.inherited_delays = left.unacked_delays(window, self._store.clock.tick, terms)
         position.outbox_after_delay = session.outbox
         self._delayed_positions[position] = None
         self._start_if_due(position)
@@ -306,10 +314,10 @@ class ConnectionRequests:
             del self._delayed_positions[position]
             self.notify_position(position)
 
-    def subscribe_v2(self, session: Session, event: SubscriptionAsked) -> None:
+    def subscribe_v2(self, session: Session, event: SubscribeRequested) -> None:
         """Version 2."""
         cls = self._store.require_class(event.class_id)
-        number, wish = event.number, event.asked
+        number, wish = event.subscription_number, event.body
         most = self._settings.limits.subscriptions
         if number in session.subscriptions:
             raise RemoteProtocolError(
@@ -332,7 +340,7 @@ class ConnectionRequests:
         else:
             self.durable_owners.check_can_resume(session, cls, position, scope)
             visibility.apply_scope(cls, position, scope)
-        position.request_number = event.request
+        position.request_number = event.request_number
         self.quotas.assign_owner(position, session.user)
         if self.durable_owners.can_change(session, cls, position):
             if resumed and not position.has_consumer:
@@ -363,7 +371,7 @@ class ConnectionRequests:
     def _reply_subscribed(
         self,
         session: Session,
-        event: SubscriptionAsked,
+        event: SubscribeRequested,
         cls: MessageClass,
         position: BrokerSubscription,
         is_resumed: bool,
@@ -372,8 +380,8 @@ class ConnectionRequests:
         was_there = cls.has_remote_position(position)
         if was_there is None:
             return position not in cls.subscriptions  # Then why was said.
-        window, wish = position.window, event.asked
-        held = session.subscriptions[event.number]
+        window, wish = position.window, event.body
+        held = session.subscriptions[event.subscription_number]
         is_new = wish.seek or not is_resumed
         reply = SubscribeReply(
             cursor=window.floor if is_new and wish.start == "last_values" else window.cursor,
@@ -383,8 +391,8 @@ class ConnectionRequests:
         frame = frames.encode(
             frames.SUBSCRIBE,
             class_id=cls.class_id,
-            message_id=event.request,
-            timer_index=event.number,
+            message_id=event.request_number,
+            timer_index=event.subscription_number,
             content=reply.encode(),
         )
         self._reply_when_durable(session, frame, position.log_position, held)
@@ -430,7 +438,7 @@ class ConnectionRequests:
         return position
 
     def _open_position(
-        self, cls: MessageClass, request: SubscribeRequest, scope: Scope | None
+        self, cls: MessageClass, request: SubscribeRequest, scope: ClassPermissions | None
     ) -> BrokerSubscription:
         """A new position."""
         store = self._store
@@ -445,7 +453,7 @@ class ConnectionRequests:
         kind = subscribe_options.choose_position_type(request.group, by_key=request.by_key)
         terms, spans = (
             subscribe_options.build_delivery_policy(request, cls, self._settings),
-            left.spans(window),
+            left.passed_spans(window),
         )
         position = self._create_position(kind, cls, names, wanted, terms, window, spans)
         position.apply_handover(left, self._settings.tick_seconds)
@@ -463,21 +471,21 @@ class ConnectionRequests:
     ) -> BrokerSubscription | None:
         """A durable that is known from before: nobody is connected to it. None when there is no
         memory for its patterns."""
-        wanted = cls.channels.add_filter(kept.channels) if kept.channels else None
-        if kept.channels and wanted is None:
+        wanted = cls.channels.add_filter(kept.patterns) if kept.patterns else None
+        if kept.patterns and wanted is None:
             return None
         names = (kept.durable, kept.group)
-        kind = subscribe_options.choose_position_type(kept.group, by_key=kept.by_key)
+        kind = subscribe_options.choose_position_type(kept.group, by_key=kept.is_key_ordered)
         position = self._create_position(kind, cls, names, wanted, delivery_policy, window, spans)
         position.idle_seconds = kept.idle_seconds
         self.quotas.assign_owner(position, kept.owner)
         # Should the clock have been set back, nothing waits longer for that.
-        told = min(kept.told, self._store.clock.now)
+        told = min(kept.taken_at, self._store.clock.now)
         position.delay_redeliveries(
-            (first, last, told + pause) for first, last, pause in kept.pauses
+            (first, last, told + pause) for first, last, pause in kept.delays
         )
-        if kept.given_up:
-            position.restore_pending_dead_letters(kept.given_up)
+        if kept.pending_dead_letters:
+            position.restore_pending_dead_letters(kept.pending_dead_letters)
             self._store.defer_dead_letters(cls, position)
         self._mark_if_unattended(position)
         return position
@@ -518,7 +526,7 @@ class ConnectionRequests:
     def _log_position_change(self, position: BrokerSubscription) -> None:
         """A position has come or goes for good."""
         if position.durable and self._store.commit_log is not None:
-            position.log_position = self._store.commit_log.change(
+            position.log_position = self._store.commit_log.append_durable_change(
                 position.class_id, position.durable, position.group
             )
 
@@ -527,7 +535,7 @@ class ConnectionRequests:
         cls: MessageClass,
         former: BrokerSubscription,
         request: SubscribeRequest,
-        scope: Scope | None,
+        scope: ClassPermissions | None,
     ) -> BrokerSubscription:
         """A durable's new position. The former one ends when that is there: what both need is
         stored throughout."""
@@ -573,25 +581,28 @@ class ConnectionRequests:
         if isinstance(held, BrokerSubscription):
             del self._store.classes[held.class_id].connected_positions[held]
 
-    def unsubscribe(self, session: Session, event: UnsubscriptionAsked) -> None:
-        held = session.subscriptions.get(event.number)
+    def unsubscribe(self, session: Session, event: UnsubscribeRequested) -> None:
+        held = session.subscriptions.get(event.subscription_number)
         if held is None:
             raise RemoteProtocolError(
-                Reason.UNKNOWN_SUBSCRIPTION, f"this session has no subscription {event.number}"
+                Reason.UNKNOWN_SUBSCRIPTION,
+                f"this session has no subscription {event.subscription_number}",
             )
-        forget = event.asked.forget
+        forget = event.body.forget
         position = held.group if isinstance(held, GroupMember) else held
         if forget:
             self.durable_owners.check_can_change(
                 session, self._store.classes[held.class_id], position
             )
-        del session.subscriptions[event.number]
+        del session.subscriptions[event.subscription_number]
         if isinstance(held, GroupMember):
             held.group.remove_member(held)
             self._update_group_after_leave(held.group, forget=forget)
         else:
             self._detach_position(held, forget=forget)
-        answer = frames.encode(frames.UNSUBSCRIBE, class_id=event.number, message_id=event.request)
+        answer = frames.encode(
+            frames.UNSUBSCRIBE, class_id=event.subscription_number, message_id=event.request_number
+        )
         self._reply_when_durable(session, answer, position.log_position if forget else 0, None)
 
     def _update_group_after_leave(self, group: Group, *, forget: bool) -> None:
@@ -632,7 +643,7 @@ class ConnectionRequests:
         for position in list(self._delayed_positions):
             self._start_if_due(position)
         now = self._store.clock.now
-        self.producer_states.forget(now)
+        self.producer_states.expire(now)
         for position, since in list(self._idle_since.items()):
             if position.idle_seconds is not None and now - since >= position.idle_seconds:
                 position.drop_all(Reason.IDLE_DURABLE)

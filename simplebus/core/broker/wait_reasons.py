@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from simplebus.core.protocol.inquiry import Flight
+from simplebus.core.protocol.inquiry import InFlightInfo
 
 
 class WaitReason(enum.StrEnum):
@@ -47,7 +47,7 @@ class WaitFacts:
     """0 for any number."""
     in_flight_bytes: int = 0
     in_flight_bytes_max: int = 0
-    oldest: Flight | None = None
+    oldest: InFlightInfo | None = None
     is_at_in_flight_limit: bool = False
     """Whether no more may be in flight."""
     key_blocked_count: int = 0

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import CARRIED_BYTES, DELIMITER_BYTES, HEADER_BYTES
+from simplebus.core.limits import COMPACTION_BATCH_BYTES, DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frames import FrameBatch, Integers
-from simplebus.core.ring.columns import AT_ONCE, NEVER, MessageRow, MessageRows
+from simplebus.core.ring.columns import NEVER, NO_DELAY, MessageRow, MessageRows
 from simplebus.core.settings import FullPolicy
 from simplebus.core.subscription.subscription import BrokerSubscription
 
@@ -65,7 +65,7 @@ def compact_if_cluttered(store: Store, cls: MessageClass) -> None:
 def _compact_oldest(store: Store, cls: MessageClass, end: int) -> None:
     """Carry the oldest of the values below `until`, which nobody else needs."""
     ring, now = cls.ring, store.clock.now
-    values = cls.last_values.oldest_values(end, CARRIED_BYTES, now)
+    values = cls.last_values.oldest_values(end, COMPACTION_BATCH_BYTES, now)
     if not values.size:
         ring.release(end)
         return
@@ -77,20 +77,20 @@ def _compact_oldest(store: Store, cls: MessageClass, end: int) -> None:
 def copy_values(store: Store, cls: MessageClass, sequences: Integers) -> LastValueCopy:
     """Copies of these values, the oldest ones of a class, as they are to be stored anew."""
     ring, now, behind = cls.ring, store.clock.now, int(sequences[-1]) + 1
-    rows = ring.rows_at(sequences)
+    rows = ring.read_rows_at(sequences)
     is_timed = np.zeros(sequences.size, np.bool_)
     if rows.expires is not None:
         is_timed |= rows.expires != NEVER
     if rows.not_before is not None:
-        is_timed |= rows.not_before != AT_ONCE
+        is_timed |= rows.not_before != NO_DELAY
     if is_timed.any():
-        copies = [ring.frame(sequence) for sequence in sequences.tolist()]
+        copies = [ring.copy_frame(sequence) for sequence in sequences.tolist()]
         for index in np.flatnonzero(is_timed).tolist():
-            copies[index] = _rebase_times(copies[index], ring.row(int(sequences[index])), now)
+            copies[index] = _rebase_times(copies[index], ring.read_row(int(sequences[index])), now)
         lengths, joined = np.array([*map(len, copies)]), b"".join(copies)
     else:
-        begins, ends = ring.places(sequences)
-        lengths, joined = ends - begins, ring.joined(sequences, store.timer_index)
+        begins, ends = ring.frame_bounds(sequences)
+        lengths, joined = ends - begins, ring.copy_frames(sequences, store.timer_index)
     batch = FrameBatch(np.frombuffer(joined, np.uint8), np.r_[0, np.cumsum(lengths)], 0)
     described: MessageRows | None = None
     if (batch.data[batch.starts] == frames.ENVELOPE).any():
@@ -126,7 +126,7 @@ def append_copy(store: Store, cls: MessageClass, copied: LastValueCopy) -> None:
     if now >= cls.time_index.next_step_time:
         cls.time_index.record(now, first)
     if store.commit_log is not None:
-        cls.pending_floors.append((store.commit_log.mark, copied.old_floor))
+        cls.pending_floors.append((store.commit_log.log_position, copied.old_floor))
     passed = [
         position for position in copied.acknowledged_by if position.skip_compacted(first, ring.head)
     ]
@@ -156,8 +156,8 @@ class Compactor:
         if floor <= ring.floor:
             return False
         fill = cls.last_values.is_ring_mostly_values(now)
-        step = max(size_bytes, min(CARRIED_BYTES, ring.frame_bytes // 8))
-        until = min(floor, max(ring.after(step), ring.floor + 1))
+        step = max(size_bytes, min(COMPACTION_BATCH_BYTES, ring.frame_bytes // 8))
+        until = min(floor, max(ring.sequence_after_bytes(step), ring.floor + 1))
         if not fill and ring.floor < self._initial_head:
             _compact_oldest(store, cls, min(until, self._initial_head))
             return True

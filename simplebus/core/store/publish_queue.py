@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
-from simplebus.core.limits import PARKED_PIECE_BYTES
+from simplebus.core.limits import PARKED_BATCH_BYTES
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.redelivery.delivery_policy import Clock
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.session.session import Session
 from simplebus.core.store.rate_queue import RateQueue
-from simplebus.core.users.rate_limit import charge
+from simplebus.core.users.rate_limit import consume
 
 
 class PublishQueue:
@@ -62,8 +62,8 @@ class PublishQueue:
         if session.parked_messages and session.parked_messages[-1][0] == cls.class_id:
             last = session.parked_messages[-1][1]
             alike = last.data[0] == batch.data[0]
-            if alike and last.data.size < PARKED_PIECE_BYTES:
-                session.parked_messages[-1] = (cls.class_id, last.join(batch))
+            if alike and last.data.size < PARKED_BATCH_BYTES:
+                session.parked_messages[-1] = (cls.class_id, last.concatenate(batch))
                 return
         assert session.decoder is not None
         session.decoder.mark_parked(batch)
@@ -97,7 +97,7 @@ class PublishQueue:
 
     def orphan(self, session: Session) -> None:
         """A peer is gone: keep what it parked, if there is memory."""
-        if session.parked_messages and not self._budget.take(session.parked_bytes):
+        if session.parked_messages and not self._budget.acquire(session.parked_bytes):
             self.discard(session)
 
     def discard(self, session: Session) -> None:
@@ -152,13 +152,13 @@ class PublishQueue:
             taken = self._append_batch(cls, batch.slice(0, fits), session)
             stored = int(batch.bounds[taken])
             session.parked_bytes -= stored
-            charge(session.token_buckets, taken, stored)
+            consume(session.token_buckets, taken, stored)
             if taken:
                 self.progressed_sessions[session] = None
                 assert session.decoder is not None
                 session.decoder.mark_unparked(batch, taken)
             if session.is_closed:
-                self._budget.give(stored)
+                self._budget.release(stored)
             if taken < batch.count:
                 if taken:
                     session.parked_messages[0] = (class_id, batch.slice(taken, batch.count))
@@ -177,13 +177,16 @@ class PublishQueue:
             for each in self._classes.values()
             if each.ring.budget is self._budget
         )
-        if self._budget.used - self._dead_letter_budget.used > self.orphaned_bytes() + channels:
+        if (
+            self._budget.used_bytes - self._dead_letter_budget.used_bytes
+            > self.orphaned_bytes() + channels
+        ):
             return False
         session = next((s for s in reversed(cls.blocked_sessions) if s.is_closed), None)
         if session is None:
             return False
         self._stop_waiting(session, cls)
-        self._budget.give(session.parked_bytes)
+        self._budget.release(session.parked_bytes)
         self._drop_parked(session)
         return True
 

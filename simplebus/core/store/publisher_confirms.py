@@ -1,12 +1,9 @@
-"""When a version 2 peer is told what is promised: how far its messages are stored, and that its
-durables are there.
+"""Publisher confirms: tells version 2 publishers which of their messages are durable.
 
-Rule 1: a Confirm says nothing that is not true yet: where messages are kept past the process, it
-waits until they are as safe as was asked for.
-Rule 2: confirms of a session leave in their order; of several that have come due only the last one
-is said.
-Rule 3: an answer that promises something about a durable waits like a Confirm. Other answers do not
-wait for it, but for those about subscriptions behind it; its messages do.
+A confirm is sent only when the journal has reached the durability that the publisher asked for.
+Confirms of a session keep their order, and several that become due together are sent as one. A
+reply about a durable waits in the same way. Later replies about subscriptions wait behind it, and
+so do the messages of its subscription; other replies do not.
 """
 
 from __future__ import annotations
@@ -14,17 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from simplebus.core.commit_log import CommitLog, Durability
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.requests import ErrorReply
-from simplebus.core.session.outbox import SendSource, Outbox
+from simplebus.core.session.outbox import Outbox, SendSource
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
 
 
 class PublisherConfirms:
-    """Of one broker."""
+    """Confirms and durable replies that wait for the journal, per session."""
 
     def __init__(
         self,
@@ -35,46 +33,51 @@ class PublisherConfirms:
         self._commit_log = commit_log
         self._refusal_counts = refusal_counts
         self._mark_ready = mark_ready
-        """Called with outboxes that have something new."""
+        """Called with outboxes that have new bytes."""
         self._waiting_sessions: dict[Session, None] = {}
-        """Whose confirms wait for the ledger."""
+        """Sessions with confirms or replies that wait for the commit log."""
 
     def confirm_stored(self, session: Session) -> None:
-        """Tell a version 2 publisher how far its messages are stored, if that is news, once they
-        are."""
-        dialect, ledger = session.decoder, self._commit_log
-        if not isinstance(dialect, Version2Decoder) or session.is_closed:
+        """Confirm what a version 2 session has published so far, now or when it is durable."""
+        decoder, commit_log = session.decoder, self._commit_log
+        if not isinstance(decoder, Version2Decoder) or session.is_closed:
             return
-        stored = dialect.stored_before
-        if stored == session.promised_number and not dialect.duplicate_count:
+        stored_before = decoder.stored_before
+        if stored_before == session.promised_number and not decoder.duplicate_count:
             return
         self._refusal_counts.update(
-            {Reason.DUPLICATE: dialect.duplicate_count} if dialect.duplicate_count else {}
+            {Reason.DUPLICATE: decoder.duplicate_count} if decoder.duplicate_count else {}
         )
-        dialect.duplicate_count = 0
-        session.promised_number = stored
-        if ledger is None or not ledger.is_awaited:
+        decoder.duplicate_count = 0
+        session.promised_number = stored_before
+        if commit_log is None or not commit_log.must_defer_confirms:
             session.pending_confirms.clear()
-            self._send_confirm(session, stored)
+            self._send_confirm(session, stored_before)
             return
-        # What was refused because nothing can be kept is to be known at once.
-        mark = ledger.mark if ledger.failure is None else session.last_log_position
-        if ledger.has_reached(mark, dialect.producer.owed):
+        # Messages refused because of the write error do not wait for the journal.
+        position = (
+            commit_log.log_position if commit_log.write_error is None else session.last_log_position
+        )
+        if commit_log.is_producer_durable(position, decoder.producer.remote_positions):
             session.pending_confirms.clear()
-            self._send_confirm(session, stored)
+            self._send_confirm(session, stored_before)
             return
-        if session.pending_confirms and session.pending_confirms[-1][0] == mark:
+        if session.pending_confirms and session.pending_confirms[-1][0] == position:
             session.pending_confirms.pop()
-        session.pending_confirms.append((mark, stored))
+        session.pending_confirms.append((position, stored_before))
         self._waiting_sessions[session] = None
 
     def reply_when_durable(
         self, session: Session, reply: bytes, log_position: int, held_feed: SendSource | None
     ) -> None:
-        """Say this once the ledger has come to this mark, and after the answers before it. What a
-        feed sends comes behind it."""
-        ledger = self._commit_log
-        if not session.pending_replies and (ledger is None or not ledger.owes(log_position)):
+        """Send `reply` when `log_position` is durable, after all earlier durable replies.
+
+        The feed sends its messages after the reply.
+        """
+        commit_log = self._commit_log
+        if not session.pending_replies and (
+            commit_log is None or commit_log.is_durable(log_position)
+        ):
             session.outbox.queue_reply(reply)
             self._mark_ready(session.outbox)
             return
@@ -82,48 +85,53 @@ class PublisherConfirms:
             session.outbox.pause(held_feed)
         session.pending_replies.append((log_position, reply, held_feed))
         self._waiting_sessions[session] = None
-        if ledger is not None and ledger.failure is not None:
-            self._send_warning(session, ledger.failure)
+        if commit_log is not None and commit_log.write_error is not None:
+            self._send_warning(session, commit_log.write_error)
 
     def journal_advanced(self) -> None:
-        """The ledger has come further."""
+        """Send the confirms and replies that are durable now."""
         assert self._commit_log is not None
-        reached = self._commit_log.reached
+        durable_position = self._commit_log.durable_position
         for session in list(self._waiting_sessions):
-            unsaid, number = session.pending_confirms, None
-            owed = (
-                session.decoder.producer.owed
+            pending_confirms, number = session.pending_confirms, None
+            remote_positions = (
+                session.decoder.producer.remote_positions
                 if isinstance(session.decoder, Version2Decoder)
                 else {}
             )
-            while unsaid and self._commit_log.has_reached(unsaid[0][0], owed):
-                _, number = unsaid.popleft()
-            unanswered = session.pending_replies
-            if not session.is_closed and unanswered and unanswered[0][0] <= reached:
-                self._send_due_replies(session, reached)
-            if session.is_closed or not (unsaid or unanswered):
+            while pending_confirms and self._commit_log.is_producer_durable(
+                pending_confirms[0][0], remote_positions
+            ):
+                _, number = pending_confirms.popleft()
+            pending_replies = session.pending_replies
+            if (
+                not session.is_closed
+                and pending_replies
+                and pending_replies[0][0] <= durable_position
+            ):
+                self._send_due_replies(session, durable_position)
+            if session.is_closed or not (pending_confirms or pending_replies):
                 del self._waiting_sessions[session]
             if number is not None and not session.is_closed:
                 self._send_confirm(session, number)
 
     def journal_failed(self, reason: Reason, detail: str) -> None:
-        """Nothing can be kept for now: tell who waits for a confirm, which will come later."""
+        """Warn every waiting session that writing fails for now."""
         for session in self._waiting_sessions:
             if not session.is_closed:
                 self._send_warning(session, (reason, detail))
 
-    def _send_warning(self, session: Session, failure: tuple[Reason, str]) -> None:
-        reason, sentence = failure
-        said = f"{sentence}; what was accepted before is confirmed when it is written"
-        reply = ErrorReply(code=reason, message=said, count=0)
+    def _send_warning(self, session: Session, write_error: tuple[Reason, str]) -> None:
+        reason, sentence = write_error
+        message = f"{sentence}; messages accepted before are confirmed when they are written"
+        reply = ErrorReply(code=reason, message=message, count=0)
         session.outbox.queue_reply(frames.encode(frames.ERROR, content=reply.encode()))
         self._mark_ready(session.outbox)
 
     def _send_due_replies(self, session: Session, durable_position: int) -> None:
-        """Say what waits for no later lot."""
-        unanswered, outbox = session.pending_replies, session.outbox
-        while unanswered and unanswered[0][0] <= durable_position:
-            _, frame, feed = unanswered.popleft()
+        pending_replies, outbox = session.pending_replies, session.outbox
+        while pending_replies and pending_replies[0][0] <= durable_position:
+            _, frame, feed = pending_replies.popleft()
             outbox.queue_reply(frame)
             if feed is not None:
                 outbox.resume(feed)
@@ -131,6 +139,6 @@ class PublisherConfirms:
 
     def _send_confirm(self, session: Session, number: int) -> None:
         session.confirmed_number = number
-        level = Durability.MEMORY if self._commit_log is None else self._commit_log.level
-        session.outbox.queue_confirm(number, level)
+        durability = Durability.MEMORY if self._commit_log is None else self._commit_log.durability
+        session.outbox.queue_confirm(number, durability)
         self._mark_ready(session.outbox)

@@ -1,9 +1,8 @@
-"""How much one user may have of what all share: classes that it has made, durables and groups.
+"""Quotas: limits on how many classes and durables one user creates.
 
-Rule 1: what was made counts as its maker's as long as it is there, whoever is connected, and past
-the process where anything is kept past it. What nobody in particular has made is nobody's share.
-Rule 2: who may not do everything has a part of the bus at most, and all of them together leave a
-part of it, unless its user says how much.
+A class or durable counts for its creator as long as it exists, across restarts if there is a
+journal. Users with restricted permissions have a default quota, and together they leave a part of
+all classes to others.
 """
 
 from __future__ import annotations
@@ -12,7 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import DURABLE_BYTES, DURABLES_PART, LEFT_PART, USER_PART
+from simplebus.core.limits import (
+    DURABLE_BYTES,
+    DURABLES_MEMORY_DIVISOR,
+    RESERVED_CLASSES_DIVISOR,
+    USER_QUOTA_DIVISOR,
+)
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
@@ -20,25 +24,25 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.core.users.users import Users
 
 _CLASS_QUOTA_HINT = (
-    "; classes stay once they are made, and max-classes in its user's table says how many"
+    "; classes are never removed; set max-classes in the table of the user to change the limit"
 )
 
 
 class Quotas:
-    """Of one broker."""
+    """Quotas of one broker."""
 
     def __init__(self, users: Callable[[], Users | None], store: Store) -> None:
-        """`users` says who they are now."""
+        """`users` returns the current users, or None without authentication."""
         self._users = users
         self._store = store
         self.durable_count = 0
-        """How many there are."""
         self.position_count_by_user: Counter[str] = Counter()
-        """By maker, durables and groups."""
+        """Durables and groups by owner."""
 
     def check_class_quota(self, session: Session, requested: Iterable[tuple[int, str]]) -> None:
-        """Raise RemoteProtocolError (too_many_classes) unless a session's user may make those of
-        these classes that are not there."""
+        """Raise RemoteProtocolError (too_many_classes) if the user may not create the missing
+        classes.
+        """
         classes = self._store.classes
         new = {class_id for class_id, _ in requested} - classes.keys()
         most = self._quota_of(session, "classes", self._store.settings.limits.classes)
@@ -48,68 +52,71 @@ class Quotas:
         if made + len(new) > most:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
-                f"user {session.user!r} names {len(new)} new classes; it has made {made}, and may "
-                f"make {most}{_CLASS_QUOTA_HINT}",
+                f"user {session.user!r} declares {len(new)} new classes, but has created {made} "
+                f"of at most {most}{_CLASS_QUOTA_HINT}",
             )
-        all_ = self._store.settings.limits.classes
-        left = all_ // LEFT_PART
+        total = self._store.settings.limits.classes
+        reserved = total // RESERVED_CLASSES_DIVISOR
         if (
             self._configured_quota(session, "classes") is None
-            and len(classes) + len(new) > all_ - left
+            and len(classes) + len(new) > total - reserved
         ):
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
-                f"user {session.user!r} names {len(new)} new classes; {len(classes)} of {all_} "
-                f"exist, and the last {left} are for who may do everything{_CLASS_QUOTA_HINT}",
+                f"user {session.user!r} declares {len(new)} new classes, but {len(classes)} of "
+                f"{total} exist, and the last {reserved} are reserved for users without "
+                f"restrictions{_CLASS_QUOTA_HINT}",
             )
 
     def check_position_quota(
         self, session: Session, cls: MessageClass, *, is_durable: bool
     ) -> None:
-        """Raise RemoteProtocolError (too_many_subscriptions) unless there may be one more durable,
-        or group, in this class, made by this session's user."""
+        """Raise RemoteProtocolError (too_many_subscriptions) if the user may not create one more
+        durable or
+        group in this class.
+        """
         limits = self._store.settings.limits
         if is_durable:
-            most = limits.total_bytes // (DURABLES_PART * DURABLE_BYTES)
+            most = limits.total_bytes // (DURABLES_MEMORY_DIVISOR * DURABLE_BYTES)
             if self.durable_count >= most:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_SUBSCRIPTIONS,
-                    f"{self.durable_count} durables exist; by the memory of this bus {most} may "
-                    "exist",
+                    f"{self.durable_count} durables exist, at most {most} fit into the memory "
+                    "of this bus",
                 )
         if len(cls.named_positions) >= limits.durables:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_SUBSCRIPTIONS,
-                f"class {cls.class_id} has {len(cls.named_positions)} durables and groups",
+                f"class {cls.class_id} has {len(cls.named_positions)} durables and groups, "
+                f"at most {limits.durables} are allowed",
             )
-        share = self._quota_of(session, "durables", limits.durables)
-        if share is not None and self.position_count_by_user[session.user] >= share:
+        quota = self._quota_of(session, "durables", limits.durables)
+        if quota is not None and self.position_count_by_user[session.user] >= quota:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_SUBSCRIPTIONS,
                 f"user {session.user!r} has {self.position_count_by_user[session.user]} durables "
-                "and groups in all "
-                f"classes, and may have {share}",
+                f"and groups in all classes, at most {quota} are allowed",
             )
 
     def add_position(self, position: BrokerSubscription) -> None:
-        """A position is new."""
+        """Count a new position."""
         self.durable_count += bool(position.durable)
 
     def assign_owner(self, position: BrokerSubscription, user: str) -> None:
-        """A position that is nobody's is this user's from now on."""
+        """Make `user` the owner of a position that has none."""
         if user and not position.owner:
             position.owner = user
             if position.durable or position.group:
                 self.position_count_by_user[user] += 1
 
     def change_owner(self, position: BrokerSubscription, user: str) -> None:
-        """A position is not whose it was taken for, but this user's; nobody's for an empty one."""
+        """Make `user` the owner of a position; an empty name removes the owner."""
         self._uncount_owner(position)
         position.owner = ""
         self.assign_owner(position, user)
 
     def remove_position(self, position: BrokerSubscription) -> None:
-        """A position is gone for good."""
+        """Stop counting a position that was removed."""
         self.durable_count -= bool(position.durable)
         self._uncount_owner(position)
 
@@ -120,14 +127,14 @@ class Quotas:
                 del self.position_count_by_user[position.owner]
 
     def _quota_of(self, session: Session, resource: str, total: int) -> int | None:
-        """How many of something a session's user may have; None for any number."""
-        said = self._configured_quota(session, resource)
-        if said is not None:
-            return said or None
-        return None if session.grants is None else max(1, total // USER_PART)
+        """Return how many of a resource the user of a session may create; None for no limit."""
+        configured = self._configured_quota(session, resource)
+        if configured is not None:
+            return configured or None
+        return None if session.grants is None else max(1, total // USER_QUOTA_DIVISOR)
 
     def _configured_quota(self, session: Session, resource: str) -> int | None:
-        """What its user says of that, 0 for any number; None where it says nothing."""
+        """Return the quota in the user's table: 0 for no limit, None if it is not set."""
         users = self._users()
-        user = users.named(session.user) if users is not None else None
+        user = users.find_by_name(session.user) if users is not None else None
         return None if user is None else getattr(user, f"{resource}_max")

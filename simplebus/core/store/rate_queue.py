@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simplebus.core.clock import BrokerClock
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.redelivery.delivery_policy import Clock
 from simplebus.core.session.session import Session
 from simplebus.core.subscription.position import NEVER
 from simplebus.core.users import rate_limit
-from simplebus.core.users.rate_limit import Meter
+from simplebus.core.users.rate_limit import RateLimiter
 
 
 class RateQueue:
@@ -31,19 +31,19 @@ class RateQueue:
 
     def count_allowed(self, session: Session, batch: FrameBatch) -> int:
         """How many messages of a session are let in now."""
-        return rate_limit.fits(session.token_buckets, batch.bounds[1:], self._clock.now)
+        return rate_limit.count_allowed(session.token_buckets, batch.bounds[1:], self._clock.now)
 
     def add(self, session: Session) -> None:
         """It has parked messages that are to be let in later."""
         self.waiting_sessions[session] = None
         for meter in session.token_buckets:
-            meter.waiting += 1
+            meter.waiting_session_count += 1
         self.schedule_wakeup(self.next_wakeup, self)
 
     def remove(self, session: Session) -> None:
         del self.waiting_sessions[session]
         for meter in session.token_buckets:
-            meter.waiting -= 1
+            meter.waiting_session_count -= 1
 
     @property
     def next_wakeup(self) -> float:
@@ -52,7 +52,8 @@ class RateQueue:
             return NEVER
         now = self._clock.now
         return min(
-            rate_limit.due(each, now) for each in {s.token_buckets for s in self.waiting_sessions}
+            rate_limit.next_available(each, now)
+            for each in {s.token_buckets for s in self.waiting_sessions}
         )
 
     def handle_wakeup(self) -> bool:
@@ -61,13 +62,13 @@ class RateQueue:
         for session in list(self.waiting_sessions):
             if session not in self.waiting_sessions or session.token_buckets in spent:
                 continue
-            if rate_limit.due(session.token_buckets, now) <= now:
+            if rate_limit.next_available(session.token_buckets, now) <= now:
                 self._retry_session(session)
             if session in self.waiting_sessions:
                 spent.add(session.token_buckets)
         return False
 
-    def set_token_buckets(self, session: Session, token_buckets: tuple[Meter, ...]) -> None:
+    def set_token_buckets(self, session: Session, token_buckets: tuple[RateLimiter, ...]) -> None:
         """From now on it is measured by these."""
         if session.token_buckets == token_buckets:
             return

@@ -12,32 +12,32 @@ from functools import partial
 
 import numpy as np
 
-from simplebus.core import commit_log, dead_letters
+from simplebus.core import dead_letters
 from simplebus.core.authorization.session_permissions import can_publish, publish_denied_text
-from simplebus.core.commit_log import CommitLog
+from simplebus.core.clock import BrokerClock
+from simplebus.core.commit_log import CommitLog, log_stored_messages, publish_error
 from simplebus.core.dead_letters import DeadMessage
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
-    CHANNELS_FORGOTTEN,
     DELIMITER_BYTES,
-    EXPIRED_FIRST,
-    EXPIRED_MESSAGES_MAX,
+    EXPIRY_SCAN_INITIAL_MESSAGES,
+    EXPIRY_SCAN_MESSAGES_MAX,
+    FORGET_CHANNELS_MIN,
     HEADER_BYTES,
-    LOOKED_MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
+    SCAN_MESSAGES_MAX,
 )
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass, build_row
 from simplebus.core.message_class.spill import SpillManager
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
-from simplebus.core.protocol.events import Refused
+from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.redelivery.delivery_policy import Clock
-from simplebus.core.redelivery.failure_reasons import LastErrors
-from simplebus.core.ring.columns import AT_ONCE, MessageRows, Times
+from simplebus.core.redelivery.failure_reasons import FailureReasons
+from simplebus.core.ring.columns import NO_DELAY, MessageRows, Times
 from simplebus.core.session import version2
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
@@ -47,8 +47,8 @@ from simplebus.core.store import compaction
 from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.core.users.permissions import Verdict
-from simplebus.core.users.rate_limit import charge, fits_one, is_awaited
+from simplebus.core.users.permissions import ClassAccess
+from simplebus.core.users.rate_limit import consume, has_waiting_sessions, is_one_allowed
 
 AppendFrames = Callable[[FrameBatch], int]
 """Puts messages into a ring, as far as there is room. Returns how many it dealt with."""
@@ -67,7 +67,7 @@ class Store:
         clock: BrokerClock,
         *,
         mark_ready: Callable[[Outbox], None],
-        on_refused: Callable[[Session, Refused], None],
+        on_refused: Callable[[Session, FrameRefused], None],
         on_slow_consumer: Callable[[BrokerSubscription], None],
         commit_log: CommitLog | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class Store:
         self.budget = self.class_registry.budget
         self.spill_manager: SpillManager | None = None
         """What is on disk only; None where no class may be larger than memory."""
-        if commit_log is not None and settings.spills:
+        if commit_log is not None and settings.has_spilling_class:
             self.spill_manager = SpillManager(
                 self, commit_log, self.class_registry.spill_budget, mark_ready=mark_ready
             )
@@ -94,7 +94,7 @@ class Store:
             self.class_registry.dead_letter_budget,
             clock,
         )
-        self.failure_reasons = LastErrors()
+        self.failure_reasons = FailureReasons()
         """What was said of messages that are to come again."""
         self.timer_index = 0
         self._mark_ready = mark_ready
@@ -141,24 +141,24 @@ class Store:
         if (
             session.parked_messages
             or cls.blocked_sessions
-            or commit_log.failure(self.commit_log, session)
+            or publish_error(self.commit_log, session)
             or (row is None and frame[0] != frames.MESSAGE)
             or (session.grants is not None and not can_publish(session, cls, row))
             or (
                 session.token_buckets
-                and not fits_one(session.token_buckets, len(frame), self.clock.now)
+                and not is_one_allowed(session.token_buckets, len(frame), self.clock.now)
             )
             or not cls.ring.append_one(frame, self.timer_index, row)
         ):
-            self.publish(session, class_id, FrameBatch.of_one(frame))
+            self.publish(session, class_id, FrameBatch.from_frame(frame))
             return
         if session.token_buckets:
-            charge(session.token_buckets, 1, len(frame))
+            consume(session.token_buckets, 1, len(frame))
         if self.clock.now >= cls.time_index.next_step_time:
             cls.record_accepted(self.clock.now, cls.ring.head - 1)
         first = cls.ring.head - 1
         if self.commit_log is not None:
-            commit_log.note(
+            log_stored_messages(
                 self.commit_log, session, class_id, first, 1, bytes(frame), self.clock.now
             )
         tap = self.on_stored or (self.on_timed_stored if cls.ring.timed_until > first else None)
@@ -168,7 +168,7 @@ class Store:
 
     def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
         cls = self.classes[class_id]
-        failure = commit_log.failure(self.commit_log, session)
+        failure = publish_error(self.commit_log, session)
         if failure:
             cls.dropped_counts[failure[0]] += batch.count
             self._refuse_messages(session, batch, *failure)
@@ -182,11 +182,11 @@ class Store:
             self._append_or_enqueue(session, cls, batch)
             return
         fits = 0
-        if not is_awaited(session.token_buckets):
+        if not has_waiting_sessions(session.token_buckets):
             fits = self.publish_queue.rate_queue.count_allowed(session, batch)
         if fits:
             dealt = self._append_or_enqueue(session, cls, batch.slice(0, fits))
-            charge(session.token_buckets, dealt, int(batch.bounds[dealt]))
+            consume(session.token_buckets, dealt, int(batch.bounds[dealt]))
         if fits < batch.count:
             self.publish_queue.enqueue(
                 session, cls, batch.slice(fits, batch.count), is_rate_limited=True
@@ -216,11 +216,11 @@ class Store:
         Raises RemoteProtocolError (unauthorized) for a peer that has no word for that.
         """
         assert session.grants is not None
-        scope = session.grants.publishing(cls.class_id, cls.name)
-        if scope.verdict is Verdict.ALL:
+        scope = session.grants.publish_permissions(cls.class_id, cls.name)
+        if scope.access is ClassAccess.ALL:
             return True
         has_channels = batch.data[0] == frames.ENVELOPE
-        if scope.verdict is Verdict.SOME and (has_channels or scope.allows("")):
+        if scope.access is ClassAccess.SOME and (has_channels or scope.is_allowed("")):
             return True
         sentence = publish_denied_text(session, cls, "")
         if not isinstance(session.decoder, Version2Decoder) and not session.is_local:
@@ -232,8 +232,8 @@ class Store:
         """Whether a session may publish to all of these channels, which the class knows."""
         if session.grants is None:
             return True
-        scope = session.grants.publishing(cls.class_id, cls.name)
-        return scope.verdict is Verdict.ALL or cls.channels.are_all_allowed(scope, channels)
+        scope = session.grants.publish_permissions(cls.class_id, cls.name)
+        return scope.access is ClassAccess.ALL or cls.channels.are_all_allowed(scope, channels)
 
     def _refuse_denied_channels(
         self, session: Session, cls: MessageClass, batch: FrameBatch, rows: MessageRows
@@ -241,7 +241,7 @@ class Store:
         """Of messages with channels, some of which a session may not publish: how many it may, in
         front; or else how many in front it may not, which are refused."""
         assert session.grants is not None
-        scope = session.grants.publishing(cls.class_id, cls.name)
+        scope = session.grants.publish_permissions(cls.class_id, cls.name)
         allowed = np.broadcast_to(cls.channels.allowed_flags(scope, rows.channels), batch.count)
         if allowed[0]:
             return int(allowed.argmin()), 0
@@ -291,14 +291,18 @@ class Store:
         return self._append_envelopes(cls, batch, session)
 
     def append_and_log(
-        self, cls: MessageClass, batch: FrameBatch, rows: MessageRows | None, session: Session | None
+        self,
+        cls: MessageClass,
+        batch: FrameBatch,
+        rows: MessageRows | None,
+        session: Session | None,
     ) -> int:
-        """Put messages into the ring, as far as there is room, and into the ledger."""
+        """Put messages into the ring, as far as there is room, and into the commit_log."""
         first = cls.ring.head
         taken = cls.ring.append(batch, self.timer_index, rows)
         if taken and self.commit_log is not None:
             data = batch.data[: batch.bounds[taken]].tobytes()
-            commit_log.note(
+            log_stored_messages(
                 self.commit_log, session, cls.class_id, first, taken, data, self.clock.now
             )
         return taken
@@ -308,7 +312,7 @@ class Store:
         dealt, most = 0, batch.count
         while dealt < batch.count:
             some = batch.slice(dealt, min(dealt + most, batch.count))
-            read = envelope_batch.scan(some)
+            read = envelope_batch.scan_envelopes(some)
             if read.count:
                 rows = self.build_rows(cls, read, self.clock.now)
                 if rows is None:
@@ -358,7 +362,7 @@ class Store:
             # Who is put off by nothing is not put off by a clock that is set back, either.
             None
             if columns.not_before is None
-            else np.where(columns.not_before > 0, columns.not_before + accepted_at, AT_ONCE),
+            else np.where(columns.not_before > 0, columns.not_before + accepted_at, NO_DELAY),
         )
 
     def _refuse_envelope(self, session: Session, frame: FrameBatch) -> None:
@@ -389,7 +393,7 @@ class Store:
 
     def _enforce_pending_limits(self, cls: MessageClass) -> None:
         """Have positions obey their own policy about what waits for them."""
-        spare = LOOKED_MESSAGES_MAX
+        spare = SCAN_MESSAGES_MAX
         for position in list(cls.limited_positions):
             position.count_backlog(min(spare, REDELIVERY_MESSAGES))
             if position.delivery_policy.slow_policy == "disconnect":
@@ -426,7 +430,7 @@ class Store:
             if too_many > 0:
                 floor = min(ring.floor + too_many, ring.head)
             else:
-                floor = ring.after(batch.data.size)
+                floor = ring.sequence_after_bytes(batch.data.size)
             floor = max(floor, saving.leading_values_end())
             needed = min(max(cls.first_sequence, cls.floor()), floor)
             saved = saving.copy_evicted(floor)
@@ -456,7 +460,7 @@ class Store:
     ) -> int | None:
         """Keep as dead letters what a position has given up. Returns from which message on there is
         no memory: they stay, and are tried again at the ticks. None when all are dealt with."""
-        if dead_letters.are_kept_in(cls.name):
+        if dead_letters.is_dead_letter_class(cls.name):
             return None
         of = cls.name or str(cls.class_id)
         try:
@@ -474,13 +478,13 @@ class Store:
         )
         ring, until = position.ring, None
         there = [range(max(a, ring.floor), min(b, ring.head)) for a, b in ranges]
-        letters = dead_letters.write(
+        letters = dead_letters.build_dead_letters(
             (
                 DeadMessage(
                     sequence,
-                    ring.frame(sequence),
+                    ring.copy_frame(sequence),
                     cls.accepted_at(position, sequence),
-                    self.failure_reasons.of(position, sequence),
+                    self.failure_reasons.get(position, sequence),
                 )
                 for each in there
                 for sequence in each
@@ -489,16 +493,18 @@ class Store:
             class_id=dead.class_id,
             frame_bytes_max=self.settings.limits.frame_bytes,
         )
-        lost = letters.lost + selection.count_sequences(ranges) - sum(map(len, there))
-        if letters.batch is not None:
+        lost = letters.lost_count + selection.count_sequences(ranges) - sum(map(len, there))
+        if letters.frames is not None:
             before = dead.dropped_counts[Reason.DROP_NEWEST]
-            laid = self._append_dead_letters(dead, letters.batch, letters.columns)
-            if laid < letters.batch.count:
+            laid = self._append_dead_letters(dead, letters.frames, letters.columns)
+            if laid < letters.frames.count:
                 until = letters.sequences[laid]
                 ranges = selection.ranges_before(ranges, until)
                 lost = selection.count_sequences(ranges) - laid
                 self.defer_dead_letters(cls, position)
-            lost += dead.dropped_counts[Reason.DROP_NEWEST] - before  # One that is too long for them.
+            lost += (
+                dead.dropped_counts[Reason.DROP_NEWEST] - before
+            )  # One that is too long for them.
         if lost:
             cls.dropped_counts[Reason.NO_DEAD_LETTER] += lost
         cls.on_dead_lettered(position, ranges, dead.class_id)
@@ -525,7 +531,7 @@ class Store:
         taken = self._append_with(put, None, dead_letter_class, batch)
         if taken < batch.count:
             rest = batch.slice(taken, batch.count)
-            if dead_letter_class.full_policy is FullPolicy.BLOCK or dead_letter_class.ring.may_grow(
+            if dead_letter_class.full_policy is FullPolicy.BLOCK or dead_letter_class.ring.can_grow(
                 rest
             ):
                 return taken
@@ -570,10 +576,10 @@ class Store:
 
     def tick(self) -> None:
         """Once per tick: memory, times, and what nobody waits for any more."""
-        self.failure_reasons.forget_done()
-        if 4 * self.budget.left < self.budget.limit:
+        self.failure_reasons.forget_acked()
+        if 4 * self.budget.available_bytes < self.budget.limit_bytes:
             self._forget_unused_channels()
-        spare, names = EXPIRED_MESSAGES_MAX, CHANNELS_FORGOTTEN
+        spare, names = EXPIRY_SCAN_MESSAGES_MAX, FORGET_CHANNELS_MIN
         if self.positions_with_pending_dead_letters:
             self._retry_dead_letters()
         if self.spill_manager is not None:
@@ -615,7 +621,7 @@ class Store:
         ring, waiting = cls.ring, cls.backlog_window
         if waiting.floor < ring.floor:
             return 0  # It is on disk.
-        first, many = waiting.floor, EXPIRED_FIRST
+        first, many = waiting.floor, EXPIRY_SCAN_INITIAL_MESSAGES
         end = min(waiting.cursor if cls.subscriptions else ring.head, ring.timed_until)
         end = min(end, first + max_count)
         while (at := waiting.floor) < end:

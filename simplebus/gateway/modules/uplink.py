@@ -38,7 +38,7 @@ from simplebus.bridge.runner import run as run_lanes
 from simplebus.bridge.settings import CopiedClass, is_nats_address, copier_name, record_channel
 from simplebus.bridge.target.bus import FarTerms
 from simplebus.client.addresses import Address
-from simplebus.client.aio.transport import SocketPlace
+from simplebus.client.aio.transport import SocketEndpoint
 from simplebus.core import dead_letters
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import Limits
@@ -240,6 +240,6 @@ class Uplink(Module):
             shown = self.settings.nats_access
             open_ends = to_nats(here, table.to, terms, copied, shown=shown)
         else:
-            place = SocketPlace(Address.parse(table.to), access)
+            place = SocketEndpoint(Address.parse(table.to), access)
             open_ends = between(here, place, terms, class_=class_)
         return Copier(terms.name, open_ends)

@@ -24,7 +24,7 @@ from simplebus.bridge.reserved_headers import is_reserved
 from simplebus.bridge.settings import CopiedClass, is_nats_address, record_channel
 from simplebus.client.addresses import Address
 from simplebus.client.core.arguments import check_integer
-from simplebus.client.credentials import VARIABLES, Access
+from simplebus.client.credentials import ENVIRONMENT_VARIABLES, Access
 from simplebus.config.mistakes import unknown
 from simplebus.core import dead_letters
 from simplebus.core.channel.pattern import check_name
@@ -179,7 +179,7 @@ def _check_address(table: UplinkTable) -> bool:
 
 def _access(table: UplinkTable, environment: Mapping[str, str], names_somebody: bool) -> Access:
     """Raises ValueError, and OSError for a file that is no good."""
-    own = {name: value for name in VARIABLES if (value := getattr(table, name))}
+    own = {name: value for name in ENVIRONMENT_VARIABLES if (value := getattr(table, name))}
     if table.credentials:
         if own or table.seed:
             raise ValueError("the file of credentials says it all, or leave it out")
@@ -188,12 +188,12 @@ def _access(table: UplinkTable, environment: Mapping[str, str], names_somebody: 
     said = dict(environment)
     is_said = names_somebody or any(getattr(table, name) for name in _WHO)
     for name in ("user", "password", "token") if is_said else ():
-        said.pop(VARIABLES[name], None)
+        said.pop(ENVIRONMENT_VARIABLES[name], None)
     if table.cert:
-        said.pop(VARIABLES["key"], None)
-    files = {VARIABLES[name]: own[name] for name in _FILES if name in own}
+        said.pop(ENVIRONMENT_VARIABLES["key"], None)
+    files = {ENVIRONMENT_VARIABLES[name]: own[name] for name in _FILES if name in own}
     found = Access.from_environment(said | files)
     if not is_said:
         return found
-    password = table.password or (environment.get(VARIABLES["password"], "") if table.user else "")
+    password = table.password or (environment.get(ENVIRONMENT_VARIABLES["password"], "") if table.user else "")
     return replace(found, user=table.user, password=password, token=table.token)

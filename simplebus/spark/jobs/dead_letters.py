@@ -15,16 +15,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from simplebus.core.dead_letters import (
-    ATTEMPTS,
-    CLASS,
-    PREFIX,
-    REASON,
-    SEQUENCE,
-    SESSION,
-    SINCE,
-    SUBSCRIPTION,
-    are_kept_in,
-    class_name,
+    ATTEMPTS_HEADER,
+    CLASS_HEADER,
+    CLASS_PREFIX,
+    REASON_HEADER,
+    SEQUENCE_HEADER,
+    SESSION_HEADER,
+    SINCE_HEADER,
+    SUBSCRIPTION_HEADER,
+    dead_letter_class_name,
+    is_dead_letter_class,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _TEXT_BYTES = 80
 def classes(subscribe: str) -> str:
     """The classes in which the dead letters of these lie, both with commas between them."""
     names = [name.strip() for name in subscribe.split(",")]
-    return ",".join(name if are_kept_in(name) or not name else class_name(name) for name in names)
+    return ",".join(name if is_dead_letter_class(name) or not name else dead_letter_class_name(name) for name in names)
 
 
 def messages(spark: SparkSession, *, servers: str, subscribe: str, **options: object) -> DataFrame:
@@ -58,7 +58,7 @@ def archived(spark: SparkSession, path: str, subscribe: str = "") -> DataFrame:
     from simplebus.spark.jobs.archive import read
 
     frame = read(spark, path)
-    chosen = frame["class"].startswith(PREFIX)
+    chosen = frame["class"].startswith(CLASS_PREFIX)
     if subscribe:
         chosen = frame["class"].isin(classes(subscribe).split(","))
     return frame.where(chosen)
@@ -78,17 +78,17 @@ def dead_letters(frame: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions as sql
 
-    since = sql.timestamp_seconds(_header(SINCE).try_cast("decimal(20,6)"))
+    since = sql.timestamp_seconds(_header(SINCE_HEADER).try_cast("decimal(20,6)"))
     letters = frame.select(
-        _header(CLASS).alias("class"),
-        _header(REASON).alias("reason"),
-        _header(SUBSCRIPTION).alias("subscription"),
-        _header(ATTEMPTS).try_cast("int").alias("attempts"),
+        _header(CLASS_HEADER).alias("class"),
+        _header(REASON_HEADER).alias("reason"),
+        _header(SUBSCRIPTION_HEADER).alias("subscription"),
+        _header(ATTEMPTS_HEADER).try_cast("int").alias("attempts"),
         sql.coalesce(since, sql.col("timestamp")).alias("since"),
         sql.struct(
             sql.col("server"),
-            _header(SEQUENCE).try_cast("bigint").alias("sequence"),
-            _header(SESSION).alias("session"),
+            _header(SEQUENCE_HEADER).try_cast("bigint").alias("sequence"),
+            _header(SESSION_HEADER).alias("session"),
             sql.col("channel"),
             _text("key"),
             _text("value").alias("text"),

@@ -12,7 +12,7 @@ from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import NatsWire
 from simplebus.bridge.runner import lanes
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
-from simplebus.client.aio.transport import Place
+from simplebus.client.aio.transport import Endpoint
 from simplebus.memory.bus import MemoryBus
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import numbered
@@ -30,7 +30,7 @@ class Moving:
     """A place where there is another bus than before."""
 
     def __init__(self) -> None:
-        self.now: Place | None = None
+        self.now: Endpoint | None = None
 
     async def open(self) -> Any:
         if self.now is None:

@@ -19,7 +19,7 @@ from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.target.bus import FarTerms
 from simplebus.client.addresses import Address
 from simplebus.client.aio.bus import Bus
-from simplebus.client.aio.transport import SocketPlace
+from simplebus.client.aio.transport import SocketEndpoint
 from simplebus.client.credentials import Access
 from simplebus.core.users.passwords import Passwords, quick_hash
 from simplebus.core.users.permissions import Permissions, Rule, Rules
@@ -171,7 +171,7 @@ async def test_a_near_bus_that_comes_back_from_an_old_copy_is_noticed(
     with trio.fail_after(PATIENCE_SECONDS):
         async with door(options(nats.url)) as one, simplebus.connect(address(one)) as there:
             terms = FarTerms(name="b", channel="b", class_="a")
-            far = SocketPlace(Address.parse(address(one)))
+            far = SocketEndpoint(Address.parse(address(one)))
             lane = Copier("b", between(way, far, terms, class_="a", start="earliest"))
             for (first, last), folder in zip(parts, ("near", "near", "copy"), strict=True):
                 way.now = MemoryBus(data_dir=tmp_path / folder)

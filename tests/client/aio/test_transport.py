@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 
 from simplebus.client.aio.connect import open_bus
-from simplebus.client.aio.transport import Link, Place
+from simplebus.client.aio.transport import Transport, Endpoint
 from simplebus.core.limits import HEADER_BYTES
 from simplebus.core.protocol.frames import DELIMITER, HEADER
 from tests.client.conftest import Run
@@ -68,7 +68,7 @@ class HereAndThere:
         self._bus = bus
         self.links: list[InProcess] = []
 
-    async def open(self) -> Link:
+    async def open(self) -> Transport:
         await anyio.lowlevel.checkpoint()
         link = InProcess(self._bus)
         self.links.append(link)
@@ -85,7 +85,7 @@ def test_a_bus_in_this_process_is_one_like_any_other(run: Run) -> None:
     async def main() -> None:
         with false_bus() as false:
             place = HereAndThere(false)
-            places: list[Place] = [place]
+            places: list[Endpoint] = [place]
             async with open_bus(places, name="in process") as bus, bus.subscribe(1):
                 await bus.publish_many([b"x" * 100] * 20, class_id=1)
                 place.break_one()

@@ -17,7 +17,7 @@ from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     MESSAGE,
     Version2Peer,
-    hello,
+    connect,
     peer2,
     publish,
 )
@@ -60,8 +60,8 @@ def test_what_is_ahead_is_stored_and_what_is_behind_was(
     """The oracle takes one number after the other. Runs that overlap take the slow path."""
     bus = door()
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(hello(1, name="lane", instance="one", first=first))
-    assert peer.told()[0].content["next"] == first
+    peer.send(connect(1, name="lane", instance="one", first=first))
+    assert peer.receive_replies()[0].content["next"] == first
     at, numbers, expected, following = first, list[int](), list[int](), first
     for skipped, count in runs:
         at = max(first, at + skipped)
@@ -75,7 +75,7 @@ def test_what_is_ahead_is_stored_and_what_is_behind_was(
     for part in [b"".join(said)] if is_one_read else said:
         peer.send(part)
     assert stored(bus) == expected
-    assert peer.told()[-1].message_id == following % ID_COUNT
+    assert peer.receive_replies()[-1].message_id == following % ID_COUNT
     assert bus.broker.refusal_counts[Reason.DUPLICATE] == len(numbers) - len(expected)
 
 
@@ -84,7 +84,7 @@ def test_a_number_is_where_its_program_says_whatever_was_there() -> None:
     bus = door()
     for _ in range(2):
         peer = Version2Peer(bus, bus.broker.open_session())
-        peer.send(hello(1, name="lane", instance="one", first=5) + frame(5) + frame(9))
+        peer.send(connect(1, name="lane", instance="one", first=5) + frame(5) + frame(9))
         bus.broker.close_session(peer.session)
     assert stored(bus) == [5, 9, 5, 9]
 
@@ -93,7 +93,7 @@ def test_what_lies_between_two_numbers_costs_nothing() -> None:
     """However many that are, and though the session ends in the middle."""
     bus, far = door(), ID_COUNT // 2
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(hello(1, name="lane", instance="one", first=0) + frame(0))
+    peer.send(connect(1, name="lane", instance="one", first=0) + frame(0))
     said = frame(far) + frame(2 * far - 1) + build_frame(ord("~")) + frame(2 * far)
     assert peer.send_refused(said) is Reason.UNKNOWN_TYPE
     bus.broker.close_session(peer.session)
@@ -104,7 +104,7 @@ def test_what_lies_between_two_numbers_costs_nothing() -> None:
 def test_nobody_has_such_numbers_where_nobody_would_know_them(more: dict[str, str]) -> None:
     bus = BrokerHarness() if more else door()
     peer = Version2Peer(bus, bus.broker.open_session())
-    assert peer.send_refused(hello(1, first=3, **more)) is Reason.BAD_CONNECT
+    assert peer.send_refused(connect(1, first=3, **more)) is Reason.BAD_CONNECT
     assert not len(bus.broker.connection_requests.producer_states)
 
 

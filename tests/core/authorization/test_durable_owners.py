@@ -50,7 +50,7 @@ def peer(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
 def takes_up(bus: BrokerHarness, who: str, **what: object) -> str:
     """What somebody hears who subscribes to this, and goes again; "" for being let in."""
     found = peer(bus, who, subscribe(1, 1, **what))
-    (told,) = found.told()
+    (told,) = found.receive_replies()
     found.disconnect()
     return "" if told.kind == "subscribe" else str(told.content["message"])
 
@@ -77,7 +77,7 @@ def test_a_group_is_for_all_who_may_see_the_same(bus: BrokerHarness) -> None:
     first = peer(bus, "eu", subscribe(1, 1, group="g"))
     assert takes_up(bus, "eu2", group="g") == ""
     assert "shared by users who may see other channels" in takes_up(bus, "ada", group="g")
-    assert [said.kind for said in first.told()] == ["subscribe"]
+    assert [said.kind for said in first.receive_replies()] == ["subscribe"]
 
 
 def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: BrokerHarness) -> None:
@@ -88,14 +88,14 @@ def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: BrokerH
         assert takes_up(bus, who, durable="p", seek=True, start="new") == ""
     takes_up(bus, "ada", durable="d", group="g")
     bob = peer(bus, "bob", subscribe(1, 1, durable="d", group="g"), unsubscribe(1, forget=True))
-    granted, refused = bob.told()
+    granted, refused = bob.receive_replies()
     assert (granted.kind, refused.content["code"]) == ("subscribe", Reason.UNAUTHORIZED)
     bob.send(unsubscribe(1))
-    assert [told.kind for told in bob.told()] == ["unsubscribe"]
+    assert [told.kind for told in bob.receive_replies()] == ["unsubscribe"]
     bob.disconnect()
     for what in ({"durable": "d", "group": "g"}, {"durable": "p"}):
         ada = peer(bus, "ada", subscribe(1, 1, **what), unsubscribe(1, forget=True))
-        assert [told.kind for told in ada.told()] == ["subscribe", "unsubscribe"]
+        assert [told.kind for told in ada.receive_replies()] == ["subscribe", "unsubscribe"]
     assert not bus.broker.classes[1].named_positions
 
 
@@ -158,7 +158,7 @@ def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_na
     early = peer2(bus, classes=["dead.7"], auth={"token": "by-name"})
     dead_of_7 = bus.broker.store.class_id_by_name["dead.7"]
     early.send(subscribe(dead_of_7, 1))
-    assert [told.kind for told in early.told()] == ["subscribe"]
+    assert [told.kind for told in early.receive_replies()] == ["subscribe"]
     peer2(bus, classes=[{"id": 7, "name": "orders"}], auth={"token": "boss"})
     ((cut, error),) = bus.broker.drain_closing()
     assert (cut, error.sentence) == (early.session, "class 7 has the name 'orders' now")
@@ -167,7 +167,7 @@ def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_na
         for name in ("dead.7", "dead.orders"):
             one = peer2(bus, classes=[1], auth={"token": who})
             one.send(subscribe(bus.broker.store.class_id_by_name[name], 1))
-            assert [told.content["code"] for told in one.told()] == [Reason.UNAUTHORIZED]
+            assert [told.content["code"] for told in one.receive_replies()] == [Reason.UNAUTHORIZED]
 
 
 def test_a_name_that_is_too_long_for_its_dead_letters_is_denied_there_too(bus: BrokerHarness) -> None:
@@ -180,4 +180,4 @@ def test_a_name_that_is_too_long_for_its_dead_letters_is_denied_there_too(bus: B
     dead = bus.broker.store.class_registry.open_dead_letter_class(long)
     one = peer2(bus, classes=[1], auth={"token": "spy"})
     one.send(subscribe(dead.class_id, 1))
-    assert [told.content["code"] for told in one.told()] == [Reason.UNAUTHORIZED]
+    assert [told.content["code"] for told in one.receive_replies()] == [Reason.UNAUTHORIZED]

@@ -15,9 +15,9 @@ from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
-    asked,
-    enveloped,
-    on_channel,
+    json_request,
+    publish_envelopes,
+    channel_envelope,
     peer2,
     subscribe,
 )
@@ -65,11 +65,11 @@ def test_each_hears_replies_on_channels_that_it_knows(bus: BrokerHarness) -> Non
     boss = peer(bus, "boss")
     ada = peer(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
     log = peer(bus, "log", subscribe(9, 1))
-    boss.send(enveloped(9, 0, *(on_channel(name, b"x") for name in (TO_BOB, TO_ADA))))
+    boss.send(publish_envelopes(9, 0, *(channel_envelope(name, b"x") for name in (TO_BOB, TO_ADA))))
     assert len(ada.receive_deliveries()) == 1
     assert len(log.receive_deliveries()) == 2
     everything = peer(bus, "boss", subscribe(9, 1, channels=[f"{REPLIES}.#"]))
-    assert everything.told()[-1].kind == "subscribe"
+    assert everything.receive_replies()[-1].kind == "subscribe"
 
 
 @pytest.mark.parametrize("who", ["ada", "eve", "any"])
@@ -77,7 +77,7 @@ def test_each_hears_replies_on_channels_that_it_knows(bus: BrokerHarness) -> Non
 def test_nobody_listens_to_replies_to_others(bus: BrokerHarness, who: str, channels: list[str]) -> None:
     named(bus)
     found = peer(bus, who, subscribe(9, 1, channels=channels))
-    refused = found.told()[-1]
+    refused = found.receive_replies()[-1]
     assert refused.content["code"] == Reason.UNAUTHORIZED
     assert "by whole channels only" in str(refused.content["message"])
 
@@ -85,11 +85,11 @@ def test_nobody_listens_to_replies_to_others(bus: BrokerHarness, who: str, chann
 @pytest.mark.parametrize("who", ["ada", "any"])
 def test_nobody_fetches_replies_to_others(bus: BrokerHarness, who: str) -> None:
     named(bus)
-    boss = peer(bus, "boss", enveloped(9, 0, on_channel(TO_BOB, b"x")))
-    assert boss.errors() == []
-    asks = asked(frames.FETCH, 9, first=0, last=9)
-    assert [said.content["code"] for said in peer(bus, who, asks).told()] == [Reason.UNAUTHORIZED]
-    assert "code" not in peer(bus, "log", asks).told()[-1].content
+    boss = peer(bus, "boss", publish_envelopes(9, 0, channel_envelope(TO_BOB, b"x")))
+    assert boss.receive_error_codes() == []
+    asks = json_request(frames.FETCH, 9, first=0, last=9)
+    assert [said.content["code"] for said in peer(bus, who, asks).receive_replies()] == [Reason.UNAUTHORIZED]
+    assert "code" not in peer(bus, "log", asks).receive_replies()[-1].content
 
 
 def test_who_may_by_the_id_of_a_class_may_name_it_by_its_name(bus: BrokerHarness) -> None:
@@ -112,6 +112,6 @@ def test_who_listened_before_the_class_had_its_name_has_to_come_again(bus: Broke
     fine = peer(bus, "any", subscribe(9, 1, channels=[TO_ADA]))
     boss = peer(bus, "boss")
     named(bus)
-    boss.send(enveloped(9, 0, on_channel(TO_ADA, b"x")))
+    boss.send(publish_envelopes(9, 0, channel_envelope(TO_ADA, b"x")))
     assert (spy.receive_deliveries(), len(fine.receive_deliveries())) == ([], 1)
     assert [session for session, _ in bus.broker.drain_closing()] == [spy.session]

@@ -11,7 +11,7 @@ from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX, MESSAGES_MAX
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
-    asked,
+    json_request,
     peer2,
     publish,
 )
@@ -28,8 +28,8 @@ def bus_with(*times: float) -> BrokerHarness:
 
 
 def answer(bus: BrokerHarness, **wish: Any) -> dict[str, Any]:
-    peer = peer2(bus, asked(FETCH, 1, 3, **wish))
-    (said,) = [said for said in peer.told() if said.kind == "fetch"]
+    peer = peer2(bus, json_request(FETCH, 1, 3, **wish))
+    (said,) = [said for said in peer.receive_replies() if said.kind == "fetch"]
     found: dict[str, Any] = said.content
     return found
 

@@ -28,14 +28,14 @@ from tests.behaviour.wire_peer_v2 import (
     INQUIRE,
     Version2Peer,
     ack,
-    asked,
-    enveloped,
+    json_request,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
 )
 from tests.models.test_version2_model import Version2Machine
 
@@ -114,7 +114,7 @@ def test_what_was_sent_again_is_as_old_as_its_first_sending() -> None:
 def test_a_connection_that_takes_nothing_is_named() -> None:
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5))
-    reader.told()
+    reader.receive_replies()
     peer2(bus, publish(1, 0, b"a", b"b"))
     assert only(bus).waits == "turn"
     beats(bus, 4)
@@ -147,7 +147,7 @@ def test_a_durable_that_nobody_uses_says_since_when() -> None:
 def test_what_is_put_off_does_not_count_as_in_flight() -> None:
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5))
-    peer2(bus, publish(1, 0, b"a"), enveloped(1, 1, timed(b"later", not_before_ms=9000)))
+    peer2(bus, publish(1, 0, b"a"), publish_envelopes(1, 1, timed_envelope(b"later", not_before_ms=9000)))
     assert reader.receive_message_ids() == [0]
     reader.send(nack(5, 0, 1, 4000))
     said = only(bus)
@@ -158,13 +158,13 @@ def test_what_is_put_off_does_not_count_as_in_flight() -> None:
 def test_patterns_that_nothing_matches_are_told_from_nothing_to_send() -> None:
     bus = BrokerHarness()
     peer2(bus, subscribe(1, 5, channels=["b"]), subscribe(1, 6))
-    writer = peer2(bus, enveloped(1, 0, on_channel("a", b"x")))
+    writer = peer2(bus, publish_envelopes(1, 0, channel_envelope("a", b"x")))
     reader = bus.broker.sessions[0]
     wire_peer.WirePeer(bus, reader).receive_frames()
     filtered, everything = of_class(bus).positions[::-1]
     assert (filtered.patterns, filtered.waits) == (["b"], "match")
     assert everything.waits == "acks"
-    writer.send(enveloped(1, 1, on_channel("b", b"x")))
+    writer.send(publish_envelopes(1, 1, channel_envelope("b", b"x")))
     assert "match" not in [position.waits for position in of_class(bus).positions]
 
 
@@ -194,7 +194,7 @@ def test_a_group_says_who_has_what() -> None:
 def test_a_group_by_key_says_what_waits_for_others_of_its_key() -> None:
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, group="g", by_key=True))
-    peer2(bus, enveloped(1, 0, *[b"\x10\0\1kx"] * 4))
+    peer2(bus, publish_envelopes(1, 0, *[b"\x10\0\1kx"] * 4))
     assert reader.receive_message_ids() == [0]
     beats(bus, 2)
     said = only(bus)
@@ -227,7 +227,7 @@ def test_a_refused_message_of_a_group_pauses() -> None:
 def test_what_was_not_delivered_is_said_by_reason() -> None:
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 5, max_deliveries=1))
-    peer2(bus, publish(1, 0, b"a"), enveloped(1, 1, timed(b"late", expires_ms=500)))
+    peer2(bus, publish(1, 0, b"a"), publish_envelopes(1, 1, timed_envelope(b"late", expires_ms=500)))
     beats(bus, 1)
     reader.receive_message_ids()
     beats(bus, 8)
@@ -335,7 +335,7 @@ def test_a_channel_says_who_gets_it_by_which_pattern_and_who_nearly_does() -> No
         subscribe(1, 3, channels=["shops.#"]),
         subscribe(1, 4, durable="all"),
         subscribe(2, 5, group="g", channels=["#"]),
-        enveloped(1, 0, on_channel("orders.eu", b"x")),
+        publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")),
         classes=[1, 2, 3],
     )
     one, two = of_channel(bus, "orders.eu").classes
@@ -363,8 +363,8 @@ def test_a_subject_that_is_bound_says_where_it_is_stored() -> None:
 
 
 def inquire(peer: Version2Peer, **what: object) -> dict[str, object]:
-    peer.send(asked(INQUIRE, 0, 8, **what))
-    [said] = peer.told()
+    peer.send(json_request(INQUIRE, 0, 8, **what))
+    [said] = peer.receive_replies()
     assert (said.kind, said.class_id, said.message_id, said.last_field) == ("inquire", 0, 8, 0)
     found: dict[str, object] = said.content
     return found
@@ -400,8 +400,8 @@ def test_a_peer_is_answered() -> None:
 def test_what_is_not_there_is_refused(what: dict[str, object], code: str, says: str) -> None:
     bus = BrokerHarness()
     peer = peer2(bus)
-    peer.send(asked(INQUIRE, 0, 8, **what))
-    [said] = peer.told()
+    peer.send(json_request(INQUIRE, 0, 8, **what))
+    [said] = peer.receive_replies()
     assert (said.kind, said.message_id, said.last_field) == ("error", 8, INQUIRE)
     assert said.content["code"] == code
     assert says in said.content["message"]
@@ -417,14 +417,14 @@ def test_what_is_answered_is_no_longer_than_a_frame() -> None:
         for n in range(EXPLAINED_POSITIONS + 1)
     ]
     peer2(bus, *wishes)
-    peer2(bus, asked(INQUIRE, 0, 8, about="class", **{"class": 1})).receive_frames()
+    peer2(bus, json_request(INQUIRE, 0, 8, about="class", **{"class": 1})).receive_frames()
     [said] = [len(broker_said(of_class(bus)))]
     assert said < bus.broker.settings.limits.frame_bytes // 2
 
 
 def test_who_asks_without_listening_is_cut_off() -> None:
     bus = BrokerHarness(pending_bytes=4 << 20)
-    assert peer2(bus).send_refused(asked(INQUIRE, 0, 8, about="bus") * 20_000) is (
+    assert peer2(bus).send_refused(json_request(INQUIRE, 0, 8, about="bus") * 20_000) is (
         Reason.PENDING_LIMIT
     )
 

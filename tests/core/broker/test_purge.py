@@ -19,32 +19,32 @@ from tests.behaviour.wire_peer_v2 import (
     PURGE,
     Version2Peer,
     ack,
-    asked,
-    enveloped,
+    json_request,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
     unsubscribe,
 )
 
 
 def purge(first: int | None = None, last: int | None = None, class_id: int = 1) -> bytes:
     what = {name: at for name, at in (("first", first), ("last", last)) if at is not None}
-    return asked(PURGE, class_id, 4, **what)
+    return json_request(PURGE, class_id, 4, **what)
 
 
 def done(peer: Version2Peer, *said: bytes) -> None:
     """Somebody says this, and hears that it is done."""
     peer.send(*said)
-    peer.told()
+    peer.receive_replies()
 
 
 def purged(peer: Version2Peer) -> int:
     """What the bus answered."""
-    [answer] = [said for said in peer.told() if said.kind == "purge"]
+    [answer] = [said for said in peer.receive_replies() if said.kind == "purge"]
     assert (answer.class_id, answer.message_id, answer.last_field) == (1, 4, 0)
     count = answer.content.pop("purged")
     assert answer.content == {}
@@ -58,8 +58,8 @@ def filled(bus: BrokerHarness, count: int = 10) -> Version2Peer:
 
 
 def fetched(peer: Version2Peer) -> dict[str, object]:
-    peer.send(asked(FETCH, 1, 3))
-    [answer] = [said for said in peer.told() if said.kind == "fetch"]
+    peer.send(json_request(FETCH, 1, 3))
+    [answer] = [said for said in peer.receive_replies() if said.kind == "fetch"]
     found: dict[str, object] = answer.content
     return found
 
@@ -165,7 +165,7 @@ def test_a_member_has_it_no_longer_sent_or_not() -> None:
 def test_a_member_of_a_group_by_key_has_it_no_longer_sent_or_not() -> None:
     bus = BrokerHarness()
     one = peer2(bus, subscribe(1, 5, group="g", by_key=True))
-    peer = peer2(bus, enveloped(1, 0, *[b"\x10\0\1%dx" % (n % 3) for n in range(6)]))
+    peer = peer2(bus, publish_envelopes(1, 0, *[b"\x10\0\1%dx" % (n % 3) for n in range(6)]))
     assert one.session.outbox.peek(0)
     done(peer, purge(1, 2), purge(3, 4))
     assert one.receive_message_ids() == [0, 2, 4]
@@ -189,7 +189,7 @@ def test_a_durable_that_nobody_uses_does_not_get_it() -> None:
 
 def test_what_is_put_off_does_not_come() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, enveloped(1, 0, timed(b"later", not_before_ms=1000)), publish(1, 1, b"now"))
+    peer = peer2(bus, publish_envelopes(1, 0, timed_envelope(b"later", not_before_ms=1000)), publish(1, 1, b"now"))
     reader = peer2(bus, subscribe(1, 5))
     assert reader.receive_message_ids() == [1]
     reader.send(nack(5, 1, 2, 2000))
@@ -203,7 +203,7 @@ def test_what_is_put_off_does_not_come() -> None:
 
 def test_what_a_pattern_leaves_out_is_not_counted() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, *[enveloped(1, n, on_channel("ab"[n % 2], b"x")) for n in range(10)])
+    peer = peer2(bus, *[publish_envelopes(1, n, channel_envelope("ab"[n % 2], b"x")) for n in range(10)])
     reader = peer2(bus, subscribe(1, 5, channels=["a"], max_in_flight=1))
     assert reader.receive_message_ids() == [0]
     done(peer, purge(3, 7))
@@ -218,12 +218,12 @@ def test_what_a_pattern_leaves_out_is_not_counted() -> None:
 def test_a_publisher_that_waits_for_room_is_let_in() -> None:
     bus = BrokerHarness(class_messages=3)
     peer = filled(bus, 5)
-    assert [said.message_id for said in peer.told() if said.kind == "confirm"] == [3]
+    assert [said.message_id for said in peer.receive_replies() if said.kind == "confirm"] == [3]
     peer.send(purge())
-    said = peer.told()
+    said = peer.receive_replies()
     while bus.broker.drain_writable():
         pass
-    said += peer.told()
+    said += peer.receive_replies()
     assert [(one.kind, one.message_id) for one in said] == [("purge", 4), ("confirm", 5)]
 
 
@@ -233,7 +233,7 @@ def test_of_too_many_rows_no_more_is_purged(monkeypatch: pytest.MonkeyPatch) -> 
     peer = filled(bus)
     done(peer, purge(2, 3), purge(4, 5))
     peer.send(purge(6, 7))
-    [said] = peer.told()
+    [said] = peer.receive_replies()
     assert said.content["code"] == "memory_limit"
     assert "2 rows" in said.content["message"]
     peer.send(purge(last=2))
@@ -254,14 +254,14 @@ def test_what_makes_no_sense_is_refused() -> None:
     peer = filled(bus)
     for said, code in (
         (purge(class_id=9), "unknown_class"),
-        (asked(PURGE, 1, 4, first=-1), "bad_request"),
-        (asked(PURGE, 1, 4, last="x"), "bad_request"),
+        (json_request(PURGE, 1, 4, first=-1), "bad_request"),
+        (json_request(PURGE, 1, 4, last="x"), "bad_request"),
     ):
         peer.send(said)
-        [answer] = [one for one in peer.told() if one.kind == "error"]
+        [answer] = [one for one in peer.receive_replies() if one.kind == "error"]
         assert (answer.content["code"], answer.message_id, answer.last_field) == (code, 4, PURGE)
     peer.send(purge(7, 3), purge(50, 60))
-    assert [said.content for said in peer.told()] == [{"purged": 0}, {"purged": 0}]
+    assert [said.content for said in peer.receive_replies()] == [{"purged": 0}, {"purged": 0}]
 
 
 # Everything together -----------------------------------------------------------------------------
@@ -294,9 +294,9 @@ steps = st.lists(
     max_size=30,
 )
 CONTENTS = {
-    "a": on_channel("a", b"x"),
-    "b": on_channel("b", b"x"),
-    "t": timed(b"x", not_before_ms=1500),
+    "a": channel_envelope("a", b"x"),
+    "b": channel_envelope("b", b"x"),
+    "t": timed_envelope(b"x", not_before_ms=1500),
     "k": b"\x10\0\1kx",
 }
 
@@ -317,14 +317,14 @@ def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None
 
     for at, (verb, *rest) in enumerate(said):
         if verb == "publish":
-            writer.send(enveloped(1, len(published), *[CONTENTS[kind] for kind in rest[0]]))
+            writer.send(publish_envelopes(1, len(published), *[CONTENTS[kind] for kind in rest[0]]))
             published += rest[0]
         elif verb == "subscribe":
             readers[at % 4].send(unsubscribe(5), subscribe(1, 5, **rest[0]))
         elif verb == "purge":
             first, last = sorted(rest)
             writer.send(purge(first, last))
-            told += sum(one.content["purged"] for one in writer.told() if one.kind == "purge")
+            told += sum(one.content["purged"] for one in writer.receive_replies() if one.kind == "purge")
             stored = range(max(first, bus.broker.classes[1].ring.floor), last)
             gone.update(n for n in (*stored, *range(first, last)) if n < len(published))
         elif verb == "ack":
@@ -364,7 +364,7 @@ def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None
 def test_many_purges_take_turns_with_others() -> None:
     bus = BrokerHarness()
     peer = filled(bus, 30)
-    peer.told()
+    peer.receive_replies()
     peer.send(b"".join(purge(n, n + 1) for n in range(1, 21)))
     others, heard = peer2(bus, subscribe(1, 5)), 0
     while peer.session.outbox.peek(0):
@@ -379,7 +379,7 @@ def test_many_purges_take_turns_with_others() -> None:
 def test_what_a_session_has_asked_for_that_has_ended_is_not_done() -> None:
     bus = BrokerHarness()
     peer = filled(bus)
-    peer.told()
+    peer.receive_replies()
     peer.send(purge(0, 1), purge(1, 2))
     bus.broker.close_session(peer.session)
     while piece := peer.session.outbox.peek(0):

@@ -102,7 +102,7 @@ def test_one_class_that_is_named_very_often_is_named_once_and_read_slowly() -> N
     peer = peer2(bus)
     often = b'{"version":2,"classes":[' + b",".join([b"1"] * 65_536) + b"]}"
     peer.send(frames.encode(frames.CONNECT, message_id=7, content=often))
-    (answer,) = peer.told()
+    (answer,) = peer.receive_replies()
     assert (answer.kind, answer.message_id) == ("connect", 7)
     assert list(bus.broker.classes) == [1]
     assert peer.session.next_read_bytes == max(EXPENSIVE_EVENTS_READ_BYTES, len(often) * 16 // 1024)

@@ -20,10 +20,10 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     PURGE,
     ack,
-    asked,
-    enveloped,
+    json_request,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -60,7 +60,7 @@ def test_a_class_that_keeps_none_has_those_that_are_stored() -> None:
     bus = BrokerHarness()
     first = peer2(bus, classes=[1])
     for number, channel in enumerate("abab"):
-        first.send(enveloped(1, number, on_channel(channel, b"%d" % number)))
+        first.send(publish_envelopes(1, number, channel_envelope(channel, b"%d" % number)))
     assert payloads(late(bus)) == [b"2", b"3"]
     other = BrokerHarness()
     assert payloads(peer2(other, subscribe(1, 9, start="last_values"))) == []
@@ -173,7 +173,7 @@ def test_a_value_whose_time_has_not_come_is_sent_when_it_has() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     about = Envelope("a", not_before_ms=10_000)
-    writer.peer.send(enveloped(1, 0, envelope_batch.encode(about, b"later")))
+    writer.peer.send(publish_envelopes(1, 0, envelope_batch.encode(about, b"later")))
     reader = late(bus)
     assert reader.receive_deliveries() == []
     bus.broker.clock.now = 10.0
@@ -184,7 +184,7 @@ def test_a_value_whose_time_has_not_come_is_sent_when_it_has() -> None:
 def test_who_asks_for_a_start_that_is_none_hears_which_there_are() -> None:
     bus = BrokerHarness()
     reader = peer2(bus, subscribe(1, 4, start="lastvalues"))
-    (said,) = reader.told()
+    (said,) = reader.receive_replies()
     assert '"last_values"' in said.content["message"]
 
 
@@ -197,10 +197,10 @@ def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
         for number in range(6):
             writer.put("abc"[number % 3], b"%d" % number)
         holder = peer2(bus, subscribe(1, 4))
-        writer.peer.send(asked(PURGE, 1, 4, first=3, last=5))
-        writer.peer.told()
+        writer.peer.send(json_request(PURGE, 1, 4, first=3, last=5))
+        writer.peer.receive_replies()
         assert glance(bus) == [b"5"]
-        writer.peer.send(asked(ord("4"), classes=[KEEPS]))
+        writer.peer.send(json_request(ord("4"), classes=[KEEPS]))
         assert glance(bus) == [b"5"]
         assert len(holder.receive_deliveries()) == 4
         holder.send(ack(4, 0, 3), ack(4, 5, 6))
@@ -224,7 +224,7 @@ def test_settings_say_which_classes_keep_them_and_win() -> None:
     peer = peer2(bus, classes=classes)
     keeps = [bus.broker.classes[number].has_last_values for number in range(1, 6)]
     assert keeps == [True, False, True, False, False]
-    peer.send(asked(ord("4"), classes=[{"id": 4, "last_values": True}, {"id": 3}]))
+    peer.send(json_request(ord("4"), classes=[{"id": 4, "last_values": True}, {"id": 3}]))
     assert bus.broker.classes[4].has_last_values
     assert bus.broker.classes[3].has_last_values, "who does not ask takes nothing away"
 
@@ -314,7 +314,7 @@ def test_many_values_are_found_in_arrays_as_they_are_one_by_one(seed: int) -> No
     for number in range(2000):
         channel = channels[dice.integers(len(channels))]
         text = b"x" * int(dice.integers(4))
-        data.append(enveloped(1, number, on_channel(channel, text)))
+        data.append(publish_envelopes(1, number, channel_envelope(channel, text)))
         model.pop(channel, None)
         if text:
             model[channel] = number

@@ -12,7 +12,7 @@ from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.server.run import ServeOptions, serve
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import CONNECT, asked, peer2
+from tests.behaviour.wire_peer_v2 import CONNECT, json_request, peer2
 
 
 def refusal(bound: ClassSubjectBindings, *pairs: tuple[int, str]) -> Reason:
@@ -116,9 +116,9 @@ def test_a_connect_with_a_subject_that_is_none_changes_nothing() -> None:
     bus = BrokerHarness()
     peer = peer2(bus)
     two = [{"name": "fine", "subjects": ["fine"]}, {"id": 5, "subjects": ["a..b"]}]
-    peer.send(asked(CONNECT, request=3, version=2, classes=two))
-    assert peer.errors() == ["bad_channel"]
+    peer.send(json_request(CONNECT, request=3, version=2, classes=two))
+    assert peer.receive_error_codes() == ["bad_channel"]
     assert set(bus.broker.classes) == {1}
     assert len(bus.broker.store.subject_bindings) == 0
-    peer.send(asked(CONNECT, request=4, version=2, classes=[{"id": 5, "subjects": "a"}]))
-    assert peer.errors() == ["bad_connect"]
+    peer.send(json_request(CONNECT, request=4, version=2, classes=[{"id": 5, "subjects": "a"}]))
+    assert peer.receive_error_codes() == ["bad_connect"]

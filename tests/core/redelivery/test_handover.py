@@ -18,7 +18,7 @@ from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
     peer2,
     publish,
@@ -65,7 +65,7 @@ def come2(bus: BrokerHarness, **options: Any) -> list[int]:
 @pytest.mark.parametrize("kind", [None, *KINDS, {"durable": "d"}])
 def test_what_kills_its_consumer_pauses_and_dies(kind: dict[str, Any] | None) -> None:
     bus = BrokerHarness(Settings(deliveries_max=4))
-    peer2(bus, enveloped(1, 0, keyed(b"k")))
+    peer2(bus, publish_envelopes(1, 0, keyed(b"k")))
     found = falls(bus, lambda: come1(bus) if kind is None else come2(bus, **kind), 60)
     assert found == [(0, 0), (0, 0), (12, 0), (36, 0)]
     beat(bus)
@@ -80,10 +80,10 @@ def test_what_kills_its_consumer_pauses_and_dies(kind: dict[str, Any] | None) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_others_do_not_wait_for_it_in_version_2(kind: dict[str, Any]) -> None:
     bus = BrokerHarness()
-    peer2(bus, enveloped(1, 0, keyed(b"a")))
+    peer2(bus, publish_envelopes(1, 0, keyed(b"a")))
     for _ in range(2):
         assert come2(bus, **kind) == [0]
-    peer = peer2(bus, subscribe(1, 5, **kind), enveloped(1, 0, keyed(b"b")))
+    peer = peer2(bus, subscribe(1, 5, **kind), publish_envelopes(1, 0, keyed(b"b")))
     assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(1, 1)]
     peer.send(ack(5, 1, 2))
     for _ in range(12):

@@ -12,7 +12,7 @@ from simplebus.core.ring.columns import AT_ONCE, NEVER, Columns, MessageRows
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from tests.behaviour.wire_peer import build_batch
-from tests.behaviour.wire_peer_v2 import enveloped, publish
+from tests.behaviour.wire_peer_v2 import publish_envelopes, publish
 
 Row = tuple[int, float, float]
 PLAIN: Row = (0, NEVER, AT_ONCE)
@@ -62,7 +62,7 @@ def test_every_message_keeps_what_is_known_of_it(script: list[tuple[str, int, li
             if ring.append_one(memoryview(publish(1, 0, b"x")), 0):
                 model += described
         elif what == "special":
-            taken = ring.append(build_batch(*[enveloped(1, 0, b"\0")] * count), 0, of(described))
+            taken = ring.append(build_batch(*[publish_envelopes(1, 0, b"\0")] * count), 0, of(described))
             model += described[:taken]
         elif what == "release":
             ring.release(min(ring.head, ring.floor + count))

@@ -28,7 +28,7 @@ from tests.models.last_value_model import (
 @pytest.fixture
 def low(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values are stored anew as soon as 300 bytes between them are nobody's."""
-    monkeypatch.setattr(last_values, "CLUTTER_BYTES_MIN", 300)
+    monkeypatch.setattr(last_values, "COMPACTION_BYTES_MIN", 300)
 
 
 # Storing them anew -------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_what_is_mostly_values_stays_where_it_is() -> None:
 def test_what_is_stored_anew_while_nobody_is_there_waits_for_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compaction, "CARRIED_BYTES", 1)  # One value at a time.
+    monkeypatch.setattr(compaction, "COMPACTION_BATCH_BYTES", 1)  # One value at a time.
     bus = BrokerHarness()
     writer = Writer(bus)
     for channel in "abcdefgh":
@@ -240,6 +240,6 @@ def test_a_message_that_can_never_fit_drops_what_it_dropped_before() -> None:
             writer.put("hot", bytes(1000))
             drained(bus)
         writer.put("big", bytes(300 * 1024))
-        assert writer.peer.errors() == ["drop_newest"]
+        assert writer.peer.receive_error_codes() == ["drop_newest"]
         writer.put("d", b"d")
         assert b"d" in glance(bus)

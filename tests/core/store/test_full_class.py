@@ -21,7 +21,9 @@ CLASS_BYTES_MIN = 4 * RING_BYTES_MIN
 
 
 def full(policy: FullPolicy, **limits: int) -> BrokerHarness:
-    return BrokerHarness(Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy))
+    return BrokerHarness(
+        Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy)
+    )
 
 
 def test_block_keeps_what_does_not_fit_until_it_does() -> None:
@@ -113,7 +115,7 @@ def test_more_parked_bytes_than_allowed_end_the_session_but_not_its_messages() -
     publisher = bus.peer()
     sent = numbered(15 + 2 * RECEIVE_BYTES // 90_000, size=90_000)
     assert publisher.send_refused(publish(1, *sent)) is Reason.PENDING_LIMIT
-    received = publisher.session.receiver.frames
+    received = publisher.session.receiver.frame_count
     heard: list[bytes] = []
     while messages := peer.receive_messages():
         heard += [message.payload for message in messages]
@@ -126,12 +128,12 @@ def test_messages_parked_by_a_peer_that_left_are_stored_when_there_is_room() -> 
     peer = bus.peer(connect(1), subscribe(1))
     publisher = bus.peer(publish(1, *numbered(13)))
     publisher.disconnect()
-    used = bus.broker.budget.used
+    used = bus.broker.budget.used_bytes
     assert peer.receive_ids(1) == list(range(10))
     peer.send(ack(1, 0, 10))
     assert peer.receive_ids(1) == [10, 11, 12]
     assert bus.broker.drain_resumed() == []
-    assert bus.broker.budget.used < used
+    assert bus.broker.budget.used_bytes < used
 
 
 def test_parked_messages_without_memory_to_keep_them_are_counted() -> None:
@@ -193,7 +195,7 @@ def test_a_peer_that_leaves_may_make_the_room_for_its_own_messages() -> None:
     assert peer.receive_ids(1) == [10, 11, 12, 13]
     peer.send(ack(1, 10, 14))
     bus.tick(2 * RING_IDLE_TICKS)
-    assert bus.broker.budget.used == 0
+    assert bus.broker.budget.used_bytes == 0
 
 
 def test_a_peer_that_left_is_neither_ready_nor_unblocked() -> None:
@@ -276,7 +278,7 @@ def test_drop_oldest_drops_no_more_than_it_must() -> None:
     bus.peer(connect(1), publish(1, *numbered(4, size=60_000)))
     bus.peer(publish(1, *numbered(60, size=900)))
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 1}
-    assert bus.statistics(1).ring.messages == 63
+    assert bus.statistics(1).ring.message_count == 63
 
 
 def test_drop_oldest_drops_the_new_ones_when_other_classes_hold_the_memory() -> None:

@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.commit_log import CommitLog, Durability
+from simplebus.core.commit_log import CommitLog
+from simplebus.core.protocol.durability import Durability
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import Version2Peer, peer2, publish
 
 
-class FarBus(Bus):
+class BusTarget(BrokerHarness):
     """One that keeps its messages elsewhere: what is handed over is there when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = CommitLog(Durability.OS, elsewhere=True)
-        self.broker = Broker(Settings(), commit_log=self.ledger)
+        self.commit_log = CommitLog(Durability.OS, is_remote=True)
+        self.broker = Broker(Settings(), commit_log=self.commit_log)
 
     def hand_over(self) -> int:
-        self.ledger.forget_changes()
-        lot = self.ledger.take(is_owed=True)
+        self.commit_log.discard_changes()
+        lot = self.commit_log.pop_write_batch(allow_empty=True)
         assert lot is not None
         return lot.number
 
     def reach_in(self, class_id: int, lot: int) -> None:
-        self.ledger.reach_in(class_id, lot)
-        self.broker.mark_durable(self.ledger.reached)
+        self.commit_log.mark_class_durable(class_id, lot)
+        self.broker.mark_durable(self.commit_log.durable_position)
 
 
 def confirmed(peer: Version2Peer) -> list[int]:
-    return [said.message_id for said in peer.told() if said.kind == "confirm"]
+    return [said.message_id for said in peer.receive_replies() if said.kind == "confirm"]
 
 
 def test_who_publishes_to_one_class_waits_for_no_other() -> None:
-    bus = FarBus()
+    bus = BusTarget()
     slow = peer2(bus, publish(1, 0, b"a"), classes=(1, 2), name="slow")
     quick = peer2(bus, publish(2, 0, b"a"), classes=(1, 2), name="quick")
     lot = bus.hand_over()
@@ -41,12 +42,12 @@ def test_who_publishes_to_one_class_waits_for_no_other() -> None:
     quick.send(publish(1, 1, b"b"), publish(2, 2, b"c"))
     bus.reach_in(2, bus.hand_over())
     assert confirmed(quick) == []  # Some of its own are on that way.
-    bus.broker.mark_durable(bus.ledger.taken)
+    bus.broker.mark_durable(bus.commit_log.last_batch_number)
     assert (confirmed(slow), confirmed(quick)) == ([1], [3])
 
 
 def test_a_program_that_comes_again_waits_for_what_it_sent_before() -> None:
-    bus = FarBus()
+    bus = BusTarget()
     sent = publish(1, 0, b"a", b"b")
     first = peer2(bus, sent, classes=(1, 2), name="till", instance="one")
     lot = bus.hand_over()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.permissions import Permissions
 from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import BrokerHarness
@@ -20,11 +20,11 @@ STAY = "; classes stay once they are made, and max-classes in its user's table s
 
 
 def user(name: str, **about: int) -> User:
-    return User(name, token=quick_hash(name), permissions=Permissions(), **about)
+    return User(name, token=hash_token(name), permissions=Permissions(), **about)
 
 
 USERS = [
-    User("boss", token=quick_hash("boss")),
+    User("boss", token=hash_token("boss")),
     user("ada"),
     user("bob", classes_max=1, durables_max=1),
     user("free", classes_max=0, durables_max=0),
@@ -37,7 +37,9 @@ def served(**limits: int) -> BrokerHarness:
     return bus
 
 
-def peer(bus: BrokerHarness, who: str, *said: bytes, classes: tuple[int | str, ...] = (1,)) -> Peer2:
+def peer(
+    bus: BrokerHarness, who: str, *said: bytes, classes: tuple[int | str, ...] = (1,)
+) -> Version2Peer:
     return peer2(bus, *said, auth={"token": who}, classes=list(classes))
 
 
@@ -52,7 +54,7 @@ def refusal(bus: BrokerHarness, who: str, *classes: int | str) -> str:
 def told(peer: Version2Peer, *said: bytes) -> list[str]:
     """What a peer hears: the kind of an answer, or the sentence of an Error."""
     peer.send(*said)
-    return [e.content["message"] if e.kind == "error" else e.kind for e in peer.told()]
+    return [e.content["message"] if e.kind == "error" else e.kind for e in peer.receive_replies()]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +116,8 @@ def test_a_user_has_so_many_durables_and_groups(who: str, most: int, how: str) -
     assert told(one, subscribe(elsewhere, 51, **{how: "more"})) == ["subscribe"]
     for number in [*range(2, most + 1), 51]:
         one.send(unsubscribe(number, forget=True))
-    assert not bus.broker.connection_requests.quotas.position_count_by_user
-    assert not bus.broker.connection_requests.quotas.durable_count
+    assert not bus.broker.subscription_manager.quotas.position_count_by_user
+    assert not bus.broker.subscription_manager.quotas.durable_count
 
 
 def test_a_durable_that_is_moved_or_taken_up_counts_once() -> None:
@@ -123,12 +125,12 @@ def test_a_durable_that_is_moved_or_taken_up_counts_once() -> None:
     boss = peer(bus, "boss", subscribe(1, 1, durable="d"), unsubscribe(1))
     for seek in (True, False):
         boss.send(subscribe(1, 1, durable="d", seek=seek, start="new"), unsubscribe(1))
-    assert bus.broker.connection_requests.quotas.position_count_by_user == {"boss": 1}
+    assert bus.broker.subscription_manager.quotas.position_count_by_user == {"boss": 1}
     bus.broker.users = None
     peer2(bus, subscribe(1, 1, durable="nobodys")).disconnect()
     bus.broker.users = Users(USERS)
     peer(bus, "ada", subscribe(1, 1, durable="nobodys"))
-    assert bus.broker.connection_requests.quotas.position_count_by_user == {"boss": 1, "ada": 1}
+    assert bus.broker.subscription_manager.quotas.position_count_by_user == {"boss": 1, "ada": 1}
 
 
 def test_subscriptions_without_a_name_are_no_share() -> None:
@@ -136,14 +138,14 @@ def test_subscriptions_without_a_name_are_no_share() -> None:
     one = peer(bus, "bob")  # Of a class that it has made.
     for number in range(4):
         assert told(one, subscribe(1, number + 1)) == ["subscribe"]
-    assert not bus.broker.connection_requests.quotas.position_count_by_user
+    assert not bus.broker.subscription_manager.quotas.position_count_by_user
 
 
 def test_what_turns_out_to_be_another_ones_is_no_share_of_who_asked_for_it() -> None:
     bus = served()
     ada = peer(bus, "ada")
     assert told(ada, subscribe(1, 1, durable="d"), subscribe(1, 2)) == ["subscribe", "subscribe"]
-    shares = bus.broker.connection_requests.quotas
+    shares = bus.broker.subscription_manager.quotas
     named, plain = bus.broker.classes[1].subscriptions
     for owner, made in (("bob", {"bob": 1}), ("", {}), ("bob", {"bob": 1}), ("bob", {"bob": 1})):
         for position in (named, plain):

@@ -15,8 +15,8 @@ from simplebus.core.subscription.backlog import BacklogCounter
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    enveloped,
-    on_channel,
+    publish_envelopes,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -46,8 +46,8 @@ def test_what_is_counted_is_what_is_there(
         match what:
             case "publish":
                 names = (channels * count)[:count]
-                contents = [on_channel(name, b"") for name in names]
-                writer.send(enveloped(1, published, *contents))
+                contents = [channel_envelope(name, b"") for name in names]
+                writer.send(publish_envelopes(1, published, *contents))
                 published += count
             case "reach":
                 cursor = min(window.cursor + count, ring.head)
@@ -70,7 +70,7 @@ def test_however_often_something_is_published_each_message_is_counted_once(
     terms = {"max_pending": 1, "slow": "drop_oldest", "channels": ["x"]}
     for n in range(20):
         peer2(bus, subscribe(1, 5, durable=f"d{n}", **terms)).disconnect()
-    writer = peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * 3000))
+    writer = peer2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * 3000))
     looked, count = 0, selection.count_matching
 
     def counting(ring: object, first: int, last: int, *rest: object) -> int:
@@ -90,7 +90,7 @@ def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
     monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
     bus = BrokerHarness()
     peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
-    writer = peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(1000)]))
+    writer = peer2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)]))
     terms = {"max_pending": 7, "slow": "drop_oldest", "channels": ["a"], "max_in_flight": 1}
     peer2(bus, subscribe(1, 5, durable="d", **terms)).disconnect()
     writer.send(publish(1, 1000, b""))
@@ -108,7 +108,7 @@ def test_what_has_piled_up_for_many_is_counted_for_some_of_them_at_a_time(
     monkeypatch.setattr("simplebus.core.store.store.SCAN_MESSAGES_MAX", 300)
     bus = BrokerHarness()
     peer2(bus, subscribe(1, 5, durable="keeps")).disconnect()
-    writer = peer2(bus, enveloped(1, 0, *[on_channel("ab"[n % 2], b"") for n in range(1000)]))
+    writer = peer2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)]))
     for slow in ("drop_oldest", "drop_newest"):
         terms = {"max_pending": 7, "slow": slow, "channels": ["a"], "start": "earliest"}
         for n in range(10):

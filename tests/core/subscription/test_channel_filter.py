@@ -16,7 +16,7 @@ from simplebus.core.subscription import channel_filter
 from simplebus.core.subscription.channel_filter import ChannelFilter, ChannelTable
 from simplebus.core.users.permissions import Rule, Rules, Scope
 from tests.behaviour.wire_peer import build_batch
-from tests.behaviour.wire_peer_v2 import enveloped
+from tests.behaviour.wire_peer_v2 import publish_envelopes
 from tests.core.channel.channel_oracle import is_match
 
 NAMES = ["", "a", "b", "a.x", "a.y", "c", "d", "e", "f"]
@@ -44,7 +44,7 @@ def store(table: ChannelTable, there: Ring, names: list[str]) -> None:
     found = table.intern_names(names)
     assert found is not None
     numbers = np.array(found, np.uint32)
-    frames = [enveloped(1, 0, b"\0")] * len(names)
+    frames = [publish_envelopes(1, 0, b"\0")] * len(names)
     assert there.append(build_batch(*frames), 0, MessageRows(len(names), numbers)) == len(names)
     there.check()
     table.check_invariants()

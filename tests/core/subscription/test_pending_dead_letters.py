@@ -18,12 +18,12 @@ from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
 )
 from tests.core.broker.test_inquire import only
 from tests.core.broker.test_purge import done, purge
@@ -106,7 +106,7 @@ def test_what_waits_for_room_may_still_be_acknowledged() -> None:
 def test_in_a_lane_those_behind_it_do_not_wait() -> None:
     bus = BrokerHarness(small())
     peer = peer2(bus, subscribe(1, 5, group="g", by_key=True))
-    peer.send(enveloped(1, 0, *map(keyed, [b"a", b"b", b"c", b"c", b"c"])))
+    peer.send(publish_envelopes(1, 0, *map(keyed, [b"a", b"b", b"c", b"c", b"c"])))
     assert peer.receive_message_ids() == [0, 1, 2]
     peer.send(nack(5, 0, 3, "terminate"))
     assert peer.receive_message_ids() == [3]
@@ -119,7 +119,7 @@ def test_in_a_lane_those_behind_it_do_not_wait() -> None:
 def test_what_waits_for_room_does_not_expire() -> None:
     bus = BrokerHarness(small())
     peer = peer2(bus, subscribe(1, 5, durable="d"))
-    peer.send(enveloped(1, 0, *[timed(b"x", expires_ms=5000)] * 5))
+    peer.send(publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=5000)] * 5))
     assert peer.receive_message_ids() == [0, 1, 2, 3, 4]
     peer.send(nack(5, 0, 4, "terminate"))
     peer.disconnect()

@@ -27,10 +27,10 @@ from simplebus.core.subscription.selection import MessageSelection
 from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.behaviour.wire_peer import BrokerHarness, build_batch, numbered
 from tests.behaviour.wire_peer_v2 import (
-    Got,
-    enveloped,
-    hello,
-    on_channel,
+    Version2Message,
+    publish_envelopes,
+    connect,
+    channel_envelope,
     peer2,
     subscribe,
 )
@@ -418,8 +418,8 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
     bus = BrokerHarness()
     bus.skips_checks = True
     count = 3 * SCAN_MESSAGES_MAX // 2
-    contents = [on_channel("a", b"")] * count
-    peer2(bus, enveloped(1, 0, *contents), enveloped(1, count, on_channel("x", b"!")))
+    contents = [channel_envelope("a", b"")] * count
+    peer2(bus, publish_envelopes(1, 0, *contents), publish_envelopes(1, count, channel_envelope("x", b"!")))
     options = {"channels": ["x"], "start": "earliest"}
     peer = peer2(bus, *[subscribe(1, n, **options) for n in range(1, 4)])
     looked, pick = 0, selection.select_messages
@@ -430,7 +430,7 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
         return pick(ring, first, last, *rest)
 
     monkeypatch.setattr(selection, "select_messages", counting)
-    outbox, turns, got = peer.session.outbox, 0, list[Got]()
+    outbox, turns, got = peer.session.outbox, 0, list[Version2Message]()
     while not outbox.is_idle:
         looked = 0
         got += peer.receive_deliveries()
@@ -444,12 +444,12 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
 def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
+    peer2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
     peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
-    assert [said.kind for said in peer.told()] == ["subscribe"]
+    assert [said.kind for said in peer.receive_replies()] == ["subscribe"]
     assert not peer.session.outbox.is_idle
-    peer.send(hello(1))
-    assert [said.kind for said in peer.told()] == ["connect"]
+    peer.send(connect(1))
+    assert [said.kind for said in peer.receive_replies()] == ["connect"]
     for _ in range(4):
         assert peer.receive_all() == ([], [])
     assert peer.session.outbox.is_idle
@@ -458,8 +458,8 @@ def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
 def test_who_is_looked_for_is_told_meanwhile_that_the_bus_is_there() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    peer2(bus, enveloped(1, 0, *[on_channel("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
+    peer2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
     peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"), heartbeat=1)
-    peer.told()
+    peer.receive_replies()
     bus.tick(3)
-    assert [said.kind for said in peer.told()] == ["heartbeat"]
+    assert [said.kind for said in peer.receive_replies()] == ["heartbeat"]

@@ -105,8 +105,8 @@ def test_what_comes_too_fast_is_stored_later_and_confirmed_then() -> None:
     first.send(wire_peer_v2.publish(1, 0, *numbered(8)))
     second.send(wire_peer_v2.publish(1, 0, *numbered(8)))
     assert stored(bus) == 10
-    assert [s.message_id for s in first.told() if s.kind == "confirm"] == [8]
-    assert [s.message_id for s in second.told() if s.kind == "confirm"] == [2]
+    assert [s.message_id for s in first.receive_replies() if s.kind == "confirm"] == [8]
+    assert [s.message_id for s in second.receive_replies() if s.kind == "confirm"] == [2]
     assert not second.session.is_reading_paused  # Its acknowledgements are read all the same.
     due = bus.broker.next_wakeup
     assert 0 < due <= 0.2
@@ -116,8 +116,8 @@ def test_what_comes_too_fast_is_stored_later_and_confirmed_then() -> None:
     for seconds in range(1, 11):
         at(bus, seconds / 10 + 0.001)
     assert stored(bus) == 17
-    assert [s.message_id for s in second.told() if s.kind == "confirm"][-1] == 8
-    assert [s.message_id for s in first.told() if s.kind == "confirm"][-1] == 9
+    assert [s.message_id for s in second.receive_replies() if s.kind == "confirm"][-1] == 8
+    assert [s.message_id for s in first.receive_replies() if s.kind == "confirm"][-1] == 9
 
 
 def test_others_are_not_held_up() -> None:
@@ -127,7 +127,7 @@ def test_others_are_not_held_up() -> None:
     ada.send(wire_peer_v2.publish(1, 0, *numbered(50)))
     bob.send(wire_peer_v2.publish(1, 0, *numbered(5)))
     assert stored(bus) == 10
-    assert [s.message_id for s in bob.told() if s.kind == "confirm"] == [5]
+    assert [s.message_id for s in bob.receive_replies() if s.kind == "confirm"] == [5]
 
 
 def test_one_of_version_1_is_not_read_from_meanwhile_and_nothing_is_lost() -> None:
@@ -178,7 +178,7 @@ def test_what_a_peer_of_version_2_has_not_been_told_is_forgotten_with_it() -> No
     bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(Rate(2))
     ada = Version2Peer(bus, bus.broker.open_session(address=HERE))
-    ada.send(wire_peer_v2.hello(1), wire_peer_v2.publish(1, 0, *numbered(5)))
+    ada.send(wire_peer_v2.connect(1), wire_peer_v2.publish(1, 0, *numbered(5)))
     assert stored(bus) == 2
     ada.disconnect()
     at(bus, 100.0)
@@ -204,7 +204,7 @@ def test_whatever_waits_is_stored_in_the_order_of_its_publisher(
     peers = [Version2Peer(bus, bus.broker.open_session(address=HERE)) for _ in range(3)]
     sent = [0, 0, 0]
     for peer in peers:
-        peer.send(wire_peer_v2.hello(1, 2))
+        peer.send(wire_peer_v2.connect(1, 2))
     reader = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     for who, count in said:
         payloads = [b"%d %d" % (who, sent[who] + n) for n in range(count)]

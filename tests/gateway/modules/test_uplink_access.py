@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.client.credentials import FILE_VARIABLE, VARIABLES, Access
+from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES, Access
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.users.passwords import Passwords, quick_hash
 from simplebus.core.users.users import User, Users
@@ -37,7 +37,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*VARIABLES.values(), FILE_VARIABLE):
+    for name in (*ENVIRONMENT_VARIABLES.values(), CREDENTIALS_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -79,7 +79,7 @@ async def test_a_bus_with_users_and_tls_lets_it_in(
         settings = {"credentials": str(file)}
     else:
         for name, value in shown.items():
-            monkeypatch.setenv(VARIABLES[name], value)
+            monkeypatch.setenv(ENVIRONMENT_VARIABLES[name], value)
     tls = TlsOptions(
         folder / "localhost.pem", folder / "localhost.key", ca=authority.path, verify=True
     )

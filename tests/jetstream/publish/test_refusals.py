@@ -182,7 +182,7 @@ async def test_who_asks_about_a_class_without_a_stream_is_answered(
 def told_by(up: RunningServer) -> MonitorSnapshot:
     """What the HTTP door would tell."""
     assert up.monitor is not None
-    telling = up.monitor.tell(detailed=True)
+    telling = up.monitor.take_snapshot(detailed=True)
     while True:
         try:
             next(telling)

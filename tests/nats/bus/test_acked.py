@@ -15,9 +15,9 @@ from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -76,7 +76,7 @@ def test_messages_come_with_what_clients_read_of_them() -> None:
     client = doors.client(b"SUB $SB.SUB.shop.till 4\r\n")
     peer = peer2(doors, classes=["shop"])
     shop = doors.broker.store.class_id_by_name["shop"]
-    peer.send(enveloped(shop, 0, on_channel("orders.eu", b"a"), b"\0b", on_channel("x", b"c")))
+    peer.send(publish_envelopes(shop, 0, channel_envelope("orders.eu", b"a"), b"\0b", channel_envelope("x", b"c")))
     messages = client.messages()
     assert [(m.subject, m.payload) for m in messages] == [
         ("orders.eu", b"a"),
@@ -138,7 +138,7 @@ def test_a_client_without_headers_gets_the_payload_alone() -> None:
 def test_only_what_the_filter_matches_comes() -> None:
     doors = Doors()
     client = doors.client(b"SUB $SB.SUB.1.-.filter.orders.* 1\r\n")
-    peer2(doors, enveloped(1, 0, *[on_channel(c, b"x") for c in ("orders.a", "b", "orders.c")]))
+    peer2(doors, publish_envelopes(1, 0, *[channel_envelope(c, b"x") for c in ("orders.a", "b", "orders.c")]))
     assert [m.subject for m in client.messages()] == ["orders.a", "orders.c"]
 
 
@@ -217,7 +217,7 @@ def test_in_a_group_by_key_the_next_one_of_a_key_waits_for_the_one_before() -> N
     doors = holding()
     subject = b"SUB $SB.SUB.1.till.by_key=true workers 1\r\n"
     members = [doors.client(subject) for _ in range(2)]
-    peer2(doors, enveloped(1, 0, *(keyed(key, b"%d" % n) for n, key in enumerate([b"a"] * 3))))
+    peer2(doors, publish_envelopes(1, 0, *(keyed(key, b"%d" % n) for n, key in enumerate([b"a"] * 3))))
     for number in range(2):
         ((who, message),) = [(m, got) for m in members for got in m.messages()]
         assert message.payload == b"%d" % number

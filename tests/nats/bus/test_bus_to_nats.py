@@ -15,13 +15,13 @@ from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    enveloped,
+    publish_envelopes,
     nack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
-    timed,
+    timed_envelope,
 )
 from tests.nats.bus.two_listeners import Doors, stored
 
@@ -43,8 +43,8 @@ def test_a_class_with_a_name_is_seen_under_that_and_messages_on_their_channels()
     peer = peer2(doors, classes=["shop"])
     shop = doors.broker.store.class_id_by_name["shop"]
     peer.send(publish(shop, 0, b"plain"))
-    said = [on_channel(f"orders.{where}", b"x") for where in ("eu", "us", "eu")]
-    peer.send(enveloped(shop, 1, *said, on_channel("else", b"y"), b"\0none"))
+    said = [channel_envelope(f"orders.{where}", b"x") for where in ("eu", "us", "eu")]
+    peer.send(publish_envelopes(shop, 1, *said, channel_envelope("else", b"y"), b"\0none"))
     seen = [(m.subject, m.sid, m.payload) for m in client.messages()]
     assert seen == [
         ("class.shop", "1", b"plain"),
@@ -59,11 +59,11 @@ def test_headers_go_to_clients_that_take_them_and_a_reply_to_all() -> None:
     doors = Doors()
     client, plain = doors.client(b"SUB a 1\r\n"), doors.client(b"SUB a 1\r\n", headers=False)
     said = Envelope("a", headers=(("Nats-Reply-To", "_INBOX.1"), ("A", "b")))
-    peer = peer2(doors, enveloped(1, 0, encode(said, b"pay")))
+    peer = peer2(doors, publish_envelopes(1, 0, encode(said, b"pay")))
     (message,), (other,) = client.messages(), plain.messages()
     assert message == ("a", "1", "_INBOX.1", b"NATS/1.0\r\nA: b\r\n\r\n", b"pay")
     assert other == ("a", "1", "_INBOX.1", b"", b"pay")
-    assert peer.errors() == []
+    assert peer.receive_error_codes() == []
 
 
 def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
@@ -73,11 +73,11 @@ def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
     client = doors.client(b"SUB a 1\r\n")
     with monkeypatch.context() as broken:
         broken.setattr(doors.front, "_write", lambda messages: 1 / 0)
-        peer = peer2(doors, enveloped(1, 0, *[on_channel("a", b"%d" % n) for n in range(60)]))
-    assert peer.errors() == []
+        peer = peer2(doors, publish_envelopes(1, 0, *[channel_envelope("a", b"%d" % n) for n in range(60)]))
+    assert peer.receive_error_codes() == []
     assert doors.broker.classes[1].ring.head == 60
     assert [type(fault) for fault in doors.front.take_faults()] == [ZeroDivisionError]
-    peer.send(enveloped(1, 60, *[on_channel("a", b"later")] * 60))
+    peer.send(publish_envelopes(1, 60, *[channel_envelope("a", b"later")] * 60))
     assert [message.payload for message in client.messages()] == [b"later"] * 60
     assert doors.front.take_faults() == []
 
@@ -90,7 +90,7 @@ def test_a_binary_subscriber_answers_a_nats_request() -> None:
     client.pub("ask.time", b"?", reply="_INBOX.me.7")
     (asked,) = worker.receive_deliveries()
     assert b"Nats-Reply-To" in asked.content
-    worker.send(enveloped(2, 0, on_channel("_INBOX.me.7", b"now")))
+    worker.send(publish_envelopes(2, 0, channel_envelope("_INBOX.me.7", b"now")))
     assert client.payloads() == [b"now"]
 
 
@@ -113,8 +113,8 @@ def test_what_binary_clients_publish_goes_into_no_other_class() -> None:
     doors = Doors()
     doors.broker.store.class_registry.bind_subject("orders.>", 2)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
-    peer2(doors, enveloped(1, 0, on_channel("orders.eu", b"x")))
-    peer2(doors, enveloped(1, 0, on_channel("$JS.ACK.1._1.1.0.1.1.1", b"+ACK")))
+    peer2(doors, publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")))
+    peer2(doors, publish_envelopes(1, 0, channel_envelope("$JS.ACK.1._1.1.0.1.1.1", b"+ACK")))
     assert doors.statistics(2).published == 0
     assert len(client.messages()) == 2
     assert doors.statistics(1).acknowledged == 0
@@ -157,7 +157,7 @@ def test_many_channels_with_and_without_headers_are_seen_in_order() -> None:
         contents.append(encode(Envelope(channel, headers=headers), payload))
         sids = ["1", "3"] * channel.startswith("a") + ["2"] * channel.endswith("3")
         expected += [(channel, sid, payload, bool(headers)) for sid in sorted(sids)]
-    peer.send(enveloped(1, 0, *contents))
+    peer.send(publish_envelopes(1, 0, *contents))
     messages = client.messages()
     seen = [(m.subject, m.sid, m.payload, bool(m.headers)) for m in messages]
     assert sorted(seen) == sorted(expected)
@@ -173,14 +173,14 @@ def times(doors: Doors) -> Version2Peer:
     """A peer that has published one for now, two for later, and two that are late."""
     peer = peer2(doors)
     peer.send(
-        enveloped(
+        publish_envelopes(
             1,
             0,
-            timed(b"now", expires_ms=5000),
-            timed(b"later", not_before_ms=2000),
-            timed(b"both", not_before_ms=3000, expires_ms=3000),
-            timed(b"last", not_before_ms=4000, expires_ms=5000),
-            timed(b"late", expires_ms=0),
+            timed_envelope(b"now", expires_ms=5000),
+            timed_envelope(b"later", not_before_ms=2000),
+            timed_envelope(b"both", not_before_ms=3000, expires_ms=3000),
+            timed_envelope(b"last", not_before_ms=4000, expires_ms=5000),
+            timed_envelope(b"late", expires_ms=0),
         )
     )
     return peer
@@ -205,7 +205,7 @@ def test_one_that_is_gone_when_it_opens_is_not_seen() -> None:
     limits = Limits(class_messages=2)
     doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     client = doors.client(b"SUB class.1 1\r\n")
-    peer = peer2(doors, enveloped(1, 0, timed(b"later", not_before_ms=1000)))
+    peer = peer2(doors, publish_envelopes(1, 0, timed_envelope(b"later", not_before_ms=1000)))
     peer.send(publish(1, 1, b"a", b"b"))
     assert client.payloads() == [b"a", b"b"]
     doors.wait(2)
@@ -220,8 +220,8 @@ def test_no_more_is_remembered_of_what_opens_later_than_is_stored(count: int) ->
     client = doors.client(b"SUB class.1 1\r\n")
     peer = peer2(doors)
     for at in range(0, count, 50):
-        said = [timed(b"%d" % n, not_before_ms=1000 + n % 2) for n in range(at, at + 50)]
-        peer.send(enveloped(1, at, *said))
+        said = [timed_envelope(b"%d" % n, not_before_ms=1000 + n % 2) for n in range(at, at + 50)]
+        peer.send(publish_envelopes(1, at, *said))
     tap = doors.front.classes._tap  # type: ignore[union-attr]
     assert len(tap._later) <= 2 * 1100
     doors.wait(2)
@@ -232,8 +232,8 @@ def test_what_opens_later_is_not_forgotten_however_much_there_is() -> None:
     doors = Doors()
     client = doors.client(b"SUB class.1 1\r\n")
     peer = peer2(doors)
-    said = [timed(b"%d" % n, not_before_ms=1000 + 1000 * (n % 2)) for n in range(1100)]
-    peer.send(enveloped(1, 0, *said))
+    said = [timed_envelope(b"%d" % n, not_before_ms=1000 + 1000 * (n % 2)) for n in range(1100)]
+    peer.send(publish_envelopes(1, 0, *said))
     doors.wait(1)
     assert client.payloads() == [b"%d" % n for n in range(0, 1100, 2)]
     doors.wait(1)
@@ -247,7 +247,7 @@ def test_dead_letters_are_seen_on_their_class_s_subject_and_not_on_their_channel
     doors = Doors()
     client = doors.client(b"SUB orders.> 1\r\n", b"SUB class.> 2\r\n")
     peer = peer2(doors, subscribe(1, 5, max_deliveries=1))
-    peer.send(enveloped(1, 0, on_channel("orders.eu", b"x")))
+    peer.send(publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")))
     assert [m.sid for m in client.messages()] == ["1"]
     assert len(peer.receive_deliveries()) == 1
     peer.send(nack(5, 0, 1, 0))
@@ -273,8 +273,8 @@ def test_where_nobody_wants_it_nothing_is_copied(
     tap = doors.front.classes._tap  # type: ignore[union-attr]
     monkeypatch.setattr(tap, "_send", lambda *what, **more: pytest.fail("it was copied"))
     peer.send(publish(1, 0, *numbered(30)))
-    peer.send(enveloped(1, 30, *[on_channel(f"a.{n}", b"x") for n in range(30)]))
-    peer.send(enveloped(1, 60, timed(b"x", not_before_ms=5)))
+    peer.send(publish_envelopes(1, 30, *[channel_envelope(f"a.{n}", b"x") for n in range(30)]))
+    peer.send(publish_envelopes(1, 60, timed_envelope(b"x", not_before_ms=5)))
     assert client.messages() == []
     doors.wait(1)
     assert client.messages() == []
@@ -300,9 +300,9 @@ def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
     doors = Doors()
     early = doors.client(b"SUB class.1 1\r\n")
     peer = peer2(doors)
-    peer.send(enveloped(1, 0, *[timed(b"%d" % n, not_before_ms=1000) for n in range(5000)]))
+    peer.send(publish_envelopes(1, 0, *[timed_envelope(b"%d" % n, not_before_ms=1000) for n in range(5000)]))
     early.leave()
-    peer.send(enveloped(1, 5000, timed(b"last", not_before_ms=1000)))
+    peer.send(publish_envelopes(1, 5000, timed_envelope(b"last", not_before_ms=1000)))
     late = doors.client(b"SUB class.1 1\r\n")
     doors.wait(1)
     assert late.payloads() == [b"%d" % n for n in range(4096)]
@@ -318,10 +318,10 @@ def test_no_more_is_remembered_of_channels_than_there_are() -> None:
     tap = doors.front.classes._tap  # type: ignore[union-attr]
     for number in range(100):
         client.say(b"UNSUB 2\r\nSUB another.%d 2\r\n" % number)
-        peer.send(enveloped(1, number, on_channel("a", b"x")))
+        peer.send(publish_envelopes(1, number, channel_envelope("a", b"x")))
     ((_, verdicts),) = tap._verdicts.values()
     assert verdicts.size == 2
-    peer.send(enveloped(1, 100, *[on_channel(f"a.{n}", b"x") for n in range(100)]))
+    peer.send(publish_envelopes(1, 100, *[channel_envelope(f"a.{n}", b"x") for n in range(100)]))
     ((_, verdicts),) = tap._verdicts.values()
     assert verdicts.size <= 256
 
@@ -331,12 +331,12 @@ def test_what_is_remembered_of_channels_is_forgotten_with_them() -> None:
     client = doors.client(b"SUB wanted.> 1\r\n")
     peer = peer2(doors, subscribe(1, 5))
     for round_ in range(3):
-        said = [on_channel(f"{who}.{round_}.{n}", b"x") for who in ("no", "wanted") for n in (1, 2)]
-        peer.send(enveloped(1, 8 * round_, *said), enveloped(1, 8 * round_ + 4, *reversed(said)))
+        said = [channel_envelope(f"{who}.{round_}.{n}", b"x") for who in ("no", "wanted") for n in (1, 2)]
+        peer.send(publish_envelopes(1, 8 * round_, *said), publish_envelopes(1, 8 * round_ + 4, *reversed(said)))
         seen = [message.subject for message in client.messages()]
         assert seen == [f"wanted.{round_}.{n}" for n in (1, 2, 2, 1)]
         peer.send(ack(5, 8 * round_, 8 * round_ + len(peer.receive_message_ids())))
         doors.broker.classes[1].channels.forget_unused(100)
     client.say(b"SUB no.> 2\r\n", b"UNSUB 1\r\n")
-    peer.send(enveloped(1, 24, on_channel("no.2.1", b"x"), on_channel("wanted.2.1", b"x")))
+    peer.send(publish_envelopes(1, 24, channel_envelope("no.2.1", b"x"), channel_envelope("wanted.2.1", b"x")))
     assert [message.subject for message in client.messages()] == ["no.2.1"]

@@ -12,8 +12,8 @@ from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    enveloped,
-    on_channel,
+    publish_envelopes,
+    channel_envelope,
     peer2,
     subscribe,
 )
@@ -110,7 +110,7 @@ def test_whatever_is_said_about_classes_harms_nobody(seed: int) -> None:
                     one.send(publish1(1, *[b"p" * dice.randint(0, 9)] * dice.randint(1, 30)))
                 case 3:
                     channel = dice.choice(["orders.a", "$JS.ACK.1", "x"])
-                    two.send(enveloped(1, number, *[on_channel(channel, b"q")] * 3))
+                    two.send(publish_envelopes(1, number, *[channel_envelope(channel, b"q")] * 3))
                     number += 3
                 case 4:
                     for got in two.receive_deliveries():

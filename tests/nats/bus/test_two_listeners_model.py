@@ -14,8 +14,8 @@ from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    enveloped,
-    on_channel,
+    publish_envelopes,
+    channel_envelope,
     peer2,
     subscribe,
 )
@@ -76,8 +76,8 @@ class World:
             case "two":
                 first = self.said[b"two"]
                 said = self.payloads("two", count)
-                contents = [on_channel("orders.y", p) for p in said]
-                self.two.send(enveloped(1, first, *contents))
+                contents = [channel_envelope("orders.y", p) for p in said]
+                self.two.send(publish_envelopes(1, first, *contents))
             case "ack":
                 for payload in list(self.held)[:count]:
                     self.acked.pub(self.held.pop(payload).reply, b"+ACK")

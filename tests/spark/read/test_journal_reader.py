@@ -33,7 +33,7 @@ from simplebus.storage.inspection import Inspection
 from simplebus.storage.journal_reader import ClassFiles, Piece
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    on_channel,
+    channel_envelope,
     peer2,
     publish,
     subscribe,
@@ -201,7 +201,7 @@ def test_several_journals_are_read_as_several_buses_are(tmp_path: Path) -> None:
 
 
 def test_channels_choose(till: Till) -> None:
-    contents = [on_channel(name, name.encode()) for name in ("a.b", "c", "a.d")]
+    contents = [channel_envelope(name, name.encode()) for name in ("a.b", "c", "a.d")]
     frame = [
         frames.encode(frames.ENVELOPE, class_id=1, message_id=n, content=content)
         for n, content in enumerate(contents)
