@@ -49,7 +49,7 @@ _INSPECTED_COUNT_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """One dead letter."""
 
     sequence: int
@@ -73,7 +73,7 @@ class Letter:
     payload: bytes
 
     @classmethod
-    def of(cls, message: Message[bytes]) -> Letter:
+    def from_message(cls, message: Message[bytes]) -> DeadLetter:
         found = dict(message.headers)  # Of a header that comes twice the last one counts.
         return cls(
             sequence=message.sequence,
@@ -91,7 +91,7 @@ class Letter:
             payload=message.payload,
         )
 
-    def again(self, dead: str) -> tuple[tuple[str, str], ...]:
+    def requeue_headers(self, dead: str) -> tuple[tuple[str, str], ...]:
         """The headers of the message that it becomes again; `dead` is the class where it lies."""
         found = dict(self.headers)
         before = found.get(REQUEUED_COUNT_HEADER, "")
@@ -101,14 +101,14 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DeadLetterFilter:
     """Which letters are meant: those that fit everything that is said."""
 
     sequences: Container[int] | None = None
     reason: str | None = None
     subscription: str | None = None
 
-    def fits(self, letter: Letter) -> bool:
+    def matches(self, letter: DeadLetter) -> bool:
         return (
             (self.sequences is None or letter.sequence in self.sequences)
             and (self.reason is None or letter.reason == self.reason)
@@ -117,22 +117,22 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Pile:
+class DeadLetterQueue:
     """What lies in one class of dead letters."""
 
     class_id: int
     name: str
-    letters: int
-    oldest: str = ""
+    letter_count: int
+    oldest_time: str = ""
     """When the oldest one died: seconds since 1970."""
-    reasons: Counter[str] = field(default_factory=Counter)
-    looked_at: int = 0
+    count_by_reason: Counter[str] = field(default_factory=Counter)
+    inspected_count: int = 0
     """Of how many the reasons are counted."""
-    dropped: int = 0
+    dropped_count: int = 0
     """How many made room for later ones since the bus has run, and are gone."""
 
 
-async def find(bus: Bus, class_: int | str) -> ClassInfo | None:
+async def find_dead_letter_class(bus: Bus, class_: int | str) -> ClassInfo | None:
     """The class of a class's dead letters, by the name or id of either; None when there is none.
     It is not made."""
     if isinstance(class_, str) and dead_letters.is_dead_letter_class(class_):
@@ -152,65 +152,65 @@ async def _inquire_class(bus: Bus, class_: int | str) -> ClassInfo | None:
         return None
 
 
-class Letters:
+class DeadLetterReader:
     """Those that lie there now, some at a time. What dies meanwhile is not among them, so that who
     publishes them again comes to an end."""
 
-    def __init__(self, bus: Bus, dead: ClassInfo, choice: Choice) -> None:
+    def __init__(self, bus: Bus, dead: ClassInfo, choice: DeadLetterFilter) -> None:
         self._bus, self._dead, self._choice = bus, dead, choice
         self._next = dead.floor
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Letter]:
+    async def __anext__(self) -> list[DeadLetter]:
         dead = self._dead
         while self._next < dead.head:
             most = min(_FETCH_COUNT, dead.head - self._next)
             fetched = await self._bus.fetch(dead.class_id, self._next, most)
-            there = [Letter.of(message) for message in fetched if message.sequence < dead.head]
+            there = [DeadLetter.from_message(message) for message in fetched if message.sequence < dead.head]
             if not there:
                 break
             self._next = there[-1].sequence + 1
-            chosen = [letter for letter in there if self._choice.fits(letter)]
+            chosen = [letter for letter in there if self._choice.matches(letter)]
             if chosen:
                 return chosen
         raise StopAsyncIteration
 
 
-async def piles(bus: Bus) -> list[Pile]:
+async def list_queues(bus: Bus) -> list[DeadLetterQueue]:
     """All classes of dead letters in which there are some."""
     found = []
     for line in (await bus.explain()).classes:
         if dead_letters.is_dead_letter_class(line.name) and line.stored:
             said = await _inquire_class(bus, line.class_id)
             if said is not None and said.stored > said.purged:
-                found.append(await pile(bus, said))
+                found.append(await inspect_queue(bus, said))
     return found
 
 
-async def pile(bus: Bus, dead: ClassInfo) -> Pile:
+async def inspect_queue(bus: Bus, dead: ClassInfo) -> DeadLetterQueue:
     """What lies in one."""
-    found = Pile(dead.class_id, dead.name, dead.stored - dead.purged)
-    found.dropped = dead.dropped.get(Reason.DROP_OLDEST, 0)
-    async for some in Letters(bus, dead, Choice()):
-        found.oldest = found.oldest or some[0].time
-        found.reasons.update(letter.reason for letter in some)
-        found.looked_at += len(some)
-        if found.looked_at >= _INSPECTED_COUNT_MAX:
+    found = DeadLetterQueue(dead.class_id, dead.name, dead.stored - dead.purged)
+    found.dropped_count = dead.dropped.get(Reason.DROP_OLDEST, 0)
+    async for some in DeadLetterReader(bus, dead, DeadLetterFilter()):
+        found.oldest_time = found.oldest_time or some[0].time
+        found.count_by_reason.update(letter.reason for letter in some)
+        found.inspected_count += len(some)
+        if found.inspected_count >= _INSPECTED_COUNT_MAX:
             break
     return found
 
 
 async def requeue(
-    bus: Bus, dead: ClassInfo, some: list[Letter]
-) -> tuple[list[Letter], list[tuple[Letter, Exception]]]:
+    bus: Bus, dead: ClassInfo, some: list[DeadLetter]
+) -> tuple[list[DeadLetter], list[tuple[DeadLetter, Exception]]]:
     """Publish letters again to the class in which each died, and purge those that are confirmed.
 
     Returns which were, and which were refused, and why: one that is does not hold up the others.
     """
-    done: list[Letter] = []
-    refused: list[tuple[Letter, Exception]] = []
+    done: list[DeadLetter] = []
+    refused: list[tuple[DeadLetter, Exception]] = []
     for letter in some:
         try:
             await bus.publish(
@@ -218,7 +218,7 @@ async def requeue(
                 class_id=await _resolve_source_class(bus, dead, letter.source_class),
                 channel=letter.channel,
                 key=letter.key,
-                headers=letter.again(dead.name),
+                headers=letter.requeue_headers(dead.name),
             )
             done.append(letter)
         except (RefusedError, LocalProtocolError, ValueError) as error:
@@ -227,7 +227,7 @@ async def requeue(
     return done, refused
 
 
-async def purge(bus: Bus, dead: ClassInfo, some: list[Letter]) -> int:
+async def purge(bus: Bus, dead: ClassInfo, some: list[DeadLetter]) -> int:
     """Have letters, ascending, be nobody's. Returns how many they were."""
     count, at = 0, 0
     while at < len(some):

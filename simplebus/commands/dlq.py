@@ -21,7 +21,7 @@ from simplebus.console.errors import fail
 
 if TYPE_CHECKING:
     from simplebus.client.aio.bus import Bus
-    from simplebus.client.dead_letters import Choice, Letter, Pile
+    from simplebus.client.dead_letters import DeadLetterFilter, DeadLetter, DeadLetterQueue
     from simplebus.core.protocol.inquiry import ClassSaid
 
 app = typer.Typer(
@@ -84,10 +84,10 @@ def ls(
 ) -> None:
     from simplebus.client import dead_letters
 
-    async def look(bus: Bus) -> list[Pile]:
+    async def look(bus: Bus) -> list[DeadLetterQueue]:
         if class_ is None:
-            return await dead_letters.piles(bus)
-        return [await dead_letters.pile(bus, await _find(bus, class_))]
+            return await dead_letters.list_queues(bus)
+        return [await dead_letters.inspect_queue(bus, await _find(bus, class_))]
 
     piles = _run(url, look)
     for pile in piles:
@@ -96,21 +96,21 @@ def ls(
                 {
                     "class": pile.name,
                     "class_id": pile.class_id,
-                    "letters": pile.letters,
-                    "oldest": pile.oldest,
-                    "reasons": dict(pile.reasons),
-                    "counted": pile.looked_at,
-                    "dropped": pile.dropped,
+                    "letters": pile.letter_count,
+                    "oldest": pile.oldest_time,
+                    "reasons": dict(pile.count_by_reason),
+                    "counted": pile.inspected_count,
+                    "dropped": pile.dropped_count,
                 }
             )
             continue
-        reasons = ", ".join(f"{why or 'no reason'} {n:,}" for why, n in pile.reasons.items())
-        if pile.looked_at < pile.letters:
-            reasons += f" (of the oldest {pile.looked_at:,})"
-        if pile.dropped:
-            reasons += f"; {pile.dropped:,} older ones made room for them and are gone"
-        since = f", the oldest of {_moment(pile.oldest)}" if pile.oldest else ""
-        _echo(f"{pile.name}: {_letters(pile.letters)}{since}: {reasons}")
+        reasons = ", ".join(f"{why or 'no reason'} {n:,}" for why, n in pile.count_by_reason.items())
+        if pile.inspected_count < pile.letter_count:
+            reasons += f" (of the oldest {pile.inspected_count:,})"
+        if pile.dropped_count:
+            reasons += f"; {pile.dropped_count:,} older ones made room for them and are gone"
+        since = f", the oldest of {_moment(pile.oldest_time)}" if pile.oldest_time else ""
+        _echo(f"{pile.name}: {_letters(pile.letter_count)}{since}: {reasons}")
     if not piles and not as_json:
         typer.echo("no dead letters")
 
@@ -129,11 +129,11 @@ def show(
 ) -> None:
     from simplebus.client import dead_letters
 
-    choice = dead_letters.Choice(reason=reason, subscription=subscription)
+    choice = dead_letters.DeadLetterFilter(reason=reason, subscription=subscription)
 
-    async def look(bus: Bus) -> list[Letter]:
-        found: list[Letter] = []
-        async for some in dead_letters.Letters(bus, await _find(bus, class_), choice):
+    async def look(bus: Bus) -> list[DeadLetter]:
+        found: list[DeadLetter] = []
+        async for some in dead_letters.DeadLetterReader(bus, await _find(bus, class_), choice):
             found += some
             if len(found) >= limit:
                 break
@@ -174,7 +174,7 @@ def requeue(
 
     async def work(bus: Bus) -> tuple[int, str]:
         there, count, others, problem = await _find(bus, class_), 0, 0, ""
-        async for some in dead_letters.Letters(bus, there, choice):
+        async for some in dead_letters.DeadLetterReader(bus, there, choice):
             done, refused = await dead_letters.requeue(bus, there, some)
             count, others = count + len(done), others + len(refused)
             for letter in done if as_json else ():
@@ -207,7 +207,7 @@ def purge(
 
     async def work(bus: Bus) -> int:
         there, count = await _find(bus, class_), 0
-        async for some in dead_letters.Letters(bus, there, choice):
+        async for some in dead_letters.DeadLetterReader(bus, there, choice):
             count += await dead_letters.purge(bus, there, some) if yes else len(some)
             for letter in some if as_json and yes else ():
                 _print({"sequence": letter.sequence, "class": letter.source_class, "purged": True})
@@ -221,13 +221,13 @@ def purge(
 
 def _choice(
     sequences: list[int] | None, reason: str | None, subscription: str | None, *, everything: bool
-) -> Choice:
-    from simplebus.client.dead_letters import Choice
+) -> DeadLetterFilter:
+    from simplebus.client.dead_letters import DeadLetterFilter
 
     chosen = bool(sequences) or reason is not None or subscription is not None
     if chosen == everything:
         fail("say which: --all, or some by --sequence, --reason or --subscription", status=2)
-    return Choice(frozenset(sequences) if sequences else None, reason, subscription)
+    return DeadLetterFilter(frozenset(sequences) if sequences else None, reason, subscription)
 
 
 async def _find(bus: Bus, class_: int | str) -> ClassSaid:
@@ -235,7 +235,7 @@ async def _find(bus: Bus, class_: int | str) -> ClassSaid:
     from simplebus.client import dead_letters
     from simplebus.core.errors import BusError
 
-    found = await dead_letters.find(bus, class_)
+    found = await dead_letters.find_dead_letter_class(bus, class_)
     if found is None:
         raise BusError(f"class {class_} has no dead letters")
     return found
@@ -271,7 +271,7 @@ def _letters(count: int) -> str:
     return f"{count:,} dead letter{'' if count == 1 else 's'}"
 
 
-def _lines(letter: Letter) -> list[str]:
+def _lines(letter: DeadLetter) -> list[str]:
     """A letter for people."""
     by = letter.subscription or (
         f"session {letter.session}" if letter.session else "nobody by name"
@@ -294,7 +294,7 @@ def _lines(letter: Letter) -> list[str]:
     return lines
 
 
-def _object(letter: Letter) -> dict[str, object]:
+def _object(letter: DeadLetter) -> dict[str, object]:
     """The same for programs."""
     found: dict[str, object] = {
         "sequence": letter.sequence,

@@ -340,7 +340,7 @@ class Exchange:
     async def wait(self, arrived: anyio.Event) -> None:
         """Return when something has arrived, or when time has made a difference."""
         for bus in self._drained:
-            bus.wire.changed.set()
+            bus.connection.changed.set()
         with anyio.CancelScope(deadline=self._alarm):
             await arrived.wait()
         self.pass_time()
@@ -351,7 +351,7 @@ class Exchange:
         """Wait until a client's handlers are through with all that the bus could deliver now, and
         with what comes of it."""
         self._drained[bus] = None
-        wire = bus.wire
+        wire = bus.connection
         try:
             while True:
                 wire.check()
@@ -376,11 +376,11 @@ def _level(durability: Durability | str) -> Durability:
 
 def _is_through(bus: Bus) -> bool:
     """Whether nothing moves: neither bytes nor handlers."""
-    link = bus.wire.writer.link
+    link = bus.connection.writer.link
     return (
         isinstance(link, MemoryLink)
         and link.is_quiet
-        and not bus.wire.core.send_queue.peek()
+        and not bus.connection.core.send_queue.peek()
         and bus.is_idle
     )
 

@@ -20,7 +20,7 @@ from simplebus.nats.errors import NatsError, too_many_connections
 from simplebus.nats.protocol.handshake import introduction
 from simplebus.nats.server.server import Front, adopt
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.slow_consumers import Hold, Publisher
+from simplebus.nats.server.slow_consumers import PublisherStall, StallablePublisher
 from simplebus.nats.server.users import NatsAuth, certificate_name_index
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import process
@@ -149,7 +149,7 @@ class NatsDoor:
         if is_one_too_many:
             # One too many is told so in clear: it is not worth a handshake.
             if self._tls.options.handshake_first:
-                session.forget_all()
+                session.discard_output()
             return Connection(sock, session, self)
         return NatsTlsConnection(
             sock,
@@ -312,7 +312,7 @@ class NatsDoor:
         """Whether a publisher at another door is to wait for clients here that it has just filled:
         then `hold` is awaited. `others` says whether it has sent something to anybody there."""
         pace, self._hold = self.front.pace, None
-        if pace.has_behind:
+        if pace.has_new_slow:
             pace.now = trio.current_time()
             self._hold = pace.hold(others=others)
         return self._hold is not None

@@ -16,7 +16,7 @@ from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
     ack,
     nack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     unsubscribe,
@@ -40,7 +40,7 @@ def sendings(bus: BrokerHarness, peer: Any, *, until: int) -> list[tuple[int, in
 def test_a_message_is_sent_16_times_in_either_version() -> None:
     bus = BrokerHarness()
     one = bus.peer(connect1(1), subscribe1(1))
-    two = peer2(bus, subscribe(1, 5))
+    two = connect_version2(bus, subscribe(1, 5))
     bus.peer(connect1(1), publish1(1, b"x"))
     heard: list[int] = []
     told = []
@@ -73,7 +73,7 @@ def test_the_subscription_says_how_often_else_the_class_else_the_bus(
     settings: Settings, asked: dict[str, object], count: int, group: str | None
 ) -> None:
     bus = BrokerHarness(settings)
-    peer = peer2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
+    peer = connect_version2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
     attempts = []
     for _ in range(40):
         attempts += [message.attempt for message in peer.receive_deliveries()]
@@ -100,7 +100,7 @@ def test_what_is_not_acknowledged_comes_after_the_pauses_and_never_before_its_ti
     asked: dict[str, object], expected: list[int], group: str | None
 ) -> None:
     bus = BrokerHarness(Settings(deliveries_max=0))
-    peer = peer2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
+    peer = connect_version2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
     assert [tick for tick, _ in sendings(bus, peer, until=100)] == expected
 
 
@@ -117,7 +117,7 @@ def test_what_is_refused_comes_after_the_pauses(
     asked: dict[str, object], expected: list[int], group: str | None
 ) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
+    peer = connect_version2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
     found = []
     for tick in range(80):
         for message in peer.receive_deliveries():
@@ -130,8 +130,8 @@ def test_what_is_refused_comes_after_the_pauses(
 def test_a_class_may_have_pauses_of_its_own_and_version_1_obeys() -> None:
     own = ClassSettings(ack_seconds=2.0, backoff_seconds=(3.0, 5.0))
     bus = BrokerHarness(Settings(classes={"orders": own}))
-    two = peer2(bus, subscribe(1, 5), classes=[{"id": 1, "name": "orders"}])
-    other = peer2(bus, subscribe(1, 5, ack_seconds=9, backoff=[1]))
+    two = connect_version2(bus, subscribe(1, 5), classes=[{"id": 1, "name": "orders"}])
+    other = connect_version2(bus, subscribe(1, 5, ack_seconds=9, backoff=[1]))
     one = bus.peer(connect1(1), subscribe1(1), publish1(1, b"x"))
     one.receive_messages()
     bus.tick()
@@ -154,7 +154,7 @@ def test_a_class_may_have_pauses_of_its_own_and_version_1_obeys() -> None:
 def test_what_was_refused_is_not_in_flight(delay: int | None, group: str | None) -> None:
     bus = BrokerHarness()
     asked = subscribe(1, 5, max_in_flight=1, group=group)
-    peer = peer2(bus, asked, publish(1, 0, b"a", b"b", b"c"))
+    peer = connect_version2(bus, asked, publish(1, 0, b"a", b"b", b"c"))
     for sequence in range(3):
         assert peer.receive_message_ids() == [sequence]
         assert peer.receive_message_ids() == []
@@ -168,7 +168,7 @@ def test_what_was_refused_is_not_in_flight(delay: int | None, group: str | None)
 
 def test_what_was_refused_may_be_acknowledged_while_it_pauses() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5), publish(1, 0, b"a", b"b"))
+    peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, b"a", b"b"))
     assert peer.receive_message_ids() == [0, 1]
     peer.send(nack(5, 0, 2), ack(5, 0, 1))
     bus.tick(6)
@@ -181,7 +181,7 @@ def test_what_was_refused_may_be_acknowledged_while_it_pauses() -> None:
 def test_what_comes_again_goes_before_what_is_new(group: str | None) -> None:
     bus = BrokerHarness()
     asked = subscribe(1, 5, max_in_flight=2, group=group)
-    peer = peer2(bus, asked, publish(1, 0, *[b"%d" % n for n in range(6)]))
+    peer = connect_version2(bus, asked, publish(1, 0, *[b"%d" % n for n in range(6)]))
     assert peer.receive_message_ids() == [0, 1]
     peer.send(nack(5, 0, 2, 0))
     assert peer.receive_message_ids() == [0, 1]
@@ -194,7 +194,7 @@ def test_what_comes_again_goes_before_what_is_new(group: str | None) -> None:
 @pytest.mark.parametrize("group", [None, "g"])
 def test_what_was_refused_and_what_is_overdue_comes_again_in_order(group: str | None) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5, group=group), publish(1, 0, b"a", b"b", b"c"))
+    peer = connect_version2(bus, subscribe(1, 5, group=group), publish(1, 0, b"a", b"b", b"c"))
     assert peer.receive_message_ids() == [0, 1, 2]
     peer.send(nack(5, 0, 1), nack(5, 2, 3))
     bus.tick(6)
@@ -211,7 +211,7 @@ def test_who_comes_and_falls_uses_up_deliveries_no_faster_than_who_says_nothing(
     found = []
     for tick in range(900):
         for _ in range(3):  # It is started again and again within a tick.
-            peer = peer2(bus, subscribe(1, 5, durable="d"))
+            peer = connect_version2(bus, subscribe(1, 5, durable="d"))
             found += [(tick, message.attempt) for message in peer.receive_deliveries()]
             peer.disconnect()
         bus.tick()
@@ -222,8 +222,8 @@ def test_who_comes_and_falls_uses_up_deliveries_no_faster_than_who_says_nothing(
 
 def test_a_member_that_falls_takes_no_other_with_it_but_one() -> None:
     bus = BrokerHarness()
-    members = [peer2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(4)]
-    peer2(bus, publish(1, 0, b"poison"))
+    members = [connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(4)]
+    connect_version2(bus, publish(1, 0, b"poison"))
     fallen = []
     for _ in range(4):
         for member in members:
@@ -238,9 +238,9 @@ def test_a_member_that_falls_takes_no_other_with_it_but_one() -> None:
 
 def test_what_was_handed_out_and_not_sent_goes_to_another_at_once() -> None:
     bus = BrokerHarness()
-    one, two = (peer2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(2))
+    one, two = (connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(2))
     one.receive_replies(), two.receive_replies()
-    peer2(bus, publish(1, 0, b"x"))
+    connect_version2(bus, publish(1, 0, b"x"))
     one.disconnect() if not one.session.outbox.is_idle else two.disconnect()
     rest = two if one.session.is_closed else one
     assert [message.attempt for message in rest.receive_deliveries()] == [1]
@@ -248,11 +248,11 @@ def test_what_was_handed_out_and_not_sent_goes_to_another_at_once() -> None:
 
 def test_a_pause_outlives_the_connection() -> None:
     bus = BrokerHarness()
-    first = peer2(bus, subscribe(1, 5, durable="d", backoff=[20]), publish(1, 0, b"x"))
+    first = connect_version2(bus, subscribe(1, 5, durable="d", backoff=[20]), publish(1, 0, b"x"))
     first.receive_deliveries()
     first.send(nack(5, 0, 1), unsubscribe(5))
     bus.tick(10)
-    second = peer2(bus, subscribe(1, 5, durable="d"))
+    second = connect_version2(bus, subscribe(1, 5, durable="d"))
     assert second.receive_message_ids() == []
     bus.tick(10)
     assert second.receive_message_ids() == [0]
@@ -265,15 +265,15 @@ def test_a_pause_outlives_the_connection() -> None:
 def test_the_last_error_stands_in_the_dead_letter_whoever_said_it(group: str | None) -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 1000.5
-    one = peer2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
-    peer2(bus, publish(1, 0, b"x", b"y"))
+    one = connect_version2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
+    connect_version2(bus, publish(1, 0, b"x", b"y"))
     bus.broker.clock.now = 1001.0
     one.receive_deliveries()
     one.send(nack(5, 0, 1, 0, b"the first"), nack(5, 1, 2, 0))
     one.receive_deliveries()
     one.send(nack(5, 0, 1, 0, "<\r\n\0>, sa\u00df".encode()))
     one.disconnect()
-    two = peer2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
+    two = connect_version2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
     assert two.receive_message_ids() == [0]
     two.send(nack(5, 0, 1, 0))
     assert two.receive_message_ids() == []
@@ -291,7 +291,7 @@ def test_the_last_error_stands_in_the_dead_letter_whoever_said_it(group: str | N
 @pytest.mark.parametrize("group", [None, "g"])
 def test_what_can_never_be_processed_is_given_up_at_once(group: str | None) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5, group=group), publish(1, 0, b"a", b"b", b"c", b"d"))
+    peer = connect_version2(bus, subscribe(1, 5, group=group), publish(1, 0, b"a", b"b", b"c", b"d"))
     assert peer.receive_message_ids() == [0, 1, 2, 3]
     peer.send(ack(5, 1, 2), nack(5, 0, 3, "terminate", b"no JSON"), nack(5, 3, 4, "terminate"))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 3}
@@ -306,7 +306,7 @@ def test_what_can_never_be_processed_is_given_up_at_once(group: str | None) -> N
 def test_many_that_are_ended_at_once_hold_up_nobody(group: str | None) -> None:
     bus = BrokerHarness()
     count = 3 * DEAD_LETTERS_MAX
-    peer = peer2(bus, subscribe(1, 5, group=group, max_in_flight=count), classes=[1])
+    peer = connect_version2(bus, subscribe(1, 5, group=group, max_in_flight=count), classes=[1])
     peer.send(publish(1, 0, *[b"x"] * count))
     assert len(peer.receive_message_ids()) == count
     peer.send(nack(5, 0, count, "terminate", b"none of them"))
@@ -324,7 +324,7 @@ def test_many_pieces_that_are_ended_at_once_hold_up_nobody_either() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True  # To save time: everything is checked at the end.
     count = 4 * DEAD_LETTERS_MAX
-    peer = peer2(bus, subscribe(1, 5, group="g", max_in_flight=count))
+    peer = connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=count))
     peer.send(publish(1, 0, *[b"x"] * count))
     assert len(peer.receive_message_ids()) == count
     peer.send(*[ack(5, sequence, sequence + 1) for sequence in range(0, count, 2)])
@@ -358,7 +358,7 @@ def test_what_is_said_of_a_former_attempt_has_no_effect_and_is_counted(
     late: bytes, group: str | None
 ) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5, group=group), publish(1, 0, b"x"))
+    peer = connect_version2(bus, subscribe(1, 5, group=group), publish(1, 0, b"x"))
     peer.receive_deliveries()
     bus.tick(6)
     assert [message.attempt for message in peer.receive_deliveries()] == [2]
@@ -377,7 +377,7 @@ def test_what_is_said_of_a_former_attempt_has_no_effect_and_is_counted(
 @pytest.mark.parametrize("delay", [None, 3000])
 def test_what_pauses_is_ended_by_a_word_about_its_last_attempt_only(delay: int | None) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5), publish(1, 0, b"x"))
+    peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, b"x"))
     for attempt in (1, 2):
         assert [message.attempt for message in peer.receive_deliveries()] == [attempt]
         peer.send(nack(5, 0, 1, 0, attempt=attempt))
@@ -394,7 +394,7 @@ def test_what_pauses_is_ended_by_a_word_about_its_last_attempt_only(delay: int |
 
 def test_an_ack_counts_whichever_attempt_it_is_of() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5), publish(1, 0, b"x"))
+    peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, b"x"))
     peer.receive_deliveries()
     bus.tick(6)
     peer.receive_deliveries()
@@ -420,11 +420,11 @@ def test_an_ack_counts_whichever_attempt_it_is_of() -> None:
 def test_what_another_member_was_given_is_its_own(late: bytes, by_key: bool) -> None:
     bus = BrokerHarness()
     asked = {"group": "g", "max_in_flight": 1, "by_key": by_key}
-    one = peer2(bus, subscribe(1, 5, **asked), publish(1, 0, b"x"))
+    one = connect_version2(bus, subscribe(1, 5, **asked), publish(1, 0, b"x"))
     assert one.receive_message_ids() == [0]
-    two = peer2(bus, subscribe(1, 5, **asked))
+    two = connect_version2(bus, subscribe(1, 5, **asked))
     bus.tick(5)
-    peer2(bus, publish(1, 0, b"y"))
+    connect_version2(bus, publish(1, 0, b"y"))
     assert two.receive_message_ids() == [1]
     two.send(ack(5, 1, 2))
     one.send(unsubscribe(5), subscribe(1, 5, **asked))
@@ -439,8 +439,8 @@ def test_what_another_member_was_given_is_its_own(late: bytes, by_key: bool) -> 
 
 def test_a_range_that_spans_what_others_have_is_not_late() -> None:
     bus = BrokerHarness()
-    one, two = (peer2(bus, subscribe(1, 5, group="g")) for _ in range(2))
-    peer2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))
+    one, two = (connect_version2(bus, subscribe(1, 5, group="g")) for _ in range(2))
+    connect_version2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))
     mine, others = one.receive_message_ids(), two.receive_message_ids()
     one.send(ack(5, min(mine), max(mine) + 1), ack(5, min(mine), max(mine) + 1))
     two.send(ack(5, others[0], others[0] + 1), ack(5, others[0], others[0] + 1))

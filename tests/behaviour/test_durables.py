@@ -15,7 +15,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -25,13 +25,13 @@ from tests.behaviour.wire_peer_v2 import (
 
 def test_a_durable_goes_on_where_it_was() -> None:
     bus = BrokerHarness()
-    first = peer2(bus, subscribe(1, 5, durable="d"))
-    writer = peer2(bus, publish(1, 0, *numbered(6)))
+    first = connect_version2(bus, subscribe(1, 5, durable="d"))
+    writer = connect_version2(bus, publish(1, 0, *numbered(6)))
     assert first.receive_message_ids() == list(range(6))
     first.send(ack(5, 0, 2), ack(5, 3, 4))
     first.disconnect()
     writer.send(publish(1, 6, b"x"))
-    second = peer2(bus, subscribe(1, 8, durable="d", start="new"))
+    second = connect_version2(bus, subscribe(1, 8, durable="d", start="new"))
     messages, told = second.receive_all()
     assert told[0].content == {"cursor": 6, "floor": 2, "resumed": True}
     assert [(m.message_id, m.attempt) for m in messages] == [(2, 2), (4, 2), (5, 2), (6, 1)]
@@ -39,29 +39,29 @@ def test_a_durable_goes_on_where_it_was() -> None:
 
 def test_acks_of_the_former_connection_count_on_the_next_one() -> None:
     bus = BrokerHarness()
-    first = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
+    first = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
     assert len(first.receive_message_ids()) == 6
     first.disconnect()
-    second = peer2(bus, subscribe(1, 5, durable="d"))
+    second = connect_version2(bus, subscribe(1, 5, durable="d"))
     second.send(ack(5, 0, 5))
     assert second.receive_message_ids() == [5]
 
 
 def test_a_durable_is_held_by_one_session_at_a_time() -> None:
     bus = BrokerHarness()
-    peer2(bus, subscribe(1, 5, durable="d"))
-    assert peer2(bus, subscribe(1, 5, durable="d")).receive_error_codes() == ["durable_in_use"]
+    connect_version2(bus, subscribe(1, 5, durable="d"))
+    assert connect_version2(bus, subscribe(1, 5, durable="d")).receive_error_codes() == ["durable_in_use"]
 
 
 @pytest.mark.parametrize(("to", "ids"), [(4, [4, 5]), (1, [1, 2, 3, 4, 5]), (99, [])])
 def test_a_durable_that_nobody_holds_is_moved(to: int, ids: list[int]) -> None:
     bus = BrokerHarness()
-    peer2(bus, subscribe(1, 1, durable="other"))  # Has everything stored.
-    first = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
+    connect_version2(bus, subscribe(1, 1, durable="other"))  # Has everything stored.
+    first = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
     assert len(first.receive_message_ids()) == 6
     first.send(ack(5, 0, 2), ack(5, 3, 4))
     first.disconnect()
-    second = peer2(bus, subscribe(1, 8, durable="d", start={"sequence": to}, seek=True))
+    second = connect_version2(bus, subscribe(1, 8, durable="d", start={"sequence": to}, seek=True))
     messages, told = second.receive_all()
     at = min(to, 6)
     assert told[0].content == {"cursor": at, "floor": at, "resumed": True}
@@ -75,8 +75,8 @@ def test_a_durable_that_nobody_holds_is_moved(to: int, ids: list[int]) -> None:
 
 def test_moving_a_durable_lets_go_of_what_lies_before_and_of_nothing_else() -> None:
     bus = BrokerHarness()
-    peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6))).disconnect()
-    mover = peer2(bus)
+    connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6))).disconnect()
+    mover = connect_version2(bus)
     for to in (2, 2, 5):
         mover.send(
             subscribe(1, 1, durable="d", start={"sequence": to}, seek=True, max_in_flight=1),
@@ -90,7 +90,7 @@ def test_moving_a_durable_lets_go_of_what_lies_before_and_of_nothing_else() -> N
 
 def test_seek_makes_a_durable_that_is_not_there() -> None:
     bus = BrokerHarness()
-    asker = peer2(bus, publish(1, 0, *numbered(6)))
+    asker = connect_version2(bus, publish(1, 0, *numbered(6)))
     asker.send(subscribe(1, 1, durable="d", start={"sequence": 4}, seek=True))
     messages, told = asker.receive_all()
     assert told[-1].content == {"cursor": 4, "floor": 4, "resumed": False}
@@ -99,8 +99,8 @@ def test_seek_makes_a_durable_that_is_not_there() -> None:
 
 def test_a_durable_that_is_held_is_not_moved() -> None:
     bus = BrokerHarness()
-    peer2(bus, subscribe(1, 5, durable="d"))
-    other = peer2(bus, subscribe(1, 5, durable="d", start="earliest", seek=True))
+    connect_version2(bus, subscribe(1, 5, durable="d"))
+    other = connect_version2(bus, subscribe(1, 5, durable="d", start="earliest", seek=True))
     assert other.receive_error_codes() == ["durable_in_use"]
 
 
@@ -109,7 +109,7 @@ def test_a_durable_that_is_held_is_not_moved() -> None:
 )
 def test_seek_is_for_a_durable_and_a_place(wish: dict[str, object]) -> None:
     bus = BrokerHarness()
-    asker = peer2(bus, subscribe(1, 5, seek=True, **wish))
+    asker = connect_version2(bus, subscribe(1, 5, seek=True, **wish))
     assert asker.receive_error_codes() == ["bad_request"]
     assert not bus.broker.classes[1].subscriptions
 
@@ -117,17 +117,17 @@ def test_seek_is_for_a_durable_and_a_place(wish: dict[str, object]) -> None:
 @pytest.mark.parametrize("other", [{"channels": ["a"]}, {"group": "g"}])
 def test_a_durable_asked_for_with_other_terms_is_refused(other: dict[str, object]) -> None:
     bus = BrokerHarness()
-    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
-    assert peer2(bus, subscribe(1, 5, durable="d", **other)).receive_error_codes() == ["subscription_mismatch"]
-    assert peer2(bus, subscribe(1, 5, durable="d")).receive_replies()[0].content["resumed"]
+    connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
+    assert connect_version2(bus, subscribe(1, 5, durable="d", **other)).receive_error_codes() == ["subscription_mismatch"]
+    assert connect_version2(bus, subscribe(1, 5, durable="d")).receive_replies()[0].content["resumed"]
 
 
 def test_who_takes_a_durable_up_is_served_as_it_asks_now() -> None:
     bus = BrokerHarness()
-    first = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
+    first = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
     assert len(first.receive_message_ids()) == 6
     first.disconnect()
-    second = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=2, max_deliveries=2))
+    second = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=2, max_deliveries=2))
     assert second.receive_message_ids() == [0, 1]
     second.send(ack(5, 0, 2))
     assert second.receive_message_ids() == [2, 3]
@@ -140,7 +140,7 @@ def test_who_takes_a_durable_up_is_served_as_it_asks_now() -> None:
 
 def test_forgetting_a_durable_ends_it() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"a"))
+    peer = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"a"))
     peer.send(unsubscribe(5))
     assert len(bus.statistics(1).subscriptions) == 1
     peer.send(subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
@@ -151,7 +151,7 @@ def test_forgetting_a_durable_ends_it() -> None:
 
 def test_a_class_has_no_more_durables_than_allowed() -> None:
     bus = BrokerHarness(durables=2)
-    peer = peer2(bus, *[subscribe(1, n, durable=f"d{n}") for n in (1, 2, 3)])
+    peer = connect_version2(bus, *[subscribe(1, n, durable=f"d{n}") for n in (1, 2, 3)])
     assert peer.receive_error_codes() == ["too_many_subscriptions"]
     peer.send(unsubscribe(1, forget=True), subscribe(1, 3, durable="d3"))
     assert peer.receive_error_codes() == []
@@ -160,12 +160,12 @@ def test_a_class_has_no_more_durables_than_allowed() -> None:
 def test_a_delay_and_an_opening_time_outlive_the_connection() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
-    first = peer2(bus, subscribe(1, 5, durable="d"))
-    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=9000), timed_envelope(b"b")))
+    first = connect_version2(bus, subscribe(1, 5, durable="d"))
+    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=9000), timed_envelope(b"b")))
     assert first.receive_message_ids() == [1]
     first.send(nack(5, 1, 2, 60_000))
     first.disconnect()
-    second = peer2(bus, subscribe(1, 5, durable="d"))
+    second = connect_version2(bus, subscribe(1, 5, durable="d"))
     assert second.receive_message_ids() == []
     second.send(ack(5, 0, 1))  # Message 0 was never sent: it is passed over.
     bus.broker.clock.now = 59.0
@@ -179,26 +179,26 @@ def test_a_delay_and_an_opening_time_outlive_the_connection() -> None:
 def test_what_expires_while_nobody_is_there_makes_room() -> None:
     bus = BrokerHarness(class_messages=4)
     bus.broker.clock.now = 50.0
-    peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
+    connect_version2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
     contents = [b"\x0a" + (1000).to_bytes(8, "big") + b"\0\1a" + b"%d" % n for n in range(4)]
-    writer = peer2(bus, publish_envelopes(1, 0, *contents), publish_envelopes(1, 4, channel_envelope("a", b"late")))
+    writer = connect_version2(bus, publish_envelopes(1, 0, *contents), publish_envelopes(1, 4, channel_envelope("a", b"late")))
     assert writer.session.parked_messages
     bus.broker.clock.now = 51.0
     bus.tick()
     assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 4}
-    assert peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).receive_message_ids() == [4]
+    assert connect_version2(bus, subscribe(1, 5, durable="d", channels=["a"])).receive_message_ids() == [4]
 
 
 def test_names_of_durables_belong_to_their_class() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5, durable="d"), subscribe(2, 6, durable="d"), classes=(1, 2))
+    peer = connect_version2(bus, subscribe(1, 5, durable="d"), subscribe(2, 6, durable="d"), classes=(1, 2))
     assert peer.receive_error_codes() == []
 
 
 def test_a_durable_with_a_group_is_found_by_its_own_name() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 1, durable="d", group="g"), subscribe(1, 2, durable="d"))
+    peer = connect_version2(bus, subscribe(1, 1, durable="d", group="g"), subscribe(1, 2, durable="d"))
     assert peer.receive_error_codes() == ["subscription_mismatch"]
     peer.send(subscribe(1, 3, durable="d", group="h"))
     assert peer.receive_error_codes() == ["subscription_mismatch"]
@@ -209,7 +209,7 @@ def test_a_durable_with_a_group_is_found_by_its_own_name() -> None:
 
 def test_another_durable_costs_no_look_at_the_names_of_all() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus)
+    peer = connect_version2(bus)
 
     class Names(dict[tuple[str, str], BrokerSubscription]):
         def __iter__(self) -> NoReturn:
@@ -228,7 +228,7 @@ def test_patterns_are_kept_as_long_as_there_is_memory() -> None:
     patterns = [f"{number}.*.#" for number in range(100)]
     kept = 0
     while True:
-        peer = peer2(bus, subscribe(1, 5, durable=f"d{kept}", channels=patterns))
+        peer = connect_version2(bus, subscribe(1, 5, durable=f"d{kept}", channels=patterns))
         told = peer.receive_replies()[-1]
         peer.disconnect()
         if told.kind == "error":
@@ -238,23 +238,23 @@ def test_patterns_are_kept_as_long_as_there_is_memory() -> None:
     assert told.content["message"].startswith("the bus has no memory for 100 patterns: ")
     assert 5 < kept < 20
     assert len(bus.broker.classes[1].subscriptions) == kept
-    last = peer2(bus, subscribe(1, 5, durable="d0", channels=patterns))
+    last = connect_version2(bus, subscribe(1, 5, durable="d0", channels=patterns))
     last.send(unsubscribe(5, forget=True))
     assert last.receive_error_codes() == []
-    assert peer2(bus, subscribe(1, 5, durable="more", channels=patterns)).receive_error_codes() == []
+    assert connect_version2(bus, subscribe(1, 5, durable="more", channels=patterns)).receive_error_codes() == []
 
 
 @pytest.mark.parametrize("start", ["waiting", "when"])
 def test_a_subscription_that_is_refused_takes_no_memory_and_nothing_that_waits(start: str) -> None:
     bus = BrokerHarness(class_bytes=1 << 22, total_bytes=1 << 22)
-    peer = peer2(bus, publish(1, 0, *numbered(3)))
+    peer = connect_version2(bus, publish(1, 0, *numbered(3)))
     used = bus.broker.budget.used
     count = 1024 if start == "waiting" else 10
     patterns = [f"{number}.{'*.' * 20}#" for number in range(count)]
     peer.send(subscribe(1, 5, channels=patterns, start=start))
     assert peer.receive_error_codes() == ["memory_limit" if start == "waiting" else "bad_request"]
     assert bus.broker.budget.used == used
-    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2]
+    assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2]
 
 
 def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("simplebus.core.store.quotas.DURABLE_BYTES", size)
     bus = BrokerHarness()
     for class_id in (1, 2):
-        peer = peer2(bus, subscribe(class_id, 1, durable="a"), classes=(class_id,))
+        peer = connect_version2(bus, subscribe(class_id, 1, durable="a"), classes=(class_id,))
         peer.send(subscribe(class_id, 2, durable="b"), subscribe(class_id, 3))
         assert [said.kind for said in peer.receive_replies()[-3:]] == ["subscribe"] * 3
     peer.send(subscribe(2, 4, request=8, durable="c"), subscribe(2, 5, group="g"))
@@ -279,7 +279,7 @@ def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -
 
 def test_who_asks_for_many_subscriptions_is_read_in_short_pieces() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, classes=(1,))
+    peer = connect_version2(bus, classes=(1,))
     before = peer.session.next_read_bytes
     asked = b"".join(subscribe(1, number) for number in range(1, 501))
     peer.send(asked)

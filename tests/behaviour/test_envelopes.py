@@ -18,7 +18,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -38,8 +38,8 @@ def at(bus: BrokerHarness, now: float) -> None:
 def test_a_channel_decides_who_gets_a_message() -> None:
     bus = BrokerHarness()
     bindings = {1: ["a.*"], 2: ["#"], 3: ["b", "a.x"], 4: [], 5: ["c"], 6: [">"]}
-    peer = peer2(bus, *[subscribe(1, n, channels=b) for n, b in bindings.items()])
-    writer = peer2(bus, publish_envelopes(1, 0, *[channel_envelope(n, b"") for n in ("a.x", "b", "a.y")]))
+    peer = connect_version2(bus, *[subscribe(1, n, channels=b) for n, b in bindings.items()])
+    writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope(n, b"") for n in ("a.x", "b", "a.y")]))
     writer.send(publish(1, 3, b"plain"))
     heard: dict[int, list[int]] = {n: [] for n in bindings}
     for message in peer.receive_deliveries():
@@ -50,8 +50,8 @@ def test_a_channel_decides_who_gets_a_message() -> None:
 
 def test_what_is_not_for_a_subscription_is_not_held_back_by_it() -> None:
     bus = BrokerHarness(class_messages=10)
-    reader = peer2(bus, subscribe(1, 5, channels=["a"]))
-    writer = peer2(bus)
+    reader = connect_version2(bus, subscribe(1, 5, channels=["a"]))
+    writer = connect_version2(bus)
     number = 0
     for _ in range(8):  # Room is made as the reader takes, without a word from it.
         writer.send(publish_envelopes(1, number, *[channel_envelope("b", b"x")] * 7))
@@ -64,8 +64,8 @@ def test_what_is_not_for_a_subscription_is_not_held_back_by_it() -> None:
 
 def test_one_ack_may_span_what_was_for_others() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, channels=["a"]))
-    peer2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(99)]))
+    reader = connect_version2(bus, subscribe(1, 5, channels=["a"]))
+    connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(99)]))
     assert reader.receive_message_ids() == list(range(0, 99, 2))
     reader.send(ack(5, 0, 99))
     assert bus.statistics(1).ring.messages == 0
@@ -76,8 +76,8 @@ def test_one_ack_may_span_what_was_for_others() -> None:
 def test_a_message_is_not_delivered_after_it_expired(count: int) -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    in_time, late = (peer2(bus, subscribe(1, 5)) for _ in range(2))
-    peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1500)] * count, timed_envelope(b"y")))
+    in_time, late = (connect_version2(bus, subscribe(1, 5)) for _ in range(2))
+    connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1500)] * count, timed_envelope(b"y")))
     at(bus, 51.4)
     assert in_time.receive_message_ids() == list(range(count + 1))
     at(bus, 51.5)
@@ -93,28 +93,28 @@ def test_a_message_is_not_delivered_after_it_expired(count: int) -> None:
 
 def test_a_message_that_expires_at_once_goes_to_nobody_and_is_no_error() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5))
-    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"x", expires_ms=0)))
+    reader = connect_version2(bus, subscribe(1, 5))
+    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"x", expires_ms=0)))
     assert reader.receive_message_ids() == []
 
 
 def test_what_waits_for_nobody_expires_too() -> None:
     bus = BrokerHarness(class_messages=5)
     at(bus, 50.0)
-    writer = peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5, timed_envelope(b"y")))
+    writer = connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5, timed_envelope(b"y")))
     assert writer.session.parked_messages
     at(bus, 51.0)
     bus.tick()
     assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 5}
-    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [5]
+    assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [5]
 
 
 def test_what_waits_beside_others_expires_too() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5))
-    new = peer2(bus, subscribe(1, 5, start="new"))
+    connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5))
+    new = connect_version2(bus, subscribe(1, 5, start="new"))
     at(bus, 51.0)
     bus.tick()
     assert bus.statistics(1).ring.messages == 0
@@ -128,8 +128,8 @@ def test_whatever_waits_for_nobody_goes_at_the_first_beat_after_it_expired(
     bus = BrokerHarness(class_messages=20_000)
     at(bus, 50.0)
     if durable:
-        peer2(bus, subscribe(1, 5, durable=durable)).disconnect()
-    writer = peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"", expires_ms=1000)] * 20_000))
+        connect_version2(bus, subscribe(1, 5, durable=durable)).disconnect()
+    writer = connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"", expires_ms=1000)] * 20_000))
     writer.send(publish(1, 20_000, *[b""] * 20_000))
     assert writer.session.parked_messages
     at(bus, 51.0)
@@ -142,8 +142,8 @@ def test_whatever_waits_for_nobody_goes_at_the_first_beat_after_it_expired(
 def test_what_expires_before_a_reader_takes_it_makes_room(options: dict[str, object]) -> None:
     bus = BrokerHarness(class_messages=10)
     at(bus, 50.0)
-    reader = peer2(bus, subscribe(1, 5, max_in_flight=2, **options))
-    writer = peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 10, timed_envelope(b"y")))
+    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2, **options))
+    writer = connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 10, timed_envelope(b"y")))
     assert reader.receive_message_ids() == [0, 1]
     reader.send(ack(5, 0, 1), nack(5, 1, 2, 0))  # One is to come again, and one has room to come.
     at(bus, 51.0)
@@ -159,8 +159,8 @@ def test_what_expires_before_a_reader_takes_it_makes_room(options: dict[str, obj
 def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    reader = peer2(bus, subscribe(1, 5, max_in_flight=1))
-    peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 3))
+    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=1))
+    connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 3))
     assert reader.receive_message_ids() == [0]
     at(bus, 51.0)
     bus.tick()
@@ -180,8 +180,8 @@ def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
 def test_what_expires_before_it_comes_again_is_not_acknowledged(kind: dict[str, object]) -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    reader = peer2(bus, subscribe(1, 5, **kind))
-    peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5))
+    reader = connect_version2(bus, subscribe(1, 5, **kind))
+    connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5))
     assert reader.receive_message_ids() == [0, 1, 2, 3, 4]
     reader.send(ack(5, 1, 3), nack(5, 3, 4, 2000), nack(5, 0, 1), nack(5, 4, 5, 500))
     at(bus, 50.6)
@@ -201,9 +201,9 @@ def test_what_expires_before_it_comes_again_is_not_acknowledged(kind: dict[str, 
 def test_what_has_expired_makes_no_subscription_too_slow() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    reader = peer2(bus, subscribe(1, 5, max_in_flight=1, max_pending=5, slow="disconnect"))
+    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=1, max_pending=5, slow="disconnect"))
     contents = [timed_envelope(b"x", expires_ms=1000 if n % 2 else None) for n in range(5)]
-    writer = peer2(bus, publish_envelopes(1, 0, *contents))
+    writer = connect_version2(bus, publish_envelopes(1, 0, *contents))
     assert reader.receive_message_ids() == [0]
     at(bus, 51.0)
     writer.send(publish(1, 5, b"y", b"y"))  # Five pending, and two that have expired.
@@ -219,8 +219,8 @@ def test_what_has_expired_makes_no_subscription_too_slow() -> None:
 def test_a_message_is_not_delivered_before_its_time(count: int) -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    reader = peer2(bus, subscribe(1, 5))
-    peer2(
+    reader = connect_version2(bus, subscribe(1, 5))
+    connect_version2(
         bus, publish_envelopes(1, 0, timed_envelope(b"a"), *[timed_envelope(b"b", not_before_ms=2000)] * count, timed_envelope(b"c"))
     )
     assert reader.receive_message_ids() == [0, count + 1]
@@ -238,12 +238,12 @@ def test_a_message_is_not_delivered_before_its_time(count: int) -> None:
 def test_what_nobody_was_there_for_is_not_delivered_before_its_time_either() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=2000), timed_envelope(b"b")))
-    former = peer2(bus, subscribe(1, 5))
+    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=2000), timed_envelope(b"b")))
+    former = connect_version2(bus, subscribe(1, 5))
     assert former.receive_message_ids() == [1]
     former.disconnect()
     assert len(bus.broker.delayed_wakeups) == 0
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     assert reader.receive_message_ids() == [1]
     at(bus, 52.0)
     assert reader.receive_message_ids() == [0]
@@ -254,16 +254,16 @@ def test_a_clock_that_is_set_back_does_not_delay_what_came_with_delayed_ones(cou
     bus = BrokerHarness()
     at(bus, 100.0)
     delayed = [timed_envelope(b"b", not_before_ms=1000)] * count
-    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=0), *delayed, timed_envelope(b"c")))
+    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=0), *delayed, timed_envelope(b"c")))
     at(bus, 90.0)
-    assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, count + 1]
+    assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, count + 1]
 
 
 def test_subscriptions_that_come_and_go_leave_no_alarm() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     far = (1 << 64) - 1
-    writer = peer2(bus, publish_envelopes(1, 0, timed_envelope(b"x", not_before_ms=far)))
+    writer = connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"x", not_before_ms=far)))
     for _ in range(20):
         writer.send(subscribe(1, 5, start="earliest"))
         writer.read_bytes(1 << 20)
@@ -277,8 +277,8 @@ def test_subscriptions_that_come_and_go_leave_no_alarm() -> None:
 def test_times_outlive_a_ring_that_grows_wraps_and_shrinks() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    late = peer2(bus, subscribe(1, 5))
-    writer = peer2(bus)
+    late = connect_version2(bus, subscribe(1, 5))
+    writer = connect_version2(bus)
     number = 0
     for _ in range(40):
         contents = [timed_envelope(b"x" * 500, expires_ms=60_000), timed_envelope(b"y" * 500), channel_envelope("c", b"z")]
@@ -298,8 +298,8 @@ def test_times_outlive_a_ring_that_grows_wraps_and_shrinks() -> None:
 def test_version_1_gets_payloads_in_the_order_of_all_messages() -> None:
     bus = BrokerHarness()
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    new = peer2(bus, subscribe(1, 5))
-    writer = peer2(bus)
+    new = connect_version2(bus, subscribe(1, 5))
+    writer = connect_version2(bus)
     number, expected = 0, []
     for turn in range(1, 6):
         payloads = numbered(turn, start=number)
@@ -327,7 +327,7 @@ def test_a_payload_that_version_1_cannot_carry_is_counted_and_holds_up_nothing(o
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     bad = b"\0with <\r\n\0> in it"
     contents = [b"\0a"] * others + [bad] + [b"\0b"] * others
-    writer = peer2(bus, publish_envelopes(1, 0, *contents))
+    writer = connect_version2(bus, publish_envelopes(1, 0, *contents))
     heard = old.receive_messages()
     assert [m.payload for m in heard] == [b"a"] * others + [b"b"] * others
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 1}
@@ -343,8 +343,8 @@ def test_a_payload_that_version_1_cannot_carry_is_counted_and_holds_up_nothing(o
 
 def test_many_that_cannot_be_carried_do_not_stop_what_is_sent_again() -> None:
     bus = BrokerHarness()
-    writer = peer2(bus, publish_envelopes(1, 0, *[b"\0<\r\n\0>"] * 30, b"\0good"))
-    former = peer2(bus, subscribe(1, 5))
+    writer = connect_version2(bus, publish_envelopes(1, 0, *[b"\0<\r\n\0>"] * 30, b"\0good"))
+    former = connect_version2(bus, subscribe(1, 5))
     assert len(former.receive_message_ids()) == 31
     former.disconnect()
     old = bus.peer(wire_peer.subscribe(1))
@@ -356,7 +356,7 @@ def test_version_1_ignores_what_is_not_open_yet_in_its_acks() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a"), timed_envelope(b"b", not_before_ms=1000), timed_envelope(b"c")))
+    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a"), timed_envelope(b"b", not_before_ms=1000), timed_envelope(b"c")))
     assert [m.payload for m in old.receive_messages()] == [b"a", b"c"]
     old.send(wire_peer.ack(1, 0, 3))
     at(bus, 51.0)
@@ -369,8 +369,8 @@ def test_a_class_that_drops_the_oldest_drops_what_is_put_off_too() -> None:
     limits = Limits(class_messages=4)
     bus = BrokerHarness(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     at(bus, 50.0)
-    reader = peer2(bus, subscribe(1, 5, max_in_flight=3), subscribe(1, 6, group="g"))
-    writer = peer2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", not_before_ms=1000)] * 4))
+    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=3), subscribe(1, 6, group="g"))
+    writer = connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", not_before_ms=1000)] * 4))
     assert reader.receive_message_ids() == []
     writer.send(publish(1, 4, b"a", b"b", b"c", b"d"))
     assert sorted(reader.receive_message_ids()) == [4, 4, 5, 5, 6, 6, 7]
@@ -384,8 +384,8 @@ def test_a_class_that_drops_the_oldest_drops_what_is_put_off_too() -> None:
 
 def test_a_single_plain_message_in_a_class_with_channels_has_none() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, channels=["a"]), subscribe(1, 6, channels=["#"]))
-    writer = peer2(bus, publish_envelopes(1, 0, channel_envelope("a", b"")))
+    reader = connect_version2(bus, subscribe(1, 5, channels=["a"]), subscribe(1, 6, channels=["#"]))
+    writer = connect_version2(bus, publish_envelopes(1, 0, channel_envelope("a", b"")))
     for number in range(1, 600):  # The rows of those before are used again.
         writer.send(publish(1, number, b"x"))
         heard = sorted(m.number for m in reader.receive_deliveries())
@@ -414,8 +414,8 @@ def own_channels(first: int, count: int, class_id: int = 1) -> bytes:
 def test_without_memory_for_channels_messages_wait_until_others_are_acknowledged(step: int) -> None:
     bus = short()
     bus.skips_checks = step < PLAIN_FRAMES_MAX
-    reader = peer2(bus, subscribe(1, 5, channels=["#"]))
-    writer = peer2(bus)
+    reader = connect_version2(bus, subscribe(1, 5, channels=["#"]))
+    writer = connect_version2(bus)
     total, heard = 9000, 0
     for first in range(0, total, step):
         writer.send(own_channels(first, min(step, total - first)))
@@ -434,7 +434,7 @@ def test_without_memory_for_channels_messages_wait_until_others_are_acknowledged
 @pytest.mark.parametrize("policy", [FullPolicy.DROP_NEWEST, FullPolicy.DROP_OLDEST])
 def test_without_memory_for_channels_the_policy_decides(policy: FullPolicy) -> None:
     bus = short(policy)
-    writer = peer2(bus)
+    writer = connect_version2(bus)
     for first in range(0, 9000, 300):
         writer.send(own_channels(first, 300))
     ring = bus.broker.classes[1].ring
@@ -447,8 +447,8 @@ def test_without_memory_for_channels_the_policy_decides(policy: FullPolicy) -> N
 
 def test_channels_that_nothing_stored_carries_do_not_keep_other_classes_waiting() -> None:
     bus = short()
-    reader = peer2(bus, subscribe(1, 5), classes=(1, 2))
-    writer = peer2(bus, own_channels(0, 2500), classes=(1, 2))
+    reader = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
+    writer = connect_version2(bus, own_channels(0, 2500), classes=(1, 2))
     assert len(reader.receive_message_ids()) == 2500
     reader.send(ack(5, 0, 2500))
     bus.broker.drain_writable()
@@ -468,11 +468,11 @@ def test_what_is_dealt_with_one_by_one_gives_the_others_their_turn(kind: str) ->
     bus.skips_checks = True
     count = 3 * REDELIVERY_MESSAGES
     if kind == "uncarriable":
-        peer2(bus, publish_envelopes(1, 0, *[b"\0<\r\n\0>"] * count))
+        connect_version2(bus, publish_envelopes(1, 0, *[b"\0<\r\n\0>"] * count))
         reader = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     else:
         waits = [timed_envelope(b"", not_before_ms=3_600_000 + n) for n in range(count)]
-        reader = peer2(bus, publish_envelopes(1, 0, *waits), subscribe(1, 5))
+        reader = connect_version2(bus, publish_envelopes(1, 0, *waits), subscribe(1, 5))
     outbox, reached = reader.session.outbox, [0]
     while not outbox.is_idle:
         if piece := outbox.peek(0):

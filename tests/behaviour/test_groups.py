@@ -13,7 +13,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -24,7 +24,7 @@ from tests.behaviour.wire_peer_v2 import (
 
 def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
     """That many members, each of a session of its own, as subscription 5."""
-    members = [peer2(bus, subscribe(1, 5, group="g", **options)) for _ in range(count)]
+    members = [connect_version2(bus, subscribe(1, 5, group="g", **options)) for _ in range(count)]
     for member in members:
         member.receive_replies()
     return members
@@ -33,7 +33,7 @@ def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2
 def test_each_message_goes_to_one_member_and_all_get_as_many() -> None:
     bus = BrokerHarness()
     members = group_of(bus, 3)
-    peer2(bus, publish(1, 0, *numbered(300)))
+    connect_version2(bus, publish(1, 0, *numbered(300)))
     heard = [member.receive_message_ids() for member in members]
     assert sorted(id_ for ids in heard for id_ in ids) == list(range(300))
     assert [len(ids) for ids in heard] == [100, 100, 100]
@@ -42,7 +42,7 @@ def test_each_message_goes_to_one_member_and_all_get_as_many() -> None:
 def test_who_acknowledges_faster_is_handed_more() -> None:
     bus = BrokerHarness()
     fast, slow = group_of(bus, 2, max_in_flight=10)
-    peer2(bus, publish(1, 0, *numbered(100)))
+    connect_version2(bus, publish(1, 0, *numbered(100)))
     heard, held = [], slow.receive_message_ids()
     while ids := fast.receive_message_ids():
         heard += ids
@@ -53,8 +53,8 @@ def test_who_acknowledges_faster_is_handed_more() -> None:
 
 def test_one_session_may_be_several_members() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="g"))
-    peer2(bus, publish(1, 0, *numbered(10)))
+    peer = connect_version2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="g"))
+    connect_version2(bus, publish(1, 0, *numbered(10)))
     heard = [(m.number, m.message_id) for m in peer.receive_deliveries()]
     assert sorted(i for _, i in heard) == list(range(10))
     assert {number for number, _ in heard} == {5, 6}
@@ -68,7 +68,7 @@ def test_one_session_may_be_several_members() -> None:
 def test_what_a_member_had_goes_to_the_others_when_it_goes(how: str) -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_in_flight=4)
-    peer2(bus, publish(1, 0, *numbered(8)))
+    connect_version2(bus, publish(1, 0, *numbered(8)))
     held, others = one.receive_message_ids(), two.receive_message_ids()
     for sequence in others:
         two.send(ack(5, sequence, sequence + 1))
@@ -83,7 +83,7 @@ def test_what_a_member_had_goes_to_the_others_when_it_goes(how: str) -> None:
 def test_what_was_handed_out_and_not_sent_was_not_delivered() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_deliveries=1)
-    peer2(bus, publish(1, 0, b"a", b"b"))
+    connect_version2(bus, publish(1, 0, b"a", b"b"))
     assert two.receive_message_ids() == [1]
     two.send(ack(5, 1, 2))
     one.disconnect()  # It was handed message 0, and took no byte.
@@ -93,7 +93,7 @@ def test_what_was_handed_out_and_not_sent_was_not_delivered() -> None:
 def test_who_does_not_take_what_it_was_handed_loses_it_in_time() -> None:
     bus = BrokerHarness()
     stuck, other = group_of(bus, 2, max_deliveries=1)
-    peer2(bus, publish(1, 0, *numbered(4)))
+    connect_version2(bus, publish(1, 0, *numbered(4)))
     assert len(other.receive_message_ids()) == 2
     other.send(ack(5, 0, 4))
     bus.tick(7)
@@ -107,7 +107,7 @@ def test_who_does_not_take_what_it_was_handed_loses_it_in_time() -> None:
 def test_the_only_member_is_sent_once_what_it_took_late() -> None:
     bus = BrokerHarness()
     [only] = group_of(bus, 1)
-    peer2(bus, publish(1, 0, *numbered(4)))
+    connect_version2(bus, publish(1, 0, *numbered(4)))
     bus.tick(20)
     first = only.receive_message_ids()
     bus.tick()
@@ -117,7 +117,7 @@ def test_the_only_member_is_sent_once_what_it_took_late() -> None:
 def test_only_the_member_that_was_sent_a_message_can_decide_about_it() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2)
-    peer2(bus, publish(1, 0, *numbered(10)))
+    connect_version2(bus, publish(1, 0, *numbered(10)))
     mine, others = one.receive_message_ids(), two.receive_message_ids()
     two.send(ack(5, 0, 10), nack(5, 0, 10, 0), working(5, 0, 10))
     assert bus.statistics(1).in_flight == len(mine)
@@ -132,7 +132,7 @@ def test_only_the_member_that_was_sent_a_message_can_decide_about_it() -> None:
 def test_an_ack_does_not_reach_what_its_member_was_not_sent_yet() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_in_flight=3)
-    peer2(bus, publish(1, 0, *numbered(3)))
+    connect_version2(bus, publish(1, 0, *numbered(3)))
     left = one.receive_message_ids()
     kept = two.receive_message_ids()
     one.disconnect()  # What it had is handed to the other one, which takes no byte of it.
@@ -145,7 +145,7 @@ def test_an_ack_does_not_reach_what_its_member_was_not_sent_yet() -> None:
 def test_what_is_overdue_may_go_to_another_member_and_an_ack_comes_too_late() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_in_flight=1)
-    peer2(bus, publish(1, 0, b"a", b"b"))
+    connect_version2(bus, publish(1, 0, b"a", b"b"))
     assert (one.receive_message_ids(), two.receive_message_ids()) == ([0], [1])
     two.send(ack(5, 1, 2))
     bus.tick(6)
@@ -159,7 +159,7 @@ def test_what_is_overdue_may_go_to_another_member_and_an_ack_comes_too_late() ->
 def test_a_message_is_given_up_after_its_last_delivery() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_deliveries=2, max_in_flight=1)
-    peer2(bus, publish(1, 0, b"a"))
+    connect_version2(bus, publish(1, 0, b"a"))
     heard = 0
     for _ in range(40):
         heard += len(one.receive_message_ids()) + len(two.receive_message_ids())
@@ -172,7 +172,7 @@ def test_a_message_is_given_up_after_its_last_delivery() -> None:
 def test_working_keeps_a_message() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2)
-    peer2(bus, publish(1, 0, b"a"))
+    connect_version2(bus, publish(1, 0, b"a"))
     assert one.receive_message_ids() == [0]
     for _ in range(20):
         one.send(working(5, 0, 1))
@@ -186,7 +186,7 @@ def test_a_message_that_expires_before_its_member_takes_it_is_not_sent() -> None
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     [only] = group_of(bus, 1)
-    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a", expires_ms=1000), timed_envelope(b"b")))
+    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a", expires_ms=1000), timed_envelope(b"b")))
     bus.broker.clock.now = 51.0
     assert only.receive_message_ids() == [1]
     only.send(ack(5, 1, 2))
@@ -199,7 +199,7 @@ def test_a_message_that_opens_later_goes_to_one_member_then() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     one, two = group_of(bus, 2)
-    peer2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=1000), timed_envelope(b"b")))
+    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=1000), timed_envelope(b"b")))
     assert one.receive_message_ids() + two.receive_message_ids() == [1]
     bus.broker.clock.now = bus.broker.next_wakeup
     assert bus.broker.next_wakeup == 51.0
@@ -212,7 +212,7 @@ def test_a_filtered_group_passes_over_what_is_not_for_it() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, channels=["a"])
     contents = [channel_envelope("ab"[n % 2], b"%d" % n) for n in range(100)]
-    peer2(bus, publish_envelopes(1, 0, *contents))
+    connect_version2(bus, publish_envelopes(1, 0, *contents))
     assert sorted(one.receive_message_ids() + two.receive_message_ids()) == list(range(0, 100, 2))
     for member in (one, two):
         member.send(ack(5, 0, 100))
@@ -223,22 +223,22 @@ def test_a_filtered_group_passes_over_what_is_not_for_it() -> None:
 def test_a_group_without_a_name_of_its_own_goes_with_its_last_member() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2)
-    peer2(bus, publish(1, 0, *numbered(4)))
+    connect_version2(bus, publish(1, 0, *numbered(4)))
     one.disconnect()
     two.disconnect()
     assert bus.statistics(1).subscriptions == ()
-    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2, 3]
+    assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2, 3]
 
 
 def test_a_durable_group_outlives_all_its_members() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, durable="d")
-    writer = peer2(bus, publish(1, 0, *numbered(4)))
+    writer = connect_version2(bus, publish(1, 0, *numbered(4)))
     assert sorted(one.receive_message_ids() + two.receive_message_ids()) == [0, 1, 2, 3]
     one.disconnect()
     two.disconnect()
     writer.send(publish(1, 4, b"x"))
-    reader = peer2(bus, subscribe(1, 7, group="g", durable="d"))
+    reader = connect_version2(bus, subscribe(1, 7, group="g", durable="d"))
     heard = reader.receive_deliveries()
     assert [(m.message_id, m.attempt) for m in heard] == [*((i, 2) for i in range(4)), (4, 1)]
     reader.send(unsubscribe(7, forget=True))
@@ -248,14 +248,14 @@ def test_a_durable_group_outlives_all_its_members() -> None:
 def test_a_group_with_other_channels_is_another_group() -> None:
     bus = BrokerHarness()
     group_of(bus, 1, channels=["a"])
-    other = peer2(bus, subscribe(1, 5, group="g", channels=["b"]))
+    other = connect_version2(bus, subscribe(1, 5, group="g", channels=["b"]))
     assert other.receive_error_codes() == ["subscription_mismatch"]
 
 
 def test_what_one_member_refuses_is_handed_to_whoever_has_room() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_in_flight=1)
-    peer2(bus, publish(1, 0, b"a", b"b"))
+    connect_version2(bus, publish(1, 0, b"a", b"b"))
     assert (one.receive_message_ids(), two.receive_message_ids()) == ([0], [1])
     two.send(ack(5, 1, 2))
     one.send(nack(5, 0, 1, 0))
@@ -265,7 +265,7 @@ def test_what_one_member_refuses_is_handed_to_whoever_has_room() -> None:
 def test_a_group_that_drops_the_newest_keeps_the_order_of_the_rest() -> None:
     bus = BrokerHarness()
     [only] = group_of(bus, 1, max_in_flight=2, slow="drop_newest", max_pending=5)
-    peer2(bus, publish(1, 0, *numbered(20)))
+    connect_version2(bus, publish(1, 0, *numbered(20)))
     heard: list[int] = []
     while ids := only.receive_message_ids():
         heard += ids
@@ -277,7 +277,7 @@ def test_a_group_that_drops_the_newest_keeps_the_order_of_the_rest() -> None:
 def test_a_member_reaches_only_what_it_holds_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_in_flight=1000)
-    peer2(bus, publish(1, 0, *numbered(1000)))
+    connect_version2(bus, publish(1, 0, *numbered(1000)))
     mine = one.receive_message_ids()
     group = next(iter(bus.broker.classes[1].groups))
     holder, other = group.members
@@ -297,8 +297,8 @@ def test_a_member_reaches_only_what_it_holds_itself(monkeypatch: pytest.MonkeyPa
 def test_a_group_looks_through_a_backlog_in_turns() -> None:
     bus = BrokerHarness()
     count = 10 * REDELIVERY_MESSAGES
-    writer = peer2(bus, publish(1, 0, *[b""] * count), publish_envelopes(1, count, channel_envelope("x", b"!")))
-    peer = peer2(bus, subscribe(1, 5, group="g", channels=["x"], start="earliest"))
+    writer = connect_version2(bus, publish(1, 0, *[b""] * count), publish_envelopes(1, count, channel_envelope("x", b"!")))
+    peer = connect_version2(bus, subscribe(1, 5, group="g", channels=["x"], start="earliest"))
     group = next(iter(bus.broker.classes[1].groups))
     turns, before = 0, 0
     while bus.broker.next_wakeup <= bus.broker.clock.now:
@@ -315,11 +315,11 @@ def test_a_group_looks_through_a_backlog_in_turns() -> None:
 
 def test_only_some_groups_go_on_looking_in_one_turn_and_all_come_to_an_end() -> None:
     bus = BrokerHarness()
-    writer = peer2(bus, publish(1, 0, *[b""] * (3 * REDELIVERY_MESSAGES)))
+    writer = connect_version2(bus, publish(1, 0, *[b""] * (3 * REDELIVERY_MESSAGES)))
     most = LOOKED_MESSAGES_MAX // REDELIVERY_MESSAGES
     number = 2 * most
     options = {"channels": ["x"], "start": "earliest"}
-    peer = peer2(bus, *[subscribe(1, n, group=f"g{n}", **options) for n in range(1, number + 1)])
+    peer = connect_version2(bus, *[subscribe(1, n, group=f"g{n}", **options) for n in range(1, number + 1)])
     groups = list(bus.broker.classes[1].groups)
     for _ in range(2):
         before = [group.window.cursor for group in groups]
@@ -338,7 +338,7 @@ def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight_to_it() -> None:
     bus.skips_checks = True
     size = 900_000
     member, other = group_of(bus, 2, max_in_flight=1_000_000)
-    writer = peer2(bus)
+    writer = connect_version2(bus)
     for n in range(3 * IN_FLIGHT_BYTES // size):
         writer.send(publish(1, n, b"x" * size))
     held, others = member.receive_message_ids(), other.receive_message_ids()

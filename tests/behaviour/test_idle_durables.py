@@ -11,7 +11,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     publish_envelopes,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     unsubscribe,
@@ -30,7 +30,7 @@ def durables(bus: BrokerHarness) -> list[str]:
 
 def holder(bus: BrokerHarness, **options: object) -> Version2Peer:
     """Somebody who has been sent six messages and acknowledged two of them."""
-    peer = peer2(bus, subscribe(1, 5, durable="d", **options), publish(1, 0, *numbered(6)))
+    peer = connect_version2(bus, subscribe(1, 5, durable="d", **options), publish(1, 0, *numbered(6)))
     peer.receive_deliveries()
     peer.send(ack(5, 0, 2))
     return peer
@@ -46,7 +46,7 @@ def test_a_durable_is_forgotten_when_nobody_was_connected_to_it_for_so_long() ->
     statistics = bus.statistics(1)
     assert statistics.dropped == {Reason.IDLE_DURABLE: 4}
     assert (statistics.acknowledged, statistics.ring.messages) == (2, 0)
-    again = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"new"))
+    again = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"new"))
     messages, told = again.receive_all()
     assert told[0].content == {"cursor": 6, "floor": 6, "resumed": False}
     assert [(m.message_id, m.attempt) for m in messages] == [(6, 1)]
@@ -66,7 +66,7 @@ def test_time_counts_only_while_nobody_is_connected() -> None:
     go_on(bus, 100)
     peer.disconnect()
     go_on(bus, 6)
-    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
+    connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     go_on(bus, 6)
     assert durables(bus) == ["d"]
     go_on(bus, 4)
@@ -89,7 +89,7 @@ def test_unsubscribing_leaves_it_alone_as_well() -> None:
 def test_the_last_who_says_how_long_decides(said: list[int | None], kept: int) -> None:
     bus = BrokerHarness()
     for seconds in said:
-        peer2(bus, subscribe(1, 5, durable="d", idle_seconds=seconds)).disconnect()
+        connect_version2(bus, subscribe(1, 5, durable="d", idle_seconds=seconds)).disconnect()
     go_on(bus, kept - 1)
     assert durables(bus) == ["d"]
     go_on(bus, 1)
@@ -101,7 +101,7 @@ def test_a_durable_that_is_moved_is_kept_as_long(more: dict[str, object], kept: 
     bus = BrokerHarness()
     holder(bus, idle_seconds=10).disconnect()
     at = {"sequence": 3}
-    peer2(bus, subscribe(1, 5, durable="d", start=at, seek=True, **more)).disconnect()
+    connect_version2(bus, subscribe(1, 5, durable="d", start=at, seek=True, **more)).disconnect()
     go_on(bus, kept - 1)
     assert durables(bus) == ["d"]
     go_on(bus, 1)
@@ -111,8 +111,8 @@ def test_a_durable_that_is_moved_is_kept_as_long(more: dict[str, object], kept: 
 def test_a_durable_group_is_alone_when_its_last_member_is_gone() -> None:
     bus = BrokerHarness()
     group = {"durable": "d", "group": "g"}
-    one = peer2(bus, subscribe(1, 5, idle_seconds=10, **group), publish(1, 0, *numbered(4)))
-    other = peer2(bus, subscribe(1, 5, idle_seconds=20, **group))
+    one = connect_version2(bus, subscribe(1, 5, idle_seconds=10, **group), publish(1, 0, *numbered(4)))
+    other = connect_version2(bus, subscribe(1, 5, idle_seconds=20, **group))
     one.receive_deliveries()
     one.disconnect()
     go_on(bus, 100)
@@ -127,32 +127,32 @@ def test_a_durable_group_is_alone_when_its_last_member_is_gone() -> None:
 
 def test_what_others_need_stays() -> None:
     bus = BrokerHarness()
-    peer2(bus, subscribe(1, 1, durable="other")).disconnect()
+    connect_version2(bus, subscribe(1, 1, durable="other")).disconnect()
     holder(bus, idle_seconds=10).disconnect()
     go_on(bus, 10)
     assert durables(bus) == ["other"]
-    assert peer2(bus, subscribe(1, 1, durable="other")).receive_message_ids() == list(range(6))
+    assert connect_version2(bus, subscribe(1, 1, durable="other")).receive_message_ids() == list(range(6))
 
 
 def test_what_waits_for_a_first_subscription_goes_on_waiting() -> None:
     bus = BrokerHarness()
-    writer = peer2(bus, publish(1, 0, b"a", b"b"))
-    reader = peer2(bus, subscribe(1, 1, durable="d", start="earliest", idle_seconds=10))
+    writer = connect_version2(bus, publish(1, 0, b"a", b"b"))
+    reader = connect_version2(bus, subscribe(1, 1, durable="d", start="earliest", idle_seconds=10))
     writer.send(publish(1, 2, b"c"))
     assert reader.receive_message_ids() == [0, 1, 2]
     reader.disconnect()
     go_on(bus, 10)
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
     writer.send(publish(1, 3, b"d"))
-    assert peer2(bus, subscribe(1, 1)).receive_message_ids() == [0, 1, 3]
+    assert connect_version2(bus, subscribe(1, 1)).receive_message_ids() == [0, 1, 3]
 
 
 def test_only_what_was_for_it_is_counted() -> None:
     bus = BrokerHarness()
     wish = {"durable": "d", "channels": ["a"], "idle_seconds": 10}
-    peer2(bus, subscribe(1, 5, **wish)).disconnect()
+    connect_version2(bus, subscribe(1, 5, **wish)).disconnect()
     contents = [channel_envelope("ab"[n % 2], b"") for n in range(5)]
-    peer2(bus, publish_envelopes(1, 0, *contents))
+    connect_version2(bus, publish_envelopes(1, 0, *contents))
     go_on(bus, 10)
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
     assert bus.statistics(1).ring.messages == 0
@@ -161,18 +161,18 @@ def test_only_what_was_for_it_is_counted() -> None:
 
 def test_who_waits_for_room_finds_what_it_has_left() -> None:
     bus = BrokerHarness(class_messages=4)
-    peer2(bus, subscribe(1, 5, durable="d", idle_seconds=10)).disconnect()
-    writer = peer2(bus, publish(1, 0, *numbered(6)))
+    connect_version2(bus, subscribe(1, 5, durable="d", idle_seconds=10)).disconnect()
+    writer = connect_version2(bus, publish(1, 0, *numbered(6)))
     assert writer.session.parked_messages
     go_on(bus, 10)
     assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 4}
-    assert peer2(bus, subscribe(1, 1)).receive_message_ids() == [4, 5]
+    assert connect_version2(bus, subscribe(1, 1)).receive_message_ids() == [4, 5]
 
 
 def test_it_is_for_durables_and_at_most_a_year() -> None:
     bus = BrokerHarness()
-    asker = peer2(bus, subscribe(1, 5, idle_seconds=10), subscribe(1, 6, group="g", idle_seconds=1))
+    asker = connect_version2(bus, subscribe(1, 5, idle_seconds=10), subscribe(1, 6, group="g", idle_seconds=1))
     assert asker.receive_error_codes() == ["bad_request", "bad_request"]
     for seconds in (0, -1, 365 * 86_400 + 1, "10", True):
         asker.send(subscribe(1, 5, durable="d", idle_seconds=seconds))

@@ -19,7 +19,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     publish_envelopes,
     nack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -31,7 +31,7 @@ from tests.models.key_order_model import World, keyed
 
 def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
     """That many members, each of a session of its own, as subscription 5."""
-    members = [peer2(bus, subscribe(1, 5, group="g", by_key=True, **options)) for _ in range(count)]
+    members = [connect_version2(bus, subscribe(1, 5, group="g", by_key=True, **options)) for _ in range(count)]
     for member in members:
         member.receive_replies()
     return members
@@ -39,7 +39,7 @@ def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2
 
 def publish_keys(bus: BrokerHarness, *keys: bytes) -> None:
     """One message of each of these keys, in this order."""
-    peer2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
+    connect_version2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
 
 
 def held(members: list[Version2Peer]) -> dict[int, Version2Peer]:
@@ -79,7 +79,7 @@ def test_a_key_goes_to_one_member_one_message_after_the_other() -> None:
 def test_what_has_no_key_goes_to_anybody_and_waits_for_nothing() -> None:
     bus = BrokerHarness()
     members = group_of(bus, 3)
-    peer2(bus, publish(1, 0, *numbered(30)), publish_envelopes(1, 30, *[timed_envelope(b"")] * 30))
+    connect_version2(bus, publish(1, 0, *numbered(30)), publish_envelopes(1, 30, *[timed_envelope(b"")] * 30))
     heard = [member.receive_message_ids() for member in members]
     assert [len(ids) for ids in heard] == [20, 20, 20]
     assert sorted(id_ for ids in heard for id_ in ids) == list(range(60))
@@ -154,7 +154,7 @@ def test_the_same_names_have_the_same_keys_whoever_came_first() -> None:
     for names in (["x", "y", "z"], ["z", "q", "x", "y"]):
         bus = BrokerHarness()
         members = {
-            name: peer2(bus, subscribe(1, 5, group="g", by_key=True), name=name) for name in names
+            name: connect_version2(bus, subscribe(1, 5, group="g", by_key=True), name=name) for name in names
         }
         if "q" in members:
             members.pop("q").disconnect()
@@ -221,7 +221,7 @@ def test_what_expires_makes_way_for_its_key() -> None:
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1, max_in_flight=2)
     contents = [keyed(b"a", expires_ms=None if n % 3 else 1000) for n in range(6)]
-    peer2(bus, publish_envelopes(1, 0, keyed(b"b"), *contents))
+    connect_version2(bus, publish_envelopes(1, 0, keyed(b"b"), *contents))
     bus.broker.clock.now = 51.0  # What it was handed is too late when it takes it.
     assert only.receive_message_ids() == [0]
     bus.broker.run_due_wakeups()
@@ -241,7 +241,7 @@ def test_what_expires_behind_another_one_of_its_key_makes_room() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1)
-    peer2(bus, publish_envelopes(1, 0, keyed(b"a"), *[keyed(b"a", expires_ms=1000)] * 50))
+    connect_version2(bus, publish_envelopes(1, 0, keyed(b"a"), *[keyed(b"a", expires_ms=1000)] * 50))
     assert only.receive_message_ids() == [0]
     bus.broker.clock.now = 51.0
     bus.tick()
@@ -253,7 +253,7 @@ def test_what_opens_later_holds_nothing_back_until_then() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1)
-    peer2(bus, publish_envelopes(1, 0, keyed(b"a", not_before_ms=1000), *[keyed(b"a")] * 3))
+    connect_version2(bus, publish_envelopes(1, 0, keyed(b"a", not_before_ms=1000), *[keyed(b"a")] * 3))
     assert only.receive_message_ids() == [1]
     only.send(ack(5, 1, 2))
     assert only.receive_message_ids() == [2]
@@ -298,7 +298,7 @@ def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight() -> None:
     (only,) = group_of(bus, 1)
     payload = bytes(900_000)
     for number in range(24):
-        peer2(bus, publish_envelopes(1, 0, keyed(b"%d" % number, payload)))
+        connect_version2(bus, publish_envelopes(1, 0, keyed(b"%d" % number, payload)))
     bus.broker.check_invariants()
     (position,) = bus.broker.classes[1].groups
     (member,) = position.members
@@ -326,7 +326,7 @@ def test_what_waits_in_a_lane_is_dropped_as_what_waits_elsewhere(slow: str) -> N
 def test_a_group_is_by_key_or_it_is_not() -> None:
     bus = BrokerHarness()
     group_of(bus, 1)
-    plain = peer2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="h"))
+    plain = connect_version2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="h"))
     assert plain.receive_error_codes() == ["subscription_mismatch"]
     plain.send(subscribe(1, 7, group="h", by_key=True), subscribe(1, 8, by_key=True))
     assert plain.receive_error_codes() == ["subscription_mismatch", "bad_request"]
@@ -346,14 +346,14 @@ def test_who_is_not_there_any_more_settles_only_what_it_was_sent() -> None:
     position.terminate(2, 4)
     bus.check_invariants()
     assert position.window.unacked(0, 4) == [(1, 2), (3, 4)]
-    next_one = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
+    next_one = connect_version2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
     assert all_of([next_one]) == [[(1, 1), (1, 3)]]
     assert bus.statistics(1).ring.messages == 0
 
 
 def test_what_comes_back_is_first_in_its_lane_though_a_part_of_it_is_purged() -> None:
     bus = BrokerHarness()
-    only = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
+    only = connect_version2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
     publish_keys(bus, b"a", b"b", b"b")
     assert only.receive_message_ids() == [0, 1]
     cls = bus.broker.classes[1]
@@ -361,7 +361,7 @@ def test_what_comes_back_is_first_in_its_lane_though_a_part_of_it_is_purged() ->
     purge_messages(cls, 0, 1, None)
     bus.broker.store.trim_class(cls)
     bus.check_invariants()
-    next_one = peer2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
+    next_one = connect_version2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
     assert all_of([next_one]) == [[(2, 1)], [(1, 2)]]
 
 
@@ -401,7 +401,7 @@ def test_after_a_restart_what_was_sent_comes_before_what_has_opened_since() -> N
 def test_who_goes_gives_up_its_own_keys_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = BrokerHarness()
     many = [subscribe(1, number, group="g", by_key=True) for number in range(1, 21)]
-    sessions = [peer2(bus, *many) for _ in range(4)]
+    sessions = [connect_version2(bus, *many) for _ in range(4)]
     (group,) = bus.broker.classes[1].groups
     taken: list[GroupMember] = []
     take = KeyOrderedGroup._reclaim_ready

@@ -30,7 +30,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     unsubscribe,
@@ -61,7 +61,7 @@ def asks(bus: BrokerHarness, peer: Version2Peer, number: int = 5, **options: obj
 def test_who_is_inside_publishes_subscribes_and_acknowledges() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1))
-    guest, binary = inside(bus), peer2(bus, subscribe(1, 3))
+    guest, binary = inside(bus), connect_version2(bus, subscribe(1, 3))
     asks(bus, guest)
     bus.broker.apply_event(guest.session, published(1, b"x", b"y"))
     assert [decode(m.content)[1] for m in binary.receive_deliveries()] == [b"x", b"y"]
@@ -88,7 +88,7 @@ def test_who_goes_gives_back_what_it_held() -> None:
     asks(bus, guest, group="g", durable="d")
     assert len(guest.receive_deliveries()) == 1
     guest.disconnect()
-    other = peer2(bus, subscribe(1, 3, group="g", durable="d"))
+    other = connect_version2(bus, subscribe(1, 3, group="g", durable="d"))
     assert [m.attempt for m in other.receive_deliveries()] == [2]
 
 
@@ -191,7 +191,7 @@ def test_a_tap_sees_what_is_stored_once_and_in_order_and_who_published_it() -> N
     one = bus.peer(connect1(1), publish1(1, b"lone"))
     one.session.peer = "one"
     one.send(publish1(1, b"a", b"bb"), publish1(1, b"c"))
-    two = peer2(bus, publish_envelopes(1, 0, channel_envelope("x", b"d"), channel_envelope("x", b"e")))
+    two = connect_version2(bus, publish_envelopes(1, 0, channel_envelope("x", b"d"), channel_envelope("x", b"e")))
     two.session.peer = "two"
     two.send(publish_envelopes(1, 2, channel_envelope("x", b"f")))
     guest = inside(bus)
@@ -205,7 +205,7 @@ def test_a_tap_sees_what_is_stored_once_and_in_order_and_who_published_it() -> N
 def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
     bus = BrokerHarness(class_messages=2)
     tapped = Tapped(bus)
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     guest = inside(bus)
     bus.broker.apply_event(guest.session, published(1, b"a", b"b", b"c"))
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
@@ -234,7 +234,7 @@ def test_where_the_oldest_make_room_all_are_seen() -> None:
 def test_dead_letters_are_seen_as_the_bus_s_own() -> None:
     bus = BrokerHarness()
     tapped = Tapped(bus)
-    peer = peer2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, b"x"))
+    peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, b"x"))
     assert peer.receive_message_ids() == [0]
     peer.send(nack(5, 0, 1, 0))
     assert peer.receive_message_ids() == []

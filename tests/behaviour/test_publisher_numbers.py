@@ -20,7 +20,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     connect,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -47,7 +47,7 @@ def stored(bus: BrokerHarness, class_id: int) -> list[int]:
 
 def test_numbers_are_confirmed_as_messages_are_stored() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, publish(1, 0, b"a"))
+    peer = connect_version2(bus, publish(1, 0, b"a"))
     assert confirms(peer) == [1]
     peer.send(publish(1, 1, *numbered(LARGE_BATCH_COUNT)))
     assert confirms(peer) == [1 + LARGE_BATCH_COUNT]
@@ -60,7 +60,7 @@ def test_numbers_go_over_the_wrap(count: int) -> None:
     publisher = publishers.claim("a", "", 99).publisher
     publisher.next = ID_COUNT - 1
     publishers.leave(publisher, 0.0)
-    peer = peer2(bus, classes=(1, 2), name="a")
+    peer = connect_version2(bus, classes=(1, 2), name="a")
     peer.send(in_turn(count, first=ID_COUNT - 1))
     assert confirms(peer) == [count - 1]
     peer.send(in_turn(2, first=ID_COUNT - 1))
@@ -71,7 +71,7 @@ def test_numbers_go_over_the_wrap(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 3, LARGE_BATCH_COUNT])
 def test_what_was_stored_before_is_confirmed_again_and_counted(count: int) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, publish(1, 0, *numbered(LARGE_BATCH_COUNT)))
+    peer = connect_version2(bus, publish(1, 0, *numbered(LARGE_BATCH_COUNT)))
     assert confirms(peer) == [LARGE_BATCH_COUNT]
     peer.send(publish(1, LARGE_BATCH_COUNT - count, *numbered(count)))
     assert confirms(peer) == [LARGE_BATCH_COUNT]
@@ -83,7 +83,7 @@ def test_what_was_stored_before_is_confirmed_again_and_counted(count: int) -> No
 @pytest.mark.parametrize("number", [1, 100, ID_COUNT // 2 - LARGE_BATCH_COUNT, ID_COUNT, 2 * ID_COUNT - 3])
 def test_a_gap_ends_the_session_behind_what_is_in_order(before: int, number: int) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, publish(1, 0, *numbered(before)), name="a")
+    peer = connect_version2(bus, publish(1, 0, *numbered(before)), name="a")
     wrong = before + number if number < ID_COUNT // 2 else number
     good = publish(1, before, b"good")
     assert peer.send_refused(good + publish(1, wrong + 1, b"gap", b"behind")) is Reason.NUMBER_GAP
@@ -96,7 +96,7 @@ def test_a_gap_ends_the_session_behind_what_is_in_order(before: int, number: int
 @pytest.mark.parametrize("count", [3, LARGE_BATCH_COUNT])
 def test_where_a_stream_breaks_off_what_is_stored_is_what_next_says(count: int) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, classes=(1, 2), name="a")
+    peer = connect_version2(bus, classes=(1, 2), name="a")
     offence = build_frame(ord("x"))
     behind = in_turn(count, first=count)
     assert peer.send_refused(in_turn(count) + offence + behind) is Reason.UNKNOWN_TYPE
@@ -109,7 +109,7 @@ def test_where_a_stream_breaks_off_what_is_stored_is_what_next_says(count: int) 
 @pytest.mark.parametrize("count", [4, LARGE_BATCH_COUNT])
 def test_messages_of_an_unknown_class_use_up_their_numbers(count: int) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     peer.send(in_turn(count, classes=(1, 9)))
     told = peer.receive_replies()
     assert [said.kind for said in told] == ["error"] * (count // 2) + ["confirm"]
@@ -123,7 +123,7 @@ def test_messages_of_an_unknown_class_use_up_their_numbers(count: int) -> None:
 
 def test_one_error_tells_of_messages_that_follow_one_another() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     peer.send(publish(9, 0, *numbered(30)) + publish_envelopes(9, 30, b"\0") + publish(1, 31, b"good"))
     first, second, confirm = peer.receive_replies()
     assert (first.message_id, first.content["count"], first.last_field) == (0, 30, ord("1"))
@@ -134,7 +134,7 @@ def test_one_error_tells_of_messages_that_follow_one_another() -> None:
 @pytest.mark.parametrize("count", [4, LARGE_BATCH_COUNT])
 def test_bad_acks_among_messages_lose_none_of_them(count: int) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5), classes=(1, 2))
+    peer = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
     peer.receive_replies()
     bad = build_frame(wire_peer_v2.ACK, class_id=5, content=b"5-5")
     frames = [in_turn(1, first=n) + bad for n in range(count)]
@@ -148,7 +148,7 @@ def test_bad_acks_among_messages_lose_none_of_them(count: int) -> None:
 def test_very_many_bad_frames_cost_what_they_weigh() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    peer = peer2(bus, subscribe(1, 5))
+    peer = connect_version2(bus, subscribe(1, 5))
     ack_frame = build_frame(wire_peer_v2.ACK, class_id=5, content=b"1")
     peer.send(ack_frame * 20_000)
     peer.send(in_turn(20_000, classes=(1, 9)))
@@ -164,7 +164,7 @@ def test_very_many_bad_frames_cost_what_they_weigh() -> None:
 def test_confirms_that_nobody_reads_are_one_confirm() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     for number in range(1000):
         peer.send(publish(1, number, b"x"))
     assert peer.session.outbox.pending_bytes == 13
@@ -174,7 +174,7 @@ def test_confirms_that_nobody_reads_are_one_confirm() -> None:
 def test_errors_that_nobody_reads_end_the_session() -> None:
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     bus.skips_checks = True
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     said = iter(range(100_000))
     with pytest.raises(RemoteProtocolError, match="pending_limit"):
         deque((peer.send(publish_envelopes(1, number, b"\xff")) for number in said), maxlen=0)
@@ -186,7 +186,7 @@ def test_where_classes_take_turns_nothing_is_lost_when_errors_end_the_session(un
     """Messages are handled class by class: the lower one's errors end it, or the higher one's."""
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     bus.skips_checks = True
-    peer = peer2(bus, classes=(2,), name="a")
+    peer = connect_version2(bus, classes=(2,), name="a")
     said = in_turn(60_000, classes=(unknown, 2))
     assert peer.send_refused(said) is Reason.PENDING_LIMIT
     assert len(stored(bus, 2)) < 30_000 or unknown == 3
@@ -208,8 +208,8 @@ def full(policy: FullPolicy, **limits: int) -> BrokerHarness:
 
 def test_what_waits_for_room_is_confirmed_when_it_is_stored() -> None:
     bus = full(FullPolicy.BLOCK)
-    reader = peer2(bus, subscribe(1, 5))
-    peer = peer2(bus, publish(1, 0, *numbered(14)))
+    reader = connect_version2(bus, subscribe(1, 5))
+    peer = connect_version2(bus, publish(1, 0, *numbered(14)))
     assert confirms(peer) == [10]
     assert reader.receive_message_ids() == list(range(10))
     reader.send(ack(5, 0, 3))
@@ -222,7 +222,7 @@ def test_what_waits_for_room_is_confirmed_when_it_is_stored() -> None:
 
 def test_a_full_class_that_drops_the_newest_says_so_before_it_confirms() -> None:
     bus = full(FullPolicy.DROP_NEWEST)
-    peer = peer2(bus, publish(1, 0, *numbered(14)))
+    peer = connect_version2(bus, publish(1, 0, *numbered(14)))
     error, confirm = peer.receive_replies()
     assert (error.message_id, error.content["count"]) == (10, 4)
     assert (error.content["code"], error.content["fatal"]) == ("drop_newest", False)
@@ -231,7 +231,7 @@ def test_a_full_class_that_drops_the_newest_says_so_before_it_confirms() -> None
 
 def test_a_full_class_that_drops_the_oldest_confirms() -> None:
     bus = full(FullPolicy.DROP_OLDEST)
-    peer = peer2(bus, publish(1, 0, *numbered(14)))
+    peer = connect_version2(bus, publish(1, 0, *numbered(14)))
     assert confirms(peer) == [14]
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 4}
 
@@ -247,8 +247,8 @@ def reconnected(bus: BrokerHarness, *classes: int) -> tuple[Version2Peer, int]:
 def test_what_waited_when_the_connection_was_lost_is_stored_once(count: int) -> None:
     # One of the classes is full, so that later numbers are stored before earlier ones.
     bus = full(FullPolicy.BLOCK, class_messages=count)
-    reader = peer2(bus, subscribe(1, 5), classes=(1, 2))
-    peer2(bus, publish(1, 0, *[b"0"] * (count - 3)))
+    reader = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
+    connect_version2(bus, publish(1, 0, *[b"0"] * (count - 3)))
     peer, _ = reconnected(bus, 1, 2)
     peer.send(in_turn(count))
     told = confirms(peer)
@@ -269,8 +269,8 @@ def test_what_waited_when_the_connection_was_lost_is_stored_once(count: int) -> 
 
 def test_an_offence_among_what_is_known_already_forgets_nothing() -> None:
     bus = full(FullPolicy.BLOCK, class_messages=200)
-    reader = peer2(bus, subscribe(2, 5), classes=(1, 2))
-    peer2(bus, publish(2, 0, *[b"0"] * 200))
+    reader = connect_version2(bus, subscribe(2, 5), classes=(1, 2))
+    connect_version2(bus, publish(2, 0, *[b"0"] * 200))
     peer, _ = reconnected(bus, 1, 2)
     peer.send(in_turn(100))
     peer.disconnect()
@@ -303,19 +303,19 @@ def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
     monkeypatch.setattr(NumberBitmap, "holds", counted)
     bus = full(FullPolicy.BLOCK, class_messages=300_000)
     bus.skips_checks = True
-    peer2(bus, publish(1, 0, b"x"), name="early").disconnect()
-    peer2(
+    connect_version2(bus, publish(1, 0, b"x"), name="early").disconnect()
+    connect_version2(
         bus, *[publish(2, at, *[b""] * 100_000) for at in range(0, 300_000, 100_000)], classes=(2,)
     )
     for number in range(5):
-        peer = peer2(bus, classes=(1, 2), name=f"{number}")
+        peer = connect_version2(bus, classes=(1, 2), name=f"{number}")
         peer.send(in_turn(110_000, classes=(2, 1)))
         peer.disconnect()
     bus.tick()
     again = Version2Peer(bus, bus.broker.open_session())
     again.send(connect(name="early"))
     assert again.receive_replies()[0].content["next"] == 1
-    behind = peer2(bus, name="4")
+    behind = connect_version2(bus, name="4")
     asked_about.clear()
     for _ in range(10):
         behind.send(publish(1, ID_COUNT - 1, b""))
@@ -325,7 +325,7 @@ def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
 
 def test_more_unconfirmed_than_the_credit_ends_the_session() -> None:
     bus = full(FullPolicy.BLOCK, credit_bytes=5000, frame_bytes=10_000)
-    peer = peer2(bus, publish(1, 0, *numbered(10)))
+    peer = connect_version2(bus, publish(1, 0, *numbered(10)))
     peer.send(publish(1, 10, *numbered(10, size=400)))
     assert peer.send_refused(publish(1, 20, *numbered(20, size=400))) is Reason.OVER_CREDIT
     assert bus.statistics(1).published == 10
@@ -333,7 +333,7 @@ def test_more_unconfirmed_than_the_credit_ends_the_session() -> None:
 
 def test_one_frame_may_always_be_under_way() -> None:
     bus = full(FullPolicy.BLOCK, credit_bytes=1, frame_bytes=10_000)
-    peer = peer2(bus, publish(1, 0, *numbered(10)))
+    peer = connect_version2(bus, publish(1, 0, *numbered(10)))
     peer.send(publish(1, 10, b"x" * 9000))
     assert confirms(peer) == [10]
 
@@ -341,8 +341,8 @@ def test_one_frame_may_always_be_under_way() -> None:
 def test_many_pieces_that_wait_are_confirmed_in_order() -> None:
     bus = full(FullPolicy.BLOCK, class_messages=4)
     bus.skips_checks = True
-    reader = peer2(bus, subscribe(1, 5), subscribe(2, 6), classes=(1, 2))
-    peer = peer2(bus, classes=(1, 2))
+    reader = connect_version2(bus, subscribe(1, 5), subscribe(2, 6), classes=(1, 2))
+    peer = connect_version2(bus, classes=(1, 2))
     for n in range(300):
         peer.send(in_turn(1, first=n))
     highest, heard = 0, 0
@@ -366,7 +366,7 @@ def test_many_pieces_that_wait_are_confirmed_in_order() -> None:
 
 def test_a_name_belongs_to_one_program_at_a_time() -> None:
     bus = BrokerHarness()
-    peer2(bus, name="a", instance="i")
+    connect_version2(bus, name="a", instance="i")
     for other in ({"instance": "j"}, {}):
         peer = Version2Peer(bus, bus.broker.open_session())
         assert peer.send_refused(connect(name="a", **other)) is Reason.NAME_IN_USE
@@ -374,7 +374,7 @@ def test_a_name_belongs_to_one_program_at_a_time() -> None:
 
 def test_a_connect_that_is_refused_for_its_name_has_named_no_class() -> None:
     bus = BrokerHarness()
-    peer2(bus, name="a", instance="i")
+    connect_version2(bus, name="a", instance="i")
     peer = Version2Peer(bus, bus.broker.open_session())
     assert peer.send_refused(connect(7, "orders", name="a")) is Reason.NAME_IN_USE
     assert list(bus.broker.classes) == [1]
@@ -384,7 +384,7 @@ def test_a_connect_that_is_refused_for_its_name_has_named_no_class() -> None:
 def test_a_name_is_remembered_for_an_hour() -> None:
     bus = BrokerHarness()
     for passed, expected in ((PUBLISHER_SECONDS - 1, 1), (PUBLISHER_SECONDS + 1, 0)):
-        peer = peer2(bus, name="a")
+        peer = connect_version2(bus, name="a")
         peer.send(publish(1, peer.session.decoder.next_number, b"x"))  # type: ignore[union-attr]
         peer.disconnect()
         bus.broker.clock.now += passed
@@ -399,14 +399,14 @@ def test_a_name_is_remembered_for_an_hour() -> None:
 
 def test_without_a_name_nothing_is_remembered() -> None:
     bus = BrokerHarness()
-    peer2(bus, publish(1, 0, b"x")).disconnect()
+    connect_version2(bus, publish(1, 0, b"x")).disconnect()
     assert len(bus.broker.connection_requests.producer_states) == 0
-    assert confirms(peer2(bus, publish(1, 0, b"x"))) == [1]
+    assert confirms(connect_version2(bus, publish(1, 0, b"x"))) == [1]
 
 
 def test_a_channel_that_is_none_is_refused_and_the_next_message_goes_on() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     contents = [channel_envelope("a", b"x"), channel_envelope("a..b", b"x"), channel_envelope("b", b"y")]
     peer.send(publish_envelopes(1, 0, *contents))
     error, confirm = peer.receive_replies()

@@ -17,7 +17,7 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     connect,
-    peer2,
+    connect_version2,
     publish,
 )
 from tests.client.core.client_and_broker import Pair
@@ -164,7 +164,7 @@ def test_an_error_that_was_heard_is_not_said_again() -> None:
 
 def test_who_does_not_say_what_was_confirmed_is_not_told_again() -> None:
     bus = BrokerHarness(full())
-    peer2(bus, publish(1, 0, *[b"x"] * 18), name="a").disconnect()
+    connect_version2(bus, publish(1, 0, *[b"x"] * 18), name="a").disconnect()
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect(1, name="a"))
     assert peer.receive_replies()[0].content["next"] == 18

@@ -25,7 +25,7 @@ from tests.behaviour.wire_peer_v2 import (
     connect,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     unsubscribe,
@@ -91,7 +91,7 @@ def test_a_greeting_that_is_none_is_answered_by_a_fatal_error(content: bytes) ->
 )
 def test_a_later_connect_that_is_refused_changes_nothing(content: bytes, code: str) -> None:
     bus = BrokerHarness(classes=2)
-    peer = peer2(bus, classes=({"id": 1, "name": "orders"},))
+    peer = connect_version2(bus, classes=({"id": 1, "name": "orders"},))
     peer.send(build_frame(CONNECT, message_id=4, content=content))
     [answer] = peer.receive_replies()
     if code:
@@ -110,7 +110,7 @@ def test_classes_are_named_by_id_by_name_and_by_both() -> None:
     [answer] = peer.receive_replies()
     a, c = id_given("a"), id_given("c")
     assert answer.content["classes"] == {"a": a, "b": 65535, "c": c, "d": 5}
-    other = peer2(bus, classes=("a", "d"))
+    other = connect_version2(bus, classes=("a", "d"))
     other.send(connect("c", {"id": a}))
     assert other.receive_replies()[0].content["classes"] == {"c": c}
 
@@ -123,25 +123,25 @@ def id_given(name: str, behind: int = 0) -> int:
 def test_buses_that_know_nothing_of_one_another_give_a_name_the_same_id() -> None:
     names = [f"class {n}" for n in range(50)]
     buses = BrokerHarness(), BrokerHarness()
-    peer2(buses[0], classes=names)
-    peer2(buses[1], classes=names[::-1])
+    connect_version2(buses[0], classes=names)
+    connect_version2(buses[1], classes=names[::-1])
     assert buses[0].broker.store.class_id_by_name == buses[1].broker.store.class_id_by_name
 
 
 def test_an_id_that_is_taken_is_passed_over_for_the_one_below() -> None:
     bus = BrokerHarness()
-    peer2(bus, classes=[id_given("ä"), id_given("ä", 1)])
-    peer2(bus, classes=["ä"])
+    connect_version2(bus, classes=[id_given("ä"), id_given("ä", 1)])
+    connect_version2(bus, classes=["ä"])
     assert bus.broker.store.class_id_by_name == {"ä": id_given("ä", 2)}
     taken = [id_given("b", n) for n in range(64)]
-    peer2(bus, classes=[*taken, "b"])
+    connect_version2(bus, classes=[*taken, "b"])
     assert bus.broker.store.class_id_by_name["b"] == 65535 not in taken
 
 
 def test_many_names_are_given_ids_at_once() -> None:
     bus = BrokerHarness()
     names = [f"n{n}" for n in range(4096)]
-    peer2(bus, classes=names)
+    connect_version2(bus, classes=names)
     assert (
         len(bus.broker.store.class_id_by_name)
         == len(set(bus.broker.store.class_id_by_name.values()))
@@ -160,7 +160,7 @@ def test_heartbeats_may_come_before_the_greeting_and_nothing_else() -> None:
 
 
 def test_what_a_peer_calls_itself_stays_on_one_line() -> None:
-    peer = peer2(BrokerHarness(), client="evil\nline")
+    peer = connect_version2(BrokerHarness(), client="evil\nline")
     assert "\n" not in peer.session.peer
 
 
@@ -193,10 +193,10 @@ def test_a_peer_whose_answer_is_not_known_yet_hears_that_the_bus_is_there() -> N
 
 def test_several_subscriptions_of_one_session_are_told_apart() -> None:
     bus = BrokerHarness()
-    reader = peer2(
+    reader = connect_version2(
         bus, subscribe(1, 7, channels=["a.*"]), subscribe(1, 9), subscribe(2, 3), classes=(1, 2)
     )
-    writer = peer2(bus, publish_envelopes(1, 0, channel_envelope("a.x", b"1"), channel_envelope("b", b"2")))
+    writer = connect_version2(bus, publish_envelopes(1, 0, channel_envelope("a.x", b"1"), channel_envelope("b", b"2")))
     writer.send(publish(2, 2, b"3"))
     heard = [(m.class_id, m.number, m.message_id) for m in reader.receive_deliveries()]
     assert sorted(heard) == [(1, 7, 0), (1, 9, 0), (1, 9, 1), (2, 3, 0)]
@@ -209,8 +209,8 @@ def test_several_subscriptions_of_one_session_are_told_apart() -> None:
 
 def test_a_number_may_be_used_again_after_an_unsubscribe() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5))
-    writer = peer2(bus, publish(1, 0, b"a"))
+    reader = connect_version2(bus, subscribe(1, 5))
+    writer = connect_version2(bus, publish(1, 0, b"a"))
     assert reader.receive_message_ids() == [0]
     reader.send(subscribe(1, 5))
     reader.send(unsubscribe(5), unsubscribe(5), subscribe(1, 5, start="new"))
@@ -223,8 +223,8 @@ def test_a_number_may_be_used_again_after_an_unsubscribe() -> None:
 
 def test_after_an_unsubscribe_messages_are_announced_again() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5))
-    writer = peer2(bus, publish(1, 0, b"a"))
+    reader = connect_version2(bus, subscribe(1, 5))
+    writer = connect_version2(bus, publish(1, 0, b"a"))
     reader.receive_deliveries()
     reader.send(unsubscribe(5), subscribe(1, 5, start="new"))
     reader.receive_replies()
@@ -257,7 +257,7 @@ def test_a_subscription_that_cannot_be_granted_is_none(
     options: dict[str, object], code: str
 ) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, publish(1, 0, b"waits"))
+    peer = connect_version2(bus, publish(1, 0, b"waits"))
     peer.send(subscribe(1, 5, 3, **options))
     error = peer.receive_replies()[-1]
     assert (error.content["code"], error.content["fatal"]) == (code, False)
@@ -269,7 +269,7 @@ def test_a_subscription_that_cannot_be_granted_is_none(
 
 def test_requests_about_what_is_not_there_are_refused() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(9, 5), subscribe(1, 0), unsubscribe(4), json_request(FETCH, 9, 8))
+    peer = connect_version2(bus, subscribe(9, 5), subscribe(1, 0), unsubscribe(4), json_request(FETCH, 9, 8))
     codes = ["unknown_class", "bad_request", "unknown_subscription", "unknown_class"]
     assert peer.receive_error_codes() == codes
     peer.send(ack(4, 0, 1), nack(4, 0, 1), working(4, 0, 1))
@@ -279,7 +279,7 @@ def test_requests_about_what_is_not_there_are_refused() -> None:
 
 def test_a_session_has_no_more_subscriptions_than_allowed() -> None:
     bus = BrokerHarness(subscriptions=2)
-    peer = peer2(bus, *[subscribe(1, number) for number in (1, 2, 3)])
+    peer = connect_version2(bus, *[subscribe(1, number) for number in (1, 2, 3)])
     assert peer.receive_error_codes() == ["too_many_subscriptions"]
 
 
@@ -301,26 +301,26 @@ def test_a_session_has_no_more_subscriptions_than_allowed() -> None:
 )
 def test_a_subscription_begins_where_it_asks_to(start: object, expected: list[int]) -> None:
     bus = BrokerHarness()
-    writer = peer2(bus)
+    writer = connect_version2(bus)
     for number in range(6):
         bus.broker.clock.now = 100.0 + number
         writer.send(publish(1, number, b"x"))
     bus.broker.clock.now = 200.0
-    assert peer2(bus, subscribe(1, 5, start=start)).receive_message_ids() == expected
+    assert connect_version2(bus, subscribe(1, 5, start=start)).receive_message_ids() == expected
     # What nobody was there for waits all the same.
-    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2, 3, 4, 5]
+    assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2, 3, 4, 5]
     writer.send(publish(1, 6, b"x"))
-    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == []
+    assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == []
 
 
 def test_what_waits_is_for_the_first_that_asks_for_it_and_no_more() -> None:
     bus = BrokerHarness()
-    writer = peer2(bus, publish(1, 0, b"a", b"b"))
-    new = peer2(bus, subscribe(1, 5, start="new"))
+    writer = connect_version2(bus, publish(1, 0, b"a", b"b"))
+    new = connect_version2(bus, subscribe(1, 5, start="new"))
     writer.send(publish(1, 2, b"c"))
     assert new.receive_message_ids() == [2]
     new.send(ack(5, 2, 3), unsubscribe(5))
-    first, second = peer2(bus, subscribe(1, 5)), peer2(bus, subscribe(1, 5))
+    first, second = connect_version2(bus, subscribe(1, 5)), connect_version2(bus, subscribe(1, 5))
     assert first.receive_message_ids() == [0, 1]
     assert second.receive_message_ids() == []
     first.send(ack(5, 0, 2))
@@ -330,13 +330,13 @@ def test_what_waits_is_for_the_first_that_asks_for_it_and_no_more() -> None:
 def test_who_had_less_leaves_the_rest_to_the_next_one() -> None:
     # One that comes for the earliest has not seen what a former one has acknowledged.
     bus = BrokerHarness()
-    writer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(6)))
+    writer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(6)))
     assert writer.receive_message_ids() == [0, 1, 2, 3, 4, 5]
     writer.send(ack(5, 4, 6), unsubscribe(5))
-    late = peer2(bus, subscribe(1, 5, start="earliest", max_in_flight=1))
+    late = connect_version2(bus, subscribe(1, 5, start="earliest", max_in_flight=1))
     assert late.receive_message_ids() == [0]
     late.disconnect()
-    heard, reader = [], peer2(bus, subscribe(1, 5))
+    heard, reader = [], connect_version2(bus, subscribe(1, 5))
     while ids := reader.receive_message_ids():
         heard += ids
         reader.send(ack(5, ids[0], ids[-1] + 1))

@@ -17,7 +17,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     working,
@@ -30,8 +30,8 @@ from tests.support.oracles import ID_COUNT, parse_frame, split_frames
 @pytest.mark.parametrize("most", [1, 3])
 def test_no_more_is_in_flight_than_asked_for(most: int) -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, max_in_flight=most))
-    peer2(bus, publish(1, 0, *numbered(10)))
+    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=most))
+    connect_version2(bus, publish(1, 0, *numbered(10)))
     assert reader.receive_message_ids() == list(range(most))
     reader.send(ack(5, 0, 1))
     assert reader.receive_message_ids() == [most]
@@ -41,8 +41,8 @@ def test_no_more_is_in_flight_than_asked_for(most: int) -> None:
 
 def test_what_is_refused_with_a_delay_makes_room_at_once() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
-    peer2(bus, publish(1, 0, *numbered(10)))
+    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2))
+    connect_version2(bus, publish(1, 0, *numbered(10)))
     assert reader.receive_message_ids() == [0, 1]
     reader.send(nack(5, 0, 2, 60_000))
     assert bus.broker.drain_writable()
@@ -60,10 +60,10 @@ def test_what_is_refused_with_a_delay_makes_room_at_once() -> None:
 
 def test_what_another_one_left_is_sent_no_faster() -> None:
     bus = BrokerHarness()
-    former = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
+    former = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
     assert len(former.receive_message_ids()) == 9
     former.disconnect()
-    reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
+    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2))
     for first in range(0, 8, 2):
         assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [(first, 2), (first + 1, 2)]
         reader.send(ack(5, first, first + 2))
@@ -72,8 +72,8 @@ def test_what_another_one_left_is_sent_no_faster() -> None:
 def test_many_bytes_in_flight_wait_for_acks_and_one_that_is_put_off_holds_up_nothing() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    reader = peer2(bus, subscribe(1, 5))
-    writer = peer2(bus)
+    reader = connect_version2(bus, subscribe(1, 5))
+    writer = connect_version2(bus)
     size, count = 900_000, 0
     for _ in range(3 * IN_FLIGHT_BYTES // size):
         writer.send(publish(1, count, b"x" * size))
@@ -93,8 +93,8 @@ def test_many_bytes_in_flight_wait_for_acks_and_one_that_is_put_off_holds_up_not
 @pytest.mark.parametrize("slow", ["drop_oldest", "drop_newest"])
 def test_a_slow_subscription_drops_what_is_too_much_for_it(slow: str) -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, slow=slow, max_pending=4, max_in_flight=2))
-    writer = peer2(bus, publish(1, 0, b"0", b"1", b"2"))
+    reader = connect_version2(bus, subscribe(1, 5, slow=slow, max_pending=4, max_in_flight=2))
+    writer = connect_version2(bus, publish(1, 0, b"0", b"1", b"2"))
     assert reader.receive_message_ids() == [0, 1]
     writer.send(publish(1, 3, *numbered(5, start=3)))
     heard: list[int] = []
@@ -113,9 +113,9 @@ def test_a_slow_subscription_drops_what_is_too_much_for_it(slow: str) -> None:
 @pytest.mark.parametrize("slow", ["drop_oldest", "drop_newest", "disconnect"])
 def test_what_is_not_for_a_subscription_does_not_make_it_slow(slow: str) -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, slow=slow, max_pending=2, channels=["a"]))
+    reader = connect_version2(bus, subscribe(1, 5, slow=slow, max_pending=2, channels=["a"]))
     contents = [channel_envelope("ba"[n % 10 == 0], b"%d" % n) for n in range(20)]
-    writer = peer2(bus, publish_envelopes(1, 0, *contents))
+    writer = connect_version2(bus, publish_envelopes(1, 0, *contents))
     assert reader.receive_message_ids() == [0, 10]
     writer.send(publish_envelopes(1, 20, *contents[:10]))
     bus.broker.drain_writable()
@@ -131,8 +131,8 @@ def test_what_is_not_for_a_subscription_does_not_make_it_slow(slow: str) -> None
 
 def test_a_subscription_that_is_cut_off_is_named_by_its_request() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, 77, slow="disconnect", max_pending=4))
-    writer = peer2(bus, publish(1, 0, *numbered(4)))
+    reader = connect_version2(bus, subscribe(1, 5, 77, slow="disconnect", max_pending=4))
+    writer = connect_version2(bus, publish(1, 0, *numbered(4)))
     assert len(reader.receive_deliveries()) == 4
     writer.send(publish(1, 4, b"x"))
     bus.broker.drain_writable()
@@ -150,20 +150,20 @@ def test_what_waited_for_one_that_is_cut_off_is_dropped_unless_it_waits_for_the_
     for others in (0, 1):
         bus = BrokerHarness()
         terms = options | {"slow": "disconnect", "max_pending": 3}
-        reader, other = peer2(bus, subscribe(1, 5, **terms)), peer2(bus)
+        reader, other = connect_version2(bus, subscribe(1, 5, **terms)), connect_version2(bus)
         other.send(*[subscribe(1, 6)] * others)
-        peer2(bus, publish(1, 0, *numbered(6)))
+        connect_version2(bus, publish(1, 0, *numbered(6)))
         bus.broker.drain_writable()
         assert reader.receive_error_codes() == ["slow_consumer"]
         assert bus.statistics(1).dropped == ({Reason.SLOW_CONSUMER: 6} if others else {})
-        assert peer2(bus, subscribe(1, 5)).receive_message_ids() == ([] if others else list(range(6)))
+        assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == ([] if others else list(range(6)))
 
 
 def test_two_that_are_too_slow_go_while_a_publisher_waits_for_room() -> None:
     bus = BrokerHarness(class_messages=6)
-    slow = [peer2(bus, subscribe(1, 5, slow="disconnect", max_pending=5)) for _ in range(2)]
-    other = peer2(bus, subscribe(1, 5))
-    writer = peer2(bus, publish(1, 0, *numbered(5)), publish(1, 5, *numbered(7, start=5)))
+    slow = [connect_version2(bus, subscribe(1, 5, slow="disconnect", max_pending=5)) for _ in range(2)]
+    other = connect_version2(bus, subscribe(1, 5))
+    writer = connect_version2(bus, publish(1, 0, *numbered(5)), publish(1, 5, *numbered(7, start=5)))
     bus.broker.drain_writable()
     assert [peer.receive_error_codes() for peer in slow] == [["slow_consumer"]] * 2
     heard: list[bytes] = []
@@ -180,8 +180,8 @@ def test_two_that_are_too_slow_go_while_a_publisher_waits_for_room() -> None:
 
 def test_huge_ranges_cost_nothing_and_reach_what_was_sent() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5), subscribe(1, 6, group="g"))
-    peer2(bus, publish(1, 0, *numbered(3)))
+    reader = connect_version2(bus, subscribe(1, 5), subscribe(1, 6, group="g"))
+    connect_version2(bus, publish(1, 0, *numbered(3)))
     assert len(reader.receive_deliveries()) == 6
     for number in (5, 6):
         reader.send(working(number, 0, ID_COUNT), nack(number, 0, ID_COUNT, 0))
@@ -197,7 +197,7 @@ def test_huge_ranges_cost_nothing_and_reach_what_was_sent() -> None:
 
 def test_a_fetch_changes_nobodys_position_and_interrupts_nobodys_messages() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(4)))
+    reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(4)))
     begun = reader.read_bytes(150)
     reader.send(json_request(FETCH, 1, 3, first=1, count=2), json_request(FETCH, 1, 4, first=9))
     reader.partial = begun + reader.partial
@@ -214,7 +214,7 @@ def test_a_fetch_changes_nobodys_position_and_interrupts_nobodys_messages() -> N
 def test_many_fetches_at_once_take_the_memory_of_one() -> None:
     bus = BrokerHarness(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
     bus.skips_checks = True
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     peer.send(publish(1, 0, *[b"x" * 90_000] * 15))
     peer.receive_replies()
     peer.send(b"".join(json_request(FETCH, 1, n) for n in range(100)))
@@ -232,7 +232,7 @@ def test_many_fetches_at_once_take_the_memory_of_one() -> None:
 def test_too_many_fetches_at_once_end_the_session() -> None:
     bus = BrokerHarness(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
     bus.skips_checks = True
-    assert peer2(bus).send_refused(json_request(FETCH, 1, 3) * 10_000) is Reason.PENDING_LIMIT
+    assert connect_version2(bus).send_refused(json_request(FETCH, 1, 3) * 10_000) is Reason.PENDING_LIMIT
 
 
 def test_those_who_need_the_most_are_cut_off_when_all_together_need_too_much() -> None:
@@ -240,12 +240,12 @@ def test_those_who_need_the_most_are_cut_off_when_all_together_need_too_much() -
     limits = Limits(frame_bytes=100_000, pending_bytes=most, total_pending_bytes=most)
     bus = BrokerHarness(Settings(limits=limits))
     bus.skips_checks = True
-    peers = [peer2(bus) for _ in range(3)]
+    peers = [connect_version2(bus) for _ in range(3)]
     halves = [50_000, 90_000, 70_000]
     for peer, size in zip(peers, halves, strict=True):
         peer.send(json_request(FETCH, 1, 3) * 2000, b"1" * size)
     assert bus.broker.tick() == []
-    heavy = peer2(bus, json_request(FETCH, 1, 3) * 4000)
+    heavy = connect_version2(bus, json_request(FETCH, 1, 3) * 4000)
     ((cut, error),) = bus.broker.tick()
     assert cut is heavy.session
     assert error.reason is Reason.PENDING_LIMIT
@@ -257,7 +257,7 @@ def test_those_who_begin_more_than_all_may_need_are_cut_off_before_the_next_beat
     limits = Limits(frame_bytes=500_000, pending_bytes=most, total_pending_bytes=most)
     bus = BrokerHarness(Settings(limits=limits))
     bus.skips_checks = True
-    peers = [peer2(bus) for _ in range(6)]
+    peers = [connect_version2(bus) for _ in range(6)]
     for peer in peers:
         peer.send(b"1" * 400_000)
     assert bus.broker.drain_closing() == []
@@ -271,8 +271,8 @@ def test_those_who_begin_more_than_all_may_need_are_cut_off_before_the_next_beat
 @pytest.mark.parametrize("most", [1, 5, 13, 14, 40])
 def test_messages_of_many_feeds_are_announced_however_the_stream_is_cut(most: int) -> None:
     bus = BrokerHarness()
-    writer = peer2(bus, classes=(1, 2))
-    reader = peer2(
+    writer = connect_version2(bus, classes=(1, 2))
+    reader = connect_version2(
         bus,
         subscribe(1, 1, channels=["a.*"]),
         subscribe(1, 2),
@@ -310,10 +310,10 @@ def test_messages_of_many_feeds_are_announced_however_the_stream_is_cut(most: in
 
 def test_a_filtered_subscription_lets_the_others_of_its_session_have_their_turn() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 1, channels=["a"]), subscribe(2, 2), classes=(1, 2))
+    reader = connect_version2(bus, subscribe(1, 1, channels=["a"]), subscribe(2, 2), classes=(1, 2))
     reader.receive_replies()
     contents = [channel_envelope("ab"[n % 2], b"x" * 20_000) for n in range(60)]
-    writer = peer2(bus, publish_envelopes(1, 0, *contents), classes=(1, 2))
+    writer = connect_version2(bus, publish_envelopes(1, 0, *contents), classes=(1, 2))
     writer.send(publish(2, 60, b"x"))
     numbers = [m.number for m in reader.receive_deliveries()]
     assert numbers.index(2) < len(numbers) - 1
@@ -330,17 +330,17 @@ def keeping(full_policy: FullPolicy = FullPolicy.BLOCK, **keep: float) -> Broker
 
 def test_messages_are_kept_by_count_after_everybody_has_them() -> None:
     bus = keeping(messages=5)
-    reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(20)))
+    reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(20)))
     assert len(reader.receive_message_ids()) == 20
     reader.send(ack(5, 0, 20))
-    assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == list(range(15, 20))
-    peer = peer2(bus, json_request(FETCH, 1, 3, first=17))
+    assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == list(range(15, 20))
+    peer = connect_version2(bus, json_request(FETCH, 1, 3, first=17))
     assert [m.message_id for m in peer.receive_deliveries()] == [17, 18, 19]
 
 
 def test_messages_are_kept_by_size() -> None:
     bus = keeping(bytes=5 * 113)
-    reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(20, size=100)))
+    reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(20, size=100)))
     assert len(reader.receive_message_ids()) == 20
     reader.send(ack(5, 0, 20))
     assert bus.statistics(1).ring.messages == 5
@@ -348,8 +348,8 @@ def test_messages_are_kept_by_size() -> None:
 
 def test_messages_are_kept_by_age() -> None:
     bus = keeping(seconds=60)
-    reader = peer2(bus, subscribe(1, 5))
-    writer = peer2(bus)
+    reader = connect_version2(bus, subscribe(1, 5))
+    writer = connect_version2(bus)
     for n in range(5):
         writer.send(publish(1, n, b"x"))
         bus.broker.clock.now += 30
@@ -363,8 +363,8 @@ def test_messages_are_kept_by_age() -> None:
 
 def test_a_full_class_gives_up_first_what_it_merely_keeps() -> None:
     bus = keeping(messages=1000)
-    reader = peer2(bus, subscribe(1, 5))
-    writer = peer2(bus, publish(1, 0, *numbered(90, size=9)))
+    reader = connect_version2(bus, subscribe(1, 5))
+    writer = connect_version2(bus, publish(1, 0, *numbered(90, size=9)))
     assert len(reader.receive_message_ids()) == 90
     reader.send(ack(5, 0, 80))
     writer.send(publish(1, 90, *numbered(85, size=9)))

@@ -25,7 +25,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     working,
@@ -53,7 +53,7 @@ SERVER_ONLY = [build_frame(kind) for kind in b"678E"]
 
 @pytest.mark.parametrize("frame", SERVER_ONLY)
 def test_what_only_a_server_says_is_not_understood(frame: bytes) -> None:
-    peer = peer2(BrokerHarness())
+    peer = connect_version2(BrokerHarness())
     if frame[0] == NACK:
         peer.send(frame)
         assert peer.receive_error_codes() == ["bad_ack"]
@@ -68,7 +68,7 @@ def test_what_only_a_server_says_is_not_understood(frame: bytes) -> None:
 )
 def test_a_range_that_is_none_is_refused_and_the_session_goes_on(kind: int, content: bytes) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
+    peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
     peer.receive_all()
     peer.send(build_frame(kind, class_id=5, content=content))
     [error] = peer.receive_replies()
@@ -79,9 +79,9 @@ def test_a_range_that_is_none_is_refused_and_the_session_goes_on(kind: int, cont
 @given(data=st.data())
 def test_bytes_changed_anywhere_harm_nobody_else(data: st.DataObject) -> None:
     bus = BrokerHarness()
-    other = peer2(bus, subscribe(1, 5, start="new"), classes=(1,))
+    other = connect_version2(bus, subscribe(1, 5, start="new"), classes=(1,))
     other.receive_replies()
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     wrong = bytearray(b"".join(data.draw(st.lists(st.sampled_from(REQUESTS), max_size=12))))
     for at, value in data.draw(
         st.lists(st.tuples(st.integers(0, max(0, len(wrong) - 1)), st.integers(0, 255)), max_size=6)
@@ -129,7 +129,7 @@ def test_any_value_in_any_field_is_granted_or_refused(
     kind: int, key: int, request: int, number: int, field: str, value: object
 ) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 3), publish(1, 0, *numbered(3)))
+    peer = connect_version2(bus, subscribe(1, 3), publish(1, 0, *numbered(3)))
     peer.receive_all()
     content = msgspec.json.encode({field: value})
     peer.send(
@@ -142,7 +142,7 @@ def test_any_value_in_any_field_is_granted_or_refused(
 
 
 def test_a_request_number_comes_back_as_it_was() -> None:
-    peer = peer2(BrokerHarness())
+    peer = connect_version2(BrokerHarness())
     for content in (b"{}", b"no"):
         frame = build_frame(FETCH, class_id=1, message_id=0xFFFFFFFE, content=content)
         peer.send(frame)
@@ -153,11 +153,11 @@ def test_a_request_number_comes_back_as_it_was() -> None:
 def test_very_many_patterns_and_channels_cost_what_they_weigh() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    writer = peer2(bus)
+    writer = connect_version2(bus)
     for first in range(0, 60_000, 10_000):
         contents = [channel_envelope(f"c.{n}", b"") for n in range(first, first + 10_000)]
         writer.send(publish_envelopes(1, first, *contents))
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     for number in range(1, 50):
         patterns = [f"c.{n * number}" for n in range(1000)] + ["x.*.y"]
         peer.send(subscribe(1, number, start="new", channels=patterns))
@@ -169,7 +169,7 @@ def test_very_many_patterns_and_channels_cost_what_they_weigh() -> None:
 def test_bulk_is_read_in_ever_larger_pieces_and_what_costs_much_in_short_ones() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     frame_of_100 = publish(1, 0, b"x" * 87)
     number = 0
     while peer.session.next_read_bytes < RECEIVE_BYTES:

@@ -166,7 +166,7 @@ class Version2Peer(WirePeer):
         return [said.content["code"] for said in self.receive_replies() if said.kind == "error"]
 
 
-def peer2(bus: BrokerHarness, *said: bytes, classes: Sequence[object] = (1,), **more: object) -> Version2Peer:
+def connect_version2(bus: BrokerHarness, *said: bytes, classes: Sequence[object] = (1,), **more: object) -> Version2Peer:
     """A peer connects, greets in version 2, hears the answer, and says this."""
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect(*classes, **more))

@@ -654,7 +654,7 @@ def test_what_is_too_long_for_a_dead_letter_lies_in_two_and_holds_up_nobody(
     """The path makes each message longer, and so does the reason of a dead letter."""
 
     async def longest(bus: simplebus.Bus) -> bytes:
-        for size in count(bus.wire.core.accepted_frame_bytes_max, -1):
+        for size in count(bus.connection.core.accepted_frame_bytes_max, -1):
             with contextlib.suppress(LocalProtocolError):
                 await bus.publish(b"x" * size, class_id="orders", headers=headers)
                 return b"x" * size

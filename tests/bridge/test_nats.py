@@ -78,7 +78,7 @@ async def test_where_nothing_comes_back_the_path_can_be_left_out(
         wire.core.subscribe("class.bare")
         await wire.echoed()
         await bus.publish_many([b"%03d" % n for n in range(100)], class_id="bare")
-        here = bus.wire.core.bus_id
+        here = bus.connection.core.bus_id
         for path in "a", f"a {here}":  # What came over other bridges says so, and makes no circle.
             await bus.publish(path.encode(), class_id="bare", headers={PATH: path})
         await bus.publish(b"last", class_id="bare")
@@ -107,11 +107,11 @@ async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServe
             assert (found.copied, found.left) == ((0, {"known_there": 201}) if life else (201, {}))
             assert await stored(wire, "TILLS") == 201
             # A bridge that is killed before it can say how far it is says it all again.
-            core = bus.wire.core
+            core = bus.connection.core
             back = SubscribeRequest(durable=made.name, start="earliest", seek=True)
             inbox = core.subscribe(await bus.class_of("once"), back)
-            await bus.wire.answered(inbox.subscribe_request)
-            await bus.wire.answered(core.unsubscribe(inbox, is_processed=False))
+            await bus.connection.answered(inbox.subscribe_request)
+            await bus.connection.answered(core.unsubscribe(inbox, is_processed=False))
 
 
 async def test_a_servers_own_headers_and_subjects_are_not_for_messages(

@@ -360,7 +360,7 @@ def test_cancelling_anywhere_loses_nothing_and_acknowledges_nothing_unprocessed(
                     await anyio.sleep(0.0005)
                     trial.cancel_scope.cancel()
                 processed = len(done)
-                await bus.wire.flush()
+                await bus.connection.flush()
                 assert clockless_server.statistics().acknowledged <= processed
         assert done == NUMBERED
         assert steps > 1

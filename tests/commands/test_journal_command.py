@@ -14,7 +14,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     publish_envelopes,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -25,10 +25,10 @@ from tests.storage.journaled_broker import KeptBus
 def journal(tmp_path: Path) -> Path:
     """Of a bus that was killed."""
     bus = KeptBus(tmp_path)
-    reader = peer2(bus, classes=[{"id": 1, "name": "orders"}, 2])
+    reader = connect_version2(bus, classes=[{"id": 1, "name": "orders"}, 2])
     reader.send(subscribe(1, 5, durable="billing"))
     bus.sync()
-    peer = peer2(bus, publish(1, 0, b"plain", b"\xff\n"), name="till")
+    peer = connect_version2(bus, publish(1, 0, b"plain", b"\xff\n"), name="till")
     peer.send(publish_envelopes(1, 2, channel_envelope("orders.eu", b"with a channel")))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 1))
@@ -93,7 +93,7 @@ def test_what_a_server_has_given_up_is_listed_and_can_be_had(tmp_path: Path) -> 
     for letter in b"ab":
         bus = KeptBus(tmp_path, segment_bytes=1)
         at = bus.broker.classes[1].ring.head if 1 in bus.broker.classes else 0
-        peer = peer2(bus, name=f"till {letter}")
+        peer = connect_version2(bus, name=f"till {letter}")
         for number in range(4 - at):
             peer.send(publish(1, number, b"%c%d" % (letter, at + number)))
             bus.sync()

@@ -19,7 +19,7 @@ from simplebus.core.snapshot import decode_changes
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     nack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -57,7 +57,7 @@ def test_what_waits_singly_is_told_in_few_rows_and_rarely(
     keeper = Checkpointer(bus.broker)
     keeper.build_write_batch()
     assert keeper.next_full_scan - bus.broker.clock.now == CHECKPOINT_SECONDS
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     peer.send(subscribe(1, 1, durable="d", max_in_flight=count))
     lot = keeper.build_write_batch()
     assert lot is not None

@@ -27,7 +27,7 @@ from tests.behaviour.wire_peer_v2 import (
     connect,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -39,7 +39,7 @@ DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
 
 def letters(bus: BrokerHarness, name: str = "dead.1") -> list[tuple[Envelope, bytes]]:
     """What lies there."""
-    peer = peer2(bus, classes=[name])
+    peer = connect_version2(bus, classes=[name])
     class_id = bus.broker.store.class_id_by_name[name]
     peer.send(json_request(FETCH, class_id, 5))
     messages, _ = peer.receive_all()
@@ -57,7 +57,7 @@ def why(letter: Envelope, *names: str) -> Any:
 def gives_up(bus: BrokerHarness, *said: bytes, count: int, **options: object) -> Version2Peer:
     """Somebody is sent this as often as it says, and never acknowledges."""
     options = {"max_deliveries": 2, **options}
-    peer = peer2(bus, subscribe(1, 5, **options), *said)
+    peer = connect_version2(bus, subscribe(1, 5, **options), *said)
     for _ in range(int(options["max_deliveries"])):  # type: ignore[call-overload]
         assert len(peer.receive_message_ids()) == count
         peer.send(nack(5, 0, count, 0))
@@ -94,7 +94,7 @@ def test_what_is_given_up_says_why() -> None:
 
 def test_a_class_with_a_name_has_its_dead_letters_under_that() -> None:
     bus = BrokerHarness()
-    peer2(bus, classes=[{"id": 1, "name": "orders"}])
+    connect_version2(bus, classes=[{"id": 1, "name": "orders"}])
     gives_up(bus, publish(1, 0, b"a"), count=1, durable="billing")
     [(letter, _)] = letters(bus, "dead.orders")
     assert why(letter, "class", "subscription") == ("orders", "billing")
@@ -102,7 +102,7 @@ def test_a_class_with_a_name_has_its_dead_letters_under_that() -> None:
 
 def test_each_position_gives_up_for_itself() -> None:
     bus = BrokerHarness()
-    peer = peer2(
+    peer = connect_version2(
         bus,
         subscribe(1, 1, max_deliveries=1),
         subscribe(1, 2, max_deliveries=3, durable="d"),
@@ -128,7 +128,7 @@ def test_each_position_gives_up_for_itself() -> None:
 def test_what_is_acknowledged_or_expires_has_no_dead_letter() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
-    peer = peer2(bus, subscribe(1, 5, max_deliveries=2))
+    peer = connect_version2(bus, subscribe(1, 5, max_deliveries=2))
     peer.send(publish(1, 0, b"a", b"b"), publish_envelopes(1, 2, timed_envelope(b"c", expires_ms=1000)))
     assert peer.receive_message_ids() == [0, 1, 2]
     peer.send(ack(5, 0, 1), nack(5, 1, 3, 0))
@@ -143,9 +143,9 @@ def test_what_is_acknowledged_or_expires_has_no_dead_letter() -> None:
 def test_what_version_1_cannot_be_sent_is_dead_for_it_alone() -> None:
     bus = BrokerHarness()
     old = bus.peer(connect1(1), subscribe1(1))
-    new = peer2(bus, subscribe(1, 5))
+    new = connect_version2(bus, subscribe(1, 5))
     contents = [b"\0fine", b"\0<\r\n\0>", channel_envelope("a", b"<\r\n\0>"), b"\0fine too"]
-    peer2(bus, publish_envelopes(1, 0, *contents))
+    connect_version2(bus, publish_envelopes(1, 0, *contents))
     assert [m.payload for m in old.receive_messages()] == [b"fine", b"fine too"]
     assert new.receive_message_ids() == [0, 1, 2, 3]
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 2}
@@ -162,7 +162,7 @@ def test_what_version_1_cannot_be_sent_is_dead_for_it_alone() -> None:
 
 def test_dead_letters_are_sent_like_any_message_and_have_none_themselves() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(DEAD_1, 9, durable="d", max_deliveries=1), classes=["dead.1"])
+    reader = connect_version2(bus, subscribe(DEAD_1, 9, durable="d", max_deliveries=1), classes=["dead.1"])
     reader.receive_all()
     gives_up(bus, publish(1, 0, b"a"), count=1)
     [message] = reader.receive_deliveries()
@@ -176,7 +176,7 @@ def test_dead_letters_are_sent_like_any_message_and_have_none_themselves() -> No
 def test_who_says_nothing_gives_no_dead_letter_up() -> None:
     bus = BrokerHarness()
     gives_up(bus, publish(1, 0, b"a"), count=1)
-    reader = peer2(bus, subscribe(DEAD_1, 9, durable="d"), classes=["dead.1"])
+    reader = connect_version2(bus, subscribe(DEAD_1, 9, durable="d"), classes=["dead.1"])
     for _ in range(40):
         assert reader.receive_message_ids() == [0]
         reader.send(nack(9, 0, 1, 0))
@@ -206,8 +206,8 @@ def test_the_oldest_dead_letters_make_room() -> None:
 @pytest.mark.parametrize("is_made_by_id", [False, True])
 def test_who_publishes_there_is_not_made_to_wait(is_made_by_id: bool) -> None:
     bus = BrokerHarness(dead_letter_bytes=1 << 18)
-    peer2(bus, classes=[DEAD_1] if is_made_by_id else [])
-    writer = peer2(bus, classes=[{"id": DEAD_1, "name": "dead.1"}])
+    connect_version2(bus, classes=[DEAD_1] if is_made_by_id else [])
+    writer = connect_version2(bus, classes=[{"id": DEAD_1, "name": "dead.1"}])
     writer.send(publish(DEAD_1, 0, *numbered(200, size=5000)))
     assert not writer.session.parked_messages
     dead = bus.statistics(DEAD_1)
@@ -217,7 +217,7 @@ def test_who_publishes_there_is_not_made_to_wait(is_made_by_id: bool) -> None:
 
 def test_what_fills_all_memory_leaves_some_for_dead_letters() -> None:
     bus = BrokerHarness(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
-    peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
+    peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
     count = len(peer.receive_message_ids())
     assert count < 200
     assert peer.session.parked_messages
@@ -231,7 +231,7 @@ def test_dead_letters_do_not_hold_up_what_waits_for_memory() -> None:
     bus = BrokerHarness(
         class_messages=4, frame_bytes=100_000, class_bytes=1 << 18, total_bytes=1 << 19
     )
-    dying = peer2(bus, subscribe(2, 5, max_deliveries=1), publish(2, 0, b"a"), classes=[2])
+    dying = connect_version2(bus, subscribe(2, 5, max_deliveries=1), publish(2, 0, b"a"), classes=[2])
     dying.receive_deliveries()
     dying.send(nack(5, 0, 1, 0))
     dying.receive_deliveries()
@@ -272,11 +272,11 @@ def test_giving_up_very_many_takes_many_turns(options: dict[str, object]) -> Non
     bus = BrokerHarness()
     bus.skips_checks = True  # So much is slow to check, and is at the end.
     count = 3 * DEAD_LETTER_BATCH_MESSAGES
-    peer = peer2(bus, subscribe(1, 5, max_deliveries=1, max_in_flight=count, **options))
+    peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1, max_in_flight=count, **options))
     peer.send(publish(1, 0, *numbered(count)))
     while peer.receive_deliveries():
         bus.broker.run_due_wakeups()
-    other = peer2(bus, classes=[1, 2])
+    other = connect_version2(bus, classes=[1, 2])
     other.send(subscribe(2, 1))
     other.receive_all()
     peer.send(nack(5, 0, count, 0))

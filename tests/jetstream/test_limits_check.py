@@ -38,7 +38,7 @@ async def test_the_longest_frame_under_the_longest_name_is_stored(tmp_path: Path
             door(options(server.url)) as up,
             simplebus.connect(address(up), name=LONGEST_NAME) as bus,
         ):
-            longest = bus.wire.core.accepted_frame_bytes_max - FRAME_BYTES_MIN
+            longest = bus.connection.core.accepted_frame_bytes_max - FRAME_BYTES_MIN
             assert 60_000 - 13 < longest < 65_536
             with trio.fail_after(PATIENCE_SECONDS):
                 async with bus.subscribe(1) as messages:

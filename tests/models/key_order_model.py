@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.broker.subscription_manager import ConnectionRequests
+from simplebus.core.broker.subscription_manager import SubscriptionManager
 from simplebus.core.channel.pattern import matches
 from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import CommitLog
@@ -17,7 +17,7 @@ from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.limits import Limits
 from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.protocol.envelope_batch import Envelope, encode
-from simplebus.core.redelivery.ack_timer import covering
+from simplebus.core.redelivery.ack_timer import spans_by_attempts
 from simplebus.core.settings import FullPolicy
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
@@ -26,7 +26,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     publish_envelopes,
     nack,
-    peer2,
+    connect_version2,
     subscribe,
     working,
 )
@@ -87,7 +87,7 @@ class World:
         self.members: list[Version2Peer] = []
         self.limited = False
         """Whether some member may have no room."""
-        self.publisher = peer2(self.bus)
+        self.publisher = connect_version2(self.bus)
         self.join()
 
     @property
@@ -105,7 +105,7 @@ class World:
     def join(self, max_in_flight: int | None = None, name: str | None = None) -> None:
         wish = subscribe(1, 5, **self.options, max_in_flight=max_in_flight)
         self.limited |= max_in_flight is not None
-        member = peer2(self.bus, wish, **({} if name is None else {"name": name}))
+        member = connect_version2(self.bus, wish, **({} if name is None else {"name": name}))
         self.members.append(member)
         self.heard(member, member.receive_all()[0])
 
@@ -197,8 +197,8 @@ class World:
         keeper._broker = broker
         cls, kept = broker.classes[1], keeper._snapshot_position(former)
         window = kept.window.window(floor=cls.ring.floor, head=cls.ring.head)
-        spans = covering(window.floor, window.cursor, kept.attempts, otherwise=1)
-        answers: ConnectionRequests = broker.connection_requests
+        spans = spans_by_attempts(window.floor, window.cursor, kept.attempts, default=1)
+        answers: SubscriptionManager = broker.subscription_manager
         assert (
             answers.restore_position(cls, kept, former.delivery_policy, window, spans) is not None
         )
@@ -249,7 +249,7 @@ class World:
             if message.is_acked or message.is_gone:
                 continue
             at = message.sequence
-            if at < group.window.cursor and not group.window.unacked(at, at + 1):
+            if at < group.window.cursor and not group.window.unacked_ranges(at, at + 1):
                 message.is_gone = True
                 message.holder = None
                 assert (
@@ -261,7 +261,7 @@ class World:
                 ), f"{at} is lost"
         for message in self.messages:
             if message.is_acked:
-                assert not group.window.unacked(message.sequence, message.sequence + 1)
+                assert not group.window.unacked_ranges(message.sequence, message.sequence + 1)
 
     def nothing_waits_in_vain(self) -> None:
         """Everybody has listened and has room: of each key something is out, or comes later."""
@@ -293,4 +293,4 @@ class World:
         left = [m.sequence for m in self.messages if self._is_open(m)]
         assert not left, f"{left} were never sent, or never again"
         self.tick(2)
-        assert self.bus.statistics(1).ring.messages == 0
+        assert self.bus.statistics(1).ring.message_count == 0

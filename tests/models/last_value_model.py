@@ -9,7 +9,7 @@ from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
     publish_envelopes,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     unsubscribe,
@@ -24,7 +24,7 @@ class Writer:
 
     def __init__(self, bus: BrokerHarness, **more: object) -> None:
         self.bus = bus
-        self.peer = peer2(bus, classes=[KEEPS], **more)
+        self.peer = connect_version2(bus, classes=[KEEPS], **more)
         self.number = 0
         self.values: dict[str, tuple[bytes, float]] = {}
         """By channel: payload, and when it expires."""
@@ -57,12 +57,12 @@ def payloads(peer: Version2Peer) -> list[bytes]:
 
 
 def late(bus: BrokerHarness, number: int = 9, **options: object) -> Version2Peer:
-    return peer2(bus, subscribe(1, number, start="last_values", **options))
+    return connect_version2(bus, subscribe(1, number, start="last_values", **options))
 
 
 def drained(bus: BrokerHarness) -> None:
     """Somebody takes and acknowledges all there is in class 1, and goes."""
-    reader = peer2(bus, subscribe(1, 3))
+    reader = connect_version2(bus, subscribe(1, 3))
     ids = reader.receive_message_ids()
     if ids:
         reader.send(ack(3, ids[0], ids[-1] + 1))

@@ -22,7 +22,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     subscribe,
 )
 from tests.behaviour.wire_peer_v2 import ack as ack2
@@ -51,12 +51,12 @@ class World:
         self.acked: set[tuple[str, int]] = set()
         self.old_acked: set[int] = set()
         self.old = self.bus.peer(connect(1), subscribe1(1))
-        self.writer = peer2(self.bus)
-        self.plain = peer2(self.bus, subscribe(1, 5, max_deliveries=1, start="new"))
+        self.writer = connect_version2(self.bus)
+        self.plain = connect_version2(self.bus, subscribe(1, 5, max_deliveries=1, start="new"))
         self.named = self.come()
 
     def come(self) -> Version2Peer:
-        return peer2(
+        return connect_version2(
             self.bus,
             subscribe(1, 6, max_deliveries=2, durable="d", channels=["a", "#"]),
             *[subscribe(1, n, max_deliveries=3, durable="e", group="g") for n in (7, 8)],

@@ -23,7 +23,7 @@ from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
     nack,
-    peer2,
+    connect_version2,
     subscribe,
     unsubscribe,
 )
@@ -105,7 +105,7 @@ class Life:
         if len(self.readers) == 4:
             return
         options = {"max_in_flight": 2} if is_shy else {}
-        peer = peer2(self.bus, subscribe(1, 4, channels=patterns, start=start, **options))
+        peer = connect_version2(self.bus, subscribe(1, 4, channels=patterns, start=start, **options))
         reader = Reader(peer, patterns, set())
         if start == "last_values":
             values = self.writer.alive()
@@ -166,7 +166,7 @@ class Life:
 @pytest.fixture(autouse=True)
 def often() -> object:
     """Values are stored anew as soon as some bytes between them are nobody's."""
-    with mock.patch.object(last_values, "CLUTTER_BYTES_MIN", 60):
+    with mock.patch.object(last_values, "COMPACTION_BYTES_MIN", 60):
         yield
 
 
@@ -190,7 +190,7 @@ def test_a_full_class_has_only_last_values_and_counts_those_that_it_has_not(
     life: list[tuple[object, ...]], policy: FullPolicy
 ) -> None:
     bus = BrokerHarness(Settings(limits=Limits(class_messages=9), full_policy=policy))
-    writer, reader = Writer(bus), peer2(bus, subscribe(1, 4))
+    writer, reader = Writer(bus), connect_version2(bus, subscribe(1, 4))
     for what, *how in life:
         if what == "publish" and not writer.peer.session.parked_messages:
             channel, size, is_timed = how

@@ -37,7 +37,7 @@ def loses_a_message(patch: Patch) -> None:
         taken = append(self, batch, timer_index)
         if taken == batch.count > 3:
             self.head -= 1
-            self._write = int(self._position[self.head & self._mask])
+            self._write_offset = int(self._offsets[self.head & self._mask])
         return taken
 
     patch.setattr(Ring, "_append", append_less)
@@ -52,7 +52,7 @@ def sends_an_acknowledged_one_again(patch: Patch) -> None:
         first, last = max(first, self.floor), min(last, self.cursor)
         return [(first, last)] if first < last else []
 
-    patch.setattr(AckWindow, "unacked", everything)
+    patch.setattr(AckWindow, "unacked_ranges", everything)
 
 
 def acknowledges_one_too_many(patch: Patch) -> None:
@@ -65,8 +65,8 @@ def acknowledges_one_too_many(patch: Patch) -> None:
 
 
 def numbers_wrongly(patch: Patch) -> None:
-    headers = Ring._headers
-    patch.setattr(Ring, "_headers", lambda self, first, count: headers(self, first + 1, count))
+    headers = Ring._header_words
+    patch.setattr(Ring, "_header_words", lambda self, first, count: headers(self, first + 1, count))
 
 
 def stores_in_another_order(patch: Patch) -> None:
@@ -99,7 +99,7 @@ def forgets_what_is_overdue(patch: Patch) -> None:
         due = pop(self, tick)
         return [] if tick % 3 == 0 else due
 
-    patch.setattr(TimerWheel, "pop", pop_forgetting)
+    patch.setattr(TimerWheel, "pop_due", pop_forgetting)
 
 
 def tells_one_subscriber_only(patch: Patch) -> None:
@@ -112,7 +112,7 @@ def tells_one_subscriber_only(patch: Patch) -> None:
 
 
 def keeps_the_first_timer_index(patch: Patch) -> None:
-    patch.setattr(Ring, "stamp", lambda self, first, last, timer_index: None)
+    patch.setattr(Ring, "set_timer_index", lambda self, first, last, timer_index: None)
 
 
 BREAKS: list[Callable[[Patch], None]] = [

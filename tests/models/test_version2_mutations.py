@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, seed, settings
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from simplebus.core.broker.subscription_manager import ConnectionRequests
+from simplebus.core.broker.subscription_manager import SubscriptionManager
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.message_class.message_class import MessageClass
@@ -21,7 +21,7 @@ from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.redelivery.ack_timer import Span, TimerWheel
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
-from simplebus.core.redelivery.failure_reasons import LastErrors
+from simplebus.core.redelivery.failure_reasons import FailureReasons
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.subscription import selection
@@ -127,20 +127,20 @@ def forgets_what_a_durable_had_in_flight(patch: Patch) -> None:
     detach = BrokerSubscription.detach
 
     def lose(self: BrokerSubscription) -> None:
-        self._ack_timer.clear()
+        self._ack_timer.pop_all()
         detach(self)
 
     patch.setattr(BrokerSubscription, "detach", lose)
 
 
 def forgets_a_durable_that_was_used_lately(patch: Patch) -> None:
-    leave_alone = ConnectionRequests._mark_if_unattended
+    leave_alone = SubscriptionManager._mark_if_unattended
 
-    def leave_long_ago(self: ConnectionRequests, position: BrokerSubscription) -> None:
+    def leave_long_ago(self: SubscriptionManager, position: BrokerSubscription) -> None:
         leave_alone(self, position)
         self._idle_since.update({position: 0.0} if position in self._idle_since else {})
 
-    patch.setattr(ConnectionRequests, "_mark_if_unattended", leave_long_ago)
+    patch.setattr(SubscriptionManager, "_mark_if_unattended", leave_long_ago)
 
 
 def leaves_what_it_kept_to_the_next_one(patch: Patch) -> None:
@@ -149,41 +149,46 @@ def leaves_what_it_kept_to_the_next_one(patch: Patch) -> None:
 
 def refuses_more_than_it_is_told(patch: Patch) -> None:
     cut = TimerWheel.remove
-    patch.setattr(TimerWheel, "cut", lambda self, first, last, *of: cut(self, first, last + 1, *of))
+    patch.setattr(TimerWheel, "remove", lambda self, first, last, *of: cut(self, first, last + 1, *of))
 
 
 def forgets_to_pause(patch: Patch) -> None:
-    patch.setattr(DeliveryPolicy, "refused_pause", lambda self, attempts: 1)
+    patch.setattr(DeliveryPolicy, "nack_delay_ticks", lambda self, attempts: 1)
 
 
 def sends_without_end(patch: Patch) -> None:
-    set_terms = ConnectionRequests._set_delivery_policy
+    set_terms = SubscriptionManager._set_delivery_policy
 
     def endless(
-        self: ConnectionRequests, cls: MessageClass, position: BrokerSubscription, terms: DeliveryPolicy
+        self: SubscriptionManager,
+        cls: MessageClass,
+        position: BrokerSubscription,
+        terms: DeliveryPolicy,
     ) -> None:
         set_terms(self, cls, position, replace(terms, deliveries_max=0))
 
-    patch.setattr(ConnectionRequests, "_set_delivery_policy", endless)
+    patch.setattr(SubscriptionManager, "_set_delivery_policy", endless)
 
 
 def forgets_what_was_said(patch: Patch) -> None:
-    patch.setattr(LastErrors, "note", lambda *said: None)
+    patch.setattr(FailureReasons, "record", lambda *said: None)
 
 
 def sends_more_than_may_be_in_flight(patch: Patch) -> None:
     room = BrokerSubscription._in_flight_capacity
-    patch.setattr(BrokerSubscription, "_in_flight_room", lambda self: room(self) + 1)
+    patch.setattr(BrokerSubscription, "_in_flight_capacity", lambda self: room(self) + 1)
 
 
 def takes_another_program_s_numbers_for_its_own(patch: Patch) -> None:
-    begin = ProducerStates.begin
+    begin = ProducerStates.resume
 
-    def believed(self: ProducerStates, claim: NameClaim, *known: int | None, is_elsewheres: bool) -> int:
-        claim = claim._replace(is_another=False)
-        return begin(self, claim, *known, is_elsewheres=is_elsewheres)
+    def believed(
+        self: ProducerStates, claim: NameClaim, *known: int | None, is_other_bus: bool
+    ) -> int:
+        claim = claim._replace(is_other_instance=False)
+        return begin(self, claim, *known, is_other_bus=is_other_bus)
 
-    patch.setattr(ProducerStates, "begin", believed)
+    patch.setattr(ProducerStates, "resume", believed)
 
 
 BREAKS: list[Callable[[Patch], None]] = [

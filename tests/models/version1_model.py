@@ -229,7 +229,7 @@ class World:
         statistics = self.broker.statistics()
         assert statistics.memory_bytes == statistics.parked_bytes == 0
         for cls in statistics.classes:
-            assert cls.in_flight == cls.ring.messages == cls.blocked_sessions == 0
+            assert cls.in_flight == cls.ring.message_count == cls.blocked_sessions == 0
 
     def left(self) -> int:
         """How much is not stored or not acknowledged, in bytes and messages."""
@@ -272,13 +272,13 @@ class World:
         if not data or talker not in self.talkers:  # What was unsaid may have ended its session.
             return
         receiver = talker.peer.session.receiver
-        before = receiver.frames
+        before = receiver.frame_count
         refused: RemoteProtocolError | None = None
         try:
             talker.peer.send(data)
         except RemoteProtocolError as error:
             refused = error
-        count = receiver.frames - before
+        count = receiver.frame_count - before
         whole, talker.unsaid = talker.unsaid[:count], talker.unsaid[count:]
         talker.begun = talker.begun + len(data) - sum(len(frame) for frame, _ in whole)
         for _, meaning in whole:
@@ -439,7 +439,7 @@ class World:
         """Stored is, at any time, the first message that one of the publishers has waiting."""
         ring = self.broker.classes[class_id].ring
         while kind.head < ring.head:
-            payload = parse_frame(ring.frame(kind.head))[4]
+            payload = parse_frame(ring.copy_frame(kind.head))[4]
             waiting = [talker.unstored[class_id] for talker in (*self.talkers, *self.gone)]
             first = [queue for queue in waiting if queue and queue[0] == payload]
             assert len(first) == 1, "stored what nobody has waiting in front"
@@ -458,7 +458,7 @@ class World:
         if self.policy is FullPolicy.DROP_OLDEST:
             stored = published[:count]  # Some may be gone again already.
         else:
-            stored = [parse_frame(ring.frame(kind.head + i))[4] for i in range(count)]
+            stored = [parse_frame(ring.copy_frame(kind.head + i))[4] for i in range(count)]
             in_order = iter(published)
             assert all(payload in in_order for payload in stored), "not in order"
         kind.payloads.update(enumerate(stored, kind.head))

@@ -88,12 +88,12 @@ class World:
         for class_id in CLASSES:
             self.begin(class_id, first_sequence)
         for author in self.authors:
-            claim = self.broker.connection_requests.producer_states.claim(
+            claim = self.broker.subscription_manager.producer_states.claim_name(
                 author.name, author.name, 999
             )
-            publisher = claim.publisher
-            publisher.next = first_number
-            self.broker.connection_requests.producer_states.leave(publisher, self.now)
+            publisher = claim.producer
+            publisher.next_number = first_number
+            self.broker.subscription_manager.producer_states.mark_disconnected(publisher, self.now)
 
     def begin(self, class_id: int, first: int) -> None:
         """As if so many had been there before; and watch what is stored from now on."""
@@ -107,13 +107,13 @@ class World:
             head = ring.head
             taken = append(*arguments)  # type: ignore[arg-type]
             for sequence in range(head, ring.head):
-                self.accepted(class_id, sequence, ring.frame(sequence))
+                self.accepted(class_id, sequence, ring.copy_frame(sequence))
             return taken
 
         def watched_one(*arguments: object) -> bool:
             done = append_one(*arguments)  # type: ignore[arg-type]
             if done:
-                self.accepted(class_id, ring.head - 1, ring.frame(ring.head - 1))
+                self.accepted(class_id, ring.head - 1, ring.copy_frame(ring.head - 1))
             return done
 
         ring.append, ring.append_one = watched, watched_one  # type: ignore[method-assign]
@@ -317,7 +317,7 @@ class World:
     def leave_behind(self, class_id: int, expected: set[int]) -> set[int]:
         """Nobody is there any more: this waits. Returns what does."""
         waiting, stored = self.broker.classes[class_id].backlog_window, self.stored[class_id]
-        ranges = waiting.unacked(waiting.floor, waiting.cursor)
+        ranges = waiting.unacked_ranges(waiting.floor, waiting.cursor)
         left = {s for a, b in ranges for s in range(a, b)}
         left |= {s for s in stored if s >= waiting.cursor}
         late = {s for s in stored if stored[s].expires <= self.now}
@@ -525,7 +525,7 @@ class World:
             dead = self.broker.store.class_id_by_name.get(f"dead.{class_id}")
             ring = self.broker.classes[dead].ring if dead is not None else None
             for at in range(ring.floor, ring.head) if ring is not None else ():
-                headers = dict(decode(parse_frame(ring.frame(at))[4])[0].headers)
+                headers = dict(decode(parse_frame(ring.copy_frame(at))[4])[0].headers)
                 if headers["dead-reason"] == "terminated":
                     found.append(
                         (headers["dead-class"], headers["dead-sequence"], headers.get("dead-error"))

@@ -16,7 +16,7 @@ import trio
 from simplebus.core.errors import Reason
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.server.server import Front
-from simplebus.nats.server.slow_consumers import Hold, Publisher
+from simplebus.nats.server.slow_consumers import PublisherStall, StallablePublisher
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.nats_listener import NatsDoor
 from simplebus.server.run import Serving
@@ -316,7 +316,7 @@ async def test_publishers_of_the_binary_door_do_not_wait_where_others_would_wait
         waits = 0
         wait = door.front.pace.waited_in_vain
 
-        def count(hold: Hold, waiting: Publisher) -> None:
+        def count(hold: PublisherStall, waiting: StallablePublisher) -> None:
             nonlocal waits
             waits += not hold.others
             wait(hold, waiting)

@@ -19,7 +19,7 @@ from tests.behaviour.wire_peer_v2 import (
     FETCH,
     ack,
     json_request,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -91,9 +91,9 @@ def test_wherever_it_fails_all_is_there_once_in_the_end(
         disk.fails_at.clear()
         path = tmp_path / str(place)
         bus = KeptBus(path, segment_bytes=1 if is_rolling else 1 << 20)
-        peer = peer2(bus, publish(1, 0, b"0"), publish(2, 1, b"0"), classes=(1, 2), name="till")
+        peer = connect_version2(bus, publish(1, 0, b"0"), publish(2, 1, b"0"), classes=(1, 2), name="till")
         write_until_it_succeeds(bus)
-        peer2(bus, subscribe(1, 5, durable="billing", start="new"))
+        connect_version2(bus, subscribe(1, 5, durable="billing", start="new"))
         disk.calls, disk.fails_at = 0, {place, place + 1}
         number = 2
         for turn in range(1, 3):  # Two entries of each class: the clock goes on in between.
@@ -115,8 +115,8 @@ def test_wherever_it_fails_all_is_there_once_in_the_end(
 
 def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5))
-    peer = peer2(bus, publish(1, 0, b"a"), name="till")
+    reader = connect_version2(bus, subscribe(1, 5))
+    peer = connect_version2(bus, publish(1, 0, b"a"), name="till")
     bus.sync()
     peer.receive_replies()
     bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
@@ -139,7 +139,7 @@ def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: 
 
 def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, publish(1, 0, *numbered(3)), name="till")
+    peer = connect_version2(bus, publish(1, 0, *numbered(3)), name="till")
     bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
     peer.send(publish(1, 3, b"refused"))
     assert confirms(peer.receive_replies()) == []
@@ -151,9 +151,9 @@ def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path
 def test_what_comes_again_meanwhile_is_not_confirmed_before_it_is_written(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     sent = publish(1, 0, *numbered(3))
-    peer2(bus, sent, name="till", instance="one")
+    connect_version2(bus, sent, name="till", instance="one")
     bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
-    peer = peer2(bus, sent, publish(1, 3, b"refused"), name="till", instance="one")
+    peer = connect_version2(bus, sent, publish(1, 3, b"refused"), name="till", instance="one")
     assert confirms(peer.receive_replies()) == []
     bus.ledger.failure = None
     bus.sync()
@@ -179,7 +179,7 @@ def test_who_publishes_faster_than_the_disk_writes_waits(
     monkeypatch.setattr(commit_log, "LEDGER_BYTES_MAX", 1000)
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     plain = bus.peer(connect(1))
-    told = peer2(bus, publish(1, 0, b"a"))
+    told = connect_version2(bus, publish(1, 0, b"a"))
     assert confirms(told.receive_replies()) == [(1, 0)]
     plain.send(said(1, bytes(900)))
     assert not plain.session.is_reading_paused
@@ -194,7 +194,7 @@ def test_who_publishes_faster_than_the_disk_writes_waits(
 
 def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, publish(1, 0, b"a"))
+    peer = connect_version2(bus, publish(1, 0, b"a"))
     bus.sync()
     peer.receive_replies()
     for turn in range(2):
@@ -210,7 +210,7 @@ def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
 
 def test_who_waits_for_a_confirm_is_told_that_it_comes_later(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    waits, idle = peer2(bus, publish(1, 0, b"accepted"), name="till"), peer2(bus, name="other")
+    waits, idle = connect_version2(bus, publish(1, 0, b"accepted"), name="till"), connect_version2(bus, name="other")
     bus.broker.journal_failed(Reason.DISK_FULL, "no space")
     bus.broker.journal_failed(Reason.DISK_FULL, "no space")
     (said,) = waits.receive_replies()

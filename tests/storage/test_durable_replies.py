@@ -22,7 +22,7 @@ from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
     json_request,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     unsubscribe,
@@ -49,7 +49,7 @@ def test_a_durable_of_which_its_owner_was_told_is_there_after_a_crash(
 ) -> None:
     bus = KeptBus(tmp_path, level=level)
     bus.sync()
-    peer = peer2(bus, subscribe(1, 5, request=3, durable="d", **kind))
+    peer = connect_version2(bus, subscribe(1, 5, request=3, durable="d", **kind))
     assert told(peer) == []
     bus.write()
     assert told(peer) == []
@@ -58,8 +58,8 @@ def test_a_durable_of_which_its_owner_was_told_is_there_after_a_crash(
     bus.crash()
     bus = KeptBus(tmp_path, level=level)
     assert durables(bus) == ["d"]
-    peer2(bus, publish(1, 0, *numbered(3)))
-    peer = peer2(bus, subscribe(1, 5, request=4, durable="d", **kind))
+    connect_version2(bus, publish(1, 0, *numbered(3)))
+    peer = connect_version2(bus, subscribe(1, 5, request=4, durable="d", **kind))
     messages, said = peer.receive_all()
     assert [each.content["resumed"] for each in said] == [True]  # At once: it is kept.
     assert [message.message_id for message in messages] == [0, 1, 2]
@@ -68,7 +68,7 @@ def test_a_durable_of_which_its_owner_was_told_is_there_after_a_crash(
 
 def test_its_messages_come_behind_the_answer_and_hold_up_nobody_s(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, subscribe(1, 4), subscribe(1, 5, request=3, durable="d"), name="till")
+    peer = connect_version2(bus, subscribe(1, 4), subscribe(1, 5, request=3, durable="d"), name="till")
     assert told(peer) == [("subscribe", 7)]
     peer.send(publish(1, 0, *numbered(3)), json_request(CONNECT, request=8, version=2))
     messages, said = peer.receive_all()
@@ -94,7 +94,7 @@ def test_who_leaves_before_the_answer_is_answered_in_order_and_sent_nothing(
     tmp_path: Path, kind: dict[str, object]
 ) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, subscribe(1, 5, request=3, durable="d", **kind))
+    peer = connect_version2(bus, subscribe(1, 5, request=3, durable="d", **kind))
     peer.send(publish(1, 0, b"a"), unsubscribe(5, request=4), subscribe(1, 5, request=6))
     assert told(peer) == []  # They are all about one number.
     bus.sync()
@@ -108,28 +108,28 @@ def test_who_leaves_before_the_answer_is_answered_in_order_and_sent_nothing(
 
 def test_every_member_of_a_group_that_is_new_waits(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    members = [peer2(bus, subscribe(1, 5, durable="d", group="g")) for _ in range(3)]
+    members = [connect_version2(bus, subscribe(1, 5, durable="d", group="g")) for _ in range(3)]
     members.pop().disconnect()
     assert [told(member) for member in members] == [[], []]
     bus.sync()
     assert [told(member) for member in members] == [[("subscribe", 7)]] * 2
-    late = peer2(bus, subscribe(1, 5, durable="d", group="g"))
+    late = connect_version2(bus, subscribe(1, 5, durable="d", group="g"))
     assert told(late) == [("subscribe", 7)]
     bus.crash()
 
 
 def test_who_asked_and_is_gone_leaves_a_durable_and_is_told_nothing(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
+    connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     bus.sync()
     assert durables(bus) == ["d"]
-    assert told(peer2(bus, subscribe(1, 5, durable="d"))) == [("subscribe", 7)]
+    assert told(connect_version2(bus, subscribe(1, 5, durable="d"))) == [("subscribe", 7)]
     bus.crash()
 
 
 def test_a_durable_of_which_it_was_said_that_it_is_forgotten_is_not_back(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, durable="e"))
+    peer = connect_version2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, durable="e"))
     bus.sync()
     peer.receive_replies()
     peer.send(unsubscribe(5, request=4, forget=True))
@@ -145,7 +145,7 @@ def test_a_durable_of_which_it_was_said_that_it_is_forgotten_is_not_back(tmp_pat
 
 def test_a_durable_that_is_moved_is_where_its_owner_was_told(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, subscribe(1, 4, durable="all"), publish(1, 0, *numbered(6)))
+    peer = connect_version2(bus, subscribe(1, 4, durable="all"), publish(1, 0, *numbered(6)))
     peer.send(subscribe(1, 5, durable="d", start="new"), unsubscribe(5))
     bus.sync()
     peer.receive_all()
@@ -155,22 +155,22 @@ def test_a_durable_that_is_moved_is_where_its_owner_was_told(tmp_path: Path) -> 
     assert told(peer) == [("subscribe", 8)]
     bus.crash()
     bus = KeptBus(tmp_path)
-    assert peer2(bus, subscribe(1, 5, durable="d")).receive_message_ids() == [2, 3, 4, 5]
+    assert connect_version2(bus, subscribe(1, 5, durable="d")).receive_message_ids() == [2, 3, 4, 5]
     bus.crash()
 
 
 def test_nothing_waits_where_nothing_is_promised(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
-    peer = peer2(bus, subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
+    peer = connect_version2(bus, subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
     assert told(peer) == [("subscribe", 7), ("unsubscribe", 9)]
     bus.crash()
 
 
 def test_who_waits_while_nothing_can_be_written_is_told_why(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    early = peer2(bus, subscribe(1, 5, durable="d"))
+    early = connect_version2(bus, subscribe(1, 5, durable="d"))
     bus.broker.journal_failed(Reason.DISK_FAILED, "the disk is gone")
-    late = peer2(bus, subscribe(1, 5, durable="e"))
+    late = connect_version2(bus, subscribe(1, 5, durable="e"))
     for peer in (early, late):
         (said,) = peer.receive_replies()
         assert (said.kind, said.content["code"], said.last_field) == ("error", "disk_failed", 0)
@@ -183,7 +183,7 @@ def test_a_durable_that_comes_or_goes_costs_no_look_at_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, *(subscribe(1, 1 + n, durable=f"d{n}") for n in range(50)))
+    peer = connect_version2(bus, *(subscribe(1, 1 + n, durable=f"d{n}") for n in range(50)))
     bus.sync()
     looked: list[object] = []
     progress = keeper_module._position_state
@@ -209,7 +209,7 @@ def test_a_durable_that_comes_or_goes_costs_no_look_at_the_others(
 
 def test_a_durable_that_went_and_came_as_a_group_s_is_that_after_a_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, subscribe(1, 5, durable="d"))
+    peer = connect_version2(bus, subscribe(1, 5, durable="d"))
     bus.sync()
     peer.send(unsubscribe(5, forget=True), subscribe(1, 6, durable="d", group="g"))
     bus.sync()
@@ -224,7 +224,7 @@ def test_what_a_user_has_made_is_its_share_after_a_crash(tmp_path: Path) -> None
     users = Users([User("till", token=quick_hash("till"), permissions=Permissions())])
     bus = KeptBus(tmp_path)
     bus.broker.users = users
-    peer2(bus, subscribe(1, 5, durable="d"), classes=[1, "orders"], auth={"token": "till"})
+    connect_version2(bus, subscribe(1, 5, durable="d"), classes=[1, "orders"], auth={"token": "till"})
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)

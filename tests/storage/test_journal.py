@@ -16,7 +16,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -48,7 +48,7 @@ def again(bus: KeptBus, path: Path, **more: object) -> KeptBus:
 
 def test_a_confirm_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, publish(1, 0, b"a", b"b"), name="till")
+    peer = connect_version2(bus, publish(1, 0, b"a", b"b"), name="till")
     assert confirms(peer.receive_replies()) == []
     bus.write()
     assert confirms(peer.receive_replies()) == []
@@ -59,20 +59,20 @@ def test_a_confirm_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
 
 def test_a_subscriber_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5))
-    peer2(bus, publish(1, 0, b"a"))
+    reader = connect_version2(bus, subscribe(1, 5))
+    connect_version2(bus, publish(1, 0, b"a"))
     assert [message.content for message in reader.receive_deliveries()] == [b"a"]
 
 
 def test_a_confirm_at_the_level_memory_waits_for_nothing(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
-    assert confirms(peer2(bus, publish(1, 0, b"a")).receive_replies()) == [(1, 0)]
+    assert confirms(connect_version2(bus, publish(1, 0, b"a")).receive_replies()) == [(1, 0)]
 
 
 def test_confirmed_messages_are_there_after_a_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     sent = numbered(500, size=40)
-    peer = peer2(bus, name="till")
+    peer = connect_version2(bus, name="till")
     for at in range(0, 500, 100):
         peer.send(publish(1, at, *sent[at : at + 100]))
         bus.sync()
@@ -80,17 +80,17 @@ def test_confirmed_messages_are_there_after_a_crash(tmp_path: Path) -> None:
     assert payloads(bus) == sent
     assert bus.found.dropped == []
     assert bus.broker.connection_requests.identity == "here"
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     assert [message.content for message in reader.receive_deliveries()] == sent
 
 
 def test_what_was_not_written_is_gone_and_sequences_go_on(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, publish(1, 0, b"a"))
+    peer = connect_version2(bus, publish(1, 0, b"a"))
     bus.sync()
     peer.send(publish(1, 1, b"lost"))
     bus = again(bus, tmp_path)
-    peer2(bus, publish(1, 0, b"b"))
+    connect_version2(bus, publish(1, 0, b"b"))
     bus.sync()
     bus = again(bus, tmp_path)
     assert payloads(bus) == [b"a", b"b"]
@@ -98,7 +98,7 @@ def test_what_was_not_written_is_gone_and_sequences_go_on(tmp_path: Path) -> Non
 
 def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer2(
+    connect_version2(
         bus,
         publish_envelopes(1, 0, channel_envelope("orders.eu", b"a"), timed_envelope(b"soon too late", expires_ms=1000)),
         publish(1, 2, b"plain"),
@@ -106,7 +106,7 @@ def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None
     )
     bus.sync()
     bus = again(bus, tmp_path, now=START + 2)
-    reader = peer2(bus, subscribe(1, 5), subscribe(1, 6, channels=["orders.*"], start="earliest"))
+    reader = connect_version2(bus, subscribe(1, 5), subscribe(1, 6, channels=["orders.*"], start="earliest"))
     got = reader.receive_deliveries()
     assert [message.message_id for message in got if message.number == 5] == [0, 2, 4]
     assert [message.message_id for message in got if message.number == 6] == [0, 4]
@@ -118,10 +118,10 @@ def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None
 def test_a_clock_that_was_set_back_delays_nothing(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     contents = timed_envelope(b"later", not_before_ms=1000), timed_envelope(b"brief", expires_ms=2000), timed_envelope(b"now")
-    peer2(bus, publish_envelopes(1, 0, *contents))
+    connect_version2(bus, publish_envelopes(1, 0, *contents))
     bus.sync()
     bus = again(bus, tmp_path, now=START - 3600)
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     assert reader.receive_message_ids() == [1, 2]
     bus.broker.clock.now += 1
     bus.broker.run_due_wakeups()
@@ -130,7 +130,7 @@ def test_a_clock_that_was_set_back_delays_nothing(tmp_path: Path) -> None:
 
 def test_names_are_known_again(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, classes=["orders", {"id": 3, "name": "bills"}])
+    connect_version2(bus, classes=["orders", {"id": 3, "name": "bills"}])
     known = dict(bus.broker.store.class_id_by_name)
     bus.sync()
     bus = again(bus, tmp_path)
@@ -139,8 +139,8 @@ def test_names_are_known_again(tmp_path: Path) -> None:
 
 def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, segment_bytes=2000)
-    reader = peer2(bus, subscribe(1, 5))
-    peer = peer2(bus, name="till")
+    reader = connect_version2(bus, subscribe(1, 5))
+    peer = connect_version2(bus, name="till")
     for at in range(0, 200, 20):
         peer.send(publish(1, at, *numbered(20, size=40, start=at)))
         bus.sync()
@@ -158,7 +158,7 @@ def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
     assert len(list((tmp_path / "state").iterdir())) == 1
     bus = again(bus, tmp_path)
     assert payloads(bus) == numbered(10, size=40, start=190)
-    peer = peer2(bus, publish(1, 199, b"a duplicate"), publish(1, 200, b"new"), name="till")
+    peer = connect_version2(bus, publish(1, 199, b"a duplicate"), publish(1, 200, b"new"), name="till")
     assert payloads(bus)[-1] == b"new"
     assert len(payloads(bus)) == 11
 
@@ -169,8 +169,8 @@ def test_without_space_a_last_segment_goes_that_nobody_needs(
 ) -> None:
     bus = KeptBus(tmp_path)
     both = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
-    reader = peer2(bus, *both, classes=[1, 2])
-    peer = peer2(bus, classes=[1, 2], name="till")
+    reader = connect_version2(bus, *both, classes=[1, 2])
+    peer = connect_version2(bus, classes=[1, 2], name="till")
     peer.send(publish(1, 0, *numbered(20)), publish(2, 20, *numbered(20)))
     bus.sync()
     reader.receive_all()
@@ -187,11 +187,11 @@ def test_without_space_a_last_segment_goes_that_nobody_needs(
     names = [[each.name for each in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
     assert names == [["00000000000000000020.log"], ["00000000000000000000.log"]]
     bus = again(bus, tmp_path)
-    peer2(bus, publish(1, 19, b"a duplicate"), publish(1, 40, b"new"), classes=[1], name="till")
+    connect_version2(bus, publish(1, 19, b"a duplicate"), publish(1, 40, b"new"), classes=[1], name="till")
     bus.sync()
     assert bus.broker.classes[1].ring.head == 21
     both = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
-    reader = peer2(bus, *both, classes=[1, 2])
+    reader = connect_version2(bus, *both, classes=[1, 2])
     assert (1, 20) in {(each.class_id, each.message_id) for each in reader.receive_all()[0]}
     assert payloads(bus, 2) == numbered(20)[19:]
     bus = again(bus, tmp_path)
@@ -203,8 +203,8 @@ def test_a_segment_is_surely_gone_before_the_next_one_goes(
 ) -> None:
     """One that came back in front of a gap would hide all that lies behind it."""
     bus = KeptBus(tmp_path, segment_bytes=500)
-    reader = peer2(bus, subscribe(1, 5))
-    peer = peer2(bus, name="till")
+    reader = connect_version2(bus, subscribe(1, 5))
+    peer = connect_version2(bus, name="till")
     for at in range(0, 40, 10):
         peer.send(publish(1, at, *numbered(10, size=40, start=at)))
         bus.sync()
@@ -221,7 +221,7 @@ def test_a_segment_is_surely_gone_before_the_next_one_goes(
 
 def test_a_class_that_is_empty_goes_on_where_it_was(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5), publish(1, 0, b"a", b"b"))
+    reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, b"a", b"b"))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 2))
     bus.close()
@@ -233,13 +233,13 @@ def test_a_class_that_is_empty_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_what_is_kept_longer_is_there_again(tmp_path: Path) -> None:
     settings = Settings(keep=Retention(messages=2))
     bus = KeptBus(tmp_path, settings=settings)
-    reader = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(5)))
+    reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(5)))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 5))
     bus.close()
     bus = KeptBus(tmp_path, settings=settings)
     assert payloads(bus) == [b"3.", b"4."]
-    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == []
+    assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == []
 
 
 # Numbers -----------------------------------------------------------------------------------------
@@ -252,17 +252,17 @@ def next_number(bus: KeptBus, name: str = "till") -> int:
 
 def test_a_publishers_numbers_outlive_a_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, 0, b"a", b"b"), publish(2, 2, b"c"), classes=(1, 2), name="till")
+    connect_version2(bus, publish(1, 0, b"a", b"b"), publish(2, 2, b"c"), classes=(1, 2), name="till")
     bus.sync()
     bus = again(bus, tmp_path)
     assert next_number(bus) == 3
-    peer2(bus, publish(1, 1, b"b"), publish(1, 3, b"d"), name="till")
+    connect_version2(bus, publish(1, 1, b"b"), publish(1, 3, b"d"), name="till")
     assert payloads(bus) == [b"a", b"b", b"d"]
 
 
 def test_what_one_class_has_lost_comes_again_and_is_stored_once(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, classes=(1, 2), name="till")
+    peer = connect_version2(bus, classes=(1, 2), name="till")
     bus.sync()
     for number in range(6):
         peer.send(publish(1 + number % 2, number, b"%d" % number))
@@ -272,7 +272,7 @@ def test_what_one_class_has_lost_comes_again_and_is_stored_once(tmp_path: Path) 
     segment.write_bytes(b"")  # The pages of one file had reached the disk, those of the other not.
     bus = KeptBus(tmp_path)
     assert next_number(bus) == 0
-    peer2(
+    connect_version2(
         bus,
         *(publish(1 + number % 2, number, b"%d" % number) for number in range(7)),
         classes=(1, 2),
@@ -284,8 +284,8 @@ def test_what_one_class_has_lost_comes_again_and_is_stored_once(tmp_path: Path) 
 
 def test_numbers_are_found_on_both_sides_of_what_is_nobodys(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
-    named, nameless = peer2(bus, name="till"), peer2(bus)
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    named, nameless = connect_version2(bus, name="till"), connect_version2(bus)
     for peer, number in [(named, 0), (named, 1), (nameless, 0), (named, 2)]:
         peer.send(publish(1, number, b"%d" % number))
         bus.sync()
@@ -302,20 +302,20 @@ def test_numbers_are_found_on_both_sides_of_what_is_nobodys(tmp_path: Path) -> N
 def test_what_was_confirmed_in_memory_and_lost_leaves_no_number_taken(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     bus.sync()
-    peer2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
+    connect_version2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
     bus.sync()
     bus.crash()
     (path,) = (tmp_path / "classes" / "00001").glob("*.log")
     path.write_bytes(b"")
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     assert next_number(bus) == 0
-    peer2(bus, publish(1, 0, b"c"), publish(2, 1, b"d"), name="till")
+    connect_version2(bus, publish(1, 0, b"c"), publish(2, 1, b"d"), name="till")
     assert payloads(bus, 2) == [b"b", b"d"]
 
 
 def test_numbers_that_were_refused_are_used_up_after_a_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, 0, b"a"), publish(99, 1, b"no class"), publish(1, 2, b"b"), name="till")
+    connect_version2(bus, publish(1, 0, b"a"), publish(99, 1, b"no class"), publish(1, 2, b"b"), name="till")
     bus.sync()
     bus = again(bus, tmp_path)
     assert next_number(bus) == 3
@@ -325,12 +325,12 @@ def test_who_comes_back_is_told_what_was_confirmed_and_nothing_is_stored_twice(
     tmp_path: Path,
 ) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
+    peer = connect_version2(bus, publish(1, 0, b"a"), name="till", instance="one")
     bus.sync()
     peer.send(publish(1, 1, b"b", b"c"))
     peer.disconnect()
     assert next_number(bus) == 1
-    peer = peer2(bus, publish(1, 1, b"b", b"c", b"d"), name="till", instance="one")
+    peer = connect_version2(bus, publish(1, 1, b"b", b"c", b"d"), name="till", instance="one")
     assert confirms(peer.receive_replies()) == []
     bus.sync()
     assert confirms(peer.receive_replies()) == [(4, 2)]
@@ -340,9 +340,9 @@ def test_who_comes_back_is_told_what_was_confirmed_and_nothing_is_stored_twice(
 def test_who_takes_over_from_itself_does_not_begin_anew(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     bus.sync()
-    peer2(bus, publish(1, 0, b"a", b"b"), name="till", instance="one")
+    connect_version2(bus, publish(1, 0, b"a", b"b"), name="till", instance="one")
     bus.sync()
-    peer2(bus, publish(1, 2, b"c"), name="till", instance="one")
+    connect_version2(bus, publish(1, 2, b"c"), name="till", instance="one")
     bus.sync()
     bus = again(bus, tmp_path)
     assert next_number(bus) == 3
@@ -350,13 +350,13 @@ def test_who_takes_over_from_itself_does_not_begin_anew(tmp_path: Path) -> None:
 
 def test_a_publisher_that_was_forgotten_begins_anew(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, 0, *numbered(5)), name="till").disconnect()
+    connect_version2(bus, publish(1, 0, *numbered(5)), name="till").disconnect()
     bus.sync()
     bus.keeper.is_snapshot_due = True
     bus.sync()
     bus.broker.clock.now += 4000
     bus.tick()
-    peer2(bus, publish(1, 0, b"new"), name="till")
+    connect_version2(bus, publish(1, 0, b"new"), name="till")
     bus.sync()
     bus = again(bus, tmp_path)
     assert next_number(bus) == 1
@@ -367,9 +367,9 @@ def test_a_publisher_that_was_forgotten_begins_anew(tmp_path: Path) -> None:
 
 def test_a_durable_goes_on_where_it_was(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=4))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_in_flight=4))
     bus.sync()
-    peer2(bus, publish(1, 0, *numbered(8)))
+    connect_version2(bus, publish(1, 0, *numbered(8)))
     assert reader.receive_message_ids() == [0, 1, 2, 3]
     reader.send(ack(5, 0, 1), ack(5, 2, 3))
     reader.read_bytes(0)
@@ -377,7 +377,7 @@ def test_a_durable_goes_on_where_it_was(tmp_path: Path) -> None:
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [
         (1, 2), (3, 2), (4, 1), (5, 1), (6, 1), (7, 1),
     ]  # fmt: skip
@@ -385,9 +385,9 @@ def test_a_durable_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_attempts_are_counted_on(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
     bus.sync()
-    peer2(bus, publish(1, 0, b"poison", b"good"))
+    connect_version2(bus, publish(1, 0, b"poison", b"good"))
     reader.receive_message_ids()
     reader.send(nack(5, 0, 1, 0), ack(5, 1, 2))
     assert [message.attempt for message in reader.receive_deliveries()] == [2]
@@ -396,7 +396,7 @@ def test_attempts_are_counted_on(tmp_path: Path) -> None:
     bus = again(bus, tmp_path)
     bus.broker.clock.now += 12  # As long as it would have been in flight.
     bus.broker.run_due_wakeups()
-    reader = peer2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
     assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [(0, 3)]
     reader.send(nack(5, 0, 1, 0))
     assert reader.receive_message_ids() == []
@@ -409,7 +409,7 @@ def test_attempts_are_counted_on(tmp_path: Path) -> None:
 def test_pauses_and_how_often_a_message_is_sent_are_kept(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     asked = {"max_deliveries": 7, "backoff": [2, 9], "ack_seconds": 4}
-    peer2(bus, subscribe(1, 5, durable="billing", group="g", **asked))
+    connect_version2(bus, subscribe(1, 5, durable="billing", group="g", **asked))
     bus.sync()
     before = [position.delivery_policy for position in bus.broker.classes[1].subscriptions]
     bus = again(bus, tmp_path)
@@ -422,19 +422,19 @@ def test_a_durable_is_there_for_the_first_message_that_is_confirmed_after_it(
     tmp_path: Path,
 ) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     bus.sync()
-    peer2(bus, subscribe(1, 5, durable="billing", start="new", channels=["a.*"]))
+    connect_version2(bus, subscribe(1, 5, durable="billing", start="new", channels=["a.*"]))
     peer.send(publish_envelopes(1, 0, channel_envelope("a.b", b"x"), channel_envelope("b.b", b"y")))
     bus.sync()
     bus = again(bus, tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="billing", channels=["a.*"]))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing", channels=["a.*"]))
     assert [message.content for message in reader.receive_deliveries()] == [channel_envelope("a.b", b"x")]
 
 
 def test_a_durable_that_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     bus.sync()
     reader.send(unsubscribe(5, forget=True))
     bus.sync()
@@ -445,28 +445,28 @@ def test_a_durable_that_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
 def test_a_durable_group_has_its_members_messages_again(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     members = [
-        peer2(bus, subscribe(1, 5, durable="billing", group="tills", max_in_flight=2))
+        connect_version2(bus, subscribe(1, 5, durable="billing", group="tills", max_in_flight=2))
         for _ in range(2)
     ]
     bus.sync()
-    peer2(bus, publish(1, 0, *numbered(6)))
+    connect_version2(bus, publish(1, 0, *numbered(6)))
     held = [member.receive_message_ids() for member in members]
     assert sorted(held[0] + held[1]) == [0, 1, 2, 3]
     members[0].send(ack(5, held[0][0], held[0][0] + 1))
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="billing", group="tills"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing", group="tills"))
     assert sorted(reader.receive_message_ids()) == sorted({0, 1, 2, 3, 4, 5} - {held[0][0]})
 
 
 def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     wish = {"durable": "billing", "group": "tills", "by_key": True}
-    members = [peer2(bus, subscribe(1, 5, **wish), name=name) for name in ("x", "y")]
+    members = [connect_version2(bus, subscribe(1, 5, **wish), name=name) for name in ("x", "y")]
     bus.sync()
     keys = [b"key %d" % (number % 8) for number in range(24)]
-    peer2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
+    connect_version2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
     held = {id_: member for member in members for id_ in member.receive_message_ids()}
     assert sorted(held) == list(range(8))
     held[3].send(ack(5, 3, 4))
@@ -474,10 +474,10 @@ def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path)
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
-    assert peer2(bus, subscribe(1, 5, durable="billing", group="tills")).receive_error_codes() == [
+    assert connect_version2(bus, subscribe(1, 5, durable="billing", group="tills")).receive_error_codes() == [
         "subscription_mismatch"
     ]
-    reader = peer2(bus, subscribe(1, 5, **wish))
+    reader = connect_version2(bus, subscribe(1, 5, **wish))
     came = [(m.message_id, m.attempt) for m in reader.receive_deliveries()]
     assert sorted(came) == [(id_, 2) for id_ in (0, 1, 2, 4, 5, 6, 7, 11)]
     reader.send(ack(5, 0, 24))
@@ -488,25 +488,25 @@ def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path)
 
 def test_what_plain_subscribers_left_waits_for_the_next_one(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    first, second = (peer2(bus, subscribe(1, 5)) for _ in range(2))
-    peer2(bus, publish(1, 0, *numbered(6)))
+    first, second = (connect_version2(bus, subscribe(1, 5)) for _ in range(2))
+    connect_version2(bus, publish(1, 0, *numbered(6)))
     first.receive_message_ids(), second.receive_message_ids()
     first.send(ack(5, 0, 4))
     second.send(ack(5, 0, 2), ack(5, 3, 5))
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
-    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [2, 4, 5]
+    assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [2, 4, 5]
 
 
 def test_an_ack_that_was_not_written_is_asked_for_again(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="billing"), publish(1, 0, b"a"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"), publish(1, 0, b"a"))
     bus.sync()
     reader.receive_message_ids()
     reader.send(ack(5, 0, 1))
     bus = again(bus, tmp_path)
-    assert peer2(bus, subscribe(1, 5, durable="billing")).receive_message_ids() == [0]
+    assert connect_version2(bus, subscribe(1, 5, durable="billing")).receive_message_ids() == [0]
 
 
 def test_it_comes_back_again_and_again(tmp_path: Path) -> None:
@@ -514,7 +514,7 @@ def test_it_comes_back_again_and_again(tmp_path: Path) -> None:
     for life in range(6):
         bus = KeptBus(tmp_path, segment_bytes=500)
         assert payloads(bus) == sent if sent else True
-        peer: Version2Peer = peer2(bus, name="till")
+        peer: Version2Peer = connect_version2(bus, name="till")
         more = numbered(7, start=7 * life)
         peer.send(publish(1, next_number(bus), *more))
         sent += more

@@ -14,7 +14,7 @@ from simplebus.storage.inspection import Inspection
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -26,8 +26,8 @@ from tests.storage.test_recovery import segments
 def made(path: Path) -> list[bytes]:
     """Three segments of three messages, none of which is acknowledged."""
     bus = KeptBus(path, segment_bytes=1)
-    peer2(bus, subscribe(1, 5, durable="billing"))
-    peer = peer2(bus, name="till")
+    connect_version2(bus, subscribe(1, 5, durable="billing"))
+    peer = connect_version2(bus, name="till")
     for at in (0, 3, 6):
         peer.send(publish(1, at, *numbered(3, start=at)))
         bus.broker.clock.now += 1
@@ -76,7 +76,7 @@ def test_messages_whose_file_is_gone_are_missed(
     assert cls.dropped_counts == {Reason.DAMAGED: 9 - len(sent[there])}
     assert payloads(bus) == sent[there]
     assert cls.ring.head == there.stop
-    peer2(bus, publish(1, 0, b"more"))
+    connect_version2(bus, publish(1, 0, b"more"))
     bus.sync()
     bus.crash()
     again = KeptBus(tmp_path)
@@ -99,8 +99,8 @@ def test_a_state_that_is_gone_is_missed(tmp_path: Path) -> None:
 
 def test_no_file_is_missed_of_what_was_acknowledged_just_before_a_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, segment_bytes=1)
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
-    peer = peer2(bus, name="till")
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    peer = connect_version2(bus, name="till")
     for at in range(20):
         peer.send(publish(1, at, b"%d" % at))
         bus.broker.clock.now += 0.03
@@ -119,7 +119,7 @@ def test_no_file_is_missed_of_what_was_acknowledged_just_before_a_crash(tmp_path
 def test_what_is_not_whole_is_said_though_a_file_that_was_given_up_is_back(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     for at in range(2):
-        peer2(bus, publish(1, 0, b"%d" % at))
+        connect_version2(bus, publish(1, 0, b"%d" % at))
         bus.sync()
     bus.crash()
     (segment,) = segments(tmp_path)
@@ -140,7 +140,7 @@ def test_a_file_that_was_given_up_and_is_back_hides_nothing(
     """A power cut undoes what was not synced, names included."""
     bus = KeptBus(tmp_path, level=Durability.OS, boot="first", segment_bytes=1)
     for at in range(6):
-        peer2(bus, publish(1, 0, b"old %d" % at))
+        connect_version2(bus, publish(1, 0, b"old %d" % at))
         bus.broker.clock.now += 1
         bus.sync()
     bus.crash()
@@ -150,7 +150,7 @@ def test_a_file_that_was_given_up_and_is_back_hides_nothing(
     bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
     assert not old.exists()
     for size in sizes:
-        peer2(bus, publish(1, 0, *numbered(size)))
+        connect_version2(bus, publish(1, 0, *numbered(size)))
         bus.broker.clock.now += 1
         bus.sync()
     bus.crash()

@@ -13,7 +13,7 @@ from tests.behaviour.wire_peer_v2 import (
     PURGE,
     ack,
     json_request,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -24,9 +24,9 @@ from tests.storage.journaled_broker import KeptBus
 @pytest.mark.parametrize("in_peace", [False, True])
 def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) -> None:
     bus = KeptBus(tmp_path, settings=Settings(keep=Retention(messages=100)))
-    reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=1))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_in_flight=1))
     bus.sync()
-    peer = peer2(bus, publish(1, 0, *numbered(10)), name="till")
+    peer = connect_version2(bus, publish(1, 0, *numbered(10)), name="till")
     assert reader.receive_message_ids() == [0]
     bus.sync()
     peer.send(json_request(PURGE, 1, 4, first=2, last=4))
@@ -40,18 +40,18 @@ def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) ->
         bus = KeptBus(tmp_path)
         bus.sync()
     assert bus.statistics(1).dropped == {}
-    peer = peer2(bus, json_request(FETCH, 1, 3))
+    peer = connect_version2(bus, json_request(FETCH, 1, 3))
     assert [said.content["purged"] for said in peer.receive_replies()] == [[[2, 4], [6, 7]]]
-    reader = peer2(bus, subscribe(1, 5, durable="billing", max_in_flight=100))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_in_flight=100))
     assert reader.receive_message_ids() == [0, 1, 4, 5, 7, 8, 9]
-    assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, 1, 4, 5, 7, 8, 9]
+    assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, 1, 4, 5, 7, 8, 9]
     reader.send(ack(5, 0, 10))
     bus.crash()
 
 
 def test_all_that_waits_for_a_first_subscription_may_be_purged(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, publish(1, 0, *numbered(10)), name="till")
+    peer = connect_version2(bus, publish(1, 0, *numbered(10)), name="till")
     bus.sync()
     peer.send(json_request(PURGE, 1, 4))
     peer.receive_replies()
@@ -59,8 +59,8 @@ def test_all_that_waits_for_a_first_subscription_may_be_purged(tmp_path: Path) -
     bus.crash()
     bus = KeptBus(tmp_path)
     assert len(bus.broker.classes[1].ring) == 0
-    peer2(bus, publish(1, 0, b"next"), name="other")
-    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [10]
+    connect_version2(bus, publish(1, 0, b"next"), name="other")
+    assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [10]
     bus.crash()
 
 
@@ -68,7 +68,7 @@ def test_a_purge_says_nothing_of_messages_that_have_the_sequences_of_lost_ones(
     tmp_path: Path,
 ) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, publish(1, 0, b"safe"), name="till")
+    peer = connect_version2(bus, publish(1, 0, b"safe"), name="till")
     bus.sync()
     written = (tmp_path / "classes" / "00001" / f"{0:020}.log").read_bytes()
     peer.send(publish(1, 1, b"lost"), json_request(PURGE, 1, 4, first=1))
@@ -78,9 +78,9 @@ def test_a_purge_says_nothing_of_messages_that_have_the_sequences_of_lost_ones(
     path.write_bytes(written)
     bus = KeptBus(tmp_path)
     bus.sync()
-    peer2(bus, publish(1, 0, b"new"), name="other")
+    connect_version2(bus, publish(1, 0, b"new"), name="other")
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    assert peer2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1]
+    assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1]
     bus.crash()

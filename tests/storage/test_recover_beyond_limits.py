@@ -10,7 +10,7 @@ from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -30,9 +30,9 @@ def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
     """Its records are there, and what was acknowledged of it is not written yet."""
     settings = Settings(limits=limits)
     bus = KeptBus(tmp_path, settings=settings)
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     bus.sync()
-    peer = peer2(bus, name="till")
+    peer = connect_version2(bus, name="till")
     sent = 0
     while sent < 600:
         peer.send(publish(1, sent, *[b"%06d" % n + bytes(size) for n in range(sent, sent + 50)]))
@@ -49,9 +49,9 @@ def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
     assert ring.exceeds == (limits is FEW or size == 2000)
     assert next_number(bus) == 600
     # Its publishers wait until it fits again; then it takes no more than it may.
-    peer = peer2(bus, name="till")
+    peer = connect_version2(bus, name="till")
     peer.send(publish(1, 600, b"%06d" % 600 + bytes(size)))
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 600))
     bus.broker.check_invariants()
@@ -70,8 +70,8 @@ def test_a_class_that_was_full_comes_back(
 ) -> None:
     settings = Settings(limits=SMALL, full_policy=policy)
     bus = KeptBus(tmp_path, settings=settings)
-    peer2(bus, subscribe(1, 5, durable="billing"))
-    peer = peer2(bus, name="till")
+    connect_version2(bus, subscribe(1, 5, durable="billing"))
+    peer = connect_version2(bus, name="till")
     sent, ring, at_once = 0, None, 400_000 // (sum(sizes) + 200)
     while not peer.session.parked_messages and (ring is None or not ring.floor):
         messages = [bytes(sizes[n % len(sizes)]) for n in range(sent, sent + at_once)]

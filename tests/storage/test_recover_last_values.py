@@ -12,7 +12,7 @@ from simplebus.core.settings import ClassSettings, Retention, Settings
 from simplebus.core.snapshot import decode
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -132,8 +132,8 @@ def test_what_a_class_is_to_keep_it_keeps_past_the_process(
 ) -> None:
     settings = Settings(classes={1: ClassSettings(keep=keep)})
     bus = KeptBus(tmp_path, settings=settings)
-    writer = peer2(bus, classes=[1, 2])
-    reader = peer2(bus, subscribe(1, 4), subscribe(2, 5), classes=[1, 2])
+    writer = connect_version2(bus, classes=[1, 2])
+    reader = connect_version2(bus, subscribe(1, 4), subscribe(2, 5), classes=[1, 2])
     for number in range(10):
         bus.broker.clock.now = START + 10 * number
         writer.send(publish(1, 2 * number, b"x"), publish(2, 2 * number + 1, b"y"))
@@ -147,7 +147,7 @@ def test_what_a_class_is_to_keep_it_keeps_past_the_process(
     bus = KeptBus(tmp_path, settings=settings, now=START + 90)
     ring = bus.broker.classes[1].ring
     assert (ring.floor, ring.head) == (10 - left, 10)
-    reader = peer2(bus, subscribe(1, 4, start="earliest"))
+    reader = connect_version2(bus, subscribe(1, 4, start="earliest"))
     assert len(reader.receive_deliveries()) == left
     reader.send(ack(4, 10 - left, 10))
     bus.close()

@@ -12,7 +12,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     publish_envelopes,
     nack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -40,7 +40,7 @@ def taken_out(bus: KeptBus) -> list[str]:
 def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) -> None:
     bus = KeptBus(tmp_path, settings=small())
     reader = reader_of(bus, **kind)
-    peer2(bus, publish_envelopes(1, 0, *map(keyed, (b"a", b"b", b"c", b"d", b"e", b"f"))))
+    connect_version2(bus, publish_envelopes(1, 0, *map(keyed, (b"a", b"b", b"c", b"d", b"e", b"f"))))
     assert heard(reader) == [(n, 1) for n in range(6)]
     bus.sync()
     reader.send(nack(5, 0, 5, "terminate"), ack(5, 3, 4) if kind == {} else b"")
@@ -62,15 +62,15 @@ def test_what_was_sent_as_often_as_it_may_be_is_given_up_by_whoever_is_there(
 ) -> None:
     bus = KeptBus(tmp_path, settings=small())
     reader = reader_of(bus, max_deliveries=1)
-    peer2(bus, publish(1, 0, b"a", b"b", b"c"))
+    connect_version2(bus, publish(1, 0, b"a", b"b", b"c"))
     heard(reader)
     bus.sync()
     reader.send(nack(5, 0, 3, 0))
     assert heard(reader) == []
     bus = after_a_crash(bus, tmp_path)
-    peer2(bus, subscribe(1, 6, durable="other"))
+    connect_version2(bus, subscribe(1, 6, durable="other"))
     assert taken_out(bus) == ["0", "1"]
     assert taken_out(bus) == ["2"]
-    peer2(bus, purge(0, 3))
+    connect_version2(bus, purge(0, 3))
     assert Reason.NO_DEAD_LETTER not in bus.statistics(1).dropped
     bus.close()

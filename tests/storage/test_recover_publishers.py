@@ -11,7 +11,7 @@ from simplebus.core.limits import PUBLISHER_STEP
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     connect,
-    peer2,
+    connect_version2,
     publish,
 )
 from tests.storage.journaled_broker import KeptBus
@@ -28,7 +28,7 @@ def greeted(at: KeptBus, **more: object) -> Version2Peer:
 def after_a_gap(path: Path) -> KeptBus:
     """Of a program's numbers 0 to 2, the bus has 0 and 2."""
     bus = KeptBus(path)
-    peer2(bus, publish(1, 0, b"a"), classes=(1, 2), name="till", instance="one")
+    connect_version2(bus, publish(1, 0, b"a"), classes=(1, 2), name="till", instance="one")
     bus.sync()
     peer = greeted(bus, instance="one")
     peer.send(publish(2, 1, b"b"), publish(1, 2, b"c"))
@@ -69,7 +69,7 @@ def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_
     tmp_path: Path, another: str | None, is_snapshot: bool
 ) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, 0, b"a"), name="till", instance="one").disconnect()
+    connect_version2(bus, publish(1, 0, b"a"), name="till", instance="one").disconnect()
     bus.sync()
     peer = greeted(bus, instance=another)
     peer.send(publish(9, 1, b"x", b"y"), publish(1, 3, b"z"))
@@ -132,7 +132,7 @@ def test_what_a_power_cut_took_leaves_no_number_taken_but_for_what_was_synced(
     """At the level os it has taken what was confirmed: numbers behind that are used again."""
     bus = KeptBus(tmp_path, level=level, boot="before")
     bus.sync()
-    peer2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
+    connect_version2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
     bus.sync()
     bus.crash()
     for segment in (tmp_path / "classes" / "00001").iterdir():
@@ -156,7 +156,7 @@ def after_a_cut(path: Path, level: Durability, *, now: Durability | None = None)
     """It took messages 1 and 2 of a program's 0 to 2, and left what is kept beside them. Then the
     process was killed twice."""
     bus = KeptBus(path, level=level, boot="before", segment_bytes=1)
-    peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
+    peer = connect_version2(bus, publish(1, 0, b"a"), name="till", instance="one")
     bus.sync()
     peer.send(publish(1, 1, b"b", b"c"))
     bus.keeper.is_snapshot_due = True
@@ -215,7 +215,7 @@ def test_a_refusal_that_was_not_heard_is_told_after_a_crash(tmp_path: Path) -> N
     for keeps_all in (False, True):
         path = tmp_path / f"{keeps_all}"
         bus = KeptBus(path)
-        peer = peer2(bus, publish(1, 0, b"a"), name="till", instance="one")
+        peer = connect_version2(bus, publish(1, 0, b"a"), name="till", instance="one")
         peer.send(publish(9, 1, b"b", b"c"), publish(1, 3, b"d"))
         bus.sync()
         bus.keeper.is_snapshot_due = keeps_all

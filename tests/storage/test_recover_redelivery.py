@@ -15,7 +15,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     publish_envelopes,
     nack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -26,7 +26,7 @@ KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True
 
 
 def reader_of(bus: KeptBus, **options: Any) -> Version2Peer:
-    reader = peer2(bus, subscribe(1, 5, durable="d", **options))
+    reader = connect_version2(bus, subscribe(1, 5, durable="d", **options))
     bus.sync()
     return reader
 
@@ -60,7 +60,7 @@ def test_what_was_refused_keeps_its_pause(tmp_path: Path, kind: dict[str, Any]) 
     bus = KeptBus(tmp_path)
     asked = {**kind, "backoff": [30, 50]}
     reader = reader_of(bus, **asked)
-    peer2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))
+    connect_version2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))
     assert heard(reader) == [(0, 1), (1, 1), (2, 1), (3, 1)]
     bus.sync()
     reader.send(nack(5, 0, 1, 3_600_000), nack(5, 1, 2), ack(5, 3, 4))
@@ -91,7 +91,7 @@ def test_what_was_sent_twice_comes_no_sooner_than_without_the_crash(
     bus = KeptBus(tmp_path)
     asked = {**kind, "ack_seconds": 5, "max_deliveries": 3}
     reader = reader_of(bus, **asked)
-    peer2(bus, publish(1, 0, b"a"))
+    connect_version2(bus, publish(1, 0, b"a"))
     assert heard(reader) == [(0, 1)]
     bus = again(bus, tmp_path)
     came = []
@@ -108,7 +108,7 @@ def test_what_was_sent_twice_comes_no_sooner_than_without_the_crash(
 def test_a_clock_that_is_set_back_makes_no_pause_longer(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = reader_of(bus)
-    peer2(bus, publish(1, 0, b"a"))
+    connect_version2(bus, publish(1, 0, b"a"))
     assert heard(reader) == [(0, 1)]
     bus.broker.clock.now += 1
     bus.sync()
@@ -124,13 +124,13 @@ def test_in_a_group_by_key_those_behind_it_wait_too(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = reader_of(bus, **KINDS[2])
     keys = (b"x", b"y", b"x", b"y", b"x", b"z")
-    peer2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
+    connect_version2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
     assert heard(reader) == [(0, 1), (1, 1), (5, 1)]
     reader.send(nack(5, 0, 1, 60_000), nack(5, 5, 6, 20_000), ack(5, 1, 2))
     assert heard(reader) == [(3, 1)]
     bus = again(bus, tmp_path)
     reader = reader_of(bus, **KINDS[2])
-    peer2(bus, publish_envelopes(1, 0, *map(keyed, (b"x", b"z", b"n"))))
+    connect_version2(bus, publish_envelopes(1, 0, *map(keyed, (b"x", b"z", b"n"))))
     assert heard(reader) == [(3, 2), (8, 1)]
     reader.send(ack(5, 3, 4), ack(5, 8, 9))
     assert later(bus, reader, 21) == [(5, 2)]
@@ -172,13 +172,13 @@ def test_what_plain_subscriptions_were_sent_keeps_attempts_and_pause(
 ) -> None:
     bus = KeptBus(tmp_path)
     asked = {**kind, "ack_seconds": 5, "max_deliveries": 3}
-    peer2(bus, publish(1, 0, b"a"))
+    connect_version2(bus, publish(1, 0, b"a"))
     came = []
     for _ in range(20):
-        reader = peer2(bus, subscribe(1, 5, **asked))
+        reader = connect_version2(bus, subscribe(1, 5, **asked))
         came += [(bus.broker.clock.now - START, *each) for each in heard(reader)]
         for _ in range(others):
-            peer2(bus, subscribe(1, 5, start="earliest")).receive_deliveries()
+            connect_version2(bus, subscribe(1, 5, start="earliest")).receive_deliveries()
         bus = again(bus, tmp_path)
         bus.broker.run_due_wakeups()
         bus.check_invariants()
@@ -188,14 +188,14 @@ def test_what_plain_subscriptions_were_sent_keeps_attempts_and_pause(
 
 def test_who_comes_and_falls_between_two_looks_is_counted(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, 0, b"a"))
+    connect_version2(bus, publish(1, 0, b"a"))
     for attempt in (1, 2):
-        reader = peer2(bus, subscribe(1, 5))
+        reader = connect_version2(bus, subscribe(1, 5))
         assert heard(reader) == [(0, attempt)]
         reader.disconnect()
         bus.broker.clock.now += 1
         bus.sync()
     bus = again(bus, tmp_path)
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     assert heard(reader) == []
     assert later(bus, reader, 13) == [(0, 3)]

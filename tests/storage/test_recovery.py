@@ -18,7 +18,7 @@ from simplebus.storage.records import HEADER_BYTES, Record
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -31,8 +31,8 @@ LOTS, EACH = 6, 3
 def made(path: Path, *, segment_bytes: int = 1 << 20) -> list[bytes]:
     """A journal of a few lots, as a crash leaves it; returns what was published."""
     bus = KeptBus(path, segment_bytes=segment_bytes)
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
-    peer = peer2(bus, name="till")
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    peer = connect_version2(bus, name="till")
     sent = []
     for lot in range(LOTS):
         sent += (more := numbered(EACH, start=EACH * lot))
@@ -127,7 +127,7 @@ def test_after_a_cut_it_goes_on_in_a_new_file(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: ends(data)[-1] - 1])
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, next_number(bus), b"new"), name="till")
+    connect_version2(bus, publish(1, next_number(bus), b"new"), name="till")
     bus.sync()
     bus.crash()
     there, following, dropped = come_back(tmp_path)
@@ -176,9 +176,9 @@ def test_what_lies_behind_damage_in_a_file_is_said_counted_and_shown(tmp_path: P
 def test_zeros_behind_damage_that_nobody_needs_are_no_end(tmp_path: Path, left: int) -> None:
     """A power cut may leave pages of zeros in the middle of a file."""
     bus = KeptBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     for number in range(4):
-        peer2(bus, publish(1, 0, b"%d" % number))
+        connect_version2(bus, publish(1, 0, b"%d" % number))
         bus.sync()
         if number == 1:  # The other two are known to no file but theirs.
             reader.receive_message_ids()
@@ -200,7 +200,7 @@ def test_zeros_behind_damage_that_nobody_needs_are_no_end(tmp_path: Path, left: 
         assert f"from byte {bounds[2]} on: nothing, behind a record that is not whole" in sentence
     assert sentence.endswith("so the messages from 2 to 4 are left out") == bool(left)
     assert bus.statistics(1).dropped.get(Reason.DAMAGED, 0) == 2 * left
-    peer2(bus, publish(1, 0, b"more"))
+    connect_version2(bus, publish(1, 0, b"more"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
@@ -252,7 +252,7 @@ def test_a_bus_with_far_too_little_memory_says_so(
 ) -> None:
     monkeypatch.setattr(restore, "RESTORED_BYTES_BEYOND", 0)
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, 0, *numbered(400, size=4000)))
+    connect_version2(bus, publish(1, 0, *numbered(400, size=4000)))
     bus.sync()
     bus.crash()
     small = Settings(limits=Limits(frame_bytes=10_000, class_bytes=1 << 20))
@@ -265,8 +265,8 @@ def test_what_is_known_of_lost_messages_is_not_said_of_those_that_have_their_seq
     tmp_path: Path,
 ) -> None:
     bus = KeptBus(tmp_path)
-    peer = peer2(bus, publish(1, 0, b"a"), name="till")
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    peer = connect_version2(bus, publish(1, 0, b"a"), name="till")
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     bus.sync()
     peer.send(publish(1, 1, b"lost"))
     reader.receive_message_ids()
@@ -278,7 +278,7 @@ def test_what_is_known_of_lost_messages_is_not_said_of_those_that_have_their_seq
     data = path.read_bytes()
     path.write_bytes(data[: ends(data)[-2]])
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, 1, b"b"), name="till")
+    connect_version2(bus, publish(1, 1, b"b"), name="till")
     bus.write()
     bus.crash()
     later = tmp_path / "state" / "00000000000000000002.log"
@@ -286,14 +286,14 @@ def test_what_is_known_of_lost_messages_is_not_said_of_those_that_have_their_seq
     bus = KeptBus(tmp_path)
     assert next_number(bus) == 2
     assert payloads(bus) == [b"b"]
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     assert [message.content for message in reader.receive_deliveries()] == [b"b"]
     bus.crash()
 
 
 def test_a_snapshot_is_not_there_without_the_messages_that_it_speaks_of(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer2(bus, publish(1, 0, b"a"), name="till")
+    connect_version2(bus, publish(1, 0, b"a"), name="till")
     bus.write()  # The first lot is a snapshot: it knows the publisher's numbers.
     (path,) = segments(tmp_path)
     (file,) = (cls.file for cls in bus.journal._classes.values())

@@ -22,7 +22,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     unsubscribe,
@@ -51,14 +51,14 @@ def test_it_needs_a_journal() -> None:
 
 def test_a_durable_that_was_away_gets_what_did_not_fit(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     reader.disconnect()
-    fill(bus, peer2(bus), 1000)
+    fill(bus, connect_version2(bus), 1000)
     here = bus.statistics(1)
     assert here.ring.messages <= 64
     assert here.spilled + here.ring.messages == 1000
     assert 800 * 13 < here.spilled_bytes < 1000 * 30
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     assert contents(all_of(bus, reader)) == numbered(1000)
     assert not bus.broker.spill_manager.readers  # type: ignore[union-attr]
     assert bus.broker.spill_manager.budget.used == 0  # type: ignore[union-attr]
@@ -67,9 +67,9 @@ def test_a_durable_that_was_away_gets_what_did_not_fit(tmp_path: Path) -> None:
 
 def test_a_live_subscriber_notices_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
-    live = peer2(bus, subscribe(1, 7))
-    sender = peer2(bus)
+    connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
+    live = connect_version2(bus, subscribe(1, 7))
+    sender = connect_version2(bus)
     got = []
     for at in range(0, 1000, 20):
         sender.send(publish(1, at, *numbered(20, start=at)))
@@ -83,24 +83,24 @@ def test_a_live_subscriber_notices_nothing(tmp_path: Path) -> None:
 
 def test_the_first_subscriber_gets_what_waited_for_it_in_either_version(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 300)
+    fill(bus, connect_version2(bus), 300)
     old = bus.peer(subscribe1(1))
     bus.bring()
     assert [each.payload for each in old.receive_messages()] == numbered(300)
     old.disconnect()
-    assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(300)
+    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(300)
 
 
 def test_envelopes_and_channels_come_back(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d", channels=["eu.*"])).disconnect()
-    sender = peer2(bus)
+    connect_version2(bus, subscribe(1, 5, durable="d", channels=["eu.*"])).disconnect()
+    sender = connect_version2(bus)
     for at in range(0, 300, 20):
         for number in range(at, at + 20):
             channel = "eu.de" if number % 3 else "us.ny"
             sender.send(publish_envelopes(1, number, channel_envelope(channel, b"%d" % number)))
         bus.sync()
-    reader = peer2(bus, subscribe(1, 5, durable="d", channels=["eu.*"]))
+    reader = connect_version2(bus, subscribe(1, 5, durable="d", channels=["eu.*"]))
     found = [int(each.content[8:]) for each in all_of(bus, reader)]
     assert found == [number for number in range(300) if number % 3]
 
@@ -111,9 +111,9 @@ def test_members_of_a_group_get_each_message_once(tmp_path: Path, by_key: bool) 
     options: dict[str, object] = {"durable": "g", "group": "g"}
     if by_key:
         options["by_key"] = True
-    peer2(bus, subscribe(1, 5, **options)).disconnect()
-    fill(bus, peer2(bus), 400)
-    one, two = peer2(bus, subscribe(1, 5, **options)), peer2(bus, subscribe(1, 6, **options))
+    connect_version2(bus, subscribe(1, 5, **options)).disconnect()
+    fill(bus, connect_version2(bus), 400)
+    one, two = connect_version2(bus, subscribe(1, 5, **options)), connect_version2(bus, subscribe(1, 6, **options))
     got: list[Version2Message] = []
     for _ in range(100):
         for reader, number in ((one, 5), (two, 6)):
@@ -128,25 +128,25 @@ def test_members_of_a_group_get_each_message_once(tmp_path: Path, by_key: bool) 
 def test_two_who_are_behind_do_not_wait_for_each_other(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     for name in ("a", "b"):
-        peer2(bus, subscribe(1, 5, durable=name)).disconnect()
-    fill(bus, peer2(bus), 300)
-    stuck = peer2(bus, subscribe(1, 5, durable="a", max_in_flight=1))
+        connect_version2(bus, subscribe(1, 5, durable=name)).disconnect()
+    fill(bus, connect_version2(bus), 300)
+    stuck = connect_version2(bus, subscribe(1, 5, durable="a", max_in_flight=1))
     assert len(hear(bus, stuck)) == 1
-    assert contents(all_of(bus, peer2(bus, subscribe(1, 5, durable="b")))) == numbered(300)
+    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5, durable="b")))) == numbered(300)
     assert contents(all_of(bus, stuck)) == numbered(300)[1:] or stuck.receive_deliveries() == []
 
 
 def test_who_leaves_while_it_is_behind_goes_on_where_it_was(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
-    fill(bus, peer2(bus), 300)
-    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=50))
+    connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
+    fill(bus, connect_version2(bus), 300)
+    reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=50))
     assert len(hear(bus, reader)) == 50
     reader.send(ack(5, 10, 20))
     reader.disconnect()
     bus.bring()
     assert bus.broker.spill_manager.budget.used == 0  # type: ignore[union-attr]
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     got = all_of(bus, reader)
     assert sorted(each.message_id for each in got) == [*range(10), *range(20, 300)]
     assert {each.attempt for each in got if each.message_id < 50} == {2}
@@ -154,14 +154,14 @@ def test_who_leaves_while_it_is_behind_goes_on_where_it_was(tmp_path: Path) -> N
 
 def test_who_was_away_is_sent_in_the_order_of_memory_what_comes_again(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
-    fill(bus, peer2(bus), 4)
+    reader = connect_version2(bus, subscribe(1, 5, durable="d"))
+    fill(bus, connect_version2(bus), 4)
     assert [each.message_id for each in hear(bus, reader)] == [0, 1, 2, 3]
     reader.send(nack(5, 1, 2, 0))
     assert [each.message_id for each in hear(bus, reader)] == [1]
     reader.disconnect()  # What it was sent once comes again at once, the other one after a pause.
-    fill(bus, peer2(bus), 1000)
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    fill(bus, connect_version2(bus), 1000)
+    reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     assert reader.receive_deliveries() == []  # The disk is slow.
     for _ in range(30):
         later(bus, 1.0)
@@ -170,9 +170,9 @@ def test_who_was_away_is_sent_in_the_order_of_memory_what_comes_again(tmp_path: 
 
 def test_a_subscription_that_ends_while_it_is_behind_leaves_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
-    fill(bus, peer2(bus), 300)
-    reader = peer2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, start="new"))
+    connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
+    fill(bus, connect_version2(bus), 300)
+    reader = connect_version2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, start="new"))
     bus.broker.drain_writable()  # Something is being read.
     reader.send(unsubscribe(5, forget=True))
     bus.bring()
@@ -185,7 +185,7 @@ def test_a_subscription_that_ends_while_it_is_behind_leaves_nothing(tmp_path: Pa
 
 def test_one_message_that_is_put_off_holds_up_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    live, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
+    live, sender = connect_version2(bus, subscribe(1, 7)), connect_version2(bus)
     sender.send(publish(1, 0, b"first"))
     assert contents(live.receive_deliveries()) == [b"first"]
     live.send(nack(7, 0, 1, 3600_000))
@@ -211,7 +211,7 @@ def test_what_is_acknowledged_is_not_held_in_memory(
 ) -> None:
     monkeypatch.setattr(spill, "SPILL_READ_BYTES", 4096)
     bus = SpilledBus(tmp_path)
-    live, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
+    live, sender = connect_version2(bus, subscribe(1, 7)), connect_version2(bus)
     sender.send(publish(1, 0, b"first"))
     live.receive_deliveries()
     live.send(nack(7, 0, 1, 3600_000))
@@ -228,8 +228,8 @@ def test_what_is_acknowledged_is_not_held_in_memory(
 
 def test_what_is_on_disk_only_becomes_a_dead_letter_whole(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5, durable="d", max_deliveries=1, max_in_flight=10))
-    fill(bus, peer2(bus), 300)
+    reader = connect_version2(bus, subscribe(1, 5, durable="d", max_deliveries=1, max_in_flight=10))
+    fill(bus, connect_version2(bus), 300)
     assert len(hear(bus, reader)) == 10
     later(bus, 3600)
     for _ in range(20):
@@ -244,8 +244,8 @@ def test_what_is_on_disk_only_becomes_a_dead_letter_whole(tmp_path: Path) -> Non
 
 def test_dead_letters_that_make_room_are_gone(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, settings=small(5))
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
-    sender = peer2(bus)
+    reader = connect_version2(bus, subscribe(1, 5, durable="d"))
+    sender = connect_version2(bus)
     for at in range(20):
         fill(bus, sender, 1, start=at)
         assert len(hear(bus, reader)) == 1
@@ -261,7 +261,7 @@ def test_dead_letters_that_make_room_are_gone(tmp_path: Path) -> None:
 
 def test_a_publisher_waits_for_what_is_not_written(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    sender = peer2(bus, publish(1, 0, *numbered(200)), name="till")
+    sender = connect_version2(bus, publish(1, 0, *numbered(200)), name="till")
     assert len(bus.broker.classes[1].ring) == 64
     assert bus.statistics(1).parked == 136
     for _ in range(5):
@@ -269,17 +269,17 @@ def test_a_publisher_waits_for_what_is_not_written(tmp_path: Path) -> None:
         bus.bring()
     assert bus.statistics(1).parked == 0
     assert [each.message_id for each in sender.receive_replies() if each.kind == "confirm"][-1] == 200
-    assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(200)
+    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(200)
 
 
 def test_at_the_limit_of_its_disk_publishers_wait(tmp_path: Path) -> None:
     own = ClassSettings(disk_bytes_max=2000)
     bus = SpilledBus(tmp_path, settings=small(classes={1: own}))
-    fill(bus, peer2(bus), 600)
+    fill(bus, connect_version2(bus), 600)
     here = bus.statistics(1)
     assert 100 < here.spilled < 300
     assert here.parked + here.spilled + here.ring.messages == 600
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     got: list[Version2Message] = []
     for _ in range(20):
         got += all_of(bus, reader)
@@ -289,9 +289,9 @@ def test_at_the_limit_of_its_disk_publishers_wait(tmp_path: Path) -> None:
 
 def test_the_level_memory_spills_what_is_written(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, level=Durability.MEMORY)
-    fill(bus, peer2(bus), 300)
+    fill(bus, connect_version2(bus), 300)
     assert bus.statistics(1).spilled > 200
-    assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(300)
+    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(300)
 
 
 # Fetch and retention -----------------------------------------------------------------------------
@@ -299,8 +299,8 @@ def test_the_level_memory_spills_what_is_written(tmp_path: Path) -> None:
 
 def test_what_is_on_disk_only_is_fetched(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 300)
-    peer, at = peer2(bus), 0
+    fill(bus, connect_version2(bus), 300)
+    peer, at = connect_version2(bus), 0
     found: list[bytes] = []
     while at < 300:
         got, reply = fetched(bus, peer, first=at, count=70)
@@ -313,8 +313,8 @@ def test_what_is_on_disk_only_is_fetched(tmp_path: Path) -> None:
 
 def test_answers_that_must_be_read_keep_their_order(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 300)
-    peer = peer2(bus)
+    fill(bus, connect_version2(bus), 300)
+    peer = connect_version2(bus)
     peer.send(*(json_request(FETCH, 1, request, first=at, count=1) for request, at in ((1, 3), (2, 299))))
     assert peer.receive_all() == ([], [])
     peer.send(publish(1, 0, b"x"))
@@ -337,7 +337,7 @@ def test_answers_that_must_be_read_keep_their_order(tmp_path: Path) -> None:
 def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
     settings = small(keep=Retention(messages=500))
     bus = SpilledBus(tmp_path, settings=settings, segment_bytes=1000)
-    reader, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
+    reader, sender = connect_version2(bus, subscribe(1, 7)), connect_version2(bus)
     for at in range(0, 1000, 20):
         sender.send(publish(1, at, *numbered(20, start=at)))
         bus.sync()
@@ -349,17 +349,17 @@ def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
     assert not bus.remove()
     folder = tmp_path / "classes" / "00001"
     assert min(int(each.stem) for each in folder.iterdir()) > 400
-    got, reply = fetched(bus, peer2(bus), first=0, count=5)
+    got, reply = fetched(bus, connect_version2(bus), first=0, count=5)
     assert (reply["first"], reply["floor"]) == (500, 500)
     assert contents(got) == numbered(5, start=500)
-    assert contents(all_of(bus, peer2(bus, subscribe(1, 5, start="earliest")))) == numbered(
+    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5, start="earliest")))) == numbered(
         500, start=500
     )
 
 
 def test_what_is_kept_by_bytes_and_age_counts_what_is_on_disk(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, settings=small(keep=Retention(bytes=8000, seconds=100)))
-    reader, sender = peer2(bus, subscribe(1, 7)), peer2(bus)
+    reader, sender = connect_version2(bus, subscribe(1, 7)), connect_version2(bus)
     for at in range(0, 1000, 20):
         sender.send(publish(1, at, *numbered(20, start=at)))
         bus.sync()
@@ -374,9 +374,9 @@ def test_what_is_kept_by_bytes_and_age_counts_what_is_on_disk(tmp_path: Path) ->
 def test_who_asks_is_told_what_is_on_disk_and_who_needs_it(tmp_path: Path) -> None:
     own = ClassSettings(disk_bytes_max=2000)
     bus = SpilledBus(tmp_path, settings=small(classes={1: own}))
-    peer2(bus, subscribe(1, 5, durable="d", max_in_flight=1)).disconnect()
-    fill(bus, peer2(bus), 600)
-    peer2(bus, subscribe(1, 5, durable="d", max_in_flight=1))
+    connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=1)).disconnect()
+    fill(bus, connect_version2(bus), 600)
+    connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=1))
     bus.broker.drain_writable()  # It is being read for.
     said = bus.broker.inquiry_handler.build_report(ClassQuestion(1))
     assert isinstance(said, ClassSaid)

@@ -18,7 +18,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     json_request,
     publish_envelopes,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -47,9 +47,9 @@ def again(bus: SpilledBus, path: Path, **more: object) -> SpilledBus:
 
 def test_it_comes_back_without_being_read_whole(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=1000)
-    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=30), name="reader")
+    reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=30), name="reader")
     reader.send(ack(5, 0, 0))
-    fill(bus, peer2(bus, name="till"), 1000)
+    fill(bus, connect_version2(bus, name="till"), 1000)
     assert len(hear(bus, reader)) == 30
     reader.send(ack(5, 0, 10), ack(5, 12, 15))
     bus.close()
@@ -61,7 +61,7 @@ def test_it_comes_back_without_being_read_whole(tmp_path: Path) -> None:
     assert here.spilled + here.ring.messages == 990
     assert bus.found.messages == 990
     assert first.read_bytes() == data
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     got = all_of(bus, reader)
     assert sorted(each.message_id for each in got) == [10, 11, *range(15, 1000)]
     assert contents(sorted(got, key=lambda each: each.message_id)) == [
@@ -71,35 +71,35 @@ def test_it_comes_back_without_being_read_whole(tmp_path: Path) -> None:
 
 def test_publishers_are_known_after_a_crash_of_a_class_that_spills(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=500)
-    fill(bus, peer2(bus, name="till"), 500)
+    fill(bus, connect_version2(bus, name="till"), 500)
     bus = again(bus, tmp_path, segment_bytes=500)
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(json_request(ord("4"), request=1, version=2, classes=[1], name="till"))
     (answer,) = peer.receive_replies()
     assert answer.content["next"] == 500
-    assert contents(all_of(bus, peer2(bus, subscribe(1, 5)))) == numbered(500)
+    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(500)
 
 
 def test_a_crash_while_catching_up_loses_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=700)
-    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
-    fill(bus, peer2(bus, name="till"), 500)
+    connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
+    fill(bus, connect_version2(bus, name="till"), 500)
     seen: set[int] = set()
     for _ in range(6):
-        reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=100))
+        reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=100))
         for message in hear(bus, reader):
             seen.add(message.message_id)
             reader.send(ack(5, message.message_id, message.message_id + 1))
         bus.broker.clock.now += 1
         bus.sync()
         bus = again(bus, tmp_path, segment_bytes=700, now=bus.broker.clock.now)
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     assert seen | {each.message_id for each in all_of(bus, reader)} == set(range(500))
 
 
 def test_a_class_that_spills_may_be_opened_without(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 300)
+    fill(bus, connect_version2(bus), 300)
     bus.crash()
     wide = KeptBus(tmp_path, settings=Settings(limits=Limits()))
     assert len(wide.broker.classes[1].ring) == 300
@@ -112,8 +112,8 @@ def test_what_cannot_be_read_now_is_read_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 300)
-    reader = peer2(bus, subscribe(1, 5))
+    fill(bus, connect_version2(bus), 300)
+    reader = connect_version2(bus, subscribe(1, 5))
 
     def fail(read: object) -> None:
         raise OSError(5, "Input/output error")
@@ -141,10 +141,10 @@ def corrupt(path: Path, content: bytes, *, header: bool) -> None:
 @pytest.mark.parametrize("header", [False, True])
 def test_what_is_damaged_is_counted_and_the_rest_is_heard(tmp_path: Path, header: bool) -> None:
     bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 320)
+    fill(bus, connect_version2(bus), 320)
     segment = tmp_path / "classes" / "00001" / f"{0:020}.log"
     corrupt(segment, b"100.", header=header)
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     lost = set(range(96, 112))
     assert [each.message_id for each in all_of(bus, reader)] == [
         number for number in range(320) if number not in lost
@@ -152,16 +152,16 @@ def test_what_is_damaged_is_counted_and_the_rest_is_heard(tmp_path: Path, header
     assert bus.statistics(1).dropped[Reason.DAMAGED] == 16
     (problem,) = bus.reader.problems
     assert "the messages from 96 to 112" in problem
-    got, reply = fetched(bus, peer2(bus), first=320)
+    got, reply = fetched(bus, connect_version2(bus), first=320)
     assert got == []
     assert reply["head"] == 320
 
 
 def test_a_fetch_leaves_out_what_is_damaged_and_goes_on_behind_it(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 320)
+    fill(bus, connect_version2(bus), 320)
     corrupt(tmp_path / "classes" / "00001" / f"{0:020}.log", b"100.", header=False)
-    peer, at = peer2(bus), 90
+    peer, at = connect_version2(bus), 90
     found: list[int] = []
     for _ in range(4):
         got, reply = fetched(bus, peer, first=at, count=20)
@@ -173,12 +173,12 @@ def test_a_fetch_leaves_out_what_is_damaged_and_goes_on_behind_it(tmp_path: Path
 
 def test_a_segment_that_is_gone_is_said(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=400)
-    fill(bus, peer2(bus), 320)
+    fill(bus, connect_version2(bus), 320)
     folder = tmp_path / "classes" / "00001"
     segments = sorted(folder.iterdir())
     gone = int(segments[3].stem), int(segments[4].stem)
     segments[3].unlink()
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     assert [each.message_id for each in all_of(bus, reader)] == [
         number for number in range(320) if not gone[0] <= number < gone[1]
     ]
@@ -191,14 +191,14 @@ def test_small_reads_bring_everything_in_order(
 ) -> None:
     monkeypatch.setattr(spill, "SPILL_READ_BYTES", read_bytes)
     bus = SpilledBus(tmp_path, segment_bytes=900)
-    peer2(bus, subscribe(1, 5, durable="d")).disconnect()
-    fill(bus, peer2(bus), 200)
-    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
+    connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
+    fill(bus, connect_version2(bus), 200)
+    reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
     got = hear(bus, reader)
     while len(got) < 20:
         got += hear(bus, reader)
     reader.disconnect()
-    reader = peer2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
+    reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
     got = all_of(bus, reader)
     assert contents(got) == numbered(200)
     assert {each.attempt for each in got[:20]} == {2}
@@ -206,14 +206,14 @@ def test_small_reads_bring_everything_in_order(
 
 def test_a_clock_that_was_set_back_delays_nothing_that_is_read_back(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
-    sender = peer2(bus)
+    sender = connect_version2(bus)
     for at in range(0, 200, 20):
         contents_ = [timed_envelope(b"%d" % number, not_before_ms=1) for number in range(at, at + 20)]
         sender.send(publish_envelopes(1, at, *contents_))
         bus.sync()
     spilled = bus.statistics(1).spilled
     bus.broker.clock.now -= 3600
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     bus.bring()
     reader.receive_deliveries()
     later(bus, 1)
@@ -222,7 +222,7 @@ def test_a_clock_that_was_set_back_delays_nothing_that_is_read_back(tmp_path: Pa
 
 def test_damage_in_the_middle_takes_nothing_behind_it_along(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=600)
-    fill(bus, peer2(bus), 320)
+    fill(bus, connect_version2(bus), 320)
     bus.close()
     segments = sorted((tmp_path / "classes" / "00001").iterdir())
     data = bytearray(segments[2].read_bytes())
@@ -230,7 +230,7 @@ def test_damage_in_the_middle_takes_nothing_behind_it_along(tmp_path: Path) -> N
     segments[2].write_bytes(data)
     lost = range(int(segments[2].stem), int(segments[2].stem) + 16)
     bus = SpilledBus(tmp_path)
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     assert [each.message_id for each in all_of(bus, reader)] == [
         number for number in range(320) if number not in lost
     ]
@@ -239,7 +239,7 @@ def test_damage_in_the_middle_takes_nothing_behind_it_along(tmp_path: Path) -> N
 def test_damage_of_several_segments_takes_nothing_behind_them_along(tmp_path: Path) -> None:
     """A power cut may leave zeros, parts, or nothing of those that were not synced."""
     bus = SpilledBus(tmp_path, segment_bytes=600)
-    fill(bus, peer2(bus), 320)
+    fill(bus, connect_version2(bus), 320)
     bus.close()
     segments = sorted((tmp_path / "classes" / "00001").iterdir())
     segments[2].write_bytes(b"")
@@ -250,7 +250,7 @@ def test_damage_of_several_segments_takes_nothing_behind_them_along(tmp_path: Pa
     roomy = Settings(full_policy=FullPolicy.SPILL)  # Then all is read when it comes back.
     for settings in (small(), roomy):
         bus = SpilledBus(tmp_path, settings=settings)
-        reader = peer2(bus, subscribe(1, 5))
+        reader = connect_version2(bus, subscribe(1, 5))
         assert [each.message_id for each in all_of(bus, reader)] == [
             number for number in range(320) if number not in lost
         ]
@@ -262,10 +262,10 @@ def test_what_is_accepted_behind_damage_that_nobody_saw_outlives_the_process(
 ) -> None:
     """A power cut has damaged what is not looked at when the bus comes back, and the end, too."""
     bus = SpilledBus(tmp_path, segment_bytes=600)
-    fill(bus, peer2(bus), 320)
+    fill(bus, connect_version2(bus), 320)
     bus.close()
     bus = SpilledBus(tmp_path, segment_bytes=1200)
-    fill(bus, peer2(bus), 96)
+    fill(bus, connect_version2(bus), 96)
     bus.crash()
     unseen, end = sorted((tmp_path / "classes" / "00001").iterdir())[19:21]
     unseen.write_bytes(bytes(600))
@@ -276,11 +276,11 @@ def test_what_is_accepted_behind_damage_that_nobody_saw_outlives_the_process(
     head = bus.broker.classes[1].ring.head
     assert head == int(end.stem)
     bus.sync()  # What is known beside messages is written before there are others.
-    fill(bus, peer2(bus), 16)
+    fill(bus, connect_version2(bus), 16)
     bus.crash()
     for settings in (small(), Settings(full_policy=FullPolicy.SPILL)):
         bus = SpilledBus(tmp_path, settings=settings)
-        reader = peer2(bus, subscribe(1, 5))
+        reader = connect_version2(bus, subscribe(1, 5))
         found = [each.message_id for each in all_of(bus, reader)]
         assert found == [*range(int(unseen.stem)), *range(head, head + 16)]
         bus.crash()
@@ -289,8 +289,8 @@ def test_what_is_accepted_behind_damage_that_nobody_saw_outlives_the_process(
 def test_a_record_that_is_cut_off_is_left_out_and_not_tried_for_ever(tmp_path: Path) -> None:
     """Its header is whole: what is looked for lies behind the end of the file."""
     bus = SpilledBus(tmp_path)
-    peer2(bus, subscribe(1, 5, durable="d"))
-    fill(bus, peer2(bus, name="till"), 200)
+    connect_version2(bus, subscribe(1, 5, durable="d"))
+    fill(bus, connect_version2(bus, name="till"), 200)
     [segment] = (tmp_path / "classes" / "00001").iterdir()
     data = segment.read_bytes()
     second = data.find(data[:4], 1)
@@ -304,7 +304,7 @@ def test_a_record_that_is_cut_off_is_left_out_and_not_tried_for_ever(tmp_path: P
 def test_what_was_given_up_stays_so(tmp_path: Path) -> None:
     """Behind damage lies what nobody was told of since: its sequences are to be given out again."""
     bus = SpilledBus(tmp_path)
-    fill(bus, peer2(bus), 320)
+    fill(bus, connect_version2(bus), 320)
     bus.crash()
     segment = tmp_path / "classes" / "00001" / f"{0:020}.log"
     corrupt(segment, b"100.", header=False)
@@ -321,14 +321,14 @@ def test_a_file_that_was_given_up_and_is_back_is_not_read_instead_of_another(
 ) -> None:
     """A power cut undoes what was not synced, names included."""
     before = SpilledBus(tmp_path / "before", segment_bytes=1)
-    till = peer2(before)
+    till = connect_version2(before)
     for at in range(0, 96, 32):
         till.send(publish(1, at, *[b"old"] * 32))
         before.sync()
     before.crash()
     bus = SpilledBus(tmp_path / "now", segment_bytes=600)
-    peer2(bus, subscribe(1, 5, durable="billing"))
-    fill(bus, peer2(bus), 320, step=5)
+    connect_version2(bus, subscribe(1, 5, durable="billing"))
+    fill(bus, connect_version2(bus), 320, step=5)
     bus.close()  # What is known beside messages is written as a whole: few are read again.
     folder = Path("classes", "00001")
     old = tmp_path / "now" / folder / f"{64:020}.log"
@@ -338,6 +338,6 @@ def test_a_file_that_was_given_up_and_is_back_is_not_read_instead_of_another(
         bus = SpilledBus(tmp_path / "now", segment_bytes=600)
         assert [str(old) in each for each in bus.found.dropped] == [True] * is_back
         assert not old.exists()
-        reader = peer2(bus, subscribe(1, 5, durable="billing"))
+        reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
         assert contents(all_of(bus, reader)) == numbered(320)
         bus.crash()

@@ -18,7 +18,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -37,7 +37,7 @@ class Side:
         self.bus = bus
         bus.skips_checks = True
         bus.broker.clock.now = START
-        self.sender = peer2(bus)
+        self.sender = connect_version2(bus)
         self.number = 0
         self.readers: dict[str, Version2Peer] = {}
 
@@ -53,7 +53,7 @@ class Side:
             self.bus.sync()  # Which checks the bus.
 
     def join(self, name: str, options: dict[str, object]) -> None:
-        self.readers[name] = peer2(self.bus, subscribe(1, 5, **options))
+        self.readers[name] = connect_version2(self.bus, subscribe(1, 5, **options))
 
     def leave(self, name: str) -> None:
         self.readers.pop(name).disconnect()

@@ -17,7 +17,7 @@ import anyio.abc
 
 from simplebus.client import request_reply
 from simplebus.client.aio.connection import ClientConnection
-from simplebus.client.aio.handlers import Handling
+from simplebus.client.aio.handlers import HandlerRunner
 from simplebus.client.aio.publisher import Publisher
 from simplebus.client.aio.subscription import RawSubscription, Subscription
 from simplebus.client.core import arguments
@@ -56,14 +56,14 @@ class Bus(Publisher):
         super().__init__(wire, registry)
         self.failures = Failures()
         """What handlers raised. For this package."""
-        self.end: BaseException | None = None
+        self.block_error: BaseException | None = None
         """Why the block was ended although it was not through: what leaving raises. For this
         package."""
         self._tasks = tasks
         """Where handlers run."""
         self._replies: Replies | None = None
         """None before the first request."""
-        self._opening_replies = anyio.Lock()
+        self._replies_lock = anyio.Lock()
 
     # Subscribing ---------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class Bus(Publisher):
         """
         arguments.check_integer("concurrency", concurrency, minimum=1, maximum=_CONCURRENCY_MAX)
         check_handler(handler, may_wait=True)
-        self.wire.check()
+        self.connection.check()
         subscription = self.subscribe(
             what,
             *channels,
@@ -296,26 +296,26 @@ class Bus(Publisher):
             backoff=backoff,
             by_key=by_key,
         )
-        handling = Handling(
+        handling = HandlerRunner(
             self, subscription, handler, failures=self.failures, concurrency=concurrency
         )
         known = self._outbound.known_id(subscription.target.what)
         if known is not None:
             handling.open(known)
-        self._handled.append(handling)
+        self._handler_runners.append(handling)
         self._tasks.start_soon(handling.run)
 
     def end_block(self, error: BaseException) -> None:
         """Handlers cannot go on: have the block cancelled, and leaving it raise this. For this
         package."""
-        if self.end is None:
-            self.end = error
+        if self.block_error is None:
+            self.block_error = error
             self._tasks.cancel_scope.cancel()
 
     @property
     def is_idle(self) -> bool:
         """Whether handlers are through with everything that came. For this package."""
-        return all(handling.is_idle for handling in self._handled)
+        return all(handling.is_idle for handling in self._handler_runners)
 
     async def drain(self) -> None:
         """Wait until handlers have processed all that the bus could send them, what comes of it
@@ -327,19 +327,19 @@ class Bus(Publisher):
         wait for itself.
         """
         answers = 0
-        while answers < (QUIET_ANSWERS if self._handled else 1):
-            begun = self._begun
+        while answers < (QUIET_ANSWERS if self._handler_runners else 1):
+            begun = self._started_count
             while not self.is_idle:
-                self.wire.check()
-                await self.wire.changed.wait()
+                self.connection.check()
+                await self.connection.changed.wait()
             await self.flush()
-            await self.wire.ask(self._core.sync)
-            answers = answers + 1 if self.is_idle and begun == self._begun else 0
+            await self.connection.ask(self._core.sync)
+            answers = answers + 1 if self.is_idle and begun == self._started_count else 0
 
     @property
-    def _begun(self) -> int:
+    def _started_count(self) -> int:
         """Messages that were handed to handlers."""
-        return sum(handling.begun for handling in self._handled)
+        return sum(handling.started_count for handling in self._handler_runners)
 
     # Asking --------------------------------------------------------------------------------------
 
@@ -380,24 +380,24 @@ class Bus(Publisher):
         Raises TimeoutError when none came in time, and what `publish` does.
         """
         decode = None if as_ is None else self._registry.bindings[as_].decode
-        self.wire.check()
+        self.connection.check()
         answered = anyio.Event()
         with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
-            asking = await self._replies_open()
+            asking = await self._open_replies()
             asked = asking.ask(about, timeout=timeout, wake=answered.set)
             try:
                 await self.publish(message, class_id=class_id, confirm=False, **asked.about)
-                await self._reply_or_refusal(answered)
+                await self._wait_for_reply(answered)
             finally:
                 asking.forget(asked)
             assert asked.reply is not None
             return request_reply.value(asked.reply, decode)
         raise request_reply.unanswered(message, class_id, timeout)
 
-    async def _reply_or_refusal(self, answered: anyio.Event) -> None:
+    async def _wait_for_reply(self, answered: anyio.Event) -> None:
         """Return when what was published last is answered. Raises what the bus refused it for, and
         BusConnectionError when the bus is gone for good."""
-        confirms, position = self.wire.confirms, self._core.published_position - 1
+        confirms, position = self.connection.confirms, self._core.published_position - 1
 
         def through() -> None:
             if waiter.refused or not waiter.is_done:
@@ -412,7 +412,7 @@ class Bus(Publisher):
                 confirms.leave(waiter)
         if waiter.refused:
             raise waiter.refused[0]
-        self.wire.check()
+        self.connection.check()
 
     async def reply(self, message: Message[Any], value: object, *, confirm: bool = True) -> None:
         """Answer a request, and wait for the confirm unless told otherwise. Raises
@@ -421,27 +421,27 @@ class Bus(Publisher):
         class_id, envelope = request_reply.reply_to(message)
         request_reply.check_home(class_id, envelope, await self.class_of(request_reply.CLASS))
         payload = self._outbound.payload(value)
-        self.wire.check()
+        self.connection.check()
         if not confirm:
             if self._source.published_bytes >= self._writer.write_at:
                 await self._writer.make_room()
             self._core.publish(payload, class_id, envelope)
             return
         position = self._core.publish(payload, class_id, envelope)
-        if refused := await self.wire.confirmed(position, position):
+        if refused := await self.connection.confirmed(position, position):
             raise refused[0]
 
-    async def _replies_open(self) -> Replies:
+    async def _open_replies(self) -> Replies:
         """The subscription that replies to this bus come to; made by the first request."""
-        async with self._opening_replies:
+        async with self._replies_lock:
             if self._replies is None:
                 asking = Replies(await self.class_of(request_reply.CLASS))
                 messages = self.subscribe(asking.class_id, asking.channel, start="new")
-                await self._tasks.start(self._take_replies, asking, messages)
+                await self._tasks.start(self._receive_replies, asking, messages)
                 self._replies = asking
             return self._replies
 
-    async def _take_replies(
+    async def _receive_replies(
         self,
         asking: Replies,
         subscription: RawSubscription,
@@ -478,7 +478,7 @@ class Bus(Publisher):
         target = Target.of(what, self._registry)
         fetching = Fetching(await self.class_of(target.what), target, first, count, time)
         while not fetching.is_done:
-            fetching.take(await self.wire.ask(partial(fetching.ask, self._core)))
+            fetching.take(await self.connection.ask(partial(fetching.ask, self._core)))
         return fetching.messages
 
     @overload
@@ -508,7 +508,7 @@ class Bus(Publisher):
         Raises RefusedError for a class or a session that is not there, and none is made.
         """
         asked = question(what, channel, session, self._registry)
-        return answer(await self.wire.ask(partial(self._core.inquire, asked)))
+        return answer(await self.connection.ask(partial(self._core.inquire, asked)))
 
     async def keep_last_values(self, what: type | int | str) -> None:
         """Have a class keep the last message of each channel from now on, besides everything else
@@ -519,7 +519,7 @@ class Bus(Publisher):
         """
         target = Target.of(what, self._registry)
         class_id = await self.class_of(target.what)
-        await self.wire.ask(partial(self._core.keep_last_values, class_id))
+        await self.connection.ask(partial(self._core.keep_last_values, class_id))
 
     async def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
         """Have the stored messages first..last-1 of a class be nobody's any more: no subscription
@@ -529,7 +529,7 @@ class Bus(Publisher):
         """
         target = Target.of(what, self._registry)
         return purged(
-            await self.wire.ask(
+            await self.connection.ask(
                 partial(self._core.purge, await self.class_of(target.what), *span(first, last))
             )
         )

@@ -163,9 +163,9 @@ async def open_bus(
     finally:
         if failure is not None:
             raise failure
-    if bus.end is not None and not isinstance(bus.end, Exception):
-        raise bus.end
-    raise_any(bus.failures.all(), wire.confirms.take_unclaimed(), wire.unconfirmed() or bus.end)
+    if bus.block_error is not None and not isinstance(bus.block_error, Exception):
+        raise bus.block_error
+    raise_any(bus.failures.all(), wire.confirms.take_unclaimed(), wire.unconfirmed() or bus.block_error)
 
 
 def _lone_end(group: BaseExceptionGroup[BaseException]) -> BaseException | None:

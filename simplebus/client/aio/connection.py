@@ -16,7 +16,7 @@ from contextlib import suppress
 import anyio
 
 from simplebus.client import addresses, fork_safety
-from simplebus.client.aio.transport import Transport, Endpoint, greeted
+from simplebus.client.aio.transport import Transport, Endpoint, open_transport
 from simplebus.client.aio.waiters import ConnectionWaiters
 from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.client import ClientCore
@@ -74,7 +74,7 @@ class ClientConnection(ConnectionWaiters):
             self._place = self._places[attempt.address]
             try:
                 known = self.core.publish_buffer.forgotten_count
-                link = await greeted(self._place, self.core, self._buffer, attempt.seconds)
+                link = await open_transport(self._place, self.core, self._buffer, attempt.seconds)
             except BusConnectionError as problem:
                 if not schedule.failed(attempt.address, problem):
                     break

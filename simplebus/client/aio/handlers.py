@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from simplebus.client.aio.bus import Bus
 
 
-class Handling:
+class HandlerRunner:
     """One handler and its subscription."""
 
     def __init__(
@@ -46,15 +46,15 @@ class Handling:
         self._handler = handler
         self._failures = failures
         self._concurrency = concurrency
-        self.begun = 0
+        self.started_count = 0
         """Messages that were handed to it."""
-        self._busy = 0
+        self._busy_count = 0
         """Messages that are being handled."""
 
     @property
     def is_idle(self) -> bool:
         """Whether it is through with everything that came."""
-        return not self.is_opening and not self._busy and self._subscription.is_through
+        return not self.is_opening and not self._busy_count and self._subscription.is_through
 
     def open(self, class_id: int) -> None:
         """Subscribe now."""
@@ -63,7 +63,7 @@ class Handling:
 
     async def run(self) -> None:
         """Handle messages until the bus is left or lost."""
-        wire, subscription = self._bus.wire, self._subscription
+        wire, subscription = self._bus.connection, self._subscription
         try:
             if self.is_opening:
                 self.open(await self._bus.class_of(subscription.target.what))
@@ -71,7 +71,7 @@ class Handling:
             await wire.answered(subscription.inbox.subscribe_request)
             async with anyio.create_task_group() as workers:
                 for _ in range(self._concurrency):
-                    workers.start_soon(self._work, workers.cancel_scope)
+                    workers.start_soon(self._process_messages, workers.cancel_scope)
         except BusConnectionError as error:
             self._bus.end_block(error)
         except BusError as error:
@@ -82,7 +82,7 @@ class Handling:
             self.is_opening = False
             wire.changed.set()
 
-    async def _work(self, scope: anyio.CancelScope) -> None:
+    async def _process_messages(self, scope: anyio.CancelScope) -> None:
         """One of its tasks, in the scope of all of them."""
         at_work = self._subscription.inbox.in_handler_sequences
         try:
@@ -90,14 +90,14 @@ class Handling:
                 message = await self._subscription.get()
                 sequence = message.sequence
                 at_work.add(sequence)
-                self.begun += 1
-                self._busy += 1
+                self.started_count += 1
+                self._busy_count += 1
                 try:
                     await self._handle(message)
                 finally:
-                    self._busy -= 1
+                    self._busy_count -= 1
                     at_work.discard(sequence)
-                    self._bus.wire.changed.set()
+                    self._bus.connection.changed.set()
         except (BusConnectionError, KeyboardInterrupt, SystemExit) as error:
             self._bus.end_block(error)  # Raised from here, it would be wrapped, or end the loop.
         except RefusedError as error:  # The bus has ended the subscription.
@@ -128,4 +128,4 @@ class Handling:
         else:
             message.ack()
             if is_reply:  # In one piece, and before we wait for anything.
-                self._bus.wire.writer.push()
+                self._bus.connection.writer.push()

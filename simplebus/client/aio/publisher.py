@@ -30,14 +30,14 @@ from simplebus.client.message_types import Binding, Registry
 from simplebus.client.pending_confirms import group
 
 if TYPE_CHECKING:
-    from simplebus.client.aio.handlers import Handling
+    from simplebus.client.aio.handlers import HandlerRunner
 
 
 class Publisher:
     """The half of a bus that publishes."""
 
     def __init__(self, wire: ClientConnection, registry: Registry) -> None:
-        self.wire = wire
+        self.connection = wire
         """For this package."""
         self._core = wire.core
         self._source = wire.core.publish_buffer
@@ -46,7 +46,7 @@ class Publisher:
         self._outbound = Outbound(wire.core, registry)
         self._routes, self._envelope = self._outbound.routes, self._outbound.envelope
         self._put = wire.core.publish
-        self._handled: list[Handling] = []
+        self._handler_runners: list[HandlerRunner] = []
 
     @property
     def durability(self) -> DurabilityName:
@@ -78,9 +78,9 @@ class Publisher:
             id_ = class_id if type(class_id) is int else await self._named(class_id)
         envelope = self._envelope(**about) if about else None
         if confirm:
-            self.wire.check()
+            self.connection.check()
             position = self._core.publish(payload, id_, envelope)
-            if refused := await self.wire.confirmed(position, position):
+            if refused := await self.connection.confirmed(position, position):
                 raise refused[0]
             return
         if self._source.published_bytes >= self._writer.write_at:
@@ -127,7 +127,7 @@ class Publisher:
         envelope = self._envelope(**about) if about else None
         await anyio.lowlevel.checkpoint()
         if confirm:
-            self.wire.check()
+            self.connection.check()
         else:
             await self._writer.make_room()
         first = self._core.published_position
@@ -135,14 +135,14 @@ class Publisher:
         self._writer.push()
         if not confirm or self._core.published_position == first:
             return
-        if refused := await self.wire.confirmed(first, self._core.published_position - 1):
+        if refused := await self.connection.confirmed(first, self._core.published_position - 1):
             raise group(refused)
 
     async def flush(self) -> None:
         """Wait until the bus has confirmed everything published so far, and acknowledgements so
         far are written. Raises an ExceptionGroup of what was refused and not told yet."""
-        await self.wire.flush()
-        if refused := self.wire.confirms.take_unclaimed():
+        await self.connection.flush()
+        if refused := self.connection.confirms.take_unclaimed():
             raise refused
 
     def statistics(self) -> ClientStatistics:
@@ -156,7 +156,7 @@ class Publisher:
         known = self._outbound.known_id(what)
         if known is None:
             assert not isinstance(what, int)
-            await self.wire.ask(partial(self._outbound.ask, what))
+            await self.connection.ask(partial(self._outbound.ask, what))
             known = self._outbound.learn(what)
         return known
 
@@ -175,8 +175,8 @@ class Publisher:
         return self._outbound.route(binding, await self.class_of(binding))
 
     async def _handlers_open(self) -> None:
-        while any(handling.is_opening for handling in self._handled):
-            await self.wire.changed.wait()
+        while any(handling.is_opening for handling in self._handler_runners):
+            await self.connection.changed.wait()
 
     def _route_now(self, type_: type) -> Route:
         binding = self._registry.bindings[type_]
@@ -186,7 +186,7 @@ class Publisher:
         """The same without waiting; the bus is asked, for the next time."""
         known = self._outbound.known_id(what)
         if known is None:
-            self.wire.check()
+            self.connection.check()
             known = self._outbound.hurry(what)
             self._writer.push_soon()
         if known is None:

@@ -61,9 +61,9 @@ class BaseSubscription(Entry[T]):
     def __init__(
         self, bus: Bus, target: Target, request: SubscribeRequest, *, auto_ack: bool
     ) -> None:
-        super().__init__(bus.wire.core, target, request, auto_ack=auto_ack)
+        super().__init__(bus.connection.core, target, request, auto_ack=auto_ack)
         self._bus = bus
-        self._wire = bus.wire
+        self._wire = bus.connection
         self._arrived = WakeupEvent()
         self._since_turn = 0
         """Messages handed out since other tasks had their turn."""

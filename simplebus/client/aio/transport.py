@@ -40,7 +40,7 @@ class Transport(Protocol):
     async def receive_into(self, space: memoryview) -> int:
         """Put what came there, waiting for at least one byte; 0 at the end."""
 
-    def end(self) -> None:
+    def send_eof(self) -> None:
         """Nothing more will be sent: the bus reads up to here, and ends its side."""
 
     def close(self) -> None:
@@ -87,10 +87,10 @@ class SocketEndpoint:
                     raise
                 problem = error
             else:
-                return await self._begun(sock)
+                return await self._start_transport(sock)
         raise addresses.connect_error(where, problem) from problem
 
-    async def _begun(self, sock: socket.socket) -> SocketTransport:
+    async def _start_transport(self, sock: socket.socket) -> SocketTransport:
         """A link on a connected socket, over TLS where the address says so."""
         where = self._address
         if not where.is_secure:
@@ -119,44 +119,44 @@ class SocketTransport:
 
     def __init__(self, sock: socket.socket, tls: TlsSocket | None = None) -> None:
         self._socket = sock
-        self._wire: socket.socket | TlsSocket = tls or sock
+        self._stream: socket.socket | TlsSocket = tls or sock
         fork_safety.watch(self)
 
     def send(self, data: memoryview) -> int:
         try:
-            return self._wire.send(data)
+            return self._stream.send(data)
         except BlockingIOError:
             return 0
 
     def flush(self) -> bool:
-        return is_flushed(self._wire)
+        return is_flushed(self._stream)
 
     async def wait_sendable(self) -> None:
         await anyio.wait_writable(self._socket)
 
     async def receive_into(self, space: memoryview) -> int:
         while True:
-            if has_unread(self._wire):
+            if has_unread(self._stream):
                 await anyio.lowlevel.checkpoint()
             else:
                 await anyio.wait_readable(self._socket)
             try:
-                return self._wire.recv_into(space)
+                return self._stream.recv_into(space)
             except BlockingIOError:
                 continue
 
     def end(self) -> None:
-        self._wire.shutdown(socket.SHUT_WR)
+        self._stream.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        self._wire.close()
+        self._stream.close()
 
     def disown(self, end: BusConnectionError) -> None:
         """A child's copy would keep the connection open when this process has ended it."""
         self._socket.close()
 
 
-async def greeted(place: Endpoint, core: ClientCore, buffer: ReceiveBuffer, seconds: float) -> Transport:
+async def open_transport(place: Endpoint, core: ClientCore, buffer: ReceiveBuffer, seconds: float) -> Transport:
     """A link on which the bus has answered the Connect. Raises BusConnectionError."""
     outgoing = core.send_queue
     link: Transport | None = None

@@ -1,1 +1,10 @@
-"""Package channel."""
+"""Channel names and patterns, and indexes that find the patterns matching a name.
+
+Modules in reading order:
+    pattern               legal names and patterns, matching, overlap
+    near_miss             explanations of patterns that nearly match
+    pattern_index         bitmap index of patterns with wildcards
+    subscription_index    values by pattern, with a cache of matches
+
+Imports only the leaf modules of `core`.
+"""

@@ -1,27 +1,33 @@
-"""Why a pattern does not match a channel that it looks meant for.
-
-Rule 1: pure questions about two texts. What has little in common with a channel is not near it:
-nothing is said then.
-"""
+"""Explanations of patterns that nearly match a channel."""
 
 from __future__ import annotations
 
-from simplebus.core.channel.pattern import ONE, OPEN, REST, SOME, matches, split
+from simplebus.core.channel.pattern import (
+    ONE_OR_MORE,
+    ONE_SEGMENT,
+    TAIL_WILDCARDS,
+    ZERO_OR_MORE,
+    matches,
+    split_segments,
+)
 
 
-def why_not(pattern: str, channel: str) -> str:
-    """Half a sentence about a legal pattern that nearly matches a channel; empty for one that does,
-    and for one that is far from it."""
+def explain(pattern: str, channel: str) -> str:
+    """Explain a legal pattern that nearly matches `channel`, in half a sentence.
+
+    Returns:
+        Empty if the pattern matches, or has too little in common with the channel.
+    """
     if matches(pattern, channel):
         return ""
     if matches(pattern.casefold(), channel.casefold()):
         return "upper and lower case count"
-    steps, segments = split(pattern), split(channel)
-    end = steps.pop() if steps and steps[-1] in OPEN else ""
+    steps, segments = split_segments(pattern), split_segments(channel)
+    end = steps.pop() if steps and steps[-1] in TAIL_WILDCARDS else ""
     differing = [
         at
         for at, (step, segment) in enumerate(zip(steps, segments, strict=False))
-        if step not in (segment, ONE)
+        if step not in (segment, ONE_SEGMENT)
     ]
     if len(differing) > 1 or not any(
         step == segment for step, segment in zip(steps, segments, strict=False)
@@ -32,21 +38,24 @@ def why_not(pattern: str, channel: str) -> str:
             return ""
         at = differing[0]
         return f"segment {at + 1} is {segments[at]!r}, not {steps[at]!r}"
-    return _of_another_length(len(segments) - len(steps), end, steps)
+    return _explain_length(len(segments) - len(steps), end, steps)
 
 
-def _of_another_length(more: int, end: str, steps: list[str]) -> str:
-    """The same where every segment that both have fits."""
+def _explain_length(more: int, end: str, steps: list[str]) -> str:
+    """Explain a pattern whose segments match as far as both have some."""
     if more > 0:
-        what = f"the channel has {_segments(more)} more"
-        if steps[-1] == ONE:
-            return f"{what}: {ONE} stands for one, {SOME} for one or more"
-        return f"{what}: {'.'.join(steps)}.{REST} would match"
+        what = f"the channel has {_count_segments(more)} more"
+        if steps[-1] == ONE_SEGMENT:
+            return f"{what}: {ONE_SEGMENT} stands for one, {ONE_OR_MORE} for one or more"
+        return f"{what}: {'.'.join(steps)}.{ZERO_OR_MORE} would match"
     if more == 0:
-        return f"{SOME} stands for one segment or more, and there is none: {REST} would match"
-    missing = -more + (end == SOME)
-    return f"the channel has {_segments(missing)} less"
+        return (
+            f"{ONE_OR_MORE} stands for one segment or more, and there is none: "
+            f"{ZERO_OR_MORE} would match"
+        )
+    missing = -more + (end == ONE_OR_MORE)
+    return f"the channel has {_count_segments(missing)} less"
 
 
-def _segments(count: int) -> str:
+def _count_segments(count: int) -> str:
     return f"{count} segment{'' if count == 1 else 's'}"

@@ -1,139 +1,152 @@
-"""A dict of patterns that can be asked which of them match a name.
+"""Index of patterns with wildcards: finds all that match a name, with bitmaps.
 
-Rule 1: what it finds is what `channels.matches` says of each pattern; it only finds it sooner.
-Rule 2: what a name costs does not grow with how many patterns match its beginning: they are asked
-together, a thousand by one operation on bits.
+The result equals `pattern.matches` applied to every pattern. The cost hardly depends on how many
+patterns share a prefix: one bit operation tests up to PATTERN_PAGE_SIZE of them.
 
-A pattern is its steps: its segments but for an open end. The first HEAD_STEPS of them, or fewer and
-the end, lead to its box by a look into a table; there is one for each way in which wildcards and
-names take turns there, and of these there are few. In a box, patterns lie in sheets of
-SHEET_PATTERNS_MAX, and in a sheet each has a bit. `a.*.c`, `a.*.c.d`, `a.*.c.*.x`, `a.*.c.d.>` are
+A pattern is its segments and an optional tail wildcard. Its first PREFIX_SEGMENTS segments select a
+bucket by a dict lookup. There is one table of buckets for each arrangement of wildcards and names
+in the prefix, and few arrangements occur. A bucket is a list of pages; each pattern is one bit of a
+page. `a.*.c`, `a.*.c.d`, `a.*.c.*.x`, `a.*.c.d.>` are stored as
 
-    head     name * name:  a c ──►  box
-    sheet    step 4:  d 1010  * 0100     closed, behind so many steps  0: 0001  1: 0010  2: 0100
-             step 5:  x 0100             open, behind so many          1: 1000
+    prefix   name * name:  a c ──►  bucket
+    page     segment 4:  d 1010  * 0100    no tail, by remaining length  0: 0001  1: 0010  2: 0100
+             segment 5:  x 0100            tail, by remaining length     1: 1000
 """
 
 from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from simplebus.core.channel.pattern import ONE, OPEN, REST, SOME, split
-from simplebus.core.limits import SHEET_PATTERNS_MAX
+from simplebus.core.channel.pattern import (
+    ONE_OR_MORE,
+    ONE_SEGMENT,
+    TAIL_WILDCARDS,
+    ZERO_OR_MORE,
+    split_segments,
+)
+from simplebus.core.limits import PATTERN_PAGE_SIZE
 
-HEAD_STEPS = 3
-_END = ""
+PREFIX_SEGMENTS = 3
+_NO_TAIL = ""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class _Way(NamedTuple):
-    """Where a pattern is to be found."""
+class _PatternKey(NamedTuple):
+    """Location of a pattern in the index."""
 
     pattern: str
     shape: tuple[str | None, ...]
-    """What the first steps are: None for a name."""
+    """Prefix segments, with None for each name; shorter patterns end with their tail wildcard or
+    "".
+    """
     names: tuple[str, ...]
-    """These names."""
-    steps: list[str]
-    """Those behind the head."""
-    end: str
-    """`#`, `>` or nothing. `#` where the head is all there is: nothing else is to be known then."""
+    """Names in the prefix."""
+    rest: list[str]
+    """Segments behind the prefix."""
+    tail: str
+    """`#`, `>` or empty. `#` for patterns shorter than the prefix: their table checks the length.
+    """
 
 
-class Sheet(Generic[V]):
-    """Patterns that have a head in common, each a bit."""
+class PatternPage(Generic[V]):
+    """Patterns with the same prefix, one bit each."""
 
     __slots__ = (
-        "_closed",
-        "_free",
-        "_open",
-        "_opens",
-        "_somes",
-        "_steps",
-        "bits",
+        "_exact_bits_by_length",
+        "_free_numbers",
+        "_one_or_more_bits",
+        "_segment_bits",
+        "_tail_bits",
+        "_tail_bits_by_length",
         "patterns",
+        "used_bits",
         "values",
     )
 
     def __init__(self) -> None:
-        self.bits = 0
-        """Those in use."""
+        self.used_bits = 0
+        """Bits in use."""
         self.patterns: list[str] = []
         self.values: list[V | None] = []
-        """By the number of the bit; None where it is not in use."""
-        self._free: list[int] = []
-        self._steps: list[dict[str, int]] = []
-        """For each step behind the head, whose it is. None is empty."""
-        self._closed: dict[int, int] = {}
-        """Who has so many steps behind the head, and no open end."""
-        self._opens = [0]
-        """Whose open end comes behind so many steps, up to all there are."""
-        self._open = self._somes = 0
-        """Who has an open end, and whose is `>`."""
+        """Values by bit number; None for free bits."""
+        self._free_numbers: list[int] = []
+        self._segment_bits: list[dict[str, int]] = []
+        """Bits of the patterns with a given segment, for each segment behind the prefix. No dict is
+        empty.
+        """
+        self._exact_bits_by_length: dict[int, int] = {}
+        """Bits of the patterns without tail wildcard, by their segments behind the prefix."""
+        self._tail_bits_by_length = [0]
+        """Bits of the patterns with a tail wildcard, by their segments behind the prefix."""
+        self._tail_bits = self._one_or_more_bits = 0
+        """Bits of all patterns with a tail wildcard, and of those with `>`."""
 
     @property
     def is_full(self) -> bool:
-        return not self._free and len(self.values) == SHEET_PATTERNS_MAX
+        return not self._free_numbers and len(self.values) == PATTERN_PAGE_SIZE
 
-    def add(self, way: _Way, value: V) -> int:
-        """Have this pattern. Returns the number of its bit."""
-        if self._free:
-            number = self._free.pop()
-            self.patterns[number], self.values[number] = way.pattern, value
+    def add(self, key: _PatternKey, value: V) -> int:
+        """Add a pattern. Returns its bit number."""
+        if self._free_numbers:
+            number = self._free_numbers.pop()
+            self.patterns[number], self.values[number] = key.pattern, value
         else:
             number = len(self.values)
-            self.patterns.append(way.pattern)
+            self.patterns.append(key.pattern)
             self.values.append(value)
-        more = range(len(self._steps), len(way.steps))
-        self._steps += [{} for _ in more]
-        self._opens += [0 for _ in more]
-        self._flip(way, number)
+        more = range(len(self._segment_bits), len(key.rest))
+        self._segment_bits += [{} for _ in more]
+        self._tail_bits_by_length += [0 for _ in more]
+        self._toggle(key, number)
         return number
 
-    def remove(self, way: _Way, number: int) -> None:
-        """Have it no longer."""
+    def remove(self, key: _PatternKey, number: int) -> None:
+        """Remove the pattern with bit `number`."""
         self.patterns[number], self.values[number] = "", None
-        self._free.append(number)
-        self._flip(way, number)
-        while self._steps and not self._steps[-1]:
-            del self._steps[-1], self._opens[-1]
+        self._free_numbers.append(number)
+        self._toggle(key, number)
+        while self._segment_bits and not self._segment_bits[-1]:
+            del self._segment_bits[-1], self._tail_bits_by_length[-1]
 
-    def _flip(self, way: _Way, number: int) -> None:
-        """Set its bit wherever it belongs, or take it away from there."""
+    def _toggle(self, key: _PatternKey, number: int) -> None:
+        """Set or clear the pattern's bit everywhere."""
         bit = 1 << number
-        self.bits ^= bit
-        for table, step in zip(self._steps, way.steps, strict=False):
-            _flip(table, step, bit)
-        if way.end:
-            self._opens[len(way.steps)] ^= bit
-            self._open ^= bit
-            if way.end == SOME:
-                self._somes ^= bit
+        self.used_bits ^= bit
+        for table, step in zip(self._segment_bits, key.rest, strict=False):
+            _toggle_bit(table, step, bit)
+        if key.tail:
+            self._tail_bits_by_length[len(key.rest)] ^= bit
+            self._tail_bits ^= bit
+            if key.tail == ONE_OR_MORE:
+                self._one_or_more_bits ^= bit
         else:
-            _flip(self._closed, len(way.steps), bit)
+            _toggle_bit(self._exact_bits_by_length, len(key.rest), bit)
 
-    def matching(self, segments: list[str]) -> int:
-        """The bits of the patterns that match the segments behind the head, of which it is known
-        that the head matches them."""
+    def find_matches(self, segments: list[str]) -> int:
+        """Return the bits of the patterns that match the segments behind the prefix. The prefix
+        matches.
+        """
         count = len(segments)
-        closed = self._closed.get(count, 0)
-        alive, found = closed | self._open, 0
+        closed = self._exact_bits_by_length.get(count, 0)
+        alive, found = closed | self._tail_bits, 0
         if not alive:
             return 0
-        for table, segment, opens in zip(self._steps, segments, self._opens, strict=False):
+        for table, segment, opens in zip(
+            self._segment_bits, segments, self._tail_bits_by_length, strict=False
+        ):
             if opens:
                 found |= alive & opens
-            alive &= table.get(segment, 0) | table.get(ONE, 0)
+            alive &= table.get(segment, 0) | table.get(ONE_SEGMENT, 0)
             if not alive:
                 return found
-        if count > len(self._steps):
-            return found | alive & self._opens[-1]
-        return found | alive & (closed | self._opens[count] & ~self._somes)
+        if count > len(self._segment_bits):
+            return found | alive & self._tail_bits_by_length[-1]
+        return found | alive & (closed | self._tail_bits_by_length[count] & ~self._one_or_more_bits)
 
-    def values_of(self, found: int) -> list[V]:
-        """The values of these bits."""
+    def matched_values(self, found: int) -> list[V]:
+        """Return the values of these bits."""
         flags = f"{found:b}"[::-1]
         return [
             value
@@ -144,154 +157,160 @@ class Sheet(Generic[V]):
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
         assert [v is not None for v in self.values] == [
-            bool(self.bits >> number & 1) for number in range(len(self.values))
+            bool(self.used_bits >> number & 1) for number in range(len(self.values))
         ]
-        assert len(self.values) - self.bits.bit_count() == len(self._free)
-        assert all(self._steps)
-        assert all(bits for table in self._steps for bits in table.values())
-        assert len(self._opens) == len(self._steps) + 1
-        opens, closed = sum(self._opens), sum(self._closed.values())
-        assert (opens, opens ^ closed, opens & closed) == (self._open, self.bits, 0)
+        assert len(self.values) - self.used_bits.bit_count() == len(self._free_numbers)
+        assert all(self._segment_bits)
+        assert all(bits for table in self._segment_bits for bits in table.values())
+        assert len(self._tail_bits_by_length) == len(self._segment_bits) + 1
+        opens, closed = sum(self._tail_bits_by_length), sum(self._exact_bits_by_length.values())
+        assert (opens, opens ^ closed, opens & closed) == (self._tail_bits, self.used_bits, 0)
 
 
-Hits: TypeAlias = tuple[tuple[Sheet[V], int], ...]
-"""Sheets, and the bits of patterns in them."""
+PageMatches: TypeAlias = tuple[tuple[PatternPage[V], int], ...]
+"""Pages, and the bits of matching patterns in them."""
 
 
-class _Head(Generic[V]):
-    """The patterns in whose first steps wildcards and names take turns in one way."""
+class _PrefixTable(Generic[V]):
+    """Buckets of the patterns with the same arrangement of wildcards and names in the prefix."""
 
-    __slots__ = ("boxes", "least", "most", "names_at")
+    __slots__ = ("buckets", "name_indexes", "segments_max", "segments_min")
 
     def __init__(self, shape: tuple[str | None, ...]) -> None:
-        self.names_at = [at for at, step in enumerate(shape) if step is None]
-        """Where no wildcard is."""
+        self.name_indexes = [at for at, step in enumerate(shape) if step is None]
+        """Indexes of the prefix segments that are names."""
         last = shape[-1]
-        self.least = len(shape) - (last in (_END, REST))
-        """How many segments a name must have."""
-        self.most = self.least if last == _END else None
-        """And how many at most."""
-        self.boxes: dict[tuple[str, ...], list[Sheet[V]]] = {}
-        """By the names."""
+        self.segments_min = len(shape) - (last in (_NO_TAIL, ZERO_OR_MORE))
+        """Fewest segments of a matching name."""
+        self.segments_max = self.segments_min if last == _NO_TAIL else None
+        """Most segments of a matching name; None for unlimited."""
+        self.buckets: dict[tuple[str, ...], list[PatternPage[V]]] = {}
+        """Pages by the names in the prefix."""
 
-    def box(self, segments: list[str]) -> list[Sheet[V]] | None:
-        """Where patterns may lie that match these segments."""
+    def find_bucket(self, segments: list[str]) -> list[PatternPage[V]] | None:
+        """Return the pages whose prefix matches these segments."""
         count = len(segments)
-        if count < self.least or (self.most is not None and count > self.most):
+        if count < self.segments_min or (
+            self.segments_max is not None and count > self.segments_max
+        ):
             return None
-        return self.boxes.get(tuple([segments[at] for at in self.names_at]))
+        return self.buckets.get(tuple([segments[at] for at in self.name_indexes]))
 
 
-class _Place(NamedTuple, Generic[V]):
-    """Where a pattern lies."""
+class _PatternSlot(NamedTuple, Generic[V]):
+    """Page and bit number of a pattern."""
 
-    sheet: Sheet[V]
+    page: PatternPage[V]
     number: int
 
 
-class Sieve(Generic[V]):
-    """One value for each legal pattern, never None."""
+class PatternIndex(Generic[V]):
+    """Dict from legal patterns to values other than None, with a search by name."""
 
     def __init__(self) -> None:
-        self._heads: dict[tuple[str | None, ...], _Head[V]] = {}
-        """By what the first steps are, None for a name. None is empty, nor is a box."""
-        self._places: dict[str, _Place[V]] = {}
+        self._tables: dict[tuple[str | None, ...], _PrefixTable[V]] = {}
+        """Tables by the shape of the prefix, with None for each name. No table or bucket is empty.
+        """
+        self._slots: dict[str, _PatternSlot[V]] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._slots)
 
     def get(self, pattern: str) -> V | None:
-        """The value of this very pattern, or None."""
-        place = self._places.get(pattern)
-        return None if place is None else place.sheet.values[place.number]
+        """Return the value of this pattern, or None."""
+        place = self._slots.get(pattern)
+        return None if place is None else place.page.values[place.number]
 
     def values(self) -> list[V]:
-        """All there are."""
-        return [value for pattern in self._places if (value := self.get(pattern)) is not None]
+        """Return all values."""
+        return [value for pattern in self._slots if (value := self.get(pattern)) is not None]
 
     def __setitem__(self, pattern: str, value: V) -> None:
-        place = self._places.get(pattern)
+        place = self._slots.get(pattern)
         if place is not None:
-            place.sheet.values[place.number] = value
+            place.page.values[place.number] = value
             return
-        way = _way(pattern)
-        head = self._heads.get(way.shape)
+        way = _parse_key(pattern)
+        head = self._tables.get(way.shape)
         if head is None:
-            head = self._heads[way.shape] = _Head(way.shape)
-        box = head.boxes.setdefault(way.names, [])
+            head = self._tables[way.shape] = _PrefixTable(way.shape)
+        box = head.buckets.setdefault(way.names, [])
         if not box or box[-1].is_full:
-            box.append(Sheet())
-        self._put(box[-1], way, value)
+            box.append(PatternPage())
+        self._add_to_page(box[-1], way, value)
 
     def __delitem__(self, pattern: str) -> None:
-        sheet, number = self._places.pop(pattern)
-        way = _way(pattern)
-        head = self._heads[way.shape]
-        box = head.boxes[way.names]
+        sheet, number = self._slots.pop(pattern)
+        way = _parse_key(pattern)
+        head = self._tables[way.shape]
+        box = head.buckets[way.names]
         sheet.remove(way, number)
         last = box[-1]
         if last is not sheet:  # No other one has free bits.
-            number = last.bits.bit_length() - 1
-            moved, value = _way(last.patterns[number]), last.values[number]
+            number = last.used_bits.bit_length() - 1
+            moved, value = _parse_key(last.patterns[number]), last.values[number]
             assert value is not None
             last.remove(moved, number)
-            self._put(sheet, moved, value)
-        if not last.bits:
+            self._add_to_page(sheet, moved, value)
+        if not last.used_bits:
             box.pop()
         if not box:
-            del head.boxes[way.names]
-        if not head.boxes:
-            del self._heads[way.shape]
+            del head.buckets[way.names]
+        if not head.buckets:
+            del self._tables[way.shape]
 
-    def _put(self, sheet: Sheet[V], way: _Way, value: V) -> None:
-        self._places[way.pattern] = _Place(sheet, sheet.add(way, value))
+    def _add_to_page(self, sheet: PatternPage[V], way: _PatternKey, value: V) -> None:
+        self._slots[way.pattern] = _PatternSlot(sheet, sheet.add(way, value))
 
-    def matching(self, segments: list[str]) -> Hits[V]:
-        """All patterns that match the name of these segments, in no order; see `values_of`. As long
-        as nothing changes, who is matched by the same patterns has equal hits."""
-        hits, behind = [], segments[HEAD_STEPS:]
-        for head in self._heads.values():
-            for sheet in head.box(segments) or ():
-                found = sheet.matching(behind)
+    def find_matches(self, segments: list[str]) -> PageMatches[V]:
+        """Return all patterns that match the name with these segments, unordered; see
+        `matched_values`.
+
+        Until the index changes, names that match the same patterns have equal results.
+        """
+        hits, behind = [], segments[PREFIX_SEGMENTS:]
+        for head in self._tables.values():
+            for sheet in head.find_bucket(segments) or ():
+                found = sheet.find_matches(behind)
                 if found:
                     hits.append((sheet, found))
         return tuple(hits)
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
-        boxes = [box for head in self._heads.values() for box in head.boxes.values()]
-        assert all(head.boxes for head in self._heads.values())
+        boxes = [box for head in self._tables.values() for box in head.buckets.values()]
+        assert all(head.buckets for head in self._tables.values())
         assert all(boxes)
         sheets = [sheet for box in boxes for sheet in box]
         for sheet in sheets:
             sheet.check()
-            assert 0 < sheet.bits.bit_count() <= len(sheet.values) <= SHEET_PATTERNS_MAX
-        assert sum(sheet.bits.bit_count() for sheet in sheets) == len(self)
+            assert 0 < sheet.used_bits.bit_count() <= len(sheet.values) <= PATTERN_PAGE_SIZE
+        assert sum(sheet.used_bits.bit_count() for sheet in sheets) == len(self)
         for box in boxes:
-            assert all(sheet.bits.bit_count() == SHEET_PATTERNS_MAX for sheet in box[:-1])
-        for pattern, (sheet, number) in self._places.items():
+            assert all(sheet.used_bits.bit_count() == PATTERN_PAGE_SIZE for sheet in box[:-1])
+        for pattern, (sheet, number) in self._slots.items():
             assert sheet.patterns[number] == pattern
 
 
-def values_of(hits: Hits[V]) -> list[V]:
-    """The values of the patterns that were hit."""
-    return [value for sheet, found in hits for value in sheet.values_of(found)]
+def matched_values(hits: PageMatches[V]) -> list[V]:
+    """Return the values of the matching patterns."""
+    return [value for sheet, found in hits for value in sheet.matched_values(found)]
 
 
-def _way(pattern: str) -> _Way:
-    steps, end = split(pattern), _END
-    if steps[-1] in OPEN:
+def _parse_key(pattern: str) -> _PatternKey:
+    steps, end = split_segments(pattern), _NO_TAIL
+    if steps[-1] in TAIL_WILDCARDS:
         end = steps.pop()
-    head, behind = steps[:HEAD_STEPS], steps[HEAD_STEPS:]
-    shape = tuple([step if step == ONE else None for step in head])
-    names = tuple([step for step in head if step != ONE])
-    if len(head) < HEAD_STEPS:
-        return _Way(pattern, (*shape, end), names, [], REST)
-    return _Way(pattern, shape, names, behind, end)
+    head, behind = steps[:PREFIX_SEGMENTS], steps[PREFIX_SEGMENTS:]
+    shape = tuple([step if step == ONE_SEGMENT else None for step in head])
+    names = tuple([step for step in head if step != ONE_SEGMENT])
+    if len(head) < PREFIX_SEGMENTS:
+        return _PatternKey(pattern, (*shape, end), names, [], ZERO_OR_MORE)
+    return _PatternKey(pattern, shape, names, behind, end)
 
 
-def _flip(table: dict[K, int], key: K, bit: int) -> None:
-    """Set a bit that is not set, or the other way round. What has none does not stay."""
+def _toggle_bit(table: dict[K, int], key: K, bit: int) -> None:
+    """Set or clear a bit of an entry. Entries without bits are removed."""
     bits = table.get(key, 0) ^ bit
     if bits:
         table[key] = bits

@@ -1,10 +1,8 @@
-"""Who has subscribed to what matches a channel, and what of this was asked lately.
+"""Index of subscriptions: values by pattern, and a cache of the values that match a name.
 
-Rule 1: a sublist is a set of pairs of a pattern and a value; `match` is `channels.matches` asked of
-each pattern. Everything else in this file makes that fast.
-Rule 2: patterns without wildcards lie in a dict, the others in a sieve. What is remembered of names
-has a ceiling in names and in values, and never outlives a change that concerns it.
-Rule 3: names that the same patterns with wildcards match share one result.
+The result of `match` equals `pattern.matches` applied to every pattern. Patterns without wildcards
+are in a dict, the others in a `PatternIndex`. The cache is bounded in names and in values and is
+invalidated by changes. Names that match the same wildcard patterns share one result.
 """
 
 from __future__ import annotations
@@ -13,38 +11,39 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from simplebus.core.channel.pattern import check_pattern, is_literal, split
-from simplebus.core.channel.pattern_index import Hits, Sieve, values_of
+from simplebus.core.channel.pattern import check_pattern, is_literal, split_segments
+from simplebus.core.channel.pattern_index import PageMatches, PatternIndex, matched_values
 from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_RESULTS_MAX, CACHE_VALUES_MAX
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", bound=Hashable)
 
 _Values: TypeAlias = tuple[int, T] | dict[T, int]
-"""The values of one pattern, each with its place in the order of insertion. A single one, which is
-most often all, takes a pair: a third of a dict's memory."""
+"""Values of one pattern with their insertion numbers. A single value, the usual case, is a pair,
+which takes a third of the memory of a dict.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class SublistStatistics:
-    """A snapshot of one sublist."""
+class SubscriptionIndexStatistics:
+    """Statistics of a subscription index."""
 
     subscriptions: int
     """Pairs of a pattern and a value."""
     literal_patterns: int
     """Patterns without wildcards."""
     wild_patterns: int
-    """The others."""
+    """Patterns with wildcards."""
     cached_names: int
-    """Names whose matches are remembered."""
+    """Names with a cached result."""
     cached_values: int
-    """Values that these matches name."""
+    """Values in the cached results."""
     searches: int
-    """Matches that were not remembered. It only grows."""
+    """Number of matches that were not cached. Never decreases."""
 
 
-class Sublist(Generic[T]):
-    """Pairs of a pattern and a value; and for a name, the values of all patterns that match it."""
+class SubscriptionIndex(Generic[T]):
+    """Set of (pattern, value) pairs with a search for the values whose patterns match a name."""
 
     def __init__(
         self,
@@ -53,52 +52,53 @@ class Sublist(Generic[T]):
         cache_values: int = CACHE_VALUES_MAX,
         check: Callable[[str], str] = check_pattern,
     ) -> None:
-        """`check` raises ValueError for a pattern that is not legal."""
+        """Create an empty index. `check` raises ValueError for patterns that are not legal."""
         self._check = check
         self.generation = 0
-        """Grows with every change. As long as it stays, so does what was matched."""
+        """Incremented by every change. Results stay valid as long as it is equal."""
         self._literal: dict[str, _Values[T]] = {}
-        self._wild: Sieve[_Values[T]] = Sieve()
+        self._wild: PatternIndex[_Values[T]] = PatternIndex()
         self._length = 0
-        self.inserts = 0
-        """Pairs that were ever added."""
-        self._place = 0
-        """Of the next pair, in the order of insertion."""
-        self._cache: _Cache[str, T] = _Cache(names=cache_names, values=cache_values)
-        self._results: _Cache[Hits[_Values[T]], T] = _Cache(
+        self.insert_count = 0
+        """Number of pairs ever added."""
+        self._next_order = 0
+        """Insertion number of the next pair."""
+        self._cache: _MatchCache[str, T] = _MatchCache(names=cache_names, values=cache_values)
+        self._results: _MatchCache[PageMatches[_Values[T]], T] = _MatchCache(
             names=CACHE_RESULTS_MAX, values=cache_values
         )
-        self.searches = 0
+        self.search_count = 0
 
     def __len__(self) -> int:
-        """Pairs of a pattern and a value."""
+        """Return the number of pairs."""
         return self._length
 
     def insert(self, pattern: str, value: T) -> bool:
-        """Add a value to a pattern. Returns whether it is new: the same pair again changes nothing.
+        """Add a value to a pattern. Returns False if the pair exists already.
 
-        Raises ValueError when the pattern is not legal.
+        Raises:
+            ValueError: The pattern is not legal.
         """
         self._check(pattern)
-        store = self._store(pattern)
+        store = self._index_for(pattern)
         values = store.get(pattern)
         if values is None:
-            store[pattern] = (self._place, value)
+            store[pattern] = (self._next_order, value)
         else:
             if value in (values[1:] if isinstance(values, tuple) else values):
                 return False
             if isinstance(values, tuple):
                 store[pattern] = values = {values[1]: values[0]}
-            values[value] = self._place
-        self._place += 1
+            values[value] = self._next_order
+        self._next_order += 1
         self._length += 1
-        self.inserts += 1
-        self._changed(pattern)
+        self.insert_count += 1
+        self._invalidate(pattern)
         return True
 
     def remove(self, pattern: str, value: T) -> None:
-        """Take a value from a pattern. Raises KeyError when it is not there."""
-        store = self._store(pattern)
+        """Remove a value from a pattern. Raises KeyError if the pair does not exist."""
+        store = self._index_for(pattern)
         values = store.get(pattern)
         if isinstance(values, dict) and value in values:
             del values[value]
@@ -109,38 +109,37 @@ class Sublist(Generic[T]):
         else:
             raise KeyError(f"{value!r} was not inserted with the pattern {pattern!r}")
         self._length -= 1
-        self._changed(pattern)
+        self._invalidate(pattern)
 
     def match(self, name: str) -> tuple[T, ...]:
-        """The values of all patterns that match the name, in the order in which they were inserted.
+        """Return the values of all patterns that match the name, in order of insertion.
 
-        A value comes once for each of its patterns that matches. The empty name is a message
-        without a channel. The name's wildcards are letters; a name with an empty segment is none,
-        and nothing matches it.
+        A value occurs once for each of its matching patterns. The empty name is a message without a
+        channel. Wildcards in the name are ordinary characters; a name with an empty segment matches
+        nothing.
         """
         found = self._cache.get(name)
         if found is None:
             found = self._search(name)
-            self._cache.keep(name, found)
+            self._cache.put(name, found)
         return found
 
-    def matches(self, name: str) -> bool:
-        """Whether `match` finds any."""
-        segments = split(name)
+    def has_match(self, name: str) -> bool:
+        """Return True if `match` would return any value."""
+        segments = split_segments(name)
         if "" in segments:
             return False
-        return name in self._literal or bool(self._wild.matching(segments))
+        return name in self._literal or bool(self._wild.find_matches(segments))
 
-    def statistics(self) -> SublistStatistics:
-        """A snapshot."""
+    def statistics(self) -> SubscriptionIndexStatistics:
         results = self._cache.results()
-        return SublistStatistics(
+        return SubscriptionIndexStatistics(
             subscriptions=self._length,
             literal_patterns=len(self._literal),
             wild_patterns=len(self._wild),
             cached_names=len(results),
             cached_values=sum(map(len, results)),
-            searches=self.searches,
+            searches=self.search_count,
         )
 
     def check(self) -> None:
@@ -151,52 +150,51 @@ class Sublist(Generic[T]):
         stored = [*self._literal.values(), *self._wild.values()]
         places = [place for place, _ in _pairs(stored)]
         assert len(places) == len(set(places)) == self._length, (places, self._length)
-        assert all(place < self._place for place in places), (places, self._place)
+        assert all(place < self._next_order for place in places), (places, self._next_order)
 
-    def _store(self, pattern: str) -> dict[str, _Values[T]] | Sieve[_Values[T]]:
+    def _index_for(self, pattern: str) -> dict[str, _Values[T]] | PatternIndex[_Values[T]]:
         return self._literal if is_literal(pattern) else self._wild
 
     def _search(self, name: str) -> tuple[T, ...]:
-        """What `match` returns, without the cache."""
-        self.searches += 1
-        segments = split(name)
+        """Return the result of `match` without the cache of names."""
+        self.search_count += 1
+        segments = split_segments(name)
         if "" in segments:
             return ()
-        hits = self._wild.matching(segments)
+        hits = self._wild.find_matches(segments)
         literal = self._literal.get(name)
         if literal is not None:
-            return _in_order([*values_of(hits), literal])
+            return _in_insertion_order([*matched_values(hits), literal])
         found = self._results.get(hits)
         if found is None:
-            found = _in_order(values_of(hits))
-            self._results.keep(hits, found)
+            found = _in_insertion_order(matched_values(hits))
+            self._results.put(hits, found)
         return found
 
-    def forget_matches(self) -> None:
-        """Give back the memory of what was matched: it is not needed for now."""
+    def clear_cache(self) -> None:
+        """Free the memory of cached results."""
         self._cache.clear()
         self._results.clear()
 
-    def _changed(self, pattern: str) -> None:
-        """Forget what may not hold any more.
+    def _invalidate(self, pattern: str) -> None:
+        """Drop cached results that the change of `pattern` may affect.
 
-        A pattern without wildcards matches one name. With wildcards, all names are forgotten: to
-        ask of each whether the pattern matches costs what a new search does, and only those in
-        use are searched again.
+        A pattern without wildcards affects one name. Otherwise all names are dropped: testing each
+        would cost as much as searching again, and only names in use are searched again.
         """
         self.generation += 1
         if is_literal(pattern):
             self._cache.forget(pattern)
         else:
-            self.forget_matches()
+            self.clear_cache()
 
 
-class _Cache(Generic[K, T]):
-    """The matches of names in use, or of whatever else decides what is found, in two halves.
+class _MatchCache(Generic[K, T]):
+    """Cache of results in two halves.
 
-    When the recent half is full, the older one is forgotten, and the recent one becomes the older.
-    A name that is found in the older half moves to the recent one. So the names in use stay,
-    however many others are asked once; and no name is ever moved or counted to find the oldest.
+    When the recent half is full, the older half is dropped and the recent one becomes the older. An
+    entry found in the older half moves to the recent one. So entries in use stay, without any
+    bookkeeping to find the least recently used entry.
     """
 
     def __init__(self, *, names: int, values: int) -> None:
@@ -211,11 +209,11 @@ class _Cache(Generic[K, T]):
         if found is None:
             found = self._older.pop(name, None)
             if found is not None:
-                self.keep(name, found)
+                self.put(name, found)
         return found
 
-    def keep(self, name: K, found: tuple[T, ...]) -> None:
-        """Remember what is not remembered, unless it alone is more than half of what may be."""
+    def put(self, name: K, found: tuple[T, ...]) -> None:
+        """Store a result, unless it is larger than half of the cache."""
         if len(found) > self._values_max or not self._names_max:
             return
         values = self._recent_values + len(found)
@@ -244,15 +242,15 @@ class _Cache(Generic[K, T]):
             assert sum(map(len, half.values())) <= self._values_max
 
 
-def _in_order(stored: Iterable[_Values[T]]) -> tuple[T, ...]:
-    """All values of some patterns, in the order in which they were inserted."""
+def _in_insertion_order(stored: Iterable[_Values[T]]) -> tuple[T, ...]:
+    """Return all values of some patterns in order of insertion."""
     pairs = _pairs(stored)
-    pairs.sort()  # No two places are equal: values are never compared.
+    pairs.sort()  # Insertion numbers are unique, so values are never compared.
     return tuple([value for _, value in pairs])
 
 
 def _pairs(stored: Iterable[_Values[T]]) -> list[tuple[int, T]]:
-    """All places and values of some patterns."""
+    """Return all values of some patterns with their insertion numbers."""
     pairs: list[tuple[int, T]] = []
     for values in stored:
         if isinstance(values, tuple):

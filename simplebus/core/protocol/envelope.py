@@ -1,16 +1,12 @@
-r"""What a message may carry besides its payload: channel, key, headers, times.
-
-Rule 1: this file knows one content of an Envelope frame, stuffed as on the wire; header and
-delimiter are frames' business, what a time means is the broker's.
-Rule 2: `decode` alone says what is a good envelope, and why another one is not.
+r"""Content of an Envelope frame: channel, key, headers and times (binary.md, "The envelope").
 
     0        1                                                                        n
     ├ fields ┼ published ┼ expires ┼ not before ┼ channel ──┼ key ─────┼ headers ─────┼ payload … ┤
       u8       i64         u64       u64          u16 + text  u16 + any  u16 + pairs
       bit      0           1         2            3           4          5
 
-All numbers are big-endian. Every `<\r\n` of the content is followed by a NUL on the wire, so that
-the delimiter `<\r\n>` never occurs in it.
+Numbers are big-endian. Every `<\r\n` in the content is followed by a NUL on the wire, so that the
+delimiter `<\r\n>` never occurs in it. Only `decode` decides if an envelope is well-formed.
 """
 
 from __future__ import annotations
@@ -23,90 +19,98 @@ from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolErro
 from simplebus.core.protocol.frames import DELIMITER
 
 PUBLISHED, EXPIRES, NOT_BEFORE, CHANNEL, KEY, HEADERS = (1 << bit for bit in range(6))
-"""Bits of the fields byte, in the order in which what they announce follows."""
+"""Bits of the fields byte, in the order of the fields."""
 
 TIMES = PUBLISHED | EXPIRES | NOT_BEFORE
 RESERVED = 0b11000000
 
 TEXT_BYTES_MAX = 0xFFFF
-"""Of a key, and of all headers together with their lengths."""
+"""Longest key, and longest headers with their length prefixes."""
 
-_OPEN = DELIMITER[:-1]
-STUFFED = _OPEN + b"\0"
+_DELIMITER_START = DELIMITER[:-1]
+STUFFED = _DELIMITER_START + b"\0"
 _SIGNED = struct.Struct(">q")
 _UNSIGNED = struct.Struct(">Q")
 _SIGNED_MAX = (1 << 63) - 1
 _UNSIGNED_MAX = (1 << 64) - 1
 TIMES_BYTES = tuple(8 * fields.bit_count() for fields in range(TIMES + 1))
-"""How long the times are, by the bits that announce them."""
+"""Total length of the times, by their bits in the fields byte."""
 
-# So much is remembered of envelopes with nothing but a channel, and of channels that were read.
-_REMEMBERED_MAX = 4096
-_REMEMBERED_BYTES_MAX = 256
-_prefixes: dict[str, bytes] = {}
-_names: dict[bytes, str] = {}
+# Limits of the caches: prefixes of envelopes with only a channel, and decoded channels.
+_CACHE_ENTRIES_MAX = 4096
+_CACHED_BYTES_MAX = 256
+_prefix_cache: dict[str, bytes] = {}
+_channel_cache: dict[bytes, str] = {}
 
 
 class Envelope(NamedTuple):
-    """Everything about a message but its payload. Empty and None stand for what is not said."""
+    """Metadata of a message. Empty and None mean that a field is absent."""
 
     channel: str = ""
     key: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
-    """Names and values, in order. A name may repeat."""
+    """Names and values, in order. Names may repeat."""
     published: int | None = None
     """Microseconds since 1970, by the publisher's clock."""
     expires_ms: int | None = None
-    """Milliseconds after the bus accepted it; 0: at once."""
+    """Milliseconds from acceptance to expiry; 0 expires at once."""
     not_before_ms: int | None = None
-    """Milliseconds after the bus accepted it."""
+    """Milliseconds from acceptance to the earliest delivery."""
 
 
 _EMPTY = Envelope()
 _NO_FIELDS = b"\0"
-_NOTHING_ELSE = _EMPTY[1:]
+_EMPTY_BUT_CHANNEL = _EMPTY[1:]
 
 
 # Stuffing ----------------------------------------------------------------------------------------
 
 
 def stuff(data: bytes) -> bytes:
-    """The same bytes as a content that the delimiter cannot occur in."""
-    return data.replace(_OPEN, STUFFED)
+    r"""Insert a NUL after every `<\r\n`, so that `data` contains no delimiter ("Stuffing")."""
+    return data.replace(_DELIMITER_START, STUFFED)
 
 
 def unstuff(content: bytes) -> bytes:
-    """What was stuffed. Bytes that nobody stuffed stand for themselves."""
-    return content.replace(STUFFED, _OPEN)
+    """Reverse `stuff`. Content that was not stuffed is returned unchanged."""
+    return content.replace(STUFFED, _DELIMITER_START)
 
 
 # Writing -----------------------------------------------------------------------------------------
 
 
 def encode(envelope: Envelope, payload: bytes) -> bytes:
-    """The content of an Envelope frame, stuffed.
+    """Encode the content of an Envelope frame (binary.md, "The envelope").
 
-    Raises ValueError for a channel that is not legal or a number out of bounds, LocalProtocolError
-    for a key or headers that are too long.
+    Args:
+        envelope: Metadata of the message.
+        payload: Any bytes.
+
+    Returns:
+        The stuffed content.
+
+    Raises:
+        ValueError: The channel is not legal, or a number is out of range.
+        LocalProtocolError: The key or the headers are too long.
     """
-    if envelope[1:] == _NOTHING_ELSE:
-        prefix = _prefixes.get(envelope.channel) or _remember(envelope)
+    if envelope[1:] == _EMPTY_BUT_CHANNEL:
+        prefix = _prefix_cache.get(envelope.channel) or _encode_cached_prefix(envelope)
     else:
-        prefix = _prefix(envelope)
-    return (prefix + payload).replace(_OPEN, STUFFED)
+        prefix = _encode_prefix(envelope)
+    return (prefix + payload).replace(_DELIMITER_START, STUFFED)
 
 
-def _remember(envelope: Envelope) -> bytes:
-    prefix = _prefix(envelope)
-    if len(_prefixes) >= _REMEMBERED_MAX:
-        _prefixes.clear()
-    if len(prefix) <= _REMEMBERED_BYTES_MAX:
-        _prefixes[envelope.channel] = prefix
+def _encode_cached_prefix(envelope: Envelope) -> bytes:
+    prefix = _encode_prefix(envelope)
+    if len(_prefix_cache) >= _CACHE_ENTRIES_MAX:
+        _prefix_cache.clear()
+    if len(prefix) <= _CACHED_BYTES_MAX:
+        _prefix_cache[envelope.channel] = prefix
     return prefix
 
 
-def _prefix(envelope: Envelope) -> bytes:
-    """All that comes before the payload, as it is before stuffing."""
+def _encode_prefix(envelope: Envelope) -> bytes:
+    """Return everything in front of the payload, before stuffing."""
     channel, key, headers, published, expires_ms, not_before_ms = envelope
     fields = 0
     pieces = [b""]
@@ -124,14 +128,14 @@ def _prefix(envelope: Envelope) -> bytes:
         pieces.append(_UNSIGNED.pack(not_before_ms))
     if channel:
         fields |= CHANNEL
-        pieces.append(with_length(check_name(channel).encode()))
+        pieces.append(with_length_prefix(check_name(channel).encode()))
     if key:
         fields |= KEY
         if len(key) > TEXT_BYTES_MAX:
             raise LocalProtocolError(
                 f"a key has at most {TEXT_BYTES_MAX} bytes, got one of {len(key)}"
             )
-        pieces.append(with_length(key))
+        pieces.append(with_length_prefix(key))
     if headers:
         fields |= HEADERS
         pieces.append(encode_headers(headers))
@@ -140,6 +144,12 @@ def _prefix(envelope: Envelope) -> bytes:
 
 
 def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
+    """Encode headers with the length prefix of all of them.
+
+    Raises:
+        ValueError: A name or value is not text that UTF-8 can encode.
+        LocalProtocolError: The headers are too long.
+    """
     texts = []
     for pair in headers:
         try:
@@ -152,29 +162,44 @@ def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
             f"headers have at most {TEXT_BYTES_MAX} bytes together, with 4 bytes more for each; "
             f"got {len(headers)} headers of {size} bytes"
         )
-    return size.to_bytes(2, "big") + b"".join(map(with_length, texts))
+    return size.to_bytes(2, "big") + b"".join(map(with_length_prefix, texts))
 
 
-def encode_pairs(pairs: tuple[tuple[str, str], ...]) -> bytes:
-    """Headers as `encode_with` takes them."""
+def encode_header_pairs(pairs: tuple[tuple[str, str], ...]) -> bytes:
+    """Encode headers without the common length prefix, for `encode_with_headers`."""
     return encode_headers(pairs)[2:] if pairs else b""
 
 
-def encode_with(envelope: Envelope, more: bytes, payload: bytes) -> bytes:
-    """What `encode` does, with further headers behind the envelope's own. Raises the same."""
-    headers = encode_pairs(envelope.headers) + more if envelope.headers else more
+def encode_with_headers(envelope: Envelope, more_headers: bytes, payload: bytes) -> bytes:
+    """Encode like `encode`, with encoded headers appended to those of the envelope.
+
+    Args:
+        envelope: Metadata of the message.
+        more_headers: Result of `encode_header_pairs`.
+        payload: Any bytes.
+
+    Raises:
+        ValueError: As `encode`.
+        LocalProtocolError: As `encode`.
+    """
+    headers = (
+        encode_header_pairs(envelope.headers) + more_headers if envelope.headers else more_headers
+    )
     if len(headers) > TEXT_BYTES_MAX:
         raise LocalProtocolError(
             f"headers have at most {TEXT_BYTES_MAX} bytes together, with 4 bytes more for each; "
             f"got {len(headers)}"
         )
-    prefix = _NO_FIELDS if envelope == _EMPTY else _prefix(envelope._replace(headers=()))
+    prefix = _NO_FIELDS if envelope == _EMPTY else _encode_prefix(envelope._replace(headers=()))
     fields = bytes((prefix[0] | HEADERS,))
     length = len(headers).to_bytes(2, "big")
-    return b"".join((fields, prefix[1:], length, headers, payload)).replace(_OPEN, STUFFED)
+    return b"".join((fields, prefix[1:], length, headers, payload)).replace(
+        _DELIMITER_START, STUFFED
+    )
 
 
-def with_length(text: bytes) -> bytes:
+def with_length_prefix(text: bytes) -> bytes:
+    """Return `text` behind its length, 16 bits big-endian."""
     return len(text).to_bytes(2, "big") + text
 
 
@@ -187,12 +212,15 @@ def _check_number(name: str, value: object, lowest: int, highest: int) -> None:
 
 
 def decode(content: bytes) -> tuple[Envelope, bytes]:
-    """What stands in a stuffed content, and the payload.
+    """Decode the stuffed content of an Envelope frame (binary.md, "The envelope").
 
-    Raises RemoteProtocolError: bad_channel for a channel that is not legal, bad_envelope for
-    everything else that is wrong.
+    Returns:
+        The metadata and the payload.
+
+    Raises:
+        RemoteProtocolError: bad_channel if the channel is not legal, bad_envelope for other errors.
     """
-    data = content.replace(STUFFED, _OPEN)
+    data = content.replace(STUFFED, _DELIMITER_START)
     if not data:
         raise RemoteProtocolError(
             Reason.BAD_ENVELOPE, "an Envelope has no content; expected its fields byte at least"
@@ -205,31 +233,31 @@ def decode(content: bytes) -> tuple[Envelope, bytes]:
         )
     at = 1 + TIMES_BYTES[fields & TIMES]
     if at > len(data):
-        raise _too_short(data, at, "its times end")
-    published, expires_ms, not_before_ms = times(data, fields)
+        raise _build_too_short_error(data, at, "its times end")
+    published, expires_ms, not_before_ms = decode_times(data, fields)
     channel, key = "", b""
     headers: tuple[tuple[str, str], ...] = ()
     if fields & CHANNEL:
-        text = _sized(data, at, "channel")
-        channel = channel_of(text)
+        text = _read_sized(data, at, "channel")
+        channel = decode_channel(text)
         at += 2 + len(text)
     if fields & KEY:
-        key = _sized(data, at, "key")
+        key = _read_sized(data, at, "key")
         at += 2 + len(key)
     if fields & HEADERS:
-        text = _sized(data, at, "headers")
-        headers = headers_of(text, at + 2)
+        text = _read_sized(data, at, "headers")
+        headers = decode_headers(text, at + 2)
         at += 2 + len(text)
     return Envelope(channel, key, headers, published, expires_ms, not_before_ms), data[at:]
 
 
-def payload_of(content: bytes) -> bytes:
-    """The payload of a stuffed content that is known to be good.
+def extract_payload(content: bytes) -> bytes:
+    """Return the payload of a stuffed content that was validated before.
 
-    Raises RemoteProtocolError (bad_envelope) for one in which no payload can be found; whatever
-    else may be wrong with it is not looked at.
+    Raises:
+        RemoteProtocolError: bad_envelope if no payload can be found. Nothing else is checked.
     """
-    data = content.replace(STUFFED, _OPEN)
+    data = content.replace(STUFFED, _DELIMITER_START)
     try:
         fields = data[0]
         if fields == CHANNEL:
@@ -247,8 +275,8 @@ def payload_of(content: bytes) -> bytes:
     return data[at:]
 
 
-def key_of(content: bytes) -> bytes:
-    """The key in a stuffed content that is known to be good; empty for none."""
+def extract_key(content: bytes) -> bytes:
+    """Return the key of a stuffed content that was validated before; empty if it has none."""
     fields = content[0]
     if not fields & KEY:
         return b""
@@ -261,8 +289,12 @@ def key_of(content: bytes) -> bytes:
     return content[at + 2 : end]
 
 
-def times(data: bytes, fields: int, at: int = 1) -> tuple[int | None, int | None, int | None]:
-    """The three times of which the fields byte speaks, that begin at `at`."""
+def decode_times(
+    data: bytes, fields: int, at: int = 1
+) -> tuple[int | None, int | None, int | None]:
+    """Decode (published, expires_ms, not_before_ms) at offset `at`, as the fields byte announces
+    them.
+    """
     published = expires_ms = not_before_ms = None
     if fields & PUBLISHED:
         (published,) = _SIGNED.unpack_from(data, at)
@@ -275,32 +307,32 @@ def times(data: bytes, fields: int, at: int = 1) -> tuple[int | None, int | None
     return published, expires_ms, not_before_ms
 
 
-def _sized(data: bytes, at: int, what: str) -> bytes:
-    """The bytes that a length at `at` announces."""
+def _read_sized(data: bytes, at: int, what: str) -> bytes:
+    """Return the bytes behind the length prefix at offset `at`."""
     if at + 2 > len(data):
-        raise _too_short(data, at + 2, f"the length of its {what} ends")
+        raise _build_too_short_error(data, at + 2, f"the length of its {what} ends")
     end = at + 2 + (data[at] << 8) + data[at + 1]
     if end > len(data):
-        raise _too_short(data, end, f"its {what} of {end - at - 2} bytes ends")
+        raise _build_too_short_error(data, end, f"its {what} of {end - at - 2} bytes ends")
     return data[at + 2 : end]
 
 
-def _too_short(data: bytes, end: int, what: str) -> RemoteProtocolError:
+def _build_too_short_error(data: bytes, end: int, what: str) -> RemoteProtocolError:
     return RemoteProtocolError(
         Reason.BAD_ENVELOPE,
         f"an Envelope of {len(data)} bytes is too short; expected {end} at least, where {what}",
     )
 
 
-def channel_of(text: bytes) -> str:
-    """The channel that these bytes name. Raises RemoteProtocolError (bad_channel)."""
-    name = _names.get(text)
+def decode_channel(text: bytes) -> str:
+    """Decode a channel name. Raises RemoteProtocolError (bad_channel)."""
+    name = _channel_cache.get(text)
     if name is None:
         name = _check_channel(text)
-        if len(_names) >= _REMEMBERED_MAX:
-            _names.clear()
-        if len(text) <= _REMEMBERED_BYTES_MAX:
-            _names[text] = name
+        if len(_channel_cache) >= _CACHE_ENTRIES_MAX:
+            _channel_cache.clear()
+        if len(text) <= _CACHED_BYTES_MAX:
+            _channel_cache[text] = name
     return name
 
 
@@ -310,17 +342,22 @@ def _check_channel(text: bytes) -> str:
     except UnicodeDecodeError as error:
         raise RemoteProtocolError(
             Reason.BAD_CHANNEL,
-            f"an Envelope's channel {_shown(text)} is not UTF-8: {error.reason} at byte "
+            f"an Envelope's channel {_shorten(text)} is not UTF-8: {error.reason} at byte "
             f"{error.start} of it",
         ) from None
     except ValueError as error:
         raise RemoteProtocolError(Reason.BAD_CHANNEL, f"in an Envelope: {error}") from None
 
 
-def headers_of(text: bytes, begin: int = 0) -> tuple[tuple[str, str], ...]:
-    """The headers in these bytes, which begin at `begin` of an envelope.
+def decode_headers(text: bytes, begin: int = 0) -> tuple[tuple[str, str], ...]:
+    """Decode headers without their common length prefix.
 
-    Raises RemoteProtocolError (bad_envelope).
+    Args:
+        text: Encoded headers.
+        begin: Their offset in the envelope, for error messages.
+
+    Raises:
+        RemoteProtocolError: bad_envelope if they are malformed.
     """
     texts: list[str] = []
     at = 0
@@ -337,18 +374,18 @@ def headers_of(text: bytes, begin: int = 0) -> tuple[tuple[str, str], ...]:
         except UnicodeDecodeError as error:
             raise RemoteProtocolError(
                 Reason.BAD_ENVELOPE,
-                f"an Envelope's header at byte {begin + at}, {_shown(text[at + 2 : end])}, is not "
-                f"UTF-8: {error.reason} at byte {error.start} of it",
+                f"an Envelope's header at byte {begin + at}, {_shorten(text[at + 2 : end])}, is "
+                f"not UTF-8: {error.reason} at byte {error.start} of it",
             ) from None
         at = end
     if len(texts) % 2:
         raise RemoteProtocolError(
             Reason.BAD_ENVELOPE,
             f"an Envelope's headers are {len(texts)} texts; expected a value behind the name "
-            f"{_shown(texts[-1].encode())}",
+            f"{_shorten(texts[-1].encode())}",
         )
     return tuple(zip(texts[::2], texts[1::2], strict=True))
 
 
-def _shown(text: bytes) -> str:
+def _shorten(text: bytes) -> str:
     return repr(text if len(text) <= 40 else text[:40] + b"...")

@@ -1,13 +1,8 @@
-"""Envelopes by the batch: what the bus needs to know of each, in columns.
+"""Columns of many envelopes: channel, expiry and delay of each.
 
-Rule 1: `scan` takes a frame exactly when `decode` does. It takes shortcuts only where a shortcut
-cannot be wrong: whatever is odd about a frame is left to `decode`.
-Rule 2: many frames with the same fields go through arrays, few or mixed ones through a plain loop;
-both give the same columns, and a property test says so.
-
-    content   │ fields │ times │ channel │ key │ headers │ payload
-    arrays      same     any     one slice and one look into a dict each, unless it is all the same
-    loop        any      any     the same
+`scan_envelopes` accepts exactly the frames that `decode` accepts; frames that a shortcut cannot
+handle are passed to `decode`. Many frames with the same fields are read with arrays, few or mixed
+ones in a loop. A property test checks that both return the same columns.
 """
 
 from __future__ import annotations
@@ -31,17 +26,17 @@ from simplebus.core.protocol.envelope import (
     TIMES_BYTES,
     Envelope,
     decode,
+    decode_times,
     encode,
+    encode_header_pairs,
     encode_headers,
-    encode_pairs,
-    encode_with,
-    payload_of,
+    encode_with_headers,
+    extract_payload,
     stuff,
-    times,
     unstuff,
-    with_length,
+    with_length_prefix,
 )
-from simplebus.core.protocol.envelope_reader import NEVER, EnvelopeReader, Numbers, Seconds
+from simplebus.core.protocol.envelope_reader import NEVER, Numbers, Seconds, UniformEnvelopeReader
 from simplebus.core.protocol.frames import FrameBatch
 
 __all__ = [
@@ -49,58 +44,59 @@ __all__ = [
     "EnvelopeColumns",
     "decode",
     "encode",
-    "encode_pairs",
-    "encode_with",
-    "payload_of",
-    "scan",
+    "encode_header_pairs",
+    "encode_with_headers",
+    "extract_payload",
+    "scan_envelopes",
     "stuff",
     "unstuff",
-    "with_length",
+    "with_length_prefix",
 ]
 
-# Of more frames than many, some are looked at first: a peer that sends one bad frame among few good
-# ones has then not had all of them looked at for each.
-_MANY = 4096
-_SOME = 1024
+# Of very large batches, the first frames are scanned alone. Otherwise a peer that sends a bad frame
+# every few frames would have the whole rest scanned again after each of them.
+_PROBE_ABOVE_FRAMES = 4096
+_PROBE_FRAMES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeColumns:
-    """What the bus needs to know of envelopes, in the order of their frames."""
+    """Columns of envelopes, in the order of their frames."""
 
     count: int
-    """How many are good, from the front; the next one is what `decode` refuses, if there is one."""
+    """Number of well-formed envelopes at the front; `decode` rejects the next one, if there is one.
+    """
     names: list[str]
-    """The channels that occur, each once; "" for none."""
+    """Distinct channels; "" for none."""
     channels: int | Numbers
-    """Index into names of each; one number when it is the same for all."""
+    """Index into `names` of each, shape (count,); one number if it is the same for all."""
     expires: Seconds | None = None
-    """Seconds after accepting, inf for never; None when that is so for all."""
+    """Seconds from acceptance, inf for never, shape (count,); None if no envelope expires."""
     not_before: Seconds | None = None
-    """Seconds after accepting, 0 for at once; None when that is so for all."""
+    """Seconds from acceptance, 0 for no delay, shape (count,); None if no envelope is delayed."""
 
 
-def scan(batch: FrameBatch) -> EnvelopeColumns:
-    """The columns of whole Envelope frames, up to the first that is no good envelope."""
-    if batch.count > _MANY:
-        found = _scan_alike(batch.slice(0, _SOME))
-        if found is not None and found.count < _SOME:
+def scan_envelopes(batch: FrameBatch) -> EnvelopeColumns:
+    """Return the columns of whole Envelope frames, up to the first malformed envelope."""
+    if batch.count > _PROBE_ABOVE_FRAMES:
+        found = _scan_uniform(batch.slice(0, _PROBE_FRAMES))
+        if found is not None and found.count < _PROBE_FRAMES:
             return found
     if batch.count > PLAIN_FRAMES_MAX:
-        found = _scan_alike(batch)
+        found = _scan_uniform(batch)
         if found is not None:
             return found
-    return _scan_each(batch)
+    return _scan_one_by_one(batch)
 
 
-# One after the other -----------------------------------------------------------------------------
+# Loop --------------------------------------------------------------------------------------------
 
 
-def _scan_each(batch: FrameBatch) -> EnvelopeColumns:
+def _scan_one_by_one(batch: FrameBatch) -> EnvelopeColumns:
     raw = batch.data.tobytes()
     if batch.count == 1:
-        return _scan_one(raw[HEADER_BYTES:-DELIMITER_BYTES])
-    rows = _Rows(raw)
+        return _scan_single(raw[HEADER_BYTES:-DELIMITER_BYTES])
+    rows = _CachingEnvelopeReader(raw)
     channels: list[int] = []
     expires: list[float] = []
     not_before: list[float] = []
@@ -121,7 +117,7 @@ def _scan_each(batch: FrameBatch) -> EnvelopeColumns:
     )
 
 
-def _scan_one(content: bytes) -> EnvelopeColumns:
+def _scan_single(content: bytes) -> EnvelopeColumns:
     try:
         envelope, _ = decode(content)
     except RemoteProtocolError:
@@ -131,36 +127,39 @@ def _scan_one(content: bytes) -> EnvelopeColumns:
         1,
         [envelope.channel],
         0,
-        None if expires_ms is None else np.array([_seconds(expires_ms, NEVER)]),
-        np.array([_seconds(not_before_ms, 0.0)]) if not_before_ms else None,
+        None if expires_ms is None else np.array([_to_seconds(expires_ms, NEVER)]),
+        np.array([_to_seconds(not_before_ms, 0.0)]) if not_before_ms else None,
     )
 
 
-class _Rows:
-    """Reads one envelope after the other, and remembers what it has found to be good."""
+class _CachingEnvelopeReader:
+    """Reads one envelope after the other and caches validated channels and headers."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
         self.names: dict[str, int] = {}
-        """The channels read, and their numbers."""
+        """Number of each channel that was read."""
         self._channels: dict[bytes, int] = {}
-        """The numbers by the channel's length and name, as on the wire."""
+        """Channel numbers by the encoded channel, with its length prefix."""
         self._headers: set[bytes] = set()
-        """Headers read, with their length."""
+        """Encoded headers that are valid, with their length prefix."""
         self._may_be_stuffed = STUFFED[1:] in raw
 
     def read(self, begin: int, end: int) -> tuple[int, float, float]:
-        """Channel, expiry and opening of the envelope at raw[begin:end]. Raises what `decode`
-        does."""
+        """Return channel number, expiry and delay of the envelope at raw[begin:end]. Raises as
+        `decode`.
+        """
         try:
             found = self._read_known(begin, end)
-        except IndexError:  # A length that leads far out of the frame.
+        except IndexError:  # A length prefix that reaches beyond the received bytes.
             found = None
         return found or self._read_new(self._raw[begin:end])
 
     def _read_known(self, begin: int, end: int) -> tuple[int, float, float] | None:
-        """The same, if there is nothing new or odd about it. Bytes behind the end may be read, but
-        never count."""
+        """Return the same if channel and headers are cached and nothing needs `decode`, else None.
+
+        Bytes behind `end` may be read, but never change the result.
+        """
         raw = self._raw
         fields = raw[begin]
         at = begin + 1 + TIMES_BYTES[fields & TIMES]
@@ -182,8 +181,8 @@ class _Rows:
         if self._may_be_stuffed and raw.find(STUFFED, begin, end) >= 0:
             return None
         if fields & (EXPIRES | NOT_BEFORE):
-            _, expires_ms, not_before_ms = times(raw, fields, begin + 1)
-            return channel, _seconds(expires_ms, NEVER), _seconds(not_before_ms, 0.0)
+            _, expires_ms, not_before_ms = decode_times(raw, fields, begin + 1)
+            return channel, _to_seconds(expires_ms, NEVER), _to_seconds(not_before_ms, 0.0)
         return channel, NEVER, 0.0
 
     def _read_new(self, content: bytes) -> tuple[int, float, float]:
@@ -191,37 +190,37 @@ class _Rows:
         names = self.names
         channel = names.setdefault(envelope.channel, len(names))
         name = envelope.channel
-        self._channels[with_length(name.encode()) if name else b""] = channel
+        self._channels[with_length_prefix(name.encode()) if name else b""] = channel
         if envelope.headers:
             self._headers.add(encode_headers(envelope.headers))
         return (
             channel,
-            _seconds(envelope.expires_ms, NEVER),
-            _seconds(envelope.not_before_ms, 0.0),
+            _to_seconds(envelope.expires_ms, NEVER),
+            _to_seconds(envelope.not_before_ms, 0.0),
         )
 
 
-def _seconds(milliseconds: int | None, otherwise: float) -> float:
-    return otherwise if milliseconds is None else float(milliseconds) / 1000.0
+def _to_seconds(milliseconds: int | None, default: float) -> float:
+    return default if milliseconds is None else float(milliseconds) / 1000.0
 
 
-# All at once -------------------------------------------------------------------------------------
+# Arrays ------------------------------------------------------------------------------------------
 
 
-def _scan_alike(batch: FrameBatch) -> EnvelopeColumns | None:
-    """The same, when nearly all frames have the first one's fields; else None."""
-    reader = EnvelopeReader.of(batch)
+def _scan_uniform(batch: FrameBatch) -> EnvelopeColumns | None:
+    """Return the columns if nearly all frames have the same fields as the first one, else None."""
+    reader = UniformEnvelopeReader.for_batch(batch)
     if reader is None:
         return None
-    expires, not_before = reader.times()
-    names, channels = reader.channels()
+    expires, not_before = reader.read_times()
+    names, channels = reader.read_channels()
     reader.skip_key()
     reader.skip_headers()
-    odd = reader.odd_ones()
+    odd = reader.irregular_indexes()
     if odd is None:
         return None
     if not odd:
-        return _columns(list(names), channels, expires, not_before)
+        return _build_columns(list(names), channels, expires, not_before)
     raw, bounds, count = batch.data.tobytes(), batch.bounds.tolist(), batch.count
     for index in odd:
         begin, end = bounds[index] + HEADER_BYTES, bounds[index + 1] - DELIMITER_BYTES
@@ -231,12 +230,12 @@ def _scan_alike(batch: FrameBatch) -> EnvelopeColumns | None:
             count = index
             break
         channels[index] = names.setdefault(envelope.channel, len(names))
-        expires[index] = _seconds(envelope.expires_ms, NEVER)
-        not_before[index] = _seconds(envelope.not_before_ms, 0.0)
-    # Names that stood in no good envelope are left out.
+        expires[index] = _to_seconds(envelope.expires_ms, NEVER)
+        not_before[index] = _to_seconds(envelope.not_before_ms, 0.0)
+    # Drop names that occur only in malformed envelopes.
     used, numbers = np.unique(channels[:count], return_inverse=True)
     every = list(names)
-    return _columns(
+    return _build_columns(
         [every[number] for number in used.tolist()],
         numbers.astype(np.uint32),
         expires[:count],
@@ -244,7 +243,7 @@ def _scan_alike(batch: FrameBatch) -> EnvelopeColumns | None:
     )
 
 
-def _columns(
+def _build_columns(
     names: list[str], channels: Numbers, expires: Seconds, not_before: Seconds
 ) -> EnvelopeColumns:
     return EnvelopeColumns(

@@ -1,8 +1,7 @@
-"""What a session understood from a peer's bytes.
+"""Events that a decoder returns for the frames of a peer.
 
-Rule 1: events carry batches, never one object per message. At low load a batch is a single frame;
-for that there are events without arrays, which say the same.
-Rule 2: events are facts; what follows from them is the broker's business.
+Events carry batches, never one object per message. At low load a batch is often a single frame, for
+which `PublishedFrame` and `AckedRange` avoid arrays.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import MESSAGE_ID_MASK, PUBLISHER_RESENT_MAX
+from simplebus.core.limits import MESSAGE_ID_MASK, PRODUCER_RESENT_NUMBERS_MAX
 from simplebus.core.protocol.frames import FrameBatch, Integers
-from simplebus.core.protocol.inquiry import Question
+from simplebus.core.protocol.inquiry import Inquiry
 from simplebus.core.protocol.requests import (
     ConnectRequest,
     FetchRequest,
@@ -21,32 +20,32 @@ from simplebus.core.protocol.requests import (
     UnsubscribeRequest,
 )
 
-_CLASSES_PER_HEAVY = 64
-"""So many classes take as long to be named as a subscription to be made."""
+_CLASSES_PER_SLOW_EVENT = 64
+"""Opening this many classes takes as long as creating one subscription."""
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
-    """The peer named classes, and awaits its session id."""
+class Version1Connected:
+    """The peer sent a version 1 Connect and expects its session id (binary.md, "Connect")."""
 
     class_ids: tuple[int, ...]
 
     @property
-    def heavy(self) -> int:
-        """As how many events it counts that take long."""
-        return len(self.class_ids) // _CLASSES_PER_HEAVY
+    def slow_event_count(self) -> int:
+        """Number of slow events that it counts as."""
+        return len(self.class_ids) // _CLASSES_PER_SLOW_EVENT
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribed:
-    """The peer wants a class's messages."""
+class Version1Subscribed:
+    """The peer subscribed to a class with version 1 (binary.md, "Subscribe")."""
 
     class_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """The peer handed over a run of messages of one class and one frame type."""
+class PublishedBatch:
+    """The peer published consecutive messages of one class and one frame type."""
 
     class_id: int
     frames: FrameBatch
@@ -54,11 +53,11 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Acked:
+class AckedRanges:
     """The peer acknowledged ranges of message ids."""
 
-    key: int
-    """Whose: in version 1 the class, in version 2 the subscription's number."""
+    subscription_key: int
+    """Class id in version 1, subscription number in version 2."""
     firsts: Integers
     """Message ids, shape (n,)."""
     lasts: Integers
@@ -66,18 +65,18 @@ class Acked:
 
 
 @dataclass(slots=True)
-class PublishedOne:
-    """The peer handed over a single message: what `Published` says of a batch."""
+class PublishedFrame:
+    """The peer published a single message. See `PublishedBatch`."""
 
     class_id: int
     frame: memoryview
 
 
 @dataclass(slots=True)
-class AckedOne:
-    """The peer acknowledged a single range: what `Acked` says of several."""
+class AckedRange:
+    """The peer acknowledged a single range of message ids. See `AckedRanges`."""
 
-    key: int
+    subscription_key: int
     first: int
     last: int
 
@@ -86,129 +85,130 @@ class AckedOne:
 
 
 @dataclass(frozen=True, slots=True)
-class Greeted:
-    """The peer said who it is, or named more classes, or wants to know that it was heard."""
+class ConnectRequested:
+    """The peer authenticated, opened further classes, or checked the connection ("Greeting")."""
 
-    request: int
-    asked: ConnectRequest
+    request_number: int
+    body: ConnectRequest
 
     @property
-    def heavy(self) -> int:
-        """As how many events it counts that take long."""
-        return len(self.asked.classes) // _CLASSES_PER_HEAVY
+    def slow_event_count(self) -> int:
+        """Number of slow events that it counts as."""
+        return len(self.body.classes) // _CLASSES_PER_SLOW_EVENT
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionAsked:
-    """The peer wants a class's messages under a number of its choice."""
+class SubscribeRequested:
+    """The peer subscribed to a class under a number of its choice ("Subscriptions")."""
 
-    request: int
+    request_number: int
     class_id: int
-    number: int
-    asked: SubscribeRequest
+    subscription_number: int
+    body: SubscribeRequest
 
-    heavy = 1
-
-
-@dataclass(frozen=True, slots=True)
-class UnsubscriptionAsked:
-    """The peer wants no more of a subscription."""
-
-    request: int
-    number: int
-    asked: UnsubscribeRequest
+    slow_event_count = 1
 
 
 @dataclass(frozen=True, slots=True)
-class FetchAsked:
-    """The peer wants to see stored messages."""
+class UnsubscribeRequested:
+    """The peer ended a subscription ("Unsubscribe")."""
 
-    request: int
+    request_number: int
+    subscription_number: int
+    body: UnsubscribeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequested:
+    """The peer asked for stored messages ("Fetch")."""
+
+    request_number: int
     class_id: int
-    asked: FetchRequest
+    body: FetchRequest
 
 
 @dataclass(frozen=True, slots=True)
-class InquiryAsked:
-    """The peer wants to know what waits for what."""
+class InquireRequested:
+    """The peer asked for the state of the bus ("Inquire")."""
 
-    request: int
-    asked: Question
+    request_number: int
+    body: Inquiry
 
 
 @dataclass(frozen=True, slots=True)
-class PurgeAsked:
-    """The peer wants stored messages to be nobody's any more."""
+class PurgeRequested:
+    """The peer asked to discard stored messages ("Purge")."""
 
-    request: int
+    request_number: int
     class_id: int
-    asked: PurgeRequest
+    body: PurgeRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Nacked:
-    """The peer could not process message ids first..last-1."""
+class NackReceived:
+    """The peer could not process message ids first..last-1 ("Acks, Nacks, Working")."""
 
-    number: int
+    subscription_number: int
     first: int
     last: int
     delay: float | None
-    """Seconds until they are to come again; None for the pause that their attempts have earned."""
+    """Seconds until redelivery; None for the backoff of their attempts."""
     error: str = ""
-    """What went wrong; empty when nothing is said."""
+    """Failure reason; empty if none was given."""
     attempt: int = 0
-    """Which sending of them is meant; 0 for whichever it was."""
+    """Attempt of the delivery that is rejected; 0 for any."""
 
 
 @dataclass(frozen=True, slots=True)
-class StillWorking:
-    """The peer needs more time for message ids first..last-1."""
+class WorkingReceived:
+    """The peer is still processing message ids first..last-1; their ack timeout restarts."""
 
-    number: int
+    subscription_number: int
     first: int
     last: int
     attempt: int = 0
-    """As of `Nacked`."""
+    """See `NackReceived.attempt`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terminated:
-    """Message ids first..last-1 are not to be sent again: the peer can never process them."""
+class TerminateReceived:
+    """The peer rejected message ids first..last-1 for good; they become dead letters."""
 
-    number: int
+    subscription_number: int
     first: int
     last: int
     error: str = ""
     attempt: int = 0
-    """Both as of `Nacked`."""
+    """See `NackReceived.attempt`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A frame had no effect. What it published, if anything, is not stored."""
+class FrameRefused:
+    """A frame had no effect. Messages in it are not stored."""
 
     reason: Reason
-    sentence: str
+    message: str
     frame_type: int
     class_id: int = 0
     refers_to: int = 0
-    """The request's number, or the first number of the messages."""
+    """Request number, or first number of the refused messages."""
     count: int = 1
-    published: int = 0
-    """How many messages are refused by this."""
-    again: bool = False
-    """Whether it was said before, to somebody who may not have heard it."""
+    published_count: int = 0
+    """Number of refused messages."""
+    is_repeated: bool = False
+    """True if the refusal was sent before, to a connection that may have lost it."""
 
-    def joined(self, after: Refused) -> Refused | None:
-        """The same said of this one's messages and of those behind them in one; None where that
-        cannot be."""
+    def merge(self, after: FrameRefused) -> FrameRefused | None:
+        """Return one refusal for the messages of this one and of `after`; None if they cannot be
+        merged.
+        """
         follows = (self.refers_to + self.count) & MESSAGE_ID_MASK == after.refers_to
         if (
             not follows
-            or self.count > PUBLISHER_RESENT_MAX
+            or self.count > PRODUCER_RESENT_NUMBERS_MAX
             or self.class_id != after.class_id
             or self.frame_type != after.frame_type
-            or self.sentence != after.sentence
+            or self.message != after.message
             or self.reason is not after.reason
         ):
             return None
@@ -216,20 +216,20 @@ class Refused:
 
 
 Event = (
-    PublishedOne
-    | AckedOne
-    | Connected
-    | Subscribed
-    | Published
-    | Acked
-    | Greeted
-    | SubscriptionAsked
-    | UnsubscriptionAsked
-    | FetchAsked
-    | PurgeAsked
-    | InquiryAsked
-    | Nacked
-    | StillWorking
-    | Terminated
-    | Refused
+    PublishedFrame
+    | AckedRange
+    | Version1Connected
+    | Version1Subscribed
+    | PublishedBatch
+    | AckedRanges
+    | ConnectRequested
+    | SubscribeRequested
+    | UnsubscribeRequested
+    | FetchRequested
+    | PurgeRequested
+    | InquireRequested
+    | NackReceived
+    | WorkingReceived
+    | TerminateReceived
+    | FrameRefused
 )

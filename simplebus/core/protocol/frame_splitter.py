@@ -1,9 +1,9 @@
-r"""From bytes to the frames in them.
+"""Search for frame bounds in received bytes.
 
-Rule 1: how bytes are searched depends on how they look, the frames found never do: a property test
-holds the plain loop, the strides and the arrays to one oracle.
-Rule 2: by arrays, every byte is looked at once; from then on only words that hold a `<`.
-Rule 3: what is looked at twice stays in the cache: a block's flags, then one flag for eight bytes.
+The search strategy depends on the data: a plain loop for few frames, strides for frames of one
+length, arrays for the rest. All return the same frames; a property test compares them with one
+oracle. The array search inspects every byte once, and then only words that contain a `<`. The flags
+of a block fit into the processor's second-level cache.
 
     bytes   ex<rn>1--00000000t…
     words   │  .  │  <  │  .  │     one flag for eight bytes
@@ -27,21 +27,20 @@ from simplebus.core.protocol.frames import (
     unaligned,
 )
 
-# Below either of them, a plain search for each delimiter is cheaper than arrays are.
+# Below these, a plain search for each delimiter is cheaper than arrays.
 _ARRAYS_FRAMES_MIN = 50
 _ARRAYS_BYTES_MIN = 16 * 1024
 
-# From this many frames of one length on, looking for nothing else beats searching.
+# From this many frames of one length on, checking strides is faster than searching.
 _UNIFORM_FRAMES_MIN = 16
-# A run this long is worth a call of its own, however much follows it, and a look for its beginning
-# behind the first few frames.
-_UNIFORM_FRAMES_ENOUGH = 256
-_OTHERS_BEFORE_MAX = 4
+# A run of this length is split separately, also if it begins behind the first few frames.
+_UNIFORM_RUN_MIN = 256
+_FRAMES_BEFORE_UNIFORM_MAX = 4
 
-# From this length on, searching each frame is cheaper than looking at all bytes at once.
+# From this length on, searching each frame is cheaper than comparing all bytes.
 _LONG_FRAME_BYTES = 192
 
-# A block and its flags fit into a processor's second cache together.
+# A block and its flags fit together into a processor's second-level cache.
 _BLOCK_WORDS = 32 * 1024
 
 _WORD: np.dtype[np.uint64] = np.dtype("<u8")
@@ -55,41 +54,51 @@ _EVERY_LESS_THAN = np.uint64(DELIMITER[0] * 0x0101010101010101)
 _EVERY_ONE = np.uint64(0x0101010101010101)
 _EVERY_TOP = np.uint64(0x8080808080808080)
 _EIGHT_TIMES_BYTE = np.uint64(0x0008101820283038)
-"""A word in which only byte n is 1, times this, has 8 n in its top byte."""
+"""A word in which only byte n is 1, times this, has 8 * n in its top byte."""
 _NONE, _ONE, _THREE, _SEVEN, _TOP_BYTE, _BITS = map(np.uint64, (0, 1, 3, 7, 56, 64))
 
 
-class Scratch:
-    """Memory that splitting needs, to be used again by the next split."""
+class SplitterScratch:
+    """Scratch memory that is reused by every split."""
 
     def __init__(self, size: int) -> None:
-        """For splits of up to `size` bytes."""
+        """Allocate memory for splits of up to `size` bytes."""
         self.flags: Flags = np.empty(_BLOCK_WORDS * _SIZE, np.bool_)
         self.hits: Flags = np.empty(size // _SIZE + 2 * _SIZE, np.bool_)
 
 
-def split(buffer: bytearray, first: int, last: int, scratch: Scratch) -> FrameBatch | None:
-    """The whole frames at the front of buffer[first:last], or None when there is none.
+def split_frames(
+    buffer: bytearray, first: int, last: int, scratch: SplitterScratch
+) -> FrameBatch | None:
+    """Return whole frames at the front of buffer[first:last].
 
-    May stop early, at a change from frames of one length to others: call again from the end of what
-    came back. What remains when it returns None is the beginning of one frame. The buffer holds
-    SPARE_BYTES behind `last`, whatever they are: words are read whole.
+    May return fewer frames than there are if the frame length changes: call it again from the end
+    of the returned batch.
+
+    Args:
+        buffer: Received bytes, with SPARE_BYTES of any content after `last`: whole words are read.
+        first: Offset of the first frame.
+        last: End of the received bytes.
+        scratch: Scratch memory for at least `last - first` bytes.
+
+    Returns:
+        A view of the buffer, or None if only the beginning of a frame is left.
     """
     end = buffer.find(DELIMITER, first + HEADER_BYTES, last)
     if end < 0:
         return None
     stride = end + DELIMITER_BYTES - first
-    likely = (last - first) // stride
-    is_many = likely > _ARRAYS_FRAMES_MIN or last - first > _ARRAYS_BYTES_MIN
+    estimated_count = (last - first) // stride
+    is_many = estimated_count > _ARRAYS_FRAMES_MIN or last - first > _ARRAYS_BYTES_MIN
     found = None
-    if likely >= _UNIFORM_FRAMES_MIN and buffer.startswith(DELIMITER, end + stride):
-        found = _split_uniform(buffer, first, stride, likely, scratch)
-    elif is_many:  # Never behind what only looked so: it would be looked at again for each frame.
-        found = _before_uniform(buffer, first, end, last)
+    if estimated_count >= _UNIFORM_FRAMES_MIN and buffer.startswith(DELIMITER, end + stride):
+        found = _split_uniform(buffer, first, stride, estimated_count, scratch)
+    elif is_many:  # Not after a failed uniform split: it would be repeated for each frame.
+        found = _split_before_uniform(buffer, first, end, last)
     if found is not None:
         return found
     if is_many:
-        return _split_arrays(buffer, first, last, scratch)
+        return _split_with_arrays(buffer, first, last, scratch)
     bounds = [0]
     while end >= 0:
         at = end + DELIMITER_BYTES
@@ -102,38 +111,45 @@ def split(buffer: bytearray, first: int, last: int, scratch: Scratch) -> FrameBa
 
 
 def _split_uniform(
-    buffer: bytearray, first: int, stride: int, likely: int, scratch: Scratch
+    buffer: bytearray, first: int, stride: int, estimated_count: int, scratch: SplitterScratch
 ) -> FrameBatch | None:
-    """Up to `likely` frames of one length at the front, if they are a good part of them."""
-    data = np.frombuffer(buffer, np.uint8, likely * stride, first)
+    """Return up to `estimated_count` frames of one length at the front; None if they are few."""
+    data = np.frombuffer(buffer, np.uint8, estimated_count * stride, first)
     offset = stride - DELIMITER_BYTES
-    here = strided(data, _HALF_WORD, offset, stride, likely) == _DELIMITER_HALF
-    count = likely if np.count_nonzero(here) == likely else int(here.argmin())
-    if count < min(likely // 2, _UNIFORM_FRAMES_ENOUGH) or count < _UNIFORM_FRAMES_MIN:
+    is_delimiter = strided(data, _HALF_WORD, offset, stride, estimated_count) == _DELIMITER_HALF
+    count = (
+        estimated_count
+        if np.count_nonzero(is_delimiter) == estimated_count
+        else int(is_delimiter.argmin())
+    )
+    if count < min(estimated_count // 2, _UNIFORM_RUN_MIN) or count < _UNIFORM_FRAMES_MIN:
         return None
     block = data[: count * stride]
-    if not _is_plain(block, stride, scratch):
+    if not _has_no_inner_delimiter(block, stride, scratch):
         less_than = block == _LESS_THAN
         less_than[offset::stride] = False
-        # The last delimiter ends the block, so that a whole word stands at every other candidate.
+        # The last delimiter ends the block, so every other candidate starts a whole word.
         candidates = np.flatnonzero(less_than[:-DELIMITER_BYTES])
         if (unaligned(block, _HALF_WORD)[candidates] == _DELIMITER_HALF).any():
             return None
     return FrameBatch(block, np.arange(0, block.size + 1, stride, dtype=np.int64), stride)
 
 
-def _before_uniform(buffer: bytearray, first: int, end: int, last: int) -> FrameBatch | None:
-    """The few frames before many that look as if they were of one length; None where none do. The
-    first one's delimiter is at `end`."""
+def _split_before_uniform(buffer: bytearray, first: int, end: int, last: int) -> FrameBatch | None:
+    """Return the few frames in front of a long run that looks uniform; None if there is no such
+    run.
+
+    The delimiter of the first frame is at `end`.
+    """
     bounds = [0]
-    while len(bounds) <= _OTHERS_BEFORE_MAX:
+    while len(bounds) <= _FRAMES_BEFORE_UNIFORM_MAX:
         at = end + DELIMITER_BYTES
         bounds.append(at - first)
         end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
         if end < 0:
             return None
         stride = end + DELIMITER_BYTES - at
-        if (last - at) // stride >= _UNIFORM_FRAMES_ENOUGH and all(
+        if (last - at) // stride >= _UNIFORM_RUN_MIN and all(
             buffer.startswith(DELIMITER, end + frame * stride) for frame in (1, 2, 3)
         ):
             data = np.frombuffer(buffer, np.uint8, bounds[-1], first)
@@ -141,9 +157,11 @@ def _before_uniform(buffer: bytearray, first: int, end: int, last: int) -> Frame
     return None
 
 
-def _is_plain(block: Bytes, stride: int, scratch: Scratch) -> bool:
-    """Whether frames, which have a delimiter each at the stride, hold no other `<`: then they hold
-    no other delimiter. False means only that one has to look closer."""
+def _has_no_inner_delimiter(block: Bytes, stride: int, scratch: SplitterScratch) -> bool:
+    """Return True if frames with a delimiter at each stride contain no other `<`.
+
+    False means only that a closer check is needed.
+    """
     count = block.size // stride
     if stride >= _LONG_FRAME_BYTES:
         at = np.strings.find(block.view(f"S{stride}"), DELIMITER[:1], HEADER_BYTES)
@@ -152,23 +170,25 @@ def _is_plain(block: Bytes, stride: int, scratch: Scratch) -> bool:
     for first in range(0, block.size, scratch.flags.size):
         part = block[first : first + scratch.flags.size]
         found += np.count_nonzero(np.equal(part, _LESS_THAN, out=scratch.flags[: part.size]))
-    if found > count:  # A header may look like anything: its first byte, and the eight behind it.
+    if found > count:  # Headers may contain any byte: subtract the `<` in their nine bytes.
         headers = strided(block, _WORD, 1, stride, count).copy().view(np.uint8)
         found -= np.count_nonzero(headers == _LESS_THAN)
         found -= np.count_nonzero(block[::stride] == _LESS_THAN)
     return found == count
 
 
-def _split_arrays(buffer: bytearray, first: int, last: int, scratch: Scratch) -> FrameBatch:
-    """All whole frames at the front, where one is at least."""
+def _split_with_arrays(
+    buffer: bytearray, first: int, last: int, scratch: SplitterScratch
+) -> FrameBatch:
+    """Return all whole frames at the front; there is at least one."""
     delimiters, words = find_delimiters(buffer, first, last, scratch)
     bounds = np.empty(delimiters.size + 1, np.int64)
     bounds[0] = 0
     np.add(delimiters, DELIMITER_BYTES, out=bounds[1:])
     keys = None
     if (bounds[1:] - bounds[:-1]).min() < FRAME_BYTES_MIN:
-        bounds = _outside_headers(delimiters)
-    else:  # What stands behind each delimiter begins the next frame.
+        bounds = _bounds_outside_headers(delimiters)
+    else:  # The bytes behind each delimiter are type and class of the next frame.
         keys = np.empty(words.size, _WORD)
         keys[0] = int.from_bytes(buffer[first : first + 3], "little") << 32
         np.bitwise_and(words[:-1], KEY_BITS, out=keys[1:])
@@ -176,8 +196,8 @@ def _split_arrays(buffer: bytearray, first: int, last: int, scratch: Scratch) ->
     return FrameBatch(np.frombuffer(buffer, np.uint8, size, first), bounds, 0, keys)
 
 
-def _outside_headers(delimiters: Integers) -> Integers:
-    """The bounds of the frames that these delimiters end; one inside a header ends none."""
+def _bounds_outside_headers(delimiters: Integers) -> Integers:
+    """Return frame bounds, ignoring delimiters inside headers."""
     bounds = [0]
     for at in delimiters.tolist():
         if at >= bounds[-1] + HEADER_BYTES:
@@ -186,11 +206,13 @@ def _outside_headers(delimiters: Integers) -> Integers:
 
 
 def find_delimiters(
-    buffer: bytearray, first: int, last: int, scratch: Scratch
+    buffer: bytearray, first: int, last: int, scratch: SplitterScratch
 ) -> tuple[Integers, Words]:
-    """Where delimiters begin in buffer[first:last], counted from `first`, and what stands there.
+    """Find the delimiters in buffer[first:last].
 
-    Shapes (n,), ascending: positions, and eight bytes each, which may reach behind `last`.
+    Returns:
+        Offsets from `first`, ascending, and the eight bytes at each, which may reach behind `last`.
+        Shape (n,) each.
     """
     begin = first - first % _SIZE
     count = -(-(last - begin) // _SIZE)
@@ -198,13 +220,13 @@ def find_delimiters(
     words = np.frombuffer(buffer, _WORD, count + 1, begin)
     at = _words_with_less_than(data, scratch)
     found = words.take(at)
-    shift = _shift_of_less_than(found)
+    shift = _less_than_shifts(found)
     if shift is None:
         every = np.flatnonzero(data == _LESS_THAN)
         at = every >> 3
         found = words.take(at)
         shift = ((every & 7) << 3).view(np.uint64)
-    # In place from here on: an array less is one that stays in the cache.
+    # In place from here on: fewer arrays stay in the cache.
     found >>= shift
     above = words[1:].take(at)
     above <<= _BITS - shift
@@ -215,7 +237,7 @@ def find_delimiters(
     positions += shift.view(np.int64)
     positions += begin - first
     good = np.bitwise_and(found, _LOW_HALF, out=above) == _DELIMITER_WORD
-    # The first and the last words reach over what was asked for.
+    # The first and the last words reach beyond first..last.
     good[:_SIZE] &= positions[:_SIZE] >= 0
     good[-2 * _SIZE :] &= positions[-2 * _SIZE :] <= last - first - DELIMITER_BYTES
     if np.count_nonzero(good) < good.size:
@@ -223,25 +245,25 @@ def find_delimiters(
     return positions, found
 
 
-def _shift_of_less_than(words: Words) -> Words | None:
-    """How many bits lie below the `<` in each word, or None if it is not plain which one it is."""
-    marks = words ^ _EVERY_LESS_THAN
-    below = marks - _EVERY_ONE
-    np.invert(marks, out=marks)
-    marks &= below
-    marks &= _EVERY_TOP  # The top bit of a word's first `<`, and perhaps of bytes above it.
-    np.subtract(marks, _ONE, out=below)
-    below &= marks
+def _less_than_shifts(words: Words) -> Words | None:
+    """Return the number of bits below the `<` in each word; None if a word may contain several."""
+    flags = words ^ _EVERY_LESS_THAN
+    below = flags - _EVERY_ONE
+    np.invert(flags, out=flags)
+    flags &= below
+    flags &= _EVERY_TOP  # The top bit of a word's first `<`, and perhaps of bytes above it.
+    np.subtract(flags, _ONE, out=below)
+    below &= flags
     if below.any():
         return None
-    marks >>= _SEVEN
-    marks *= _EIGHT_TIMES_BYTE
-    marks >>= _TOP_BYTE
-    return marks
+    flags >>= _SEVEN
+    flags *= _EIGHT_TIMES_BYTE
+    flags >>= _TOP_BYTE
+    return flags
 
 
-def _words_with_less_than(data: Bytes, scratch: Scratch) -> Integers:
-    """Which words of data hold a `<`, the delimiter's first byte: ascending."""
+def _words_with_less_than(data: Bytes, scratch: SplitterScratch) -> Integers:
+    """Return the indexes of the words that contain a `<`, ascending."""
     count = data.size // _SIZE
     groups = -(-count // _SIZE)
     hits, flags = scratch.hits[: groups * _SIZE], scratch.flags

@@ -1,8 +1,8 @@
-"""What a bus says of itself when it is asked what waits for what: shapes only.
+"""JSON bodies of Inquire requests and replies (binary.md, "Inquire").
 
-Rule 1: every field has a default, so that a bus and a program of different age understand each
-other. Spans of time are seconds before or after the moment of the answer.
-Rule 2: every list is bounded; what was left out is counted beside it.
+Every field has a default, so that peers of different versions understand each other. Durations are
+seconds relative to the time of the reply. Lists are bounded; a field beside each list counts the
+entries that were left out.
 """
 
 from __future__ import annotations
@@ -18,163 +18,163 @@ from simplebus.core.protocol.requests import ClassId, Name
 
 
 class InquireRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="about"):
-    """What is asked about."""
+    """Body of an Inquire request, tagged with its subject in the field `about`."""
 
 
-class BusQuestion(InquireRequest, frozen=True, tag="bus"):
-    """Everything, in short."""
+class BusInquiry(InquireRequest, frozen=True, tag="bus"):
+    """Inquiry about the whole bus."""
 
 
-class ClassQuestion(InquireRequest, frozen=True, tag="class"):
-    """A class."""
+class ClassInquiry(InquireRequest, frozen=True, tag="class"):
+    """Inquiry about one class."""
 
     class_: ClassId | Name = msgspec.field(name="class")
 
 
-class ChannelQuestion(InquireRequest, frozen=True, tag="channel"):
-    """A channel: who gets what is published there."""
+class ChannelInquiry(InquireRequest, frozen=True, tag="channel"):
+    """Inquiry about the subscribers of one channel."""
 
     channel: Annotated[str, Meta(min_length=1, max_length=CHANNEL_BYTES_MAX)]
     class_: ClassId | Name | None = msgspec.field(name="class", default=None)
-    """In this class only."""
+    """Restricts the inquiry to one class."""
 
 
-class SessionQuestion(InquireRequest, frozen=True, tag="session"):
-    """A session."""
+class SessionInquiry(InquireRequest, frozen=True, tag="session"):
+    """Inquiry about one session."""
 
     session: int
 
 
-Question = BusQuestion | ClassQuestion | ChannelQuestion | SessionQuestion
+Inquiry = BusInquiry | ClassInquiry | ChannelInquiry | SessionInquiry
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _Info(msgspec.Struct, frozen=True):
     pass
 
 
-class Flight(_Said, frozen=True):
-    """A message that was sent and is not acknowledged."""
+class InFlightInfo(_Info, frozen=True):
+    """Message in flight."""
 
     sequence: int = 0
     attempt: int = 0
     sent_seconds: float = 0.0
-    """How long ago it was sent, or its consumer has said that it is at it."""
+    """Seconds since its last delivery or the consumer's last Working frame."""
     first_seconds: float = 0.0
-    """About how long ago it was sent for the first time."""
+    """Approximate seconds since its first delivery."""
     due_seconds: float = 0.0
-    """In how long it is sent again."""
+    """Seconds until its redelivery."""
 
 
-class Member(_Said, frozen=True):
-    """One subscription of a group."""
+class MemberInfo(_Info, frozen=True):
+    """Member of a group."""
 
     session: int = -1
     number: int = 0
-    """What its session calls it."""
+    """Subscription number in its session."""
     name: str = ""
-    """What its program calls itself; empty where it does not."""
+    """Client name; empty if none was given."""
     peer: str = ""
     in_flight: int = 0
-    """Messages that it has."""
+    """Messages in flight to this member."""
     in_flight_max: int = 0
     in_flight_bytes: int = 0
-    oldest: Flight | None = None
+    oldest: InFlightInfo | None = None
     waits: str = "nothing"
     waits_for: str = ""
 
 
-class Position(_Said, frozen=True):
-    """One subscription, or what several share."""
+class PositionInfo(_Info, frozen=True):
+    """Position of a subscription or group."""
 
     class_id: int = 0
     session: int = -1
-    """-1 while nobody is connected, and of a group."""
+    """-1 if no session is attached, and for groups."""
     number: int = 0
     name: str = ""
     peer: str = ""
     durable: str = ""
     group: str = ""
     owner: str = ""
-    """The user that made it; empty where that is nobody, or not known."""
+    """User that created it; empty if unknown."""
     patterns: list[str] = []
-    """None: every message."""
+    """Empty for all messages."""
     patterns_left_out: int = 0
     cursor: int = 0
     floor: int = 0
     lag: int = 0
-    """Stored messages from its floor on, whether they are for it or not."""
+    """Stored messages from its floor on, matching or not."""
     unsent: int = 0
-    """And from its cursor on."""
+    """Stored messages from its cursor on, matching or not."""
     again: int = 0
-    """Messages that are to be sent again now."""
+    """Messages to be sent again now."""
     behind: int = 0
-    """Messages that wait for others of their key: of a group by key."""
+    """Messages of a key-ordered group that wait for an earlier message of their key."""
     in_flight: int = 0
     in_flight_max: int = 0
-    """0 for any number."""
+    """0 for unlimited."""
     in_flight_bytes: int = 0
-    oldest: Flight | None = None
+    oldest: InFlightInfo | None = None
     put_off: int = 0
-    """Messages that are to be sent at a later time."""
+    """Messages that are delayed."""
     put_off_seconds: float = 0.0
-    """In how long the first of them is."""
+    """Seconds until the first of them is due."""
     delivered: int = 0
     redelivered: int = 0
     acknowledged: int = 0
     dropped: int = 0
     undelivered: dict[str, int] = {}
-    """Messages that it was not sent, or not again, by reason."""
+    """Messages that were never sent, or not sent again, by reason."""
     dead_letters: int = 0
-    """Those of them that lie in the dead letters, but for what was lost there."""
+    """Number of them that are dead letters, except for dead letters that were lost."""
     alone_seconds: float = 0.0
-    """How long nobody has been connected to it."""
-    members: list[Member] = []
+    """Seconds without an attached session."""
+    members: list[MemberInfo] = []
     members_left_out: int = 0
     waits: str = "nothing"
-    """One word for what it waits for."""
+    """Keyword for what it waits for."""
     waits_for: str = ""
-    """And a sentence."""
+    """Sentence about what it waits for."""
     unburied: int = 0
-    """Messages that are given up, and wait for room among the dead letters."""
+    """Messages that were given up and wait for room in the dead letters."""
 
 
-class Publisher(_Said, frozen=True):
-    """A session some of whose messages wait for room in a class."""
+class PublisherInfo(_Info, frozen=True):
+    """Session with messages that wait for room in a class."""
 
     session: int = -1
     name: str = ""
     peer: str = ""
     messages: int = 0
-    """Of this class and of others behind them."""
+    """Messages of this class, and messages of other classes queued behind them."""
     bytes: int = 0
     seconds: float = 0.0
-    """How long it has waited, about."""
+    """Approximate seconds that it has waited."""
     is_gone: bool = False
 
 
-class BusSaid(_Said, frozen=True, tag_field="about", tag="bus"):
-    """Everything, in short."""
+class BusInfo(_Info, frozen=True, tag_field="about", tag="bus"):
+    """State of the bus."""
 
     bus: str = ""
     now: float = 0.0
-    """Seconds since 1970 by the bus's clock."""
+    """Time of the bus in seconds since 1970."""
     memory_bytes: int = 0
     memory_max: int = 0
     level: str = "memory"
-    """How safe what is confirmed is."""
+    """Durability of confirmed messages."""
     failure: str = ""
-    """Why nothing can be kept now; empty while all is well."""
+    """Reason that the journal cannot be written now; empty if it can."""
     refused: dict[str, int] = {}
-    """What peers did wrong, by reason."""
-    classes: list[ClassLine] = []
-    """First those in which publishers wait, then those that store most."""
+    """Protocol errors of peers, by reason."""
+    classes: list[ClassOverview] = []
+    """Classes with waiting publishers first, then those with most messages."""
     classes_left_out: int = 0
-    sessions: list[SessionLine] = []
+    sessions: list[SessionOverview] = []
     sessions_left_out: int = 0
 
 
-class ClassLine(_Said, frozen=True):
-    """One class, in short."""
+class ClassOverview(_Info, frozen=True):
+    """Short description of a class."""
 
     class_id: int = 0
     name: str = ""
@@ -184,11 +184,11 @@ class ClassLine(_Said, frozen=True):
     """Sessions that wait for room."""
     dropped: int = 0
     is_elsewhere: bool = False
-    """Whether a cluster keeps it: what is stored there is told of one class at a time."""
+    """True if a cluster stores the class; then its messages are only counted in `ClassInfo`."""
 
 
-class SessionLine(_Said, frozen=True):
-    """One session, in short."""
+class SessionOverview(_Info, frozen=True):
+    """Short description of a session."""
 
     session: int = -1
     name: str = ""
@@ -197,169 +197,179 @@ class SessionLine(_Said, frozen=True):
     user: str = ""
 
 
-class ClassSaid(_Said, frozen=True, tag_field="about", tag="class"):
-    """One class."""
+class ClassInfo(_Info, frozen=True, tag_field="about", tag="class"):
+    """State of a class."""
 
     class_id: int = 0
     name: str = ""
     now: float = 0.0
     floor: int = 0
-    """The lowest sequence that is stored."""
+    """Lowest stored sequence."""
     head: int = 0
-    """The next one to be given out."""
+    """Next sequence to be assigned."""
     stored: int = 0
     stored_max: int = 0
-    """0 for any number."""
+    """0 for unlimited."""
     stored_bytes: int = 0
-    """Of frames."""
+    """Bytes of stored frames."""
     memory_bytes: int = 0
     memory_max: int = 0
     newest_seconds: float | None = None
-    """How long ago the newest stored message was accepted, about; None without one."""
+    """Approximate seconds since the newest stored message was accepted; None without messages."""
     oldest_seconds: float | None = None
     policy: str = ""
-    """What happens when it is full."""
+    """Full-class policy."""
     keeps: str = ""
-    """What it keeps of what nobody needs; empty for nothing."""
+    """Retention; empty for none."""
     subjects: list[str] = []
-    """Bound at the NATS door."""
+    """Bound NATS subjects."""
     level: str = "memory"
     safe: int = 0
-    """All below this sequence has reached the level."""
+    """All sequences below it have reached the durability `level`."""
     backlog: int = 0
     """Messages that wait for a first subscription."""
     purged: int = 0
-    """Stored messages that nobody is to have."""
+    """Stored messages that are purged."""
     channels: int = 0
     delivered: int = 0
     redelivered: int = 0
     acknowledged: int = 0
     dropped: dict[str, int] = {}
-    """Messages not kept, or not delivered to some position, by reason."""
+    """Messages that were not stored, or not delivered to a position, by reason."""
     dead_class: int | None = None
-    """The class of its dead letters, if there is one."""
+    """Class of its dead letters, if it exists."""
     dead_letters: int = 0
-    """And how many lie there."""
-    positions: list[Position] = []
-    """Those that are furthest behind."""
+    """Messages stored in that class."""
+    positions: list[PositionInfo] = []
+    """Positions with the largest lag."""
     positions_left_out: int = 0
-    publishers: list[Publisher] = []
-    """Who waits for room longest comes first."""
+    publishers: list[PublisherInfo] = []
+    """Publishers that wait for room, longest wait first."""
     publishers_left_out: int = 0
     waits_for: str = ""
-    """What holds its floor, and who waits for that."""
+    """Position that holds the floor, and publishers that wait for it."""
     unknown: str = ""
-    """Of a class that a cluster keeps, why it is not known what is stored there; then its figures
-    are 0. Empty where it is known."""
+    """Reason that the stored messages of a class in a cluster are unknown, and 0 here; empty if
+    known.
+    """
     on_way: int = 0
-    """Messages that were accepted here, and are not known to be in that cluster yet."""
+    """Messages that were accepted here and are not known to be stored in the cluster."""
 
 
-class Match(_Said, frozen=True):
-    """Somebody who gets what is published on a channel, or nearly."""
+class MatchInfo(_Info, frozen=True):
+    """Subscriber that matches a channel, or nearly matches."""
 
     class_id: int = 0
     who: str = ""
-    """Such as: durable 'billing', session 4 (127.0.0.1:5001)."""
+    """Description, such as: durable 'billing', session 4 (127.0.0.1:5001)."""
     session: int = -1
     number: int = 0
     durable: str = ""
     group: str = ""
     pattern: str = ""
-    """Which one; empty for who gets every message, and where it was not looked for."""
+    """Matching pattern; empty for subscribers of all messages or if it was not determined."""
     why_not: str = ""
-    """Empty for who gets it."""
+    """Reason that it does not match; empty if it does."""
 
 
-class ChannelClass(_Said, frozen=True):
-    """What one class has to do with a channel."""
+class ChannelClassInfo(_Info, frozen=True):
+    """Messages and subscribers of a channel in one class."""
 
     class_id: int = 0
     name: str = ""
     stored: int = 0
-    """Messages on this channel."""
+    """Stored messages of this channel."""
     subjects: list[str] = []
-    """Bound ones that match: what NATS clients publish there is stored in this class."""
-    matches: list[Match] = []
-    near: list[Match] = []
+    """Matching bound subjects: messages that NATS clients publish there are stored in this class.
+    """
+    matches: list[MatchInfo] = []
+    near: list[MatchInfo] = []
     left_out: int = 0
-    """Positions that are in neither list, though they may match."""
+    """Positions in neither list that may match."""
 
 
-class Listener(_Said, frozen=True):
-    """Who hears what is published on a channel at another door."""
+class ListenerInfo(_Info, frozen=True):
+    """NATS subscribers of a channel."""
 
     pattern: str = ""
     queue: str = ""
-    """The group that shares it; empty for one that gets every message."""
+    """Queue group; empty for a single subscription."""
     members: int = 1
     peer: str = ""
-    """Of one of them."""
+    """Address of one member."""
 
 
-class ChannelSaid(_Said, frozen=True, tag_field="about", tag="channel"):
-    """One channel."""
+class ChannelInfo(_Info, frozen=True, tag_field="about", tag="channel"):
+    """Subscribers of a channel."""
 
     channel: str = ""
     now: float = 0.0
-    classes: list[ChannelClass] = []
-    """Those that have something to do with it."""
+    classes: list[ChannelClassInfo] = []
+    """Classes with messages or subscribers of this channel."""
     classes_left_out: int = 0
-    listeners: list[Listener] = []
+    listeners: list[ListenerInfo] = []
     listeners_left_out: int = 0
 
 
-class SessionSaid(_Said, frozen=True, tag_field="about", tag="session"):
-    """One session."""
+class SessionInfo(_Info, frozen=True, tag_field="about", tag="session"):
+    """State of a session."""
 
     session: int = -1
     now: float = 0.0
     version: int = 0
-    """0 while it has not shown which; -1 at another door."""
+    """0 if not known yet; -1 for a session of another listener."""
     name: str = ""
     peer: str = ""
     user: str = ""
-    """Who it is; empty where nobody is asked."""
+    """Authenticated user; empty without authentication."""
     level: str = "memory"
     unconfirmed: int = 0
-    """Messages that it was not told are stored."""
+    """Published messages that are not confirmed."""
     leaves_out: bool = False
-    """Whether these are that many at most: it may leave out numbers, and they are counted."""
+    """True if `unconfirmed` is an upper bound because the client may leave out numbers."""
     parked: int = 0
-    """Those of them that wait for room."""
+    """Unconfirmed messages that wait for room in a class."""
     parked_bytes: int = 0
     parked_class: int | None = None
-    """Where the first of them waits."""
+    """Class that the first of them waits for."""
     parked_seconds: float = 0.0
     pending_bytes: int = 0
-    """Kept for it beside what classes store."""
+    """Memory held for the session outside the rings."""
     full_seconds: float = 0.0
-    """How long it has taken none of the bytes that wait for it."""
+    """Seconds for which it has read none of the bytes that wait for it."""
     heartbeat: float = 0.0
     refused: dict[str, int] = {}
-    """What it was told had no effect, by reason."""
-    positions: list[Position] = []
+    """Refused requests and messages, by reason."""
+    positions: list[PositionInfo] = []
     positions_left_out: int = 0
     is_read: bool = True
-    """Whether what it sends is read."""
+    """True if the server reads from its connection."""
     waits_for: str = ""
-    """Why not, or what its messages wait for."""
+    """Reason that it is not read, or what its messages wait for."""
 
 
-Explained = BusSaid | ClassSaid | ChannelSaid | SessionSaid
+InquireReply = BusInfo | ClassInfo | ChannelInfo | SessionInfo
 
-_questions: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
-_explained: msgspec.json.Decoder[Explained] = msgspec.json.Decoder(Explained)
-
-
-def question(content: bytes) -> Question:
-    """What a frame asks. Raises RemoteProtocolError (bad_request)."""
-    return _decode(_questions, content or b'{"about":"bus"}', "an Inquire")
+_inquiry_decoder: msgspec.json.Decoder[Inquiry] = msgspec.json.Decoder(Inquiry)
+_reply_decoder: msgspec.json.Decoder[InquireReply] = msgspec.json.Decoder(InquireReply)
 
 
-def explained(content: bytes) -> Explained:
-    """What a bus has answered. Raises RemoteProtocolError (bad_request)."""
-    return _decode(_explained, content, "the answer to an Inquire")
+def decode_inquiry(content: bytes) -> Inquiry:
+    """Decode the body of an Inquire request; empty content asks about the bus.
+
+    Raises:
+        RemoteProtocolError: bad_request if the body is not valid.
+    """
+    return _decode(_inquiry_decoder, content or b'{"about":"bus"}', "an Inquire")
+
+
+def decode_reply(content: bytes) -> InquireReply:
+    """Decode the body of a reply to an Inquire request.
+
+    Raises:
+        RemoteProtocolError: bad_request if the body is not valid.
+    """
+    return _decode(_reply_decoder, content, "the answer to an Inquire")
 
 
 T = TypeVar("T")

@@ -1,12 +1,11 @@
-"""From a connection's stream of bytes to batches of whole frames.
+"""Received bytes of a connection, split into batches of whole frames.
 
-Rule 1: a connection keeps only the bytes of its one incomplete frame, between reads.
-Rule 2: any chunking of the same bytes gives the same frames.
-Rule 3: no byte is searched more often than the chunks it was cut into make necessary: a short tail
-is copied in front of the next read, a long one grows in place and is searched from where it ended.
+A connection keeps only the bytes of its incomplete frame between reads. Any chunking of the same
+bytes gives the same frames. A short incomplete frame is copied in front of the next read; a long
+one grows in place and is searched from where the last search ended, so no byte is searched twice.
 
-    buffer  │ headroom … ┆ tail │ what the socket gave … │
-                         └ one contiguous scan ──────────┘
+    buffer  │ headroom … ┆ tail │ bytes from the socket … │
+                         └ one contiguous scan ───────────┘
 """
 
 from __future__ import annotations
@@ -20,37 +19,37 @@ from simplebus.core.limits import (
     HEADER_BYTES,
     HEADROOM_BYTES,
     RECEIVE_BYTES,
-    SPARE_BYTES,
+    RECEIVE_PADDING_BYTES,
 )
-from simplebus.core.protocol.frame_splitter import Scratch, split
+from simplebus.core.protocol.frame_splitter import SplitterScratch, split_frames
 from simplebus.core.protocol.frames import DELIMITER, FrameBatch
 
 
 class ReceiveBuffer:
-    """The one buffer that every connection of an engine reads into, with headroom for a tail."""
+    """Buffer that all connections of a server read into, with headroom for an incomplete frame."""
 
     def __init__(self, size: int = RECEIVE_BYTES) -> None:
-        self.raw = bytearray(HEADROOM_BYTES + size + SPARE_BYTES)
-        self.scratch = Scratch(len(self.raw))
+        self.raw = bytearray(HEADROOM_BYTES + size + RECEIVE_PADDING_BYTES)
+        self.scratch = SplitterScratch(len(self.raw))
         self.view = memoryview(self.raw)
-        self.space = self.view[HEADROOM_BYTES:-SPARE_BYTES]
-        """Where to read into; what was read is raw[HEADROOM_BYTES : HEADROOM_BYTES + count]."""
+        self.writable = self.view[HEADROOM_BYTES:-RECEIVE_PADDING_BYTES]
+        """Memory to read into. The bytes read are raw[HEADROOM_BYTES : HEADROOM_BYTES + count]."""
 
     def fill(self, data: bytes) -> int:
-        """Put data where a socket would have; returns its length, at most len(space)."""
-        self.space[: len(data)] = data
+        """Copy `data` to `writable`, as a read from a socket would. Returns its length."""
+        self.writable[: len(data)] = data
         return len(data)
 
 
 class FrameReceiver:
-    """One connection's incomplete frame, and the frames that complete it."""
+    """Incomplete frame of one connection, and counters of what it received."""
 
     def __init__(self, *, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
-        self.frames = 0
-        """Whole frames received so far."""
+        self.frame_count = 0
+        """Whole frames received."""
         self.received_bytes = 0
-        """Bytes received so far."""
+        """Bytes received."""
         self._tail = bytearray()
 
     @property
@@ -58,9 +57,11 @@ class FrameReceiver:
         """Bytes of the incomplete frame; 0 between frames."""
         return len(self._tail)
 
-    def is_lone_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
-        """Whether the fresh bytes are exactly one frame: then `took_lone_frame` may be called
-        instead of `receive`."""
+    def has_single_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
+        """Return True if the `count` new bytes are exactly one frame.
+
+        The caller may then process the frame and call `record_single_frame` instead of `receive`.
+        """
         first = HEADROOM_BYTES
         return (
             not self._tail
@@ -69,24 +70,26 @@ class FrameReceiver:
             == first + count - DELIMITER_BYTES
         )
 
-    def took_lone_frame(self, count: int) -> None:
-        """The fresh bytes were exactly one frame, and are done with."""
-        self.frames += 1
+    def record_single_frame(self, count: int) -> None:
+        """Count a frame of `count` bytes that the caller processed."""
+        self.frame_count += 1
         self.received_bytes += count
 
-    def lone_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
-        """Take the fresh bytes if they are exactly one frame. Returns whether they are."""
-        lone = self.is_lone_frame(buffer, count)
+    def receive_single_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
+        """Count the `count` new bytes as a frame and return True if they are exactly one."""
+        lone = self.has_single_frame(buffer, count)
         if lone:
-            self.took_lone_frame(count)
+            self.record_single_frame(count)
         return lone
 
     def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[FrameBatch]:
-        """Yield the frames that `count` fresh bytes in the buffer complete.
+        """Yield the frames that `count` new bytes in the buffer complete.
 
-        Each batch is a view of the buffer, valid until the buffer is filled again. Exhaust the
-        iterator, or drop the connection. Raises RemoteProtocolError (frame_too_long) after the
-        frames before the offending one.
+        Each batch is a view of the buffer, valid until the buffer is filled again. The caller
+        exhausts the iterator or drops the connection.
+
+        Raises:
+            RemoteProtocolError: frame_too_long, after the frames before the offending one.
         """
         self.received_bytes += count
         first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
@@ -99,18 +102,20 @@ class FrameReceiver:
             else:
                 frame, first = self._assemble(buffer, first, last)
                 if frame is not None:
-                    yield from self._checked(frame)
-        while (batch := split(buffer.raw, first, last, buffer.scratch)) is not None:
+                    yield from self._check_lengths(frame)
+        while (batch := split_frames(buffer.raw, first, last, buffer.scratch)) is not None:
             first += batch.data.size
-            yield from self._checked(batch)
+            yield from self._check_lengths(batch)
         self._tail += buffer.view[first:last]
         if len(self._tail) > self.frame_bytes_max:
-            raise self._too_long(len(self._tail), "and has not ended")
+            raise self._build_too_long_error(len(self._tail), "and has not ended")
 
     def _assemble(
         self, buffer: ReceiveBuffer, first: int, last: int
     ) -> tuple[FrameBatch | None, int]:
-        """Grow the long tail. Returns its frame once whole, and where the next one begins."""
+        """Append to a long incomplete frame. Returns the frame once it is whole, and the next
+        frame's offset.
+        """
         searched = len(self._tail)
         self._tail += buffer.view[first:last]
         earliest = max(HEADER_BYTES, searched - DELIMITER_BYTES + 1)
@@ -118,24 +123,24 @@ class FrameReceiver:
         if end < 0:
             return None, last
         length = end + DELIMITER_BYTES
-        frame = FrameBatch.of_one(memoryview(bytes(self._tail[:length])))
+        frame = FrameBatch.from_frame(memoryview(bytes(self._tail[:length])))
         self._tail.clear()
         return frame, first + length - searched
 
-    def _checked(self, batch: FrameBatch) -> Iterator[FrameBatch]:
-        """The batch, up to a frame that is too long."""
+    def _check_lengths(self, batch: FrameBatch) -> Iterator[FrameBatch]:
+        """Yield the batch, up to the first frame that is too long."""
         if batch.data.size > self.frame_bytes_max:
             lengths = batch.lengths
             if (batch.stride or lengths.max()) > self.frame_bytes_max:
                 at = int((lengths > self.frame_bytes_max).argmax())
                 if at:
-                    self.frames += at
+                    self.frame_count += at
                     yield batch.slice(0, at)
-                raise self._too_long(int(lengths[at]), "long")
-        self.frames += batch.count
+                raise self._build_too_long_error(int(lengths[at]), "long")
+        self.frame_count += batch.count
         yield batch
 
-    def _too_long(self, length: int, what: str) -> RemoteProtocolError:
+    def _build_too_long_error(self, length: int, what: str) -> RemoteProtocolError:
         return RemoteProtocolError(
             Reason.FRAME_TOO_LONG,
             f"a frame is {length} bytes {what}; at most {self.frame_bytes_max} are accepted",

@@ -1,9 +1,8 @@
-"""What peers ask and answer in JSON (protocol/binary.md, version 2): shapes, defaults, bounds.
+"""JSON bodies of requests and replies of protocol version 2, with defaults and bounds.
 
-Rule 1: this file knows what is well formed, never what exists: whether a class or a durable is
-there is the broker's business.
-Rule 2: keys that are not known are ignored, so that peers of different age understand each other;
-a known key with a wrong value is refused, with the place and what was expected.
+Unknown keys are ignored, so that peers of different versions understand each other. A known key
+with a wrong value is refused. Only the form is checked here: the broker checks if classes and
+durables exist.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from msgspec import Meta
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
-    BACKOFF_MAX,
+    BACKOFF_SECONDS_MAX,
+    BACKOFF_STEPS_MAX,
     BINDINGS_MAX,
     DELIVERIES_MAX,
     FETCH_MESSAGES_MAX,
@@ -24,7 +24,6 @@ from simplebus.core.limits import (
     IN_FLIGHT_MAX,
     MESSAGE_ID_MASK,
     NAME_CHARACTERS_MAX,
-    PAUSE_SECONDS_MAX,
     SECRET_CHARACTERS_MAX,
     SEQUENCE_MAX,
 )
@@ -34,109 +33,109 @@ VERSION = 2
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 ClassId = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
-Seconds = Annotated[float, Meta(gt=0, le=PAUSE_SECONDS_MAX)]
+Seconds = Annotated[float, Meta(gt=0, le=BACKOFF_SECONDS_MAX)]
 
 
-STARTS = ("waiting", "new", "earliest", "last", "last_values")
-"""Where a position may begin, beside a sequence and a time."""
+START_KEYWORDS = ("waiting", "new", "earliest", "last", "last_values")
+"""Start positions other than a sequence or a time."""
 
 
-class _Object(msgspec.Struct, frozen=True):
+class _JsonBody(msgspec.Struct, frozen=True):
     def encode(self) -> bytes:
-        """The content of its frame."""
+        """Return the content of the frame."""
         return msgspec.json.encode(self)
 
 
-class _Request(_Object, frozen=True, omit_defaults=True):
-    """Says what is asked for, and leaves out the rest."""
+class _Request(_JsonBody, frozen=True, omit_defaults=True):
+    """Body of a request. Fields with default values are omitted."""
 
 
 class NamedClass(_Request, frozen=True):
-    """A class by id, name or both. With a name alone the bus gives the id."""
+    """Class by id, name or both. If only the name is given, the server assigns the id."""
 
     id: ClassId | None = None
     name: Name | None = None
     subjects: Annotated[list[str], Meta(max_length=BINDINGS_MAX)] = []
-    """What NATS clients publish on them is this class's, too, from now on."""
+    """NATS subjects whose messages are stored in this class from now on."""
     last_values: bool = False
-    """Whether it is to keep the last message of each channel, besides everything else, from now on.
-    """
+    """True to retain the last value of each channel from now on."""
 
 
 Secret = Annotated[str, Meta(max_length=SECRET_CHARACTERS_MAX)]
 
 
 class Auth(_Request, frozen=True):
-    """Who a client says it is: a user with a password, or a token."""
+    """Credentials: user and password, or token."""
 
     user: Secret = ""
     password: Secret = ""
     token: Secret = ""
 
     def __repr__(self) -> str:
-        return f"Auth(user={self.user!r})"  # Never the secrets: this may be logged.
+        return f"Auth(user={self.user!r})"  # Without secrets, because it may be logged.
 
 
 class ConnectRequest(_Request, frozen=True):
-    """Who is there, and which classes it will use."""
+    """Body of a Connect request (binary.md, "Greeting")."""
 
     version: Annotated[int, Meta(ge=2)] = VERSION
-    """The highest version that the client speaks."""
+    """Highest protocol version of the client."""
     name: Name | None = None
-    """Whose numbers its messages carry; None for a publisher that is not remembered."""
+    """Publisher name; None for a publisher without deduplication."""
     instance: Name | None = None
-    """Distinguishes this running program from another one with its name."""
+    """Identity of this run of the program that uses the publisher name."""
     classes: Annotated[list[ClassId | Name | NamedClass], Meta(max_length=65_536)] = []
     heartbeat: Annotated[float, Meta(ge=0, le=HEARTBEAT_SECONDS_MAX)] = 0.0
-    """Seconds of silence that the client would allow; 0 for any."""
+    """Longest silence in seconds that the client accepts; 0 for any."""
     client: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
-    """What it is, for logs."""
+    """Description of the client for logs."""
     unconfirmed: Annotated[int, Meta(ge=0, le=MESSAGE_ID_MASK)] | None = None
-    """The lowest number that was not confirmed to this running program under its name; None when it
-    has none yet."""
+    """Lowest message number that was not confirmed to this instance; None if it has none."""
     bus: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
-    """Which bus's numbers these are, as its reply named it."""
+    """Identity of the bus that these numbers belong to, from its reply."""
     first: Annotated[int, Meta(ge=0, le=MESSAGE_ID_MASK)] | None = None
-    """Of a program that gives its messages numbers of its own, of which it may leave some out: the
-    first one. Only where messages are known by them elsewhere: see the reply's `duplicates`."""
+    """First message number of a client that numbers messages itself and may leave out numbers.
+
+    Only for buses that report `duplicates` in their reply.
+    """
     auth: Auth | None = None
-    """Who it is, where the bus asks."""
+    """Credentials, if the bus requires them."""
 
 
-class ConnectReply(_Object, frozen=True):
-    """What was granted."""
+class ConnectReply(_JsonBody, frozen=True):
+    """Body of the reply to a Connect request (binary.md, "Greeting")."""
 
     session: int
     version: int = VERSION
     server: str = ""
     bus: str = ""
-    """Identity of the bus's memory: another one knows nothing of what was said before."""
+    """Identity of the stored state. It changes when the bus lost its state."""
     classes: dict[str, int] = {}
-    """Id of each class that the request named by name."""
+    """Class id of each class that the request gave by name."""
     next: int = 0
-    """The number that the publisher's next message is to carry: all before it are stored."""
+    """Number of the publisher's next message; all before it are stored."""
     credit: int = 0
     """Bytes of frames that may be unconfirmed."""
     heartbeat: float = 0.0
-    """Seconds after which a silent side sends a Heartbeat; 0 for never."""
+    """Seconds of silence after which a side sends a Heartbeat; 0 for never."""
     frame_bytes: int = 0
-    """The longest frame accepted."""
+    """Longest accepted frame."""
     ack_seconds: float = 0.0
-    """How long a message may be unacknowledged before it is sent again, the first time."""
+    """Ack timeout of the first delivery."""
     run: str = ""
-    """Identity of the bus's process: another one may have given sequences that were sent, and whose
-    messages it has lost, to other messages."""
+    """Identity of the server process. After a change, sequences of lost messages may be reused."""
     level: int = 0
-    """What a Confirm promises: 0 memory, 1 os, 2 disk."""
+    """Durability of confirmed messages: 0 memory, 1 os, 2 disk."""
     lost: int = 0
-    """Messages below `unconfirmed` that the bus does not have, and has not refused."""
+    """Number of messages below `unconfirmed` that are neither stored nor refused."""
     duplicates: float = 0.0
-    """Seconds for which a message is known by its publisher's name, instance and number, at
-    whichever door before a cluster; 0 for as long as this bus knows the name."""
+    """Seconds for which any server of a cluster detects duplicates by publisher name, instance and
+    number; 0 if this bus detects them as long as it knows the name.
+    """
 
 
 class Start(_Request, frozen=True):
-    """A position: a sequence, or the first message accepted at or after a time."""
+    """Start position: a sequence, or the first message accepted at or after a time."""
 
     sequence: Sequence | None = None
     time: float | None = None
@@ -144,125 +143,137 @@ class Start(_Request, frozen=True):
 
 
 class SubscribeRequest(_Request, frozen=True):
-    """One more subscription to the class in the header."""
+    """Body of a Subscribe request (binary.md, "Subscriptions")."""
 
     channels: Annotated[list[str], Meta(max_length=BINDINGS_MAX)] = []
-    """Patterns; a message comes when one of them matches its channel. None: every message."""
+    """Patterns, one of which must match the channel of a message; empty for all messages."""
     durable: Name | None = None
-    """A name under which the position outlives the session."""
+    """Name of a durable, whose position outlives the session."""
     idle_seconds: Annotated[float, Meta(gt=0, le=IDLE_SECONDS_MAX)] | None = None
-    """How long a durable is kept while nobody is connected to it; None for ever, or as long as who
-    used it last has said."""
+    """Seconds that the idle durable is kept; None for unlimited or its earlier value."""
     group: Name | None = None
-    """Subscriptions of one group share one position: each message goes to one of them."""
+    """Name of a group, whose members share one position: each message goes to one member."""
     start: str | Start = "waiting"
-    """"waiting" (what waits for a first subscription, else new), "new", "earliest", "last",
-    "last_values" (the last message of each channel, then what is new), or a position. Ignored when
-    the durable or the group exists, unless it is to `seek`."""
+    """Start position: "waiting" (the class's backlog on its first subscription, else new messages),
+    "new", "earliest", "last", "last_values" (the last value of each channel, then new messages) or
+    a `Start`. Ignored if the durable or the group exists, except with `seek`.
+    """
     seek: bool = False
-    """Whether a durable that exists, and that nobody holds, is moved to `start`."""
+    """True to move an existing idle durable to `start`."""
     max_in_flight: Annotated[int, Meta(ge=1, le=IN_FLIGHT_MAX)] | None = None
-    """Messages sent to this subscription and not acknowledged; None for the bus's default."""
+    """Messages in flight; None for the default of the bus."""
     max_pending: Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)] | None = None
-    """Messages stored for it and not acknowledged, at which `slow` decides; None for the class's
-    own limits."""
+    """Unacknowledged messages, sent or not, at which `slow` applies; None for the limits of the
+    class.
+    """
     slow: str = "block"
-    """"block", "drop_oldest", "drop_newest" or "disconnect"."""
+    """Policy for a slow subscription: "block", "drop_oldest", "drop_newest" or "disconnect"."""
     ack_seconds: Seconds | None = None
-    """Instead of the class's ack timeout; counted in whole ticks, at least one."""
+    """Ack timeout, rounded up to whole ticks; None for that of the class."""
     max_deliveries: Annotated[int, Meta(ge=0, le=DELIVERIES_MAX)] | None = None
-    """How often a message is sent before it is given up; 0 for without end, None for what the class
-    says."""
-    backoff: Annotated[list[Seconds], Meta(min_length=1, max_length=BACKOFF_MAX)] | None = None
-    """Pauses before the second sending, the third and so on, the last one for all further ones, in
-    whole ticks; None for what the class says."""
+    """Deliveries before a message becomes a dead letter; 0 for unlimited, None for the class's
+    value.
+    """
+    backoff: Annotated[list[Seconds], Meta(min_length=1, max_length=BACKOFF_STEPS_MAX)] | None = (
+        None
+    )
+    """Delays before each redelivery, in whole ticks; the last one repeats. None for the class's
+    value.
+    """
     by_key: bool = False
-    """Of a group: whether messages of one key go to one member, one after the other."""
+    """True for a key-ordered group: messages of one key go to one member, one after the other."""
 
 
-class SubscribeReply(_Object, frozen=True):
-    """Where the subscription stands."""
+class SubscribeReply(_JsonBody, frozen=True):
+    """Body of the reply to a Subscribe request (binary.md, "Subscriptions")."""
 
     cursor: int
-    """Sequence of the next message that it is sent for the first time, if it is for it."""
+    """Sequence of the next message that may be sent for the first time."""
     floor: int
-    """Lowest sequence that it has not acknowledged."""
+    """Lowest sequence that is not acknowledged."""
     resumed: bool = False
-    """Whether the durable or the group was there before."""
+    """True if the durable or the group existed."""
 
 
 class UnsubscribeRequest(_Request, frozen=True):
-    """One subscription less."""
+    """Body of an Unsubscribe request (binary.md, "Unsubscribe")."""
 
     forget: bool = False
-    """Whether a durable's position goes too."""
+    """True to delete the durable, too."""
 
 
 class FetchRequest(_Request, frozen=True):
-    """Messages of a class by sequence, with no effect on anybody's position."""
+    """Body of a Fetch request (binary.md, "Fetch"). Positions do not change."""
 
     first: Sequence = 0
     count: Annotated[int, Meta(ge=1, le=FETCH_MESSAGES_MAX)] = FETCH_MESSAGES_MAX
     time: float | None = None
-    """Instead of `first`: begin with what was accepted at or after it, in seconds since 1970."""
+    """Instead of `first`: begin with messages accepted at or after it, in seconds since 1970."""
     times: bool = False
-    """Whether the reply is to say when they were accepted."""
+    """True to include acceptance times in the reply."""
 
 
-class FetchReply(_Object, frozen=True, omit_defaults=True):
-    """What was found."""
+class FetchReply(_JsonBody, frozen=True, omit_defaults=True):
+    """Body of the reply to a Fetch request (binary.md, "Fetch")."""
 
     first: int
     """Sequence of the first message sent; `next` if there is none."""
     next: int
-    """Ask from here for more: the answer may be shorter than the range."""
+    """Sequence to continue with: the reply may be shorter than the requested range."""
     floor: int
-    """Lowest sequence that the class still holds."""
+    """Lowest stored sequence."""
     head: int
-    """Sequence of the next message that will be accepted."""
+    """Next sequence that the class will assign."""
     times: list[tuple[int, float]] = []
-    """If asked for, when they were accepted: from which sequence on, and seconds since 1970. The
-    first entry is at or before `first`, the last one before `next`."""
+    """Tuples (first sequence, acceptance time in seconds since 1970), if requested. The first entry
+    is at or before `first`, the last one before `next`.
+    """
     now: float = 0
-    """If times were asked for, when this was answered, by the same clock; 0 where they were not."""
+    """Time of the reply by the same clock if times were requested, else 0."""
     purged: list[tuple[int, int]] = []
-    """Messages first..last-1 among them are purged: nobody is to have them any more."""
+    """Ranges first..last-1 among them that are purged."""
 
 
 class PurgeRequest(_Request, frozen=True):
-    """Messages of a class that nobody is to have any more: first..last-1 of what is stored."""
+    """Body of a Purge request: discard stored messages first..last-1 (binary.md, "Purge")."""
 
     first: Sequence = 0
     last: Sequence | None = None
     """None for the head."""
 
 
-class PurgeReply(_Object, frozen=True):
-    """What was purged."""
+class PurgeReply(_JsonBody, frozen=True):
+    """Body of the reply to a Purge request (binary.md, "Purge")."""
 
     purged: int
-    """Messages that were stored, and not purged before."""
+    """Messages that were stored and not purged before."""
 
 
-class ErrorReply(_Object, frozen=True):
-    """Why a frame had no effect, or why the server closes."""
+class ErrorReply(_JsonBody, frozen=True):
+    """Body of an Error frame: why a request had no effect or the server disconnects ("Errors")."""
 
     code: str
     message: str
     fatal: bool = False
     count: int = 1
-    """Of refused messages: how many numbers, from the one in the header on."""
+    """Number of refused messages, from the number in the frame header on."""
 
 
-T = TypeVar("T", bound=_Object)
+T = TypeVar("T", bound=_JsonBody)
 
-_decoders: dict[type[_Object], msgspec.json.Decoder[_Object]] = {}
+_decoders: dict[type[_JsonBody], msgspec.json.Decoder[_JsonBody]] = {}
 
 
 def decode(kind: type[T], content: bytes, *, reason: Reason = Reason.BAD_REQUEST) -> T:
-    """The object in a frame's content; no content counts as `{}`.
+    """Decode the JSON body of a frame. Empty content counts as `{}`.
 
-    Raises RemoteProtocolError with this reason for what is no such object.
+    Args:
+        kind: Type of the body.
+        content: Content of the frame.
+        reason: Reason code of the error.
+
+    Raises:
+        RemoteProtocolError: The content is not a valid body of this type.
     """
     decoder = _decoders.get(kind)
     if decoder is None:
@@ -271,7 +282,7 @@ def decode(kind: type[T], content: bytes, *, reason: Reason = Reason.BAD_REQUEST
         found = decoder.decode(content or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         shown = repr(content[:60].decode("utf-8", "backslashreplace"))
-        if kind is ConnectRequest:  # There may be a password in it.
+        if kind is ConnectRequest:  # It may contain a password.
             shown = f"{len(content)} bytes of JSON, or of none"
         raise RemoteProtocolError(reason, f"a {kind.__name__} held {shown}: {error}") from None
     assert isinstance(found, kind)

@@ -1,6 +1,6 @@
-"""Where the messages of a position are, as far as its cursor has passed them.
+"""Delivery state of one position, for inquiries.
 
-Rule 1: this file looks at so much and no more; where that does not tell, it says so by None.
+The functions inspect a bounded number of messages and spans, so their counts are approximate.
 """
 
 from __future__ import annotations
@@ -9,100 +9,115 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from simplebus.core.limits import EXPLAINED_MESSAGES, EXPLAINED_SPANS
-from simplebus.core.redelivery.ack_timer import SequenceSet, Span
+from simplebus.core.limits import INQUIRY_MESSAGES_MAX, INQUIRY_SPANS_MAX
+from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.redelivery.sequence_set import SequenceSet
 
-Sets = Sequence[tuple[int, int, SequenceSet]]
-"""When something is due, how often it was sent, and which messages: as of `Wheel.sets`."""
+ScheduledSets = Sequence[tuple[int, int, SequenceSet]]
+"""Tuples (due tick, attempts, messages), as returned by `TimerWheel.scheduled_sets`."""
 
-_DOUBLED = 32
-"""Of what was sent more often, the pauses before are as long as the last one."""
-
-
-class Standing(NamedTuple):
-    """What a position says of itself."""
-
-    in_flight: int
-    sent: Sets
-    """What is in flight lies in here; so may what is acknowledged."""
-    pauses: Sets
-    """What comes again at a tick."""
-    later: Sequence[tuple[float, int, Span]]
-    """What is put off to a time, the earliest one first."""
-    again: Sequence[Span]
-    """What is to be sent now."""
-    waiting: Sequence[SequenceSet]
-    """All that waits, as far as that is known."""
-    behind: int = 0
-    """Messages that wait for others of their key."""
-    unburied: int = 0
-    """Messages that are given up and wait for room among the dead letters."""
+_BACKOFF_STEPS_MAX = 32
+"""The backoff delay is constant after this many attempts."""
 
 
-class Oldest(NamedTuple):
-    """What was sent first, of what is in flight."""
+class DeliveryState(NamedTuple):
+    """Messages behind the cursor of one position, by state."""
+
+    in_flight_count: int
+    ack_timer_sets: ScheduledSets
+    """Messages in flight; may include acknowledged ones."""
+    nack_timer_sets: ScheduledSets
+    """Messages that are redelivered at a tick."""
+    delayed_spans: Sequence[tuple[float, int, Span]]
+    """Heap of messages that are delayed until a time."""
+    redelivery_queue: Sequence[Span]
+    """Messages to be sent again now."""
+    waiting_sequences: Sequence[SequenceSet]
+    """All messages that wait to be sent, as far as the position keeps them; else empty."""
+    blocked_by_key_count: int = 0
+    """Messages that wait for an earlier message of their key."""
+    pending_dead_letter_count: int = 0
+    """Messages that were given up and wait for room in the dead letters."""
+
+
+class OldestInFlight(NamedTuple):
+    """The message in flight that was sent first."""
 
     sequence: int
     attempts: int
-    sent_tick: int
-    """When it was sent last, or its consumer has said that it is at it."""
-    first_tick: int
-    """About when it was sent for the first time."""
+    last_sent_tick: int
+    """Tick of its last delivery or of the consumer's last Working frame."""
+    first_sent_tick: int
+    """Approximate tick of its first delivery."""
     due_tick: int
-    """When it is sent again."""
+    """Tick of its redelivery."""
 
 
-def oldest(sets: Sets, window: AckWindow, pause: Callable[[int], int]) -> Oldest | None:
-    """Of what lies in these sets and is not acknowledged, what was sent first. `pause` says how
-    many ticks lie between a sending and the next."""
-    spare = EXPLAINED_MESSAGES
-    by_time = sorted(
-        (due - pause(max(attempts, 1)), due, attempts, held) for due, attempts, held in sets if held
+def find_oldest_in_flight(
+    sets: ScheduledSets, window: AckWindow, delay_ticks: Callable[[int], int]
+) -> OldestInFlight | None:
+    """Return the unacknowledged message of these sets that was sent first.
+
+    Args:
+        sets: Messages in flight.
+        window: Ack window of the position.
+        delay_ticks: Returns the ticks between a delivery and the next one, by attempts.
+
+    Returns:
+        The message; None if there is none or it is not found within the inspection limit.
+    """
+    remaining = INQUIRY_MESSAGES_MAX
+    by_sent_tick = sorted(
+        (due - delay_ticks(max(attempts, 1)), due, attempts, sequences)
+        for due, attempts, sequences in sets
+        if sequences
     )
-    for sent, due, attempts, held in by_time:
-        for first, last in islice(held.within(window.floor, window.cursor), EXPLAINED_SPANS):
-            last = min(last, first + spare)
-            open_ranges = window.unacked(first, last)
+    for sent, due, attempts, sequences in by_sent_tick:
+        for first, last in islice(
+            sequences.ranges_within(window.floor, window.cursor), INQUIRY_SPANS_MAX
+        ):
+            last = min(last, first + remaining)
+            open_ranges = window.unacked_ranges(first, last)
             if open_ranges:
-                before = _pauses_before(max(attempts, 1), pause)
-                return Oldest(open_ranges[0][0], attempts, sent, sent - before, due)
-            spare -= last - first
-            if spare <= 0:
+                before = _ticks_since_first_delivery(max(attempts, 1), delay_ticks)
+                return OldestInFlight(open_ranges[0][0], attempts, sent, sent - before, due)
+            remaining -= last - first
+            if remaining <= 0:
                 return None
     return None
 
 
-def _pauses_before(attempts: int, pause: Callable[[int], int]) -> int:
-    """Ticks between the first sending and the last one."""
-    few = min(attempts, _DOUBLED)
-    return sum(pause(n) for n in range(1, few)) + (attempts - few) * pause(few)
+def _ticks_since_first_delivery(attempts: int, delay_ticks: Callable[[int], int]) -> int:
+    """Return the ticks between the first delivery and the last one."""
+    steps = min(attempts, _BACKOFF_STEPS_MAX)
+    return sum(delay_ticks(n) for n in range(1, steps)) + (attempts - steps) * delay_ticks(steps)
 
 
-def put_off(standing: Standing, window: AckWindow) -> int:
-    """About how many messages are put off."""
-    spans: list[Span] = [span for _, _, span in islice(standing.later, EXPLAINED_SPANS)]
-    for _, attempts, held in standing.pauses[:EXPLAINED_SPANS]:
-        spans += [Span(a, b, attempts) for a, b in islice(held, EXPLAINED_SPANS)]
-    return count(spans, standing, window)
+def count_delayed(state: DeliveryState, window: AckWindow) -> int:
+    """Return the approximate number of delayed messages."""
+    spans: list[Span] = [span for _, _, span in islice(state.delayed_spans, INQUIRY_SPANS_MAX)]
+    for _, attempts, sequences in state.nack_timer_sets[:INQUIRY_SPANS_MAX]:
+        spans += [Span(a, b, attempts) for a, b in islice(sequences, INQUIRY_SPANS_MAX)]
+    return count_unacked(spans, state, window)
 
 
-def to_be_sent(standing: Standing, window: AckWindow) -> int:
-    """About how many messages are to be sent again now."""
-    return count(islice(standing.again, EXPLAINED_SPANS), standing, window)
+def count_redeliveries(state: DeliveryState, window: AckWindow) -> int:
+    """Return the approximate number of messages to be sent again now."""
+    return count_unacked(islice(state.redelivery_queue, INQUIRY_SPANS_MAX), state, window)
 
 
-def count(spans: Iterable[Span], standing: Standing, window: AckWindow) -> int:
-    """How many messages of these spans are not acknowledged."""
+def count_unacked(spans: Iterable[Span], state: DeliveryState, window: AckWindow) -> int:
+    """Return the approximate number of messages of these spans that are not acknowledged."""
     total = 0
     for span in spans:
         first, last = max(span.first, window.floor), min(span.last, window.cursor)
         if first >= last:
             continue
-        if standing.waiting:
-            parts = (held.within(first, last) for held in standing.waiting)
+        if state.waiting_sequences:
+            parts = (sequences.ranges_within(first, last) for sequences in state.waiting_sequences)
             total += sum(b - a for part in parts for a, b in part)
         else:
-            last = min(last, first + EXPLAINED_MESSAGES)
-            total += sum(b - a for a, b in window.unacked(first, last))
+            last = min(last, first + INQUIRY_MESSAGES_MAX)
+            total += sum(b - a for a, b in window.unacked_ranges(first, last))
     return total

@@ -1,19 +1,17 @@
-"""What consumers said went wrong, the last time, with messages that are to come again.
+"""Last failure reasons that consumers gave in nacks, per message.
 
-Rule 1: so many are remembered, and so many bytes of them, by the whole bus; what was said longest
-ago is forgotten first. Nobody waits for that, and nothing is lost but the sentence.
-Rule 2: what is remembered goes with its message, sooner or later: a sequence is never used again,
-so what is still here is never said of another one.
+The memory is bounded for the whole bus: the oldest reasons are dropped first, and only the text is
+lost. Sequences are never reused, so a stale entry never describes another message.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from simplebus.core.limits import ERRORS_BYTES_MAX, ERRORS_MAX
+from simplebus.core.limits import FAILURE_REASONS_BYTES_MAX, FAILURE_REASONS_MAX
 from simplebus.core.redelivery.ack_window import AckWindow
 
-# A range is so many entries; about what each takes beside its text.
+# Approximate memory of one entry without its text.
 _ENTRY_BYTES = 200
 
 
@@ -22,25 +20,29 @@ class _Position(Protocol):
     def window(self) -> AckWindow: ...
 
 
-class LastErrors:
-    """See the module's law. Invariant: at most `count_max` entries, in `bytes_max` bytes."""
+class FailureReasons:
+    """Failure reasons by position and sequence.
 
-    def __init__(self, *, count_max: int = ERRORS_MAX, bytes_max: int = ERRORS_BYTES_MAX) -> None:
+    Invariant: at most `count_max` entries with `bytes_max` bytes together.
+    """
+
+    def __init__(
+        self, *, count_max: int = FAILURE_REASONS_MAX, bytes_max: int = FAILURE_REASONS_BYTES_MAX
+    ) -> None:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._texts: dict[tuple[_Position, int], str] = {}
-        """By position and sequence, what was said longest ago first."""
+        """Reasons by position and sequence, oldest first."""
         self._sequences: dict[_Position, set[int]] = {}
-        """Of which messages of a position something was said. None of them is empty."""
+        """Sequences with a reason, by position. No set is empty."""
         self._bytes = 0
 
     def __len__(self) -> int:
-        """How many messages something is remembered of."""
+        """Return the number of messages with a reason."""
         return len(self._texts)
 
-    def note(self, position: _Position, first: int, last: int, text: str) -> None:
-        """This was said of messages first..last-1, now. What was said before stays where nothing
-        is said."""
+    def record(self, position: _Position, first: int, last: int, text: str) -> None:
+        """Store the reason of messages first..last-1. An empty text keeps the earlier reason."""
         if not text:
             return
         texts, size = self._texts, _size(text)
@@ -52,20 +54,20 @@ class LastErrors:
         while len(texts) > self._count_max or self._bytes > self._bytes_max:
             self._drop(*next(iter(texts)))
 
-    def of(self, position: _Position, sequence: int) -> str:
-        """What was said last of a message; empty for nothing, or nothing that is remembered."""
+    def get(self, position: _Position, sequence: int) -> str:
+        """Return the last reason of a message; empty if there is none."""
         return self._texts.get((position, sequence), "")
 
-    def forget_done(self) -> None:
-        """Drop what is at the front, as far as it is about messages that are done with."""
+    def forget_acked(self) -> None:
+        """Drop the oldest reasons while their messages are below the floor of their position."""
         while self._texts:
             position, sequence = next(iter(self._texts))
             if sequence >= position.window.floor:
                 return
             self._drop(position, sequence)
 
-    def forget(self, position: _Position) -> None:
-        """A position is no more."""
+    def forget_position(self, position: _Position) -> None:
+        """Drop all reasons of a position."""
         for sequence in list(self._sequences.get(position, ())):
             self._drop(position, sequence)
 
@@ -79,7 +81,7 @@ class LastErrors:
                 del self._sequences[position]
 
     def check(self) -> None:
-        """Raise AssertionError unless the invariant holds."""
+        """Raise AssertionError unless the invariants hold."""
         assert len(self._texts) <= self._count_max
         assert self._bytes <= self._bytes_max
         assert self._bytes == sum(map(_size, self._texts.values()))
@@ -89,4 +91,4 @@ class LastErrors:
 
 
 def _size(text: str) -> int:
-    return _ENTRY_BYTES + 4 * len(text)  # As much as a character may take.
+    return _ENTRY_BYTES + 4 * len(text)  # A character takes at most 4 bytes.

@@ -1,12 +1,11 @@
-"""What a position leaves to the one that takes over: how often messages were sent, and which pause.
+"""Attempts and delays that a position passes on to its successor.
 
-Rule 1: plain values, in ranges: it costs what its pieces cost, however many messages lie in them.
-Rule 2: what is said of a message that is acknowledged means nothing; of which nothing is said, that
-was never sent.
+Stored as ranges, so the cost depends on the number of ranges, not of messages. Entries for acked
+messages are ignored. A message without an entry was never sent.
 
-    sent    (4, 9) twice  (12, 14) once
-    ticks   (4, 6) not before tick 19
-    times   (7, 8) not before 12.5 s
+    attempts            (4, 9) twice  (12, 14) once
+    not_before_ticks    (4, 6) not before tick 19
+    not_before_times    (7, 8) not before 12.5 s
 """
 
 from __future__ import annotations
@@ -16,109 +15,136 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from simplebus.core.redelivery.ack_timer import Span, covering
+from simplebus.core.clock import BrokerClock
+from simplebus.core.redelivery.ack_timer import Span, spans_by_attempts
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.delivery_policy import Clock, Terms
+from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 
 N = TypeVar("N", int, float)
 
-Attempts = list[tuple[int, int, int]]
-"""Messages first..last-1, and how often they were sent; ascending."""
-Pauses = list[tuple[int, int, float]]
-"""Messages first..last-1, and until when they are not to be sent."""
+AttemptRanges = list[tuple[int, int, int]]
+"""Tuples (first, last, attempts) of messages first..last-1, ascending."""
+DelayRanges = list[tuple[int, int, float]]
+"""Tuples (first, last, time): messages first..last-1 are not sent before that time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """See the module's law."""
+class PositionHandover:
+    """Attempts and delays of the messages behind the cursor of a position."""
 
-    sent: Attempts = field(default_factory=list)
-    ticks: list[tuple[int, int, int]] = field(default_factory=list)
-    """Not before this tick."""
-    times: Pauses = field(default_factory=list)
-    """Not before this time, in seconds since 1970."""
+    attempts: AttemptRanges = field(default_factory=list)
+    not_before_ticks: list[tuple[int, int, int]] = field(default_factory=list)
+    """Tuples (first, last, tick): messages first..last-1 are not sent before that tick."""
+    not_before_times: DelayRanges = field(default_factory=list)
+    """Delays until a time, in seconds since 1970."""
 
-    def within(self, first: int, last: int) -> Left:
-        """What is said of messages first..last-1."""
-        return Left(
-            [(max(a, first), min(b, last), n) for a, b, n in self.sent if a < last and first < b],
-            [(max(a, first), min(b, last), n) for a, b, n in self.ticks if a < last and first < b],
-            [(max(a, first), min(b, last), n) for a, b, n in self.times if a < last and first < b],
+    def restrict_to(self, first: int, last: int) -> PositionHandover:
+        """Return the entries of messages first..last-1."""
+        return PositionHandover(
+            [
+                (max(a, first), min(b, last), n)
+                for a, b, n in self.attempts
+                if a < last and first < b
+            ],
+            [
+                (max(a, first), min(b, last), n)
+                for a, b, n in self.not_before_ticks
+                if a < last and first < b
+            ],
+            [
+                (max(a, first), min(b, last), n)
+                for a, b, n in self.not_before_times
+                if a < last and first < b
+            ],
         )
 
-    def joined(self, other: Left) -> Left:
-        """What both say: of what both speak of, the one that was sent more often, and the longest
-        pause. However often the same is said, it is kept once."""
-        if not other.sent:
+    def merge(self, other: PositionHandover) -> PositionHandover:
+        """Return the entries of both: for each message the higher attempts and the longer delay."""
+        if not other.attempts:
             return self
-        if not self.sent:
+        if not self.attempts:
             return other
-        return Left(
-            highest(self.sent + other.sent),
-            highest(self.ticks + other.ticks),
-            highest(self.times + other.times),
+        return PositionHandover(
+            highest_values(self.attempts + other.attempts),
+            highest_values(self.not_before_ticks + other.not_before_ticks),
+            highest_values(self.not_before_times + other.not_before_times),
         )
 
-    def spans(self, window: AckWindow) -> list[Span]:
-        """What a window has passed, by how often it was sent."""
-        return covering(window.floor, window.cursor, self.sent, otherwise=0)
+    def passed_spans(self, window: AckWindow) -> list[Span]:
+        """Return the messages between floor and cursor of `window` as spans, by attempts."""
+        return spans_by_attempts(window.floor, window.cursor, self.attempts, default=0)
 
-    def held_back(self, window: AckWindow, tick: int, terms: DeliveryPolicy) -> list[tuple[int, int, int]]:
-        """`ticks` of what is not acknowledged. No pause is longer, from this tick on, than whoever
-        takes over would have it: it may not know what another one asked for."""
-        most = tick + terms.redelivery_delay_ticks(max((often for _, _, often in self.sent), default=1))
+    def unacked_delays(
+        self, window: AckWindow, tick: int, policy: DeliveryPolicy
+    ) -> list[tuple[int, int, int]]:
+        """Return `not_before_ticks` of unacknowledged messages, limited to the successor's own
+        delay.
+
+        The successor may have another backoff, so no message waits longer than `policy` would let
+        it.
+        """
+        tick_max = tick + policy.redelivery_delay_ticks(
+            max((attempts for _, _, attempts in self.attempts), default=1)
+        )
         return [
-            (first, last, min(due, most))
-            for first, last, due in self.ticks
-            if window.unacked(first, last)
+            (first, last, min(due, tick_max))
+            for first, last, due in self.not_before_ticks
+            if window.unacked_ranges(first, last)
         ]
 
-    def pauses(self, clock: BrokerClock, tick_seconds: float) -> Pauses:
-        """For how many seconds from now on messages first..last-1 are not to be sent, ascending."""
-        pauses = [(a, b, (tick - clock.tick) * tick_seconds) for a, b, tick in self.ticks]
-        return sorted(pauses + [(a, b, time - clock.now) for a, b, time in self.times])
+    def remaining_delays(self, clock: BrokerClock, tick_seconds: float) -> DelayRanges:
+        """Return (first, last, seconds from now) of all delays, ascending."""
+        delays = [
+            (a, b, (tick - clock.tick) * tick_seconds) for a, b, tick in self.not_before_ticks
+        ]
+        return sorted(delays + [(a, b, time - clock.now) for a, b, time in self.not_before_times])
 
 
-def merged(rows: Iterable[tuple[int, int, N]], slack: N) -> list[tuple[int, int, N]]:
-    """Rows that follow on one another with values at most `slack` apart are one row, which has the
-    highest of them. The rows ascend."""
-    found: list[tuple[int, int, N]] = []
-    least = slack
+def merge_adjacent(rows: Iterable[tuple[int, int, N]], tolerance: N) -> list[tuple[int, int, N]]:
+    """Merge adjacent ranges whose values differ by at most `tolerance`; the highest value counts.
+
+    Args:
+        rows: Ascending (first, last, value) tuples.
+    """
+    merged: list[tuple[int, int, N]] = []
+    least = tolerance
     for first, last, value in rows:
-        if found and found[-1][1] == first:
-            begin, _, most = found[-1]
-            if max(most, value) - min(least, value) <= slack:
-                found[-1] = begin, last, max(most, value)
+        if merged and merged[-1][1] == first:
+            begin, _, most = merged[-1]
+            if max(most, value) - min(least, value) <= tolerance:
+                merged[-1] = begin, last, max(most, value)
                 least = min(least, value)
                 continue
-        found.append((first, last, value))
+        merged.append((first, last, value))
         least = value
-    return found
+    return merged
 
 
-def highest(rows: Iterable[tuple[int, int, N]]) -> list[tuple[int, int, N]]:
-    """What rows say of messages first..last-1: of each message the highest value alone. Ascending
-    and disjoint; as many steps as there are rows."""
-    ahead = sorted(rows)
-    found: list[tuple[int, int, N]] = []
-    here: list[tuple[N, int]] = []  # A heap of what is said of message `at`, the highest first.
-    at = index = 0
-    while index < len(ahead) or here:
-        if not here:
-            at = max(at, ahead[index][0])
-        while index < len(ahead) and ahead[index][0] <= at:
-            _, last, value = ahead[index]
-            heapq.heappush(here, (-value, last))
+def highest_values(rows: Iterable[tuple[int, int, N]]) -> list[tuple[int, int, N]]:
+    """Return the highest value of each message as ascending, disjoint (first, last, value) ranges.
+
+    O(n log n) in the number of rows, which may overlap and come in any order.
+    """
+    pending = sorted(rows)
+    merged: list[tuple[int, int, N]] = []
+    covering: list[tuple[N, int]] = []  # Heap, highest value first.
+    sequence = index = 0
+    while index < len(pending) or covering:
+        if not covering:
+            sequence = max(sequence, pending[index][0])
+        while index < len(pending) and pending[index][0] <= sequence:
+            _, last, value = pending[index]
+            heapq.heappush(covering, (-value, last))
             index += 1
-        while here and here[0][1] <= at:
-            heapq.heappop(here)
-        if not here:
+        while covering and covering[0][1] <= sequence:
+            heapq.heappop(covering)
+        if not covering:
             continue
-        value, last = -here[0][0], here[0][1]
-        if index < len(ahead):
-            last = min(last, ahead[index][0])
-        if found and found[-1][1:] == (at, value):
-            at = found.pop()[0]
-        found.append((at, last, value))
-        at = last
-    return found
+        value, last = -covering[0][0], covering[0][1]
+        if index < len(pending):
+            last = min(last, pending[index][0])
+        if merged and merged[-1][1:] == (sequence, value):
+            sequence = merged.pop()[0]
+        merged.append((sequence, last, value))
+        sequence = last
+    return merged

@@ -1,9 +1,8 @@
-"""How many bytes a position has in flight.
+"""Estimate of the bytes that a position has in flight.
 
-Rule 1: what is acknowledged does not count, wherever it lies.
-Rule 2: messages are looked at one by one only where some between them are acknowledged, and again
-only when so many were sent or acknowledged since that it may be worth it. Until then what was sent
-since counts in full, and each of the others as much as they did on average.
+Acknowledged messages do not count. Messages are measured one by one only if acknowledged messages
+lie between them, and again only after enough deliveries and acks. Between two measurements, new
+messages count in full and older ones with their average size.
 """
 
 from __future__ import annotations
@@ -12,48 +11,61 @@ from simplebus.core.limits import IN_FLIGHT_BYTES
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.ring.ring import Ring
 
-# A part of those that were in flight: when so many more or fewer are, they are looked at again.
-_CHANGED = 8
+# Measured again after a change by more than 1/8 of the messages in flight.
+_REMEASURE_FRACTION = 8
 
-# Where so many wait for each one that is in flight, it counts as much as they all do on average.
-_WAITING_MAX = 4
+# With more unacknowledged messages than this per message in flight, their average size is used.
+_WAITING_RATIO_MAX = 4
 
 
-class Weight:
-    """Of what one position has in flight."""
+class InFlightBytes:
+    """Bytes in flight of one position."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._cursor = 0
-        """Where the cursor was when the messages were looked at last."""
-        self._held = 0
-        """How many were in flight then."""
-        self._bytes = 0
-        """And how many bytes they had."""
+        self._measured_cursor = 0
+        """Cursor at the last measurement."""
+        self._measured_count = 0
+        """Messages in flight at the last measurement."""
+        self._measured_bytes = 0
+        """Bytes in flight at the last measurement."""
 
-    def of(self, held: int, window: AckWindow) -> int:
-        """Bytes of the `held` messages of this window that are in flight. Never too few by much,
-        and where they are too many for one position, not too many by much either."""
+    def estimate(self, in_flight_count: int, window: AckWindow) -> int:
+        """Return the bytes of the `in_flight_count` messages of `window` that are in flight.
+
+        The result is never much too low, and not much too high once it reaches IN_FLIGHT_BYTES.
+        """
         ring, floor = self._ring, window.floor
-        cursor = min(window.cursor, ring.head)  # Behind it lies what is not read back yet.
-        if held == cursor - floor:
-            return ring.size(floor, cursor)
-        since = max(self._cursor, floor)
-        older = max(0, held - (cursor - since))
-        size = ring.size(since, cursor) + self._bytes * older // max(1, self._held)
+        # Messages above the head are not read back from disk yet.
+        cursor = min(window.cursor, ring.head)
+        if in_flight_count == cursor - floor:
+            return ring.range_bytes(floor, cursor)
+        since = max(self._measured_cursor, floor)
+        older = max(0, in_flight_count - (cursor - since))
+        size = ring.range_bytes(since, cursor) + self._measured_bytes * older // max(
+            1, self._measured_count
+        )
         if size < IN_FLIGHT_BYTES:
             return size
-        change = abs(held - self._held) + cursor - self._cursor
-        if change <= self._held // _CHANGED:
+        change = abs(in_flight_count - self._measured_count) + cursor - self._measured_cursor
+        if change <= self._measured_count // _REMEASURE_FRACTION:
             return size
-        self._cursor, self._held, self._bytes = cursor, held, self._look(held, window)
-        return self._bytes
+        self._measured_cursor, self._measured_count, self._measured_bytes = (
+            cursor,
+            in_flight_count,
+            self._measure(in_flight_count, window),
+        )
+        return self._measured_bytes
 
-    def _look(self, held: int, window: AckWindow) -> int:
+    def _measure(self, in_flight_count: int, window: AckWindow) -> int:
         ring, floor, cursor = self._ring, window.floor, min(window.cursor, self._ring.head)
-        there = window.in_flight
-        if there > _WAITING_MAX * held:
-            return ring.size(floor, cursor) * held // (cursor - floor)
-        gaps, behind = window.gaps()
+        unacked_count = window.in_flight_count
+        if unacked_count > _WAITING_RATIO_MAX * in_flight_count:
+            return ring.range_bytes(floor, cursor) * in_flight_count // (cursor - floor)
+        gaps, behind = window.unacked_sequences()
         gaps = gaps[: gaps.searchsorted(cursor)]
-        return (ring.sizes(gaps) + ring.size(behind, cursor)) * held // there
+        return (
+            (ring.sequences_bytes(gaps) + ring.range_bytes(behind, cursor))
+            * in_flight_count
+            // unacked_count
+        )

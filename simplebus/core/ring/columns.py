@@ -1,14 +1,12 @@
-"""What a ring knows of its messages beside their frames: channel, expiry, opening time.
+"""Columns of a ring: channel, expiry and delay of each stored message.
 
-Rule 1: a column exists from the first message on that needs it: a class whose messages are plain
-pays nothing. Rows are the ring's slots.
-Rule 2: this file knows slots and numbers; what a channel number means is the channel table's
-business.
+A column is allocated with the first message that needs it, so a class of plain messages has none.
+Indexes are the slots of the ring. The channel filter of the class maps channel numbers to names.
 
-    slot       0    1    2    3 …
-    channels   0    3    3    1      0: none
-    expires    inf  inf  12.5 inf    seconds of the driver's clock; inf: never
-    opens      0    0    0    99.0   not to be delivered before; 0: at once
+    slot         0    1    2    3 …
+    channels     0    3    3    1      0: no channel
+    expires      inf  inf  12.5 inf    seconds of the broker's clock; inf: never
+    not_before   0    0    0    99.0   seconds of the broker's clock; 0: at once
 """
 
 from __future__ import annotations
@@ -20,17 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 Channels = npt.NDArray[np.uint32]
-"""Shape (n,): channel numbers; 0 for none."""
+"""Channel numbers, shape (n,); 0 for no channel."""
 Times = npt.NDArray[np.float64]
-"""Shape (n,): seconds."""
+"""Seconds, shape (n,)."""
 
 NEVER = float("inf")
-AT_ONCE = 0.0
+NO_DELAY = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRows:
-    """What is known of some messages in a row. None says that a column has nothing for them."""
+    """Columns of consecutive messages. None means the default for all of them."""
 
     count: int
     channels: Channels | int = 0
@@ -38,7 +36,7 @@ class MessageRows:
     not_before: Times | None = None
 
     def slice(self, first: int, last: int) -> MessageRows:
-        """Messages first..last-1 of these."""
+        """Return messages first..last-1 of these."""
         here = slice(first, last)
         return MessageRows(
             last - first,
@@ -57,108 +55,111 @@ class MessageRows:
 
 
 class MessageRow(NamedTuple):
-    """What is known of one message."""
+    """Columns of one message."""
 
     channel: int = 0
     expires: float = NEVER
-    not_before: float = AT_ONCE
+    not_before: float = NO_DELAY
 
 
-Blank: TypeAlias = tuple[
+ColumnArrays: TypeAlias = tuple[
     npt.NDArray[np.uint32] | None, npt.NDArray[np.float64] | None, npt.NDArray[np.float64] | None
 ]
-"""Columns of channels and of times, each if there is one."""
+"""Arrays of channels, expiries and delays; None for a column that does not exist."""
 
 
-class Columns:
-    """The columns that a ring has, each as long as the ring has slots."""
+class RingColumns:
+    """Columns of a ring, each as long as the ring has slots."""
 
     def __init__(self) -> None:
         self.channels: Channels | None = None
         self.expires: Times | None = None
-        self.opens: Times | None = None
+        self.not_before: Times | None = None
         self.row_bytes = 0
-        """Memory of one row of the columns that exist."""
-        self.uses = np.zeros(1, np.int64)
-        """By channel number, but for 0: how many stored messages carry it."""
+        """Memory of one row of the existing columns."""
+        self.channel_counts = np.zeros(1, np.int64)
+        """Number of stored messages by channel number; entry 0 is not maintained."""
 
-    def missing_bytes(self, rows: MessageRows) -> int:
-        """Memory of one row of the columns that these rows need and that do not exist."""
+    def missing_row_bytes(self, rows: MessageRows) -> int:
+        """Return the memory per row of the columns that these rows need and that do not exist."""
         missing = 0
         if self.channels is None and not (isinstance(rows.channels, int) and rows.channels == 0):
             missing += 4
         if self.expires is None and rows.expires is not None:
             missing += 8
-        if self.opens is None and rows.not_before is not None:
+        if self.not_before is None and rows.not_before is not None:
             missing += 8
         return missing
 
-    def add_for(self, rows: MessageRows, slots: int) -> None:
-        """Make the columns that these rows need. Raises MemoryError, and makes none then."""
-        missing, columns = self.missing_bytes(rows), (self.channels, self.expires, self.opens)
+    def add_missing_columns(self, rows: MessageRows, slot_count: int) -> None:
+        """Allocate the columns that these rows need. Raises MemoryError without allocating any."""
+        missing, columns = (
+            self.missing_row_bytes(rows),
+            (self.channels, self.expires, self.not_before),
+        )
         channels, expires, opens = columns
         if channels is None and not (isinstance(rows.channels, int) and rows.channels == 0):
-            channels = np.zeros(slots, np.uint32)
+            channels = np.zeros(slot_count, np.uint32)
         if expires is None and rows.expires is not None:
-            expires = np.full(slots, NEVER)
+            expires = np.full(slot_count, NEVER)
         if opens is None and rows.not_before is not None:
-            opens = np.full(slots, AT_ONCE)
-        self.channels, self.expires, self.opens = channels, expires, opens
+            opens = np.full(slot_count, NO_DELAY)
+        self.channels, self.expires, self.not_before = channels, expires, opens
         self.row_bytes += missing
 
-    def lacks(self, row: MessageRow) -> bool:
-        """Whether there is no place for something that is known of this message."""
+    def is_missing_column_for(self, row: MessageRow) -> bool:
+        """Return True if `row` needs a column that does not exist."""
         return bool(
             (row.channel and self.channels is None)
             or (row.expires != NEVER and self.expires is None)
-            or (row.not_before != AT_ONCE and self.opens is None)
+            or (row.not_before != NO_DELAY and self.not_before is None)
         )
 
-    def put_one(self, slot: int, row: MessageRow) -> None:
-        """Write one row, for which nothing is lacking."""
+    def write_row(self, slot: int, row: MessageRow) -> None:
+        """Write one row. Its columns exist."""
         if self.channels is not None:
             self.channels[slot] = row.channel
         if self.expires is not None:
             self.expires[slot] = row.expires
-        if self.opens is not None:
-            self.opens[slot] = row.not_before
+        if self.not_before is not None:
+            self.not_before[slot] = row.not_before
 
-    def get_one(self, slot: int) -> MessageRow:
-        """One row."""
-        channels, expires, opens = self.channels, self.expires, self.opens
+    def read_row(self, slot: int) -> MessageRow:
+        """Return one row."""
+        channels, expires, opens = self.channels, self.expires, self.not_before
         return MessageRow(
             0 if channels is None else int(channels[slot]),
             NEVER if expires is None else float(expires[slot]),
-            AT_ONCE if opens is None else float(opens[slot]),
+            NO_DELAY if opens is None else float(opens[slot]),
         )
 
-    def use(self, channels: Channels | int, count: int) -> None:
-        """So many messages that carry these channels, or all of them this one, are stored."""
+    def add_channels(self, channels: Channels | int, count: int) -> None:
+        """Count `count` stored messages with these channels, or all with this one channel."""
         top = channels if isinstance(channels, int) else int(channels.max(initial=0))
-        size = self.uses.size
+        size = self.channel_counts.size
         if top >= size:
             more = np.zeros(max(top + 1, 2 * size) - size, np.int64)
-            self.uses = np.concatenate([self.uses, more])
+            self.channel_counts = np.concatenate([self.channel_counts, more])
         if isinstance(channels, int):
-            self.uses[channels] += count
+            self.channel_counts[channels] += count
         else:
-            np.add.at(self.uses, channels, 1)
+            np.add.at(self.channel_counts, channels, 1)
 
-    def rest(self) -> None:
-        """No stored message carries a channel, and none has for long."""
-        assert not self.uses[1:].any()
-        self.uses = np.zeros(1, np.int64)
+    def reset_channel_counts(self) -> None:
+        """Free the counts. No stored message has a channel."""
+        assert not self.channel_counts[1:].any()
+        self.channel_counts = np.zeros(1, np.int64)
 
-    def let_go(self, pieces: list[tuple[int, int]]) -> None:
-        """Messages in these slot ranges are stored no longer."""
+    def subtract_channels(self, slot_ranges: list[tuple[int, int]]) -> None:
+        """Subtract the messages in these slot ranges from the counts."""
         assert self.channels is not None
-        for start, stop in pieces:
-            np.subtract.at(self.uses, self.channels[start:stop], 1)
+        for start, stop in slot_ranges:
+            np.subtract.at(self.channel_counts, self.channels[start:stop], 1)
 
-    def put(self, pieces: list[tuple[int, int]], rows: MessageRows) -> None:
-        """Write rows into the slot ranges `pieces`, which hold as many."""
+    def write_rows(self, slot_ranges: list[tuple[int, int]], rows: MessageRows) -> None:
+        """Write rows into slot ranges of the same total length."""
         done = 0
-        for start, stop in pieces:
+        for start, stop in slot_ranges:
             here, part = slice(start, stop), slice(done, done + stop - start)
             done += stop - start
             if self.channels is not None:
@@ -166,36 +167,39 @@ class Columns:
                 self.channels[here] = value if isinstance(value, int) else value[part]
             if self.expires is not None:
                 self.expires[here] = NEVER if rows.expires is None else rows.expires[part]
-            if self.opens is not None:
-                self.opens[here] = AT_ONCE if rows.not_before is None else rows.not_before[part]
+            if self.not_before is not None:
+                self.not_before[here] = (
+                    NO_DELAY if rows.not_before is None else rows.not_before[part]
+                )
 
-    def get(self, pieces: list[tuple[int, int]]) -> MessageRows:
-        """Copies of the rows in these slot ranges."""
-        count = sum(stop - start for start, stop in pieces)
+    def read_rows(self, slot_ranges: list[tuple[int, int]]) -> MessageRows:
+        """Return a copy of the rows in these slot ranges."""
+        count = sum(stop - start for start, stop in slot_ranges)
         channels: Channels | int = 0
         if self.channels is not None:
-            channels = np.concatenate([self.channels[a:b] for a, b in pieces])
-        expires, opens = self.expires, self.opens
+            channels = np.concatenate([self.channels[a:b] for a, b in slot_ranges])
+        expires, opens = self.expires, self.not_before
         return MessageRows(
             count,
             channels,
-            None if expires is None else np.concatenate([expires[a:b] for a, b in pieces]),
-            None if opens is None else np.concatenate([opens[a:b] for a, b in pieces]),
+            None if expires is None else np.concatenate([expires[a:b] for a, b in slot_ranges]),
+            None if opens is None else np.concatenate([opens[a:b] for a, b in slot_ranges]),
         )
 
-    def channels_in(self, pieces: list[tuple[int, int]]) -> Channels | int:
-        """The channels in these slot ranges, not copied where they lie in one; or the one number
-        that all have."""
+    def read_channels(self, slot_ranges: list[tuple[int, int]]) -> Channels | int:
+        """Return the channels in these slot ranges: a view of a single range, or the number that
+        all share.
+        """
         if self.channels is None:
             return 0
-        if len(pieces) > 1:
-            return np.concatenate([self.channels[a:b] for a, b in pieces])
-        start, stop = pieces[0]
+        if len(slot_ranges) > 1:
+            return np.concatenate([self.channels[a:b] for a, b in slot_ranges])
+        start, stop = slot_ranges[0]
         return self.channels[start:stop]
 
-    def get_at(self, slots: npt.NDArray[np.int64]) -> MessageRows:
-        """The same of these slots."""
-        channels, expires, opens = self.channels, self.expires, self.opens
+    def read_rows_at(self, slots: npt.NDArray[np.int64]) -> MessageRows:
+        """Return a copy of the rows in these slots."""
+        channels, expires, opens = self.channels, self.expires, self.not_before
         return MessageRows(
             slots.size,
             0 if channels is None else channels[slots],
@@ -203,16 +207,21 @@ class Columns:
             None if opens is None else opens[slots],
         )
 
-    def blank(self, slots: int) -> Blank:
-        """The same columns with so many slots, and nothing in them. Raises MemoryError."""
+    def allocate_arrays(self, slot_count: int) -> ColumnArrays:
+        """Return empty arrays of `slot_count` slots for the existing columns.
+
+        Raises MemoryError if the system has not enough memory.
+        """
         return (
-            None if self.channels is None else np.zeros(slots, np.uint32),
-            None if self.expires is None else np.full(slots, NEVER),
-            None if self.opens is None else np.full(slots, AT_ONCE),
+            None if self.channels is None else np.zeros(slot_count, np.uint32),
+            None if self.expires is None else np.full(slot_count, NEVER),
+            None if self.not_before is None else np.full(slot_count, NO_DELAY),
         )
 
-    def resize(self, rows: MessageRows, blank: Blank, pieces: list[tuple[int, int]]) -> None:
-        """Go over to these columns, with these rows in the slot ranges `pieces`."""
-        self.channels, self.expires, self.opens = blank
+    def replace_arrays(
+        self, rows: MessageRows, arrays: ColumnArrays, slot_ranges: list[tuple[int, int]]
+    ) -> None:
+        """Replace the columns by `arrays` and write `rows` into the slot ranges."""
+        self.channels, self.expires, self.not_before = arrays
         if rows.count:
-            self.put(pieces, rows)
+            self.write_rows(slot_ranges, rows)

@@ -1,6 +1,6 @@
-"""How much memory may be held, by all together and by some of them.
+"""Memory budgets: limits on the memory of all rings, and shares of single classes or users.
 
-Rule 1: memory is taken here before it is allocated, and given back when it is free.
+Memory is acquired from a budget before it is allocated and released after it is freed.
 """
 
 from __future__ import annotations
@@ -10,95 +10,101 @@ import mmap
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.limits import HUGE_BYTES_MIN, RING_BYTES_MIN
+from simplebus.core.limits import HUGE_PAGE_BLOCK_BYTES_MIN, RING_BYTES_MIN
 from simplebus.core.protocol.frames import Item
 
 
-def allocate(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
-    """An array whose memory goes back to the system as soon as it is dropped, if it is large.
+def allocate_array(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
+    """Return an uninitialised array; large ones use a mapping of their own.
 
-    The allocator would keep freed blocks of this size for itself; a mapping of its own is returned.
+    The memory of a mapping returns to the system as soon as the array is dropped. The C allocator
+    would keep freed blocks of this size.
     """
     size = count * dtype.itemsize
     if size < RING_BYTES_MIN:
         return np.empty(count, dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= HUGE_BYTES_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
+    if size >= HUGE_PAGE_BLOCK_BYTES_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype)
 
 
-def at_least(least: int, wanted: int) -> int:
-    """The smallest power of two that is at least both."""
-    return 1 << (max(least, wanted) - 1).bit_length()
+def power_of_two_at_least(minimum: int, wanted: int) -> int:
+    """Return the smallest power of two that is at least both."""
+    return 1 << (max(minimum, wanted) - 1).bit_length()
 
 
 class MemoryBudget:
-    """Bytes that all classes together may hold. Invariant: 0 <= used <= limit, but for what was
-    there before a restart."""
+    """Bytes that all classes together may hold.
+
+    Invariant: 0 <= used_bytes <= limit_bytes, except for messages restored after a restart.
+    """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self.beyond = 0
-        """What may be taken beyond the limit for now."""
-        self.aside = 0
-        """What is left for shares alone."""
+        self.limit_bytes = limit
+        self.used_bytes = 0
+        self.overdraft_bytes = 0
+        """Bytes that may temporarily be acquired beyond the limit."""
+        self.reserved_bytes = 0
+        """Bytes that only shares of the budget may acquire."""
 
     @property
-    def left(self) -> int:
-        """Bytes that may be taken; below 0 where more is held than the limit."""
-        return self.limit + self.beyond - self.used - self.aside
+    def available_bytes(self) -> int:
+        """Bytes that may be acquired; negative if more than the limit is used."""
+        return self.limit_bytes + self.overdraft_bytes - self.used_bytes - self.reserved_bytes
 
-    def take(self, size: int) -> bool:
-        """Take size bytes, if they are left."""
-        if size > max(0, self.left):
+    def acquire(self, size: int) -> bool:
+        """Acquire `size` bytes. Returns False, and acquires none, if they are not available."""
+        if size > max(0, self.available_bytes):
             return False
-        self.used += size
+        self.used_bytes += size
         return True
 
-    def give(self, size: int) -> None:
-        self.used -= size
-        assert self.used >= 0, self.used
+    def release(self, size: int) -> None:
+        self.used_bytes -= size
+        assert self.used_bytes >= 0, self.used_bytes
 
 
 class MemoryShare(MemoryBudget):
-    """A part of a budget: what is taken of it is taken of the whole, of which so much is set aside
-    for it. Invariant: 0 <= aside of the whole == max(0, set_aside - used)."""
+    """Part of a budget, with an optional reservation in it.
 
-    def __init__(self, limit: int, whole: MemoryBudget, *, set_aside: int = 0) -> None:
+    Everything acquired from the share is also acquired from its parent. Invariant: the share adds
+    max(0, reserved - used_bytes) to the parent's `reserved_bytes`.
+    """
+
+    def __init__(self, limit: int, parent: MemoryBudget, *, reserved: int = 0) -> None:
         super().__init__(limit)
-        self._whole = whole
-        self._set_aside = min(set_aside, limit)
-        self._whole.aside += self._set_aside
+        self._parent = parent
+        self._reserved = min(reserved, limit)
+        self._parent.reserved_bytes += self._reserved
 
-    def resize(self, limit: int, *, set_aside: int) -> None:
-        """Have another limit, and another part that is set aside."""
-        self._whole.aside -= self._mine
-        self.limit, self._set_aside = limit, min(set_aside, limit)
-        self._whole.aside += self._mine
-
-    @property
-    def left(self) -> int:
-        return min(super().left, self._whole.left + self._mine)
+    def resize(self, limit: int, *, reserved: int) -> None:
+        """Change the limit and the reservation."""
+        self._parent.reserved_bytes -= self._unused_reservation
+        self.limit, self._reserved = limit, min(reserved, limit)
+        self._parent.reserved_bytes += self._unused_reservation
 
     @property
-    def _mine(self) -> int:
-        """What of the whole is left for nobody else."""
-        return max(0, self._set_aside - self.used)
+    def available_bytes(self) -> int:
+        return min(super().available_bytes, self._parent.available_bytes + self._unused_reservation)
 
-    def take(self, size: int) -> bool:
-        if size > max(0, self.left):
+    @property
+    def _unused_reservation(self) -> int:
+        """Reserved bytes of the parent that are not used yet."""
+        return max(0, self._reserved - self.used_bytes)
+
+    def acquire(self, size: int) -> bool:
+        if size > max(0, self.available_bytes):
             return False
-        self._add(size)
+        self._add_used(size)
         return True
 
-    def give(self, size: int) -> None:
-        assert size <= self.used, (size, self.used)
-        self._add(-size)
+    def release(self, size: int) -> None:
+        assert size <= self.used_bytes, (size, self.used_bytes)
+        self._add_used(-size)
 
-    def _add(self, size: int) -> None:
-        before = self._mine
-        self.used += size
-        self._whole.used += size
-        self._whole.aside += self._mine - before
+    def _add_used(self, size: int) -> None:
+        before = self._unused_reservation
+        self.used_bytes += size
+        self._parent.used_bytes += size
+        self._parent.reserved_bytes += self._unused_reservation - before

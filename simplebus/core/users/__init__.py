@@ -1,1 +1,11 @@
-"""Package users."""
+"""Users of a bus: authentication, permissions and publish rates.
+
+Modules in reading order:
+    users               user table and authentication
+    passwords           password hashes, and passwords verified before
+    certificate_names   normal form of names in client certificates
+    permissions         permissions of one user, by class and channel
+    rate_limit          limits on published messages and bytes per second
+
+Imports `protocol`, `channel` and the leaf modules of `core`.
+"""

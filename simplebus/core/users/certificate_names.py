@@ -1,12 +1,11 @@
-"""What a certificate may call its holder, in one spelling, so that two names can be compared.
+r"""Normal form of the names in a client certificate, so that names can be compared.
 
-Rule 1: a subject is its parts, the last one first: types go by their short names, values are
-escaped where they must be, and what stands on one level is in no order of its own.
-Rule 2: a name is of one kind: a subject, an email address, an URI or a DNS name. Whoever may have
-one kind of them signed does not become who is called so by another.
+A subject lists its parts from last to first, with short type names and the necessary escapes; the
+parts of one level are sorted. Subjects, email addresses, URIs and DNS names are different kinds and
+never equal. Otherwise a client that may obtain one kind of name could impersonate another user.
 
     CN=ada, ou=shops      CN=ada,OU=shops            as openssl, RFC 2253 and RFC 4514 write it
-    2.5.4.3=a\\3Db         CN=a=b
+    2.5.4.3=a\3Db         CN=a=b
     Till.EXAMPLE          till.example
 """
 
@@ -16,11 +15,11 @@ import enum
 import re
 from collections.abc import Iterable, Iterator
 
-Subject = Iterable[Iterable[tuple[str, str]]]
-"""Levels, each of one type and value, or several."""
+SubjectLevels = Iterable[Iterable[tuple[str, str]]]
+"""Levels of a subject, each with one or more (type, value) pairs."""
 
-_PERSONS = "0.9.2342.19200300.100.1."
-_SHORT = {
+_PERSON_OID_PREFIX = "0.9.2342.19200300.100.1."
+_SHORT_TYPES = {
     "COMMONNAME": "CN",
     "COUNTRYNAME": "C",
     "LOCALITYNAME": "L",
@@ -47,20 +46,20 @@ _SHORT = {
     "2.5.4.12": "TITLE",
     "2.5.4.17": "POSTALCODE",
     "2.5.4.42": "GN",
-    f"{_PERSONS}1": "UID",
-    f"{_PERSONS}25": "DC",
+    f"{_PERSON_OID_PREFIX}1": "UID",
+    f"{_PERSON_OID_PREFIX}25": "DC",
 }
 _BEGINS_SUBJECT = re.compile(r" *([A-Za-z][A-Za-z0-9-]*|[0-9]+(\.[0-9]+)+) *=")
 _ESCAPED = ',+"\\<>;'
 _TOKEN = re.compile(r"\\([0-9A-Fa-f]{2})|\\(.)|([,;+])|(.)", re.DOTALL)
-_DUMPED = re.compile("#([0-9A-Fa-f]{2})+")
-_TEXTS = (0x0C, 0x13, 0x14, 0x16)
-"""Of DER: UTF-8, printable, teletex and ASCII."""
+_DER_HEX = re.compile("#([0-9A-Fa-f]{2})+")
+_DER_TEXT_TAGS = (0x0C, 0x13, 0x14, 0x16)
+"""DER tags of UTF-8, printable, teletex and ASCII strings."""
 _SHOWN_CHARACTERS = 80
 
 
-class Kind(enum.Enum):
-    """Of a name."""
+class CertificateNameKind(enum.Enum):
+    """Kind of a name in a certificate."""
 
     SUBJECT = enum.auto()
     EMAIL = enum.auto()
@@ -68,40 +67,40 @@ class Kind(enum.Enum):
     DNS = enum.auto()
 
 
-def kind_of(name: str) -> Kind:
-    """By what it looks like: of no other kind it is anything."""
+def classify_name(name: str) -> CertificateNameKind:
+    """Return the kind that the form of a name implies."""
     if _BEGINS_SUBJECT.match(name):
-        return Kind.SUBJECT
+        return CertificateNameKind.SUBJECT
     if ":" in name or "/" in name:
-        return Kind.URI
-    return Kind.EMAIL if "@" in name else Kind.DNS
+        return CertificateNameKind.URI
+    return CertificateNameKind.EMAIL if "@" in name else CertificateNameKind.DNS
 
 
-def spelled(name: str) -> str:
-    """A name in the one spelling. Raises ValueError for what is none."""
+def normalize_name(name: str) -> str:
+    """Return a name in its normal form. Raises ValueError if it is not a name of any kind."""
     if not name or not name.isprintable():
         raise ValueError(f"{name[:_SHOWN_CHARACTERS]!r} is no name in a certificate")
-    match kind_of(name):
-        case Kind.SUBJECT:
-            return subject(_read(name))
-        case Kind.DNS:
+    match classify_name(name):
+        case CertificateNameKind.SUBJECT:
+            return format_subject(_parse_subject(name))
+        case CertificateNameKind.DNS:
             return name.lower()
-        case Kind.EMAIL:  # Who is meant at a host, that host alone knows.
+        case CertificateNameKind.EMAIL:  # The local part may be case-sensitive.
             who, _, host = name.rpartition("@")
             return f"{who}@{host.lower()}"
     return name
 
 
-def subject(levels: Subject) -> str:
-    """As one text, the first of these levels first."""
+def format_subject(levels: SubjectLevels) -> str:
+    """Return a subject as text, in the order of these levels."""
     return ",".join(
-        "+".join(sorted(f"{_short(key)}={_escape(value)}" for key, value in level))
+        "+".join(sorted(f"{_short_type(key)}={_escape(value)}" for key, value in level))
         for level in levels
     )
 
 
-def _short(key: str) -> str:
-    return _SHORT.get(key.upper(), key.upper())
+def _short_type(key: str) -> str:
+    return _SHORT_TYPES.get(key.upper(), key.upper())
 
 
 def _escape(value: str) -> str:
@@ -111,24 +110,24 @@ def _escape(value: str) -> str:
     return found[:-1] + "\\ " if value.endswith(" ") and len(value) > 1 else found
 
 
-def _read(text: str) -> list[list[tuple[str, str]]]:
-    """The levels of a subject, as they are written."""
+def _parse_subject(text: str) -> list[list[tuple[str, str]]]:
+    """Return the levels of a subject in the order of the text."""
     levels: list[list[tuple[str, str]]] = [[]]
-    for part, ends in _split(text):
+    for part, ends in _split_parts(text):
         begin = _BEGINS_SUBJECT.match(part)
         if begin is None:
             raise ValueError(
                 f"{text[:_SHOWN_CHARACTERS]!r} is no subject: {part[:_SHOWN_CHARACTERS]!r} is no "
                 "type, = and a value"
             )
-        levels[-1].append((begin[1], _value(part[begin.end() :])))
+        levels[-1].append((begin[1], _parse_value(part[begin.end() :])))
         if ends in (",", ";"):
             levels.append([])
     return levels
 
 
-def _split(text: str) -> Iterator[tuple[str, str]]:
-    """Parts, as they are written, and what stands behind each: a separator, or nothing."""
+def _split_parts(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a subject and the separator behind each; "" behind the last."""
     begin = 0
     for token in _TOKEN.finditer(text):
         if token[3]:
@@ -137,23 +136,23 @@ def _split(text: str) -> Iterator[tuple[str, str]]:
     yield text[begin:], ""
 
 
-def _value(written: str) -> str:
-    """What a value means. Blanks around it that are not escaped are none of it."""
+def _parse_value(written: str) -> str:
+    """Return an unescaped value. Unescaped blanks around it are dropped."""
     written = written.lstrip(" ")
-    if _DUMPED.fullmatch(written.rstrip(" ")):
-        return _dumped(bytes.fromhex(written.rstrip(" ")[1:])) or written
-    found, solid = bytearray(), 0
+    if _DER_HEX.fullmatch(written.rstrip(" ")):
+        return _decode_der_text(bytes.fromhex(written.rstrip(" ")[1:])) or written
+    found, trimmed_length = bytearray(), 0
     for token in _TOKEN.finditer(written):
         found += bytes.fromhex(token[1]) if token[1] else (token[2] or token[4] or "").encode()
         if token[4] != " ":
-            solid = len(found)
+            trimmed_length = len(found)
     try:
-        return found[:solid].decode()
+        return found[:trimmed_length].decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{written[:_SHOWN_CHARACTERS]!r} is not UTF-8: {error.reason}") from None
 
 
-def _dumped(raw: bytes) -> str:
-    """A text as DER has it; empty for anything else."""
-    is_text = len(raw) > 1 and raw[0] in _TEXTS and raw[1] == len(raw) - 2 < 128
+def _decode_der_text(raw: bytes) -> str:
+    """Decode a DER string; empty for other types."""
+    is_text = len(raw) > 1 and raw[0] in _DER_TEXT_TAGS and raw[1] == len(raw) - 2 < 128
     return raw[2:].decode(errors="replace") if is_text else ""

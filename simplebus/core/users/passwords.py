@@ -1,12 +1,11 @@
-"""Secrets, and whether somebody knows them.
+"""Secrets of users, and their verification.
 
-Rule 1: a secret is compared in constant time. A hash that is made to be slow is not worked out
-here: it would hold up everybody. Who drives the bus has that done elsewhere, before it says what
-the peer has said, and tells `learn`.
-Rule 2: what was learned is kept as a digest that is worth nothing outside this process.
+Secrets are compared in constant time. Slow hashes are not computed here, because they would block
+the event loop: the server computes them in a worker and calls `remember_correct`. Remembered
+passwords are keyed digests, which are useless outside this process.
 
-    plain text          compared as it is
-    sha256:<64 digits>  for tokens, which are long and by chance
+    plain text          compared directly
+    sha256:<64 digits>  for tokens, which are long and random
     $argon2…            for passwords
 """
 
@@ -17,60 +16,62 @@ import hmac
 import re
 from collections.abc import Container
 
-_SLOW = ("$argon2",)
-_REFUSED = ("$2a$", "$2b$", "$2x$", "$2y$")
-_QUICK = "sha256:"
-_QUICK_FORM = re.compile(r"sha256:[0-9a-f]{64}")
+_SLOW_PREFIXES = ("$argon2",)
+_BCRYPT_PREFIXES = ("$2a$", "$2b$", "$2x$", "$2y$")
+_SHA256_PREFIX = "sha256:"
+_SHA256_FORM = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def check_secret(kept: str) -> str:
-    """What a secret is kept as, as it is. Raises ValueError for a form that is not known."""
-    if kept.startswith(_REFUSED):
+def check_stored_secret(stored: str) -> str:
+    """Return a stored secret if its form is supported. Raises ValueError if not."""
+    if stored.startswith(_BCRYPT_PREFIXES):
         raise ValueError("it is a bcrypt hash, which is not supported: expected $argon2id$…")
-    if kept.startswith(_QUICK) and not _QUICK_FORM.fullmatch(kept):
+    if stored.startswith(_SHA256_PREFIX) and not _SHA256_FORM.fullmatch(stored):
         raise ValueError("it begins with sha256:, and 64 hexadecimal digits are expected behind it")
-    return kept
+    return stored
 
 
-def is_slow(kept: str) -> bool:
-    """Whether it takes long to check."""
-    return kept.startswith(_SLOW)
+def is_slow_hash(stored: str) -> bool:
+    """Return True if verifying the stored secret takes long."""
+    return stored.startswith(_SLOW_PREFIXES)
 
 
-def quick_hash(secret: str) -> str:
-    """What a token is kept as."""
-    return _QUICK + hashlib.sha256(_bytes(secret)).hexdigest()
+def hash_token(secret: str) -> str:
+    """Return the stored form of a token."""
+    return _SHA256_PREFIX + hashlib.sha256(_bytes(secret)).hexdigest()
 
 
-class Passwords:
-    """What is known of them in this process."""
+class PasswordVerifier:
+    """Verifies passwords and remembers those that passed a slow check."""
 
     def __init__(self, key: bytes = b"") -> None:
-        """`key` is by chance, and nobody else's."""
+        """Create a verifier. `key` is random and private to this process."""
         self._key = key[:64]
-        self._known: dict[str, bytes] = {}
-        """By what a password is kept as, a digest of it. Right ones only: one each."""
+        self._correct_digests: dict[str, bytes] = {}
+        """Digest of the correct password by stored secret."""
 
-    def is_right(self, kept: str, said: str) -> bool:
-        """Whether this is the secret. A slow one is right when it was learned to be."""
-        if is_slow(kept):
-            known = self._known.get(kept, b"")
-            return hmac.compare_digest(known, self._digest(said)) and bool(known)
-        if kept.startswith(_QUICK):
-            return hmac.compare_digest(kept, quick_hash(said))
-        return hmac.compare_digest(_bytes(kept), _bytes(said))
+    def is_correct(self, stored: str, password: str) -> bool:
+        """Return True if the password is correct. For slow hashes it must have been remembered."""
+        if is_slow_hash(stored):
+            known = self._correct_digests.get(stored, b"")
+            return hmac.compare_digest(known, self._digest(password)) and bool(known)
+        if stored.startswith(_SHA256_PREFIX):
+            return hmac.compare_digest(stored, hash_token(password))
+        return hmac.compare_digest(_bytes(stored), _bytes(password))
 
-    def learn(self, kept: str, said: str) -> None:
-        """A slow check has shown that this is the secret."""
-        self._known[kept] = self._digest(said)
+    def remember_correct(self, stored: str, password: str) -> None:
+        """Remember a password that passed the slow check."""
+        self._correct_digests[stored] = self._digest(password)
 
-    def adopt(self, other: Passwords, kept: Container[str]) -> None:
-        """Know what another one has learned of what is kept as these."""
+    def copy_remembered(self, other: PasswordVerifier, stored: Container[str]) -> None:
+        """Copy key and remembered passwords of another verifier, for these stored secrets only."""
         self._key = other._key
-        self._known = {each: digest for each, digest in other._known.items() if each in kept}
+        self._correct_digests = {
+            each: digest for each, digest in other._correct_digests.items() if each in stored
+        }
 
-    def _digest(self, said: str) -> bytes:
-        return hashlib.blake2b(_bytes(said), key=self._key, digest_size=32).digest()
+    def _digest(self, password: str) -> bytes:
+        return hashlib.blake2b(_bytes(password), key=self._key, digest_size=32).digest()
 
 
 def _bytes(text: str) -> bytes:

@@ -1,18 +1,16 @@
-"""What one user may do with which classes and channels.
+"""Permissions of a user: classes and channels to publish to and to subscribe to, and admin rights.
 
-Rule 1: what is denied is denied, whatever is allowed, and so is what was given up of it. Where
-nothing is said of publishing or of subscribing, everything is allowed; of looking after the bus,
-nothing is.
-Rule 2: a class is judged once, by its id and name; a channel of it once, by its number. A run of
-messages is a look into a table.
-Rule 3: who may see some channels of a class and subscribes to more is sent what it may see.
+Deny rules win over allow rules and also apply to dead letters of the denied messages. Without rules
+for publishing or subscribing, everything is allowed; admin rights must be granted. Results are
+cached by class and by channel number. A subscriber that may see only some channels of a class
+receives only messages of those.
 
-    "orders"            a class, by its name, and all that is in it
-    "7"                 by its id
-    "dead.*", "*"       classes whose name begins so; all
-    "orders eu.#"       channels of a class that a pattern matches
+    "orders"            class by name, with all channels
+    "7"                 class by id
+    "dead.*", "*"       classes whose names match; all classes
+    "orders eu.#"       channels of a class that match a pattern
 
-A class comes first: "#", "eu.#" and "eu.>" alone are channels, and a mistake.
+A rule begins with a class. "#", "eu.#" and "eu.>" alone are channel patterns, and an error.
 """
 
 from __future__ import annotations
@@ -27,58 +25,61 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.channel.pattern import check_pattern, is_literal, matches, overlaps
-from simplebus.core.limits import RULES_MAX, VERDICTS_KEPT_MAX
+from simplebus.core.limits import PERMISSION_CACHE_MAX, RULES_MAX
 from simplebus.core.protocol.frames import Flags
 
 _NO, _YES, _UNKNOWN = range(3)
 _SHOWN_CHARACTERS = 80
-_OF_CHANNELS = ("#", ">")
-"""How patterns of channels end that stand for any number of segments."""
-DEAD = "dead."
-"""What the name of a class begins with that keeps what was given up in another one."""
+_CHANNEL_WILDCARDS = ("#", ">")
+"""Wildcards for any number of segments, which end a channel pattern."""
+DEAD_LETTER_PREFIX = "dead."
+"""Prefix of the class names of dead letters."""
 
 
-REPLIES = "simplebus.replies"
-"""The class of replies to requests, each of which is for who listens on its channel alone."""
+REPLIES_CLASS = "simplebus.replies"
+"""Class of replies to requests. Only subscribers that know a reply's channel may receive it."""
 
 
-def is_private(name: str) -> bool:
-    """Whether a class of this name has channels that are for those who know them by their whole
-    name. So have its dead letters."""
-    return name.removeprefix(DEAD) == REPLIES
+def has_private_channels(name: str) -> bool:
+    """Return True if subscribers of this class must give each channel by its full name.
+
+    Also true for the dead letters of such a class.
+    """
+    return name.removeprefix(DEAD_LETTER_PREFIX) == REPLIES_CLASS
 
 
-class Right(enum.StrEnum):
-    """What is not everybody's business."""
+class AdminRight(enum.StrEnum):
+    """Right that is not granted by default."""
 
     INQUIRE = "inquire"
-    """To be told what others do."""
+    """Inspect sessions, positions and classes of other users."""
     PURGE = "purge"
-    """To take away what others have published."""
+    """Discard stored messages."""
     FETCH = "fetch"
-    """To see messages by their sequences, whoever they are for."""
+    """Read stored messages by sequence."""
     CONFIGURE = "configure"
-    """To say what a class keeps, and which subjects are its own."""
+    """Change the retention and the NATS subjects of a class."""
     MONITOR = "monitor"
-    """To see the figures of the bus, and all that `inquire` tells: both show who does what."""
+    """Read the metrics of the bus. Includes `inquire`, because both show the activity of all users.
+    """
 
 
-Called = tuple[int, str]
-"""Id and name of a class; -1 and empty where it has none that is known."""
-_Judged = tuple[int | str | Called, ...]
+ClassIdentity = tuple[int, str]
+"""Id and name of a class; -1 and "" if unknown."""
+_CacheKey = tuple[int | str | ClassIdentity, ...]
 
 
-def called_so(text: str) -> list[Called]:
-    """The class that is called so, where no more is known of it."""
+def unresolved_class(text: str) -> list[ClassIdentity]:
+    """Return the identity of a class of which only the id or the name is known."""
     return [(int(text) if text.isdecimal() else -1, text)]
 
 
-class Verdict(enum.Enum):
-    """What is known of a class."""
+class ClassAccess(enum.Enum):
+    """Access of a user to one class."""
 
     ALL = "all"
     SOME = "some"
-    """It depends on the channel."""
+    """Access to some channels."""
     NONE = "none"
 
 
@@ -87,20 +88,22 @@ def _class_pattern(text: str) -> re.Pattern[str]:
     return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
 
 
-def is_of_class(pattern: str, class_id: int, name: str) -> bool:
-    """Whether a class's id or name is what this stands for; `*` are any characters."""
+def is_class_match(pattern: str, class_id: int, name: str) -> bool:
+    """Return True if a class pattern matches the id or the name of a class; `*` matches any
+    characters.
+    """
     found = _class_pattern(pattern)
     return bool(found.fullmatch(str(class_id)) or (name and found.fullmatch(name)))
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A class, or several, and channels of it. Raises ValueError for what is none."""
+class PermissionRule:
+    """One or more classes, and channels in them. Raises ValueError if either is not legal."""
 
     class_: str
-    """An id, a name, or a name with `*` for any characters."""
+    """Class id, class name, or a name with `*` for any characters."""
     channel: str = ""
-    """A pattern; empty for all, and for messages without a channel."""
+    """Pattern; empty for all channels and for messages without a channel."""
 
     def __post_init__(self) -> None:
         if not self.class_ or not self.class_.isprintable() or " " in self.class_:
@@ -108,7 +111,7 @@ class Rule:
                 f"{self.class_[:_SHOWN_CHARACTERS]!r} is no class, expected an id, a name, or a "
                 "name with * in it"
             )
-        if self.class_.rpartition(".")[2] in _OF_CHANNELS:
+        if self.class_.rpartition(".")[2] in _CHANNEL_WILDCARDS:
             shown = self.class_[:_SHOWN_CHARACTERS]
             raise ValueError(
                 f"{shown!r} is a pattern of channels, expected a class: * for all, or "
@@ -122,33 +125,40 @@ class Rule:
         return f"{self.class_} {self.channel}".strip()
 
     @classmethod
-    def parse(cls, text: str) -> Rule:
-        """From a class, perhaps a blank and a pattern of channels. Raises ValueError."""
+    def parse(cls, text: str) -> PermissionRule:
+        """Parse a class, optionally followed by a blank and a pattern. Raises ValueError."""
         class_, _, channel = text.strip().partition(" ")
         return cls(class_, channel.strip())
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What is allowed, and what is not."""
+class PermissionRules:
+    """Allow and deny rules for publishing or for subscribing."""
 
-    allow: tuple[Rule, ...] | None = None
+    allow: tuple[PermissionRule, ...] | None = None
     """None for everything."""
-    deny: tuple[Rule, ...] = ()
+    deny: tuple[PermissionRule, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.allow or ()) + len(self.deny)
         if count > RULES_MAX:
             raise ValueError(f"there are {count} rules, expected at most {RULES_MAX}")
 
-    def scope(self, class_id: int, name: str, of: Iterable[Called] = ()) -> Scope:
-        """What they say of one class. If it keeps what was given up, `of` are those in which it may
-        have been."""
-        allow = [r for r in self.allow or () if is_of_class(r.class_, class_id, name)]
-        deny = [r for r in self.deny if is_of_class(r.class_, class_id, name)]
-        for each in of:  # What is denied is denied when it is given up, too.
-            deny += [r for r in self.deny if is_of_class(r.class_, *each)]
-        return Scope(
+    def for_class(
+        self, class_id: int, name: str, dead_letter_sources: Iterable[ClassIdentity] = ()
+    ) -> ClassPermissions:
+        """Return the permissions for one class.
+
+        Args:
+            class_id: Id of the class.
+            name: Name of the class; may be empty.
+            dead_letter_sources: Classes whose dead letters the class may contain.
+        """
+        allow = [r for r in self.allow or () if is_class_match(r.class_, class_id, name)]
+        deny = [r for r in self.deny if is_class_match(r.class_, class_id, name)]
+        for each in dead_letter_sources:  # Deny rules also apply to dead letters.
+            deny += [r for r in self.deny if is_class_match(r.class_, *each)]
+        return ClassPermissions(
             everything=self.allow is None or any(not rule.channel for rule in allow),
             allow=tuple(sorted({rule.channel for rule in allow if rule.channel})),
             nothing=any(not rule.channel for rule in deny),
@@ -158,153 +168,181 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What one user may do. Raises ValueError for what makes no sense."""
+    """Permissions of one user. Raises ValueError if they are inconsistent."""
 
-    publish: Rules = Rules()
-    subscribe: Rules = Rules()
-    admin: tuple[tuple[Right, str], ...] = ()
-    """Rights, and in which classes: `*` for all."""
+    publish: PermissionRules = PermissionRules()
+    subscribe: PermissionRules = PermissionRules()
+    admin: tuple[tuple[AdminRight, str], ...] = ()
+    """Admin rights and the class pattern that each applies to; `*` for all classes."""
     wildcards: bool = True
-    """Whether it may subscribe to channels without naming each."""
+    """True if it may subscribe with wildcards and without channels."""
 
     @staticmethod
-    def parse_right(text: str) -> tuple[Right, str]:
-        """A right, perhaps a blank and a class. Raises ValueError."""
+    def parse_right(text: str) -> tuple[AdminRight, str]:
+        """Parse an admin right, optionally followed by a blank and a class. Raises ValueError."""
         word, _, class_ = text.strip().partition(" ")
         try:
-            right = Right(word)
+            right = AdminRight(word)
         except ValueError:
-            known = ", ".join(Right)
+            known = ", ".join(AdminRight)
             raise ValueError(f"{word!r} is no right, expected one of {known}") from None
-        of = Rule(class_.strip() or "*").class_
-        if of != "*" and right in (Right.INQUIRE, Right.MONITOR):
+        of = PermissionRule(class_.strip() or "*").class_
+        if of != "*" and right in (AdminRight.INQUIRE, AdminRight.MONITOR):
             raise ValueError(f"{text.strip()!r}: the right {word!r} is one in all classes")
         return right, of
 
 
-class Scope:
-    """Of one class, what is allowed."""
+class ClassPermissions:
+    """Channels of one class that a user may publish to or subscribe to."""
 
-    __slots__ = ("_kept", "_valid_for", "_verdicts", "allow", "deny", "key", "verdict")
+    __slots__ = (
+        "_cache_key",
+        "_cached_bytes",
+        "_cached_results",
+        "access",
+        "allow",
+        "comparison_key",
+        "deny",
+    )
 
     def __init__(
         self, *, everything: bool, allow: tuple[str, ...], nothing: bool, deny: tuple[str, ...]
     ) -> None:
-        """`everything` is allowed, or the channels of `allow`; `nothing` is, or not those of
-        `deny`."""
+        """Allow everything or the channels of `allow`, except everything (`nothing`) or those of
+        `deny`.
+        """
         self.allow = ("#",) if everything else allow
         self.deny = ("#",) if nothing else deny
-        self.key = (self.allow, self.deny)
-        """Two with the same key allow the same."""
+        self.comparison_key = (self.allow, self.deny)
+        """Equal for permissions that allow the same."""
         if nothing or not self.allow:
-            self.verdict = Verdict.NONE
+            self.access = ClassAccess.NONE
         elif everything and not deny:
-            self.verdict = Verdict.ALL
+            self.access = ClassAccess.ALL
         else:
-            self.verdict = Verdict.SOME
-        self._kept = bytearray()
-        """Verdicts by channel number."""
-        self._verdicts = np.frombuffer(self._kept, np.uint8)
-        """The same ones: a few are read sooner there, many here."""
-        self._valid_for: object = None
-        """For which channels the numbers stand."""
+            self.access = ClassAccess.SOME
+        self._cached_bytes = bytearray()
+        """Cached results by channel number."""
+        self._cached_results = np.frombuffer(self._cached_bytes, np.uint8)
+        """The same memory as an array: bytes are faster for few channels, arrays for many."""
+        self._cache_key: object = None
+        """Channel list and generation that the cached results belong to."""
 
-    def allows(self, channel: str) -> bool:
-        """Whether messages of this channel are; "" for those without one."""
+    def is_allowed(self, channel: str) -> bool:
+        """Return True if messages of this channel are allowed; "" stands for no channel."""
         if any(matches(pattern, channel) for pattern in self.deny):
             return False
         return any(matches(pattern, channel) for pattern in self.allow)
 
-    def may_allow(self, pattern: str) -> bool:
-        """Whether any channel that this pattern matches may be allowed."""
+    def can_overlap(self, pattern: str) -> bool:
+        """Return True if some channel that `pattern` matches may be allowed."""
         if is_literal(pattern):
-            return self.allows(pattern)
-        return self.verdict is not Verdict.NONE and any(
+            return self.is_allowed(pattern)
+        return self.access is not ClassAccess.NONE and any(
             overlaps(pattern, allowed) for allowed in self.allow
         )
 
-    def of(
+    def allowed_flags(
         self, names: Sequence[str], generation: int, numbers: npt.NDArray[np.integer] | int
     ) -> Flags:
-        """Of which of these channels messages are allowed. `names` are the channels by number, as
-        long as `generation` stays. Shape (n,), or (1,) for a single number."""
-        self._reach(names, generation)
+        """Return flags of the allowed channels, shape (n,), or (1,) for a single number.
+
+        Args:
+            names: Channel names by number, valid for this `generation`.
+            generation: Changes if numbers are reused.
+            numbers: Channel numbers, shape (n,), or one number.
+        """
+        self._resize_cache(names, generation)
         asked = np.atleast_1d(np.asarray(numbers))
-        found = self._verdicts[asked]
+        found = self._cached_results[asked]
         unknown = found == _UNKNOWN
         if unknown.any():
             for number in np.unique(asked[unknown]).tolist():
-                self._verdicts[number] = _YES if self.allows(names[number]) else _NO
-            found = self._verdicts[asked]
+                self._cached_results[number] = _YES if self.is_allowed(names[number]) else _NO
+            found = self._cached_results[asked]
         allowed: Flags = found == _YES
         return allowed
 
-    def allows_all(self, names: Sequence[str], generation: int, numbers: Sequence[int]) -> bool:
-        """Whether messages of all of these channels are: what `of` says, for a few."""
-        self._reach(names, generation)
-        kept = self._kept
+    def is_all_allowed(self, names: Sequence[str], generation: int, numbers: Sequence[int]) -> bool:
+        """Return True if all of these channels are allowed. Fast for a few numbers."""
+        self._resize_cache(names, generation)
+        kept = self._cached_bytes
         for number in numbers:
             if kept[number] != _YES:
-                return bool(self.of(names, generation, np.array(numbers)).all())
+                return bool(self.allowed_flags(names, generation, np.array(numbers)).all())
         return True
 
-    def _reach(self, names: Sequence[str], generation: int) -> None:
-        """Have a verdict for each of these channels, known or not."""
+    def _resize_cache(self, names: Sequence[str], generation: int) -> None:
+        """Make room for a result for each of these channels."""
         known = (id(names), generation)
-        if self._valid_for == known and len(names) <= self._verdicts.size:
+        if self._cache_key == known and len(names) <= self._cached_results.size:
             return
-        before = bytes(self._kept) if self._valid_for == known else b""
-        self._valid_for = known
-        size = min(max(16, 2 * len(names)), max(VERDICTS_KEPT_MAX, len(names)))
-        self._kept = bytearray(before.ljust(size, bytes([_UNKNOWN])))
-        self._verdicts = np.frombuffer(self._kept, np.uint8)
+        before = bytes(self._cached_bytes) if self._cache_key == known else b""
+        self._cache_key = known
+        size = min(max(16, 2 * len(names)), max(PERMISSION_CACHE_MAX, len(names)))
+        self._cached_bytes = bytearray(before.ljust(size, bytes([_UNKNOWN])))
+        self._cached_results = np.frombuffer(self._cached_bytes, np.uint8)
 
 
 class Grants:
-    """Permissions as they are asked; one for all sessions of a user."""
+    """Permissions with cached results, shared by all sessions of a user."""
 
     def __init__(
-        self, permissions: Permissions, called: Callable[[str], Sequence[Called]] | None = None
+        self,
+        permissions: Permissions,
+        resolve_class_name: Callable[[str], Sequence[ClassIdentity]] | None = None,
     ) -> None:
-        """`called` says of the name of a class without `dead.` which classes' letters it keeps."""
+        """Create grants. `resolve_class_name` returns the classes that a name may stand for."""
         self.permissions = permissions
-        self._called = called or called_so
-        self._publishing: dict[_Judged, Scope] = {}
-        self._subscribing: dict[_Judged, Scope] = {}
+        self._resolve_class_name = resolve_class_name or unresolved_class
+        self._publish_cache: dict[_CacheKey, ClassPermissions] = {}
+        self._subscribe_cache: dict[_CacheKey, ClassPermissions] = {}
 
-    def publishing(self, class_id: int, name: str) -> Scope:
-        """What may be published to this class."""
-        return self._scope(self._publishing, self.permissions.publish, class_id, name)
+    def publish_permissions(self, class_id: int, name: str) -> ClassPermissions:
+        """Return the permissions to publish to this class."""
+        return self._cached_permissions(
+            self._publish_cache, self.permissions.publish, class_id, name
+        )
 
-    def subscribing(self, class_id: int, name: str) -> Scope:
-        """What may be seen of it."""
-        return self._scope(self._subscribing, self.permissions.subscribe, class_id, name)
+    def subscribe_permissions(self, class_id: int, name: str) -> ClassPermissions:
+        """Return the permissions to receive messages of this class."""
+        return self._cached_permissions(
+            self._subscribe_cache, self.permissions.subscribe, class_id, name
+        )
 
-    def has(self, right: Right, class_id: int | None = None, name: str = "") -> bool:
-        """Whether it has a right: in this class, or in all for None."""
+    def has_right(self, right: AdminRight, class_id: int | None = None, name: str = "") -> bool:
+        """Return True if the user has an admin right in this class; None for all classes."""
         for granted, pattern in self.permissions.admin:
-            is_it = granted is right or (granted is Right.MONITOR and right is Right.INQUIRE)
+            is_it = granted is right or (
+                granted is AdminRight.MONITOR and right is AdminRight.INQUIRE
+            )
             if is_it and (
-                pattern == "*" or (class_id is not None and is_of_class(pattern, class_id, name))
+                pattern == "*" or (class_id is not None and is_class_match(pattern, class_id, name))
             ):
                 return True
         return False
 
-    def knows(self, class_id: int, name: str) -> bool:
-        """Whether it has anything to do with this class."""
-        if self.publishing(class_id, name).verdict is not Verdict.NONE:
+    def has_any_access(self, class_id: int, name: str) -> bool:
+        """Return True if the user may do anything with this class."""
+        if self.publish_permissions(class_id, name).access is not ClassAccess.NONE:
             return True
-        if self.subscribing(class_id, name).verdict is not Verdict.NONE:
+        if self.subscribe_permissions(class_id, name).access is not ClassAccess.NONE:
             return True
-        return any(self.has(right, class_id, name) for right in Right)
+        return any(self.has_right(right, class_id, name) for right in AdminRight)
 
-    def _scope(self, cached: dict[_Judged, Scope], rules: Rules, class_id: int, name: str) -> Scope:
-        of: Sequence[Called] = ()
-        if name.startswith(DEAD):
-            of = self._called(name.removeprefix(DEAD))
+    def _cached_permissions(
+        self,
+        cached: dict[_CacheKey, ClassPermissions],
+        rules: PermissionRules,
+        class_id: int,
+        name: str,
+    ) -> ClassPermissions:
+        of: Sequence[ClassIdentity] = ()
+        if name.startswith(DEAD_LETTER_PREFIX):
+            of = self._resolve_class_name(name.removeprefix(DEAD_LETTER_PREFIX))
         found = cached.get((class_id, name, *of))
         if found is None:
-            if len(cached) >= VERDICTS_KEPT_MAX:
+            if len(cached) >= PERMISSION_CACHE_MAX:
                 cached.clear()
-            found = cached[class_id, name, *of] = rules.scope(class_id, name, of)
+            found = cached[class_id, name, *of] = rules.for_class(class_id, name, of)
         return found

@@ -1,9 +1,8 @@
-"""How fast somebody may publish: messages and bytes a second, by all connections together.
+"""Limits on published messages and bytes per second.
 
-Rule 1: what is beyond a rate waits. Nothing is refused or lost for it, and nobody else waits.
-Rule 2: a message is let in when there is anything left of what it takes: it may take more, which
-those behind it wait for. So what is longer than all that there ever is goes through, too.
-Rule 3: time is an argument, in seconds; who has been quiet may have a second's worth at once.
+Messages beyond the limit wait; none is refused or lost. A message is admitted while any of its
+budget is left and may overdraw it, so messages longer than the burst pass, too. After a pause, one
+second's worth may be published at once. Time is an argument, in seconds.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from simplebus.core.limits import (
-    METERED_MESSAGE_BYTES,
-    METERED_PART_SECONDS,
-    METERED_READ_BYTES,
-    METERED_WAIT_SECONDS,
+    RATE_LIMIT_MESSAGE_BYTES,
+    RATE_LIMIT_SLICE_SECONDS,
+    RATE_LIMIT_WAIT_SECONDS_MIN,
+    RATE_LIMITED_READ_BYTES_MIN,
 )
 from simplebus.core.protocol.frames import Integers
 
-SECONDS_AT_ONCE = 1.0
+BURST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """What may be published in a second; 0 sets no limit. Raises ValueError below that."""
+class RateLimit:
+    """Messages and bytes per second; 0 for unlimited. Raises ValueError if negative."""
 
     messages: float = 0.0
     bytes: float = 0.0
@@ -41,124 +40,134 @@ class Rate:
         return bool(self.messages or self.bytes)
 
 
-UNLIMITED = Rate()
+UNLIMITED = RateLimit()
 
 
-class Meter:
-    """What is left of one rate."""
+class RateLimiter:
+    """Token bucket of one rate limit."""
 
-    __slots__ = ("_bytes", "_messages", "_since", "rate", "waiting")
+    __slots__ = ("_bytes", "_messages", "_since", "limit", "waiting_session_count")
 
-    def __init__(self, rate: Rate, now: float) -> None:
-        self.rate = rate
-        self.waiting = 0
-        """Sessions some of whose messages wait for this."""
+    def __init__(self, rate: RateLimit, now: float) -> None:
+        self.limit = rate
+        self.waiting_session_count = 0
+        """Sessions with messages that wait for this limit."""
         self._since = now
-        self._messages = _at_once(rate.messages)
-        self._bytes = _at_once(rate.bytes)
-        """Below 0 when the last message took more than was left."""
+        self._messages = _burst(rate.messages)
+        self._bytes = _burst(rate.bytes)
+        """Negative if the last message took more than was left."""
 
-    def set(self, rate: Rate, now: float) -> None:
-        """Have another rate from now on."""
-        self._fill(now)
-        if not self.rate.messages:
-            self._messages = _at_once(rate.messages)
-        if not self.rate.bytes:
-            self._bytes = _at_once(rate.bytes)
-        self.rate = rate
-        self._fill(now)
+    def update_limit(self, rate: RateLimit, now: float) -> None:
+        """Change the limit from now on."""
+        self._refill(now)
+        if not self.limit.messages:
+            self._messages = _burst(rate.messages)
+        if not self.limit.bytes:
+            self._bytes = _burst(rate.bytes)
+        self.limit = rate
+        self._refill(now)
 
     def is_full(self, now: float) -> bool:
-        """Whether it is as if nothing had been published."""
-        self._fill(now)
-        rate = self.rate
-        return self._messages >= _at_once(rate.messages) and self._bytes >= _at_once(rate.bytes)
+        """Return True if the bucket is full."""
+        self._refill(now)
+        rate = self.limit
+        return self._messages >= _burst(rate.messages) and self._bytes >= _burst(rate.bytes)
 
-    def fits(self, ends: Integers, now: float) -> int:
-        """How many messages are let in, of which the last bytes have these offsets, shape (n,)."""
-        self._fill(now)
-        count, rate = len(ends), self.rate
+    def count_allowed(self, ends: Integers, now: float) -> int:
+        """Return how many messages are admitted now.
+
+        Args:
+            ends: End offsets of the messages, in bytes, shape (n,).
+            now: Current time in seconds.
+        """
+        self._refill(now)
+        count, rate = len(ends), self.limit
         if rate.messages:
             count = min(count, max(0, math.floor(self._messages)))
         if rate.bytes and count:
             if self._bytes < 1:
                 return 0
-            # The first one that takes more than is left is let in, too.
+            # The first message that exceeds the rest is admitted, too.
             count = min(count, int(np.searchsorted(ends, self._bytes)) + 1)
         return count
 
-    def charge(self, messages: int, size: int) -> None:
-        """So many were let in, of so many bytes together."""
-        if self.rate.messages:
+    def consume(self, messages: int, size: int) -> None:
+        """Record admitted messages and their total bytes."""
+        if self.limit.messages:
             self._messages -= messages
-        if self.rate.bytes:
+        if self.limit.bytes:
             self._bytes -= size
 
-    def due(self, now: float) -> float:
-        """When there is something left again: enough for a little while, so that nobody is asked
-        for each message. Now, if there is."""
-        self._fill(now)
+    def next_available(self, now: float) -> float:
+        """Return the time at which messages are admitted again; `now` if they are.
+
+        The time is late enough for several messages, so that sessions are not woken for each one.
+        """
+        self._refill(now)
         seconds = 0.0
         for rate, left in (
-            (self.rate.messages, self._messages),
-            (self.rate.bytes, self._bytes),
+            (self.limit.messages, self._messages),
+            (self.limit.bytes, self._bytes),
         ):
             if rate and left < 1:
-                wanted = max(1.0, rate * METERED_PART_SECONDS)
-                seconds = max(seconds, (wanted - left) / rate, METERED_WAIT_SECONDS)
+                wanted = max(1.0, rate * RATE_LIMIT_SLICE_SECONDS)
+                seconds = max(seconds, (wanted - left) / rate, RATE_LIMIT_WAIT_SECONDS_MIN)
         return now + seconds
 
-    def _fill(self, now: float) -> None:
-        passed, rate = now - self._since, self.rate
+    def _refill(self, now: float) -> None:
+        passed, rate = now - self._since, self.limit
         if passed <= 0:
             return
         self._since = now
-        self._messages = min(_at_once(rate.messages), self._messages + passed * rate.messages)
-        self._bytes = min(_at_once(rate.bytes), self._bytes + passed * rate.bytes)
+        self._messages = min(_burst(rate.messages), self._messages + passed * rate.messages)
+        self._bytes = min(_burst(rate.bytes), self._bytes + passed * rate.bytes)
 
 
-def _at_once(per_second: float) -> float:
-    """What may be left at most."""
-    return max(1.0, per_second * SECONDS_AT_ONCE)
+def _burst(per_second: float) -> float:
+    """Return the most that a bucket holds."""
+    return max(1.0, per_second * BURST_SECONDS)
 
 
-# Several, all of which count ---------------------------------------------------------------------
+# Several limiters, all of which apply ------------------------------------------------------------
 
 
-def fits(meters: Sequence[Meter], ends: Integers, now: float) -> int:
+def count_allowed(meters: Sequence[RateLimiter], ends: Integers, now: float) -> int:
     """See `Meter.fits`."""
-    return min((meter.fits(ends, now) for meter in meters), default=len(ends))
+    return min((meter.count_allowed(ends, now) for meter in meters), default=len(ends))
 
 
-def fits_one(meters: Sequence[Meter], size: int, now: float) -> bool:
-    """Whether a message of this size is let in, and nobody waits for the same."""
+def is_one_allowed(meters: Sequence[RateLimiter], size: int, now: float) -> bool:
+    """Return True if a message of this size is admitted now and no session waits for a limiter."""
     ends = np.array([size])
-    return not is_awaited(meters) and bool(fits(meters, ends, now))
+    return not has_waiting_sessions(meters) and bool(count_allowed(meters, ends, now))
 
 
-def charge(meters: Sequence[Meter], messages: int, size: int) -> None:
+def consume(meters: Sequence[RateLimiter], messages: int, size: int) -> None:
     """See `Meter.charge`."""
     for meter in meters:
-        meter.charge(messages, size)
+        meter.consume(messages, size)
 
 
-def due(meters: Sequence[Meter], now: float) -> float:
+def next_available(meters: Sequence[RateLimiter], now: float) -> float:
     """See `Meter.due`."""
-    return max((meter.due(now) for meter in meters), default=now)
+    return max((meter.next_available(now) for meter in meters), default=now)
 
 
-def is_awaited(meters: Sequence[Meter]) -> bool:
-    """Whether some session waits for one of them already."""
-    return any(meter.waiting for meter in meters)
+def has_waiting_sessions(meters: Sequence[RateLimiter]) -> bool:
+    """Return True if a session waits for one of the limiters."""
+    return any(meter.waiting_session_count for meter in meters)
 
 
-def read_bytes(meters: Sequence[Meter]) -> int:
-    """How much to read at once of what is not told apart before it is let in, so that it is not
-    far beyond the rate, whatever it is."""
+def read_bytes(meters: Sequence[RateLimiter]) -> int:
+    """Return how many bytes to read at once from a peer whose messages are not counted before the
+    read.
+
+    Limits how far a single read can exceed the rate.
+    """
     least = math.inf
     for meter in meters:
-        rate = meter.rate
-        for per_second in (rate.bytes, rate.messages * METERED_MESSAGE_BYTES):
+        rate = meter.limit
+        for per_second in (rate.bytes, rate.messages * RATE_LIMIT_MESSAGE_BYTES):
             if per_second:
-                least = min(least, per_second * METERED_PART_SECONDS)
-    return max(METERED_READ_BYTES, math.ceil(min(least, 1 << 30)))
+                least = min(least, per_second * RATE_LIMIT_SLICE_SECONDS)
+    return max(RATE_LIMITED_READ_BYTES_MIN, math.ceil(min(least, 1 << 30)))

@@ -1,8 +1,7 @@
-"""Who may come in, through whichever door, and how it shows who it is.
+"""User table of a bus, and authentication.
 
-Rule 1: whoever is not let in hears one sentence, whatever was wrong.
-Rule 2: version 1 has no word for who one is: it comes in by a certificate or an address, where a
-user says so.
+A rejected client always gets the same message, whatever was wrong. Version 1 has no credentials, so
+its clients are identified by certificate or address, if a user lists them.
 """
 
 from __future__ import annotations
@@ -14,41 +13,48 @@ from dataclasses import dataclass, field, replace
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.protocol.requests import Auth
-from simplebus.core.users.certificate_names import spelled
-from simplebus.core.users.passwords import Passwords, check_secret, is_slow, quick_hash
-from simplebus.core.users.permissions import Called, Grants, Permissions, called_so
-from simplebus.core.users.rate_limit import UNLIMITED, Rate
+from simplebus.core.users.certificate_names import normalize_name
+from simplebus.core.users.passwords import (
+    PasswordVerifier,
+    check_stored_secret,
+    hash_token,
+    is_slow_hash,
+)
+from simplebus.core.users.permissions import ClassIdentity, Grants, Permissions, unresolved_class
+from simplebus.core.users.rate_limit import UNLIMITED, RateLimit
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One who may connect. Raises ValueError, naming the user, for what makes no sense."""
+    """One user. Raises ValueError, with the user's name, for invalid settings."""
 
     name: str
     password: str = field(default="", repr=False)
-    """As it is kept, see `passwords`; empty for none."""
+    """Stored password, see `passwords`; empty for none."""
     token: str = field(default="", repr=False)
-    """The same of what may be said instead of name and password."""
+    """Stored token, which replaces name and password; empty for none."""
     nkey: str = ""
-    """Of the NATS door: the public half of a key."""
+    """Public key for NATS clients."""
     certificates: tuple[str, ...] = ()
-    """Names in a client's certificate: an email address, a DNS name, an URI or the whole subject;
-    see `certificate_names`."""
+    """Names in a client certificate: email address, DNS name, URI or whole subject; see
+    `certificate_names`.
+    """
     addresses: tuple[str, ...] = ()
-    """Networks from where who says nothing of who it is is this user."""
+    """Networks whose clients are this user if they send no credentials."""
     permissions: Permissions | None = None
-    """None for everything."""
+    """None for unrestricted access."""
     connections: int = 0
-    """How many there may be at once; 0 for any number."""
-    rate: Rate = UNLIMITED
-    """How fast all of them together may publish."""
+    """Most connections at a time; 0 for unlimited."""
+    rate: RateLimit = UNLIMITED
+    """Publish rate of all its connections together."""
     classes_max: int | None = None
-    """How many classes it may make; 0 for any number. None for a part of all, where it has
-    permissions; see `shares`."""
+    """Most classes that it may create; 0 for unlimited. None for the default quota of users with
+    permissions; see `store.quotas`.
+    """
     durables_max: int | None = None
-    """How many durables and groups it may have, in all classes together. 0 and None as above."""
+    """Most durables and groups in all classes; 0 and None as for `classes_max`."""
     networks: tuple[Network, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -59,10 +65,10 @@ class User:
             )
         for what, secret in (("password", self.password), ("token", self.token)):
             try:
-                check_secret(secret)
+                check_stored_secret(secret)
             except ValueError as error:
                 raise ValueError(f"the {what} of user {self.name!r}: {error}") from None
-        if is_slow(self.token):
+        if is_slow_hash(self.token):
             raise ValueError(f"the token of user {self.name!r}: expected sha256: and 64 digits")
         for what, count in (
             ("connections", self.connections),
@@ -72,23 +78,23 @@ class User:
             if count is not None and count < 0:
                 raise ValueError(f"user {self.name!r}: {what} is 0 or more, got {count}")
         try:
-            networks = tuple(map(_network, self.addresses))
+            networks = tuple(map(_parse_network, self.addresses))
         except ValueError as error:
             raise ValueError(f"user {self.name!r}: {error}") from None
         object.__setattr__(self, "networks", networks)
         for name in self.certificates:
             try:
-                spelled(name)
+                normalize_name(name)
             except ValueError as error:
                 raise ValueError(f"user {self.name!r}: {error}") from None
 
     def without_limits(self) -> User:
-        """Who it is and what it may do, but for how much of it."""
+        """Return a copy without connection, rate and quota limits."""
         return replace(self, connections=0, rate=UNLIMITED, classes_max=None, durables_max=None)
 
 
-def _network(text: str) -> Network:
-    """What a text stands for; version 4 also as version 6 writes it. Raises ValueError."""
+def _parse_network(text: str) -> Network:
+    """Parse a network. IPv4-mapped IPv6 networks become IPv4. Raises ValueError."""
     found = ipaddress.ip_network(text, strict=False)
     if isinstance(found, ipaddress.IPv6Network) and found.prefixlen >= _MAPPED_BITS:
         mapped = found.network_address.ipv4_mapped
@@ -99,36 +105,42 @@ def _network(text: str) -> Network:
 
 _MAPPED_BITS = 96
 _SHOWN_CHARACTERS = 400
-_NOT_LET_IN = "the user and the password, or the token, are not those of anybody here"
-_DECOY = "a password that is compared where there is no such user"
+_UNKNOWN_CREDENTIALS = "the user and the password, or the token, are not those of anybody here"
+_DECOY_PASSWORD = "a password that is compared where there is no such user"
 
 
 class Users:
-    """Those of one bus. Raises ValueError when two cannot be told apart."""
+    """Users of one bus. Raises ValueError if two have the same name or credentials."""
 
-    def __init__(self, users: Sequence[User], passwords: Passwords | None = None) -> None:
+    def __init__(self, users: Sequence[User], passwords: PasswordVerifier | None = None) -> None:
         self.users = tuple(users)
-        self.passwords = passwords or Passwords()
-        self._named: dict[str, User] = {}
-        self._tokens: dict[str, User] = {}
-        """By the hash of the token."""
-        self._certified: dict[str, User] = {}
-        self._keys: dict[str, User] = {}
+        self.passwords = passwords or PasswordVerifier()
+        self._users_by_name: dict[str, User] = {}
+        self._users_by_token: dict[str, User] = {}
+        """Users by the hash of their token."""
+        self._users_by_certificate: dict[str, User] = {}
+        self._users_by_nkey: dict[str, User] = {}
         by_network: dict[str, User] = {}
         self._networks: list[tuple[Network, User]] = []
         self._grants: dict[str, Grants] = {}
-        self.called: Callable[[str], Sequence[Called]] = called_so
-        """Which classes are called so: by what their dead letters are judged, too."""
-        self._decoy = next((u.password for u in users if is_slow(u.password)), _DECOY)
+        self.resolve_class_name: Callable[[str], Sequence[ClassIdentity]] = unresolved_class
+        """Returns the classes that a name may stand for, to apply permissions to dead letters."""
+        self._decoy_hash = next(
+            (u.password for u in users if is_slow_hash(u.password)), _DECOY_PASSWORD
+        )
         for user in users:
             token = user.token
             if token and not token.startswith("sha256:"):
-                token = quick_hash(token)
+                token = hash_token(token)
             for what, table, keys in (
-                ("name", self._named, (user.name,)),
-                ("token", self._tokens, (token,) if token else ()),
-                ("nkey", self._keys, (user.nkey,) if user.nkey else ()),
-                ("certificate", self._certified, tuple(map(spelled, user.certificates))),
+                ("name", self._users_by_name, (user.name,)),
+                ("token", self._users_by_token, (token,) if token else ()),
+                ("nkey", self._users_by_nkey, (user.nkey,) if user.nkey else ()),
+                (
+                    "certificate",
+                    self._users_by_certificate,
+                    tuple(map(normalize_name, user.certificates)),
+                ),
                 ("network", by_network, tuple(map(str, user.networks))),
             ):
                 for key in keys:
@@ -138,20 +150,20 @@ class Users:
                             f"users {other.name!r} and {user.name!r} have the same {what}"
                         )
             self._networks += [(network, user) for network in user.networks]
-        # The narrowest network that an address is in says who it is.
+        # The narrowest network that contains an address wins.
         self._networks.sort(key=lambda pair: -pair[0].prefixlen)
 
-    def named(self, name: str) -> User | None:
-        """Who has this name; None for nobody."""
-        return self._named.get(name)
+    def find_by_name(self, name: str) -> User | None:
+        return self._users_by_name.get(name)
 
-    def of_key(self, nkey: str) -> User | None:
-        """Who has this nkey; None for nobody."""
-        return self._keys.get(nkey)
+    def find_by_nkey(self, nkey: str) -> User | None:
+        return self._users_by_nkey.get(nkey)
 
-    def still_has(self, user: User) -> bool:
-        """Whether there is such a user, who may do the same, however much of it."""
-        found = self._named.get(user.name)
+    def has_unchanged(self, user: User) -> bool:
+        """Return True if the user still exists with the same credentials and permissions, ignoring
+        limits.
+        """
+        found = self._users_by_name.get(user.name)
         return found is not None and found.without_limits() == user.without_limits()
 
     def __eq__(self, other: object) -> bool:
@@ -160,40 +172,49 @@ class Users:
     def __hash__(self) -> int:
         return hash(self.users)
 
-    def knows(self, auth: Auth) -> bool:
-        """Whether this shows who one is, as far as it can be told at once."""
-        return self._by_words(auth) is not None
+    def is_authentic(self, auth: Auth) -> bool:
+        """Return True if the credentials are correct, as far as known without a slow check."""
+        return self._find_by_credentials(auth) is not None
 
-    def slow_check(self, auth: Auth | None) -> tuple[str, str] | None:
-        """What must be worked out before this is judged: what the password is kept as, and what
-        was said; None for nothing. Of a user that is not there, or whose password is compared at
-        once, the same work is done when it is wrong."""
+    def pending_slow_check(self, auth: Auth | None) -> tuple[str, str] | None:
+        """Return the stored hash and the password to verify before `authenticate`; None for
+        nothing.
+
+        Unknown users and wrong fast passwords cause the same work, so that the duration reveals
+        nothing.
+        """
         if auth is None or auth.token or not auth.user:
             return None
-        user = self._named.get(auth.user)
-        kept = user.password if user is not None and user.password else self._decoy
-        if self.passwords.is_right(kept, auth.password):
+        user = self._users_by_name.get(auth.user)
+        kept = user.password if user is not None and user.password else self._decoy_hash
+        if self.passwords.is_correct(kept, auth.password):
             return None
-        kept = kept if is_slow(kept) else self._decoy
-        return (kept, auth.password) if is_slow(kept) else None
+        kept = kept if is_slow_hash(kept) else self._decoy_hash
+        return (kept, auth.password) if is_slow_hash(kept) else None
 
-    def admit(
+    def authenticate(
         self, auth: Auth | None, *, certified: Sequence[str] = (), address: str = "", version: int
     ) -> User:
-        """Who says this, or shows a certificate with these names, in their one spelling, or comes
-        from this address.
+        """Return the user of a client.
 
-        Raises RemoteProtocolError (unauthorized) for nobody that is known.
+        Args:
+            auth: Credentials, if the client sent any.
+            certified: Normalized names in its certificate.
+            address: Its IP address.
+            version: Its protocol version, for the error message.
+
+        Raises:
+            RemoteProtocolError: unauthorized if no user matches.
         """
         if auth is not None and (auth.user or auth.token):
-            user = self._by_words(auth)
+            user = self._find_by_credentials(auth)
             if user is None:
-                raise RemoteProtocolError(Reason.UNAUTHORIZED, _NOT_LET_IN)
+                raise RemoteProtocolError(Reason.UNAUTHORIZED, _UNKNOWN_CREDENTIALS)
             return user
         for name in certified:
-            if name in self._certified:
-                return self._certified[name]
-        found = self._by_address(address)
+            if name in self._users_by_certificate:
+                return self._users_by_certificate[name]
+        found = self._find_by_address(address)
         if found is None and certified:
             shown = ", ".join(map(repr, certified))[:_SHOWN_CHARACTERS]
             raise RemoteProtocolError(
@@ -210,15 +231,15 @@ class Users:
             )
         return found
 
-    def _by_words(self, auth: Auth) -> User | None:
+    def _find_by_credentials(self, auth: Auth) -> User | None:
         if auth.token:
-            return self._tokens.get(quick_hash(auth.token))
-        user = self._named.get(auth.user)
-        kept = user.password if user is not None and user.password else self._decoy
-        is_right = self.passwords.is_right(kept, auth.password)
+            return self._users_by_token.get(hash_token(auth.token))
+        user = self._users_by_name.get(auth.user)
+        kept = user.password if user is not None and user.password else self._decoy_hash
+        is_right = self.passwords.is_correct(kept, auth.password)
         return user if is_right and user is not None and user.password else None
 
-    def _by_address(self, address: str) -> User | None:
+    def _find_by_address(self, address: str) -> User | None:
         if not self._networks or not address:
             return None
         try:
@@ -229,11 +250,11 @@ class Users:
             found = found.ipv4_mapped
         return next((user for network, user in self._networks if found in network), None)
 
-    def grants(self, user: User) -> Grants | None:
-        """What a user may do; None for everything."""
+    def get_grants(self, user: User) -> Grants | None:
+        """Return the grants of a user; None for unrestricted access."""
         if user.permissions is None:
             return None
         found = self._grants.get(user.name)
         if found is None:
-            found = self._grants[user.name] = Grants(user.permissions, self.called)
+            found = self._grants[user.name] = Grants(user.permissions, self.resolve_class_name)
         return found

@@ -76,18 +76,18 @@ class Intake:
     async def flushed(self) -> None:
         """Return when all that was put is kept."""
         while self._given or self.problem:
-            self._bus.wire.check()
+            self._bus.connection.check()
             await self._moved.wait()
 
     async def _wait(self) -> None:
         """For something to happen. Raises BusConnectionError when the bus is gone."""
-        self._bus.wire.check()
+        self._bus.connection.check()
         if not (self._given and self._given[0].waiter.is_done):
             await self._moved.wait()
-            self._bus.wire.check()
+            self._bus.connection.check()
 
     async def _give(self, payload: bytes, about: Mapping[str, Any]) -> None:
-        wire = self._bus.wire
+        wire = self._bus.connection
         await self._bus.publish(payload, class_id=self._class, confirm=False, **about)
         position = wire.core.published_position - 1
         waiter = wire.confirms.wait_for(position, position, self._move)

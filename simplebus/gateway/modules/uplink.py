@@ -176,7 +176,7 @@ class Uplink(Module):
             intake = self._intake = Intake(
                 local, table.class_, bytes_max=table.max_memory // 4, log=self.bus.log
             )
-            lanes = self._lanes(local.wire.core.bus_id)
+            lanes = self._lanes(local.connection.core.bus_id)
             lane = self.lane = lanes[0]
             nursery.start_soon(run_lanes, lanes)
             nursery.start_soon(self._keep, intake)

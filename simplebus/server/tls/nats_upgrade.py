@@ -83,7 +83,7 @@ class NatsTlsConnection(Connection[NatsSession]):
                 lambda: TlsSocket(self.socket, certificates.context), self.guest, self._handshake_seconds
             )
         except HandshakeError as error:
-            self.session.forget_all()
+            self.session.discard_output()
             raise NatsError(
                 Reason.TLS_HANDSHAKE, f"the TLS handshake {error}", closed_reason=_CLOSE_REASON
             ) from None

@@ -92,7 +92,7 @@ async def test_what_is_left_out_is_acknowledged_too(server: BusServer, nats: Nat
     """Or nothing would come behind so many as may wait for their acks."""
     async with wired(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "LOOPS", "loops.>", **FEW)
-        publish(wire, "loops.x", 95, path=bus.wire.core.bus_id)
+        publish(wire, "loops.x", 95, path=bus.connection.core.bus_id)
         publish(wire, "loops.x", 5)
         await wire.echoed()
         copies = from_stream(nats, server, "LOOPS", heartbeat=60.0)

@@ -18,7 +18,7 @@ from tests.behaviour.wire_peer_v2 import (
     MESSAGE,
     Version2Peer,
     connect,
-    peer2,
+    connect_version2,
     publish,
 )
 from tests.client.core.client_and_broker import Pair
@@ -109,7 +109,7 @@ def test_nobody_has_such_numbers_where_nobody_would_know_them(more: dict[str, st
 
 
 def test_others_leave_nothing_out_there() -> None:
-    assert peer2(door(), name="a").send_refused(frame(1)) is Reason.NUMBER_GAP
+    assert connect_version2(door(), name="a").send_refused(frame(1)) is Reason.NUMBER_GAP
 
 
 # The client ---------------------------------------------------------------------------------------

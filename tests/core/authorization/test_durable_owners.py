@@ -11,7 +11,7 @@ from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     unsubscribe,
@@ -44,7 +44,7 @@ def bus() -> BrokerHarness:
 
 
 def peer(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
-    return peer2(bus, *said, auth={"token": name})
+    return connect_version2(bus, *said, auth={"token": name})
 
 
 def takes_up(bus: BrokerHarness, who: str, **what: object) -> str:
@@ -123,7 +123,7 @@ def test_how_a_group_goes_on_is_for_its_maker_and_who_configures(
 
 def test_what_was_nobodys_is_whose_who_may_see_all_of_it(bus: BrokerHarness) -> None:
     bus.broker.users = None
-    anybody = peer2(bus, subscribe(1, 1, durable="d"))
+    anybody = connect_version2(bus, subscribe(1, 1, durable="d"))
     anybody.disconnect()
     bus.broker.users = USERS
     assert (
@@ -137,8 +137,8 @@ def test_a_class_that_gets_a_name_is_judged_by_that(bus: BrokerHarness) -> None:
     secret = Rules(deny=(Rule.parse("secret*"),))
     spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=secret))
     bus.broker.users = Users([BOSS, spy])
-    listener = peer2(bus, subscribe(7, 1), classes=[7], auth={"token": "spy"})
-    boss = peer2(bus, classes=[{"id": 7, "name": "secret7"}, 8], auth={"token": "boss"})
+    listener = connect_version2(bus, subscribe(7, 1), classes=[7], auth={"token": "spy"})
+    boss = connect_version2(bus, classes=[{"id": 7, "name": "secret7"}, 8], auth={"token": "boss"})
     boss.send(publish(7, 0, b"TOPSECRET"))
     assert listener.receive_deliveries() == []
     ((cut, error),) = bus.broker.drain_closing()
@@ -155,17 +155,17 @@ def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_na
 
     users = bus.broker.users = Users([BOSS, denied("by-id", "7"), denied("by-name", "orders")])
     users.called = bus.broker.store.class_registry.find_dead_letter_sources
-    early = peer2(bus, classes=["dead.7"], auth={"token": "by-name"})
+    early = connect_version2(bus, classes=["dead.7"], auth={"token": "by-name"})
     dead_of_7 = bus.broker.store.class_id_by_name["dead.7"]
     early.send(subscribe(dead_of_7, 1))
     assert [told.kind for told in early.receive_replies()] == ["subscribe"]
-    peer2(bus, classes=[{"id": 7, "name": "orders"}], auth={"token": "boss"})
+    connect_version2(bus, classes=[{"id": 7, "name": "orders"}], auth={"token": "boss"})
     ((cut, error),) = bus.broker.drain_closing()
     assert (cut, error.sentence) == (early.session, "class 7 has the name 'orders' now")
-    peer2(bus, classes=["dead.orders"], auth={"token": "boss"})
+    connect_version2(bus, classes=["dead.orders"], auth={"token": "boss"})
     for who in ("by-id", "by-name"):
         for name in ("dead.7", "dead.orders"):
-            one = peer2(bus, classes=[1], auth={"token": who})
+            one = connect_version2(bus, classes=[1], auth={"token": who})
             one.send(subscribe(bus.broker.store.class_id_by_name[name], 1))
             assert [told.content["code"] for told in one.receive_replies()] == [Reason.UNAUTHORIZED]
 
@@ -176,8 +176,8 @@ def test_a_name_that_is_too_long_for_its_dead_letters_is_denied_there_too(bus: B
     spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=rules))
     users = bus.broker.users = Users([BOSS, spy])
     users.called = bus.broker.store.class_registry.find_dead_letter_sources
-    peer2(bus, classes=[long], auth={"token": "boss"})
+    connect_version2(bus, classes=[long], auth={"token": "boss"})
     dead = bus.broker.store.class_registry.open_dead_letter_class(long)
-    one = peer2(bus, classes=[1], auth={"token": "spy"})
+    one = connect_version2(bus, classes=[1], auth={"token": "spy"})
     one.send(subscribe(dead.class_id, 1))
     assert [told.content["code"] for told in one.receive_replies()] == [Reason.UNAUTHORIZED]

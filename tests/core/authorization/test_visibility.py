@@ -18,7 +18,7 @@ from tests.behaviour.wire_peer_v2 import (
     json_request,
     publish_envelopes,
     channel_envelope,
-    peer2,
+    connect_version2,
     subscribe,
 )
 
@@ -51,7 +51,7 @@ def named(bus: BrokerHarness) -> None:
 
 
 def peer(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
-    return peer2(bus, *said, classes=[9], auth={"token": name})
+    return connect_version2(bus, *said, classes=[9], auth={"token": name})
 
 
 def test_which_classes_have_channels_that_are_private() -> None:

@@ -12,7 +12,7 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
     json_request,
-    peer2,
+    connect_version2,
     publish,
 )
 
@@ -20,7 +20,7 @@ from tests.behaviour.wire_peer_v2 import (
 def bus_with(*times: float) -> BrokerHarness:
     """A message of class 1 at each of these times, all of them kept."""
     bus = BrokerHarness()
-    writer = peer2(bus)
+    writer = connect_version2(bus)
     for number, time in enumerate(times):
         bus.broker.clock.now = time
         writer.send(publish(1, number, b"x"))
@@ -28,7 +28,7 @@ def bus_with(*times: float) -> BrokerHarness:
 
 
 def answer(bus: BrokerHarness, **wish: Any) -> dict[str, Any]:
-    peer = peer2(bus, json_request(FETCH, 1, 3, **wish))
+    peer = connect_version2(bus, json_request(FETCH, 1, 3, **wish))
     (said,) = [said for said in peer.receive_replies() if said.kind == "fetch"]
     found: dict[str, Any] = said.content
     return found
@@ -68,7 +68,7 @@ def test_an_answer_ends_where_its_times_do(monkeypatch: pytest.MonkeyPatch) -> N
 def test_times_of_what_did_not_fit_are_not_told() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    writer = peer2(bus)
+    writer = connect_version2(bus)
     for time in range(4):
         bus.broker.clock.now = float(time)
         writer.send(publish(1, time, b"x" * (FETCH_BYTES_MAX // 2)))

@@ -32,7 +32,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -77,8 +77,8 @@ def beats(bus: BrokerHarness, count: int) -> None:
 
 def test_who_has_all_in_flight_that_may_be_is_waited_for() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, max_in_flight=4), name="till")
-    peer2(bus, publish(1, 0, *[b"x"] * 6))
+    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=4), name="till")
+    connect_version2(bus, publish(1, 0, *[b"x"] * 6))
     assert reader.receive_message_ids() == [0, 1, 2, 3]
     beats(bus, 3)
     said = only(bus)
@@ -98,8 +98,8 @@ def test_who_has_all_in_flight_that_may_be_is_waited_for() -> None:
 
 def test_what_was_sent_again_is_as_old_as_its_first_sending() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5))
-    peer2(bus, publish(1, 0, b"a", b"b"))
+    reader = connect_version2(bus, subscribe(1, 5))
+    connect_version2(bus, publish(1, 0, b"a", b"b"))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 1))
     for seconds, attempt, first in ((6, 2, 6), (12, 3, 18), (1, 3, 19)):
@@ -113,9 +113,9 @@ def test_what_was_sent_again_is_as_old_as_its_first_sending() -> None:
 
 def test_a_connection_that_takes_nothing_is_named() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     reader.receive_replies()
-    peer2(bus, publish(1, 0, b"a", b"b"))
+    connect_version2(bus, publish(1, 0, b"a", b"b"))
     assert only(bus).waits == "turn"
     beats(bus, 4)
     said = only(bus)
@@ -130,8 +130,8 @@ def test_a_connection_that_takes_nothing_is_named() -> None:
 
 def test_a_durable_that_nobody_uses_says_since_when() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, durable="billing"))
-    peer2(bus, publish(1, 0, b"a", b"b"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    connect_version2(bus, publish(1, 0, b"a", b"b"))
     reader.receive_message_ids()
     beats(bus, 2)
     reader.disconnect()
@@ -146,8 +146,8 @@ def test_a_durable_that_nobody_uses_says_since_when() -> None:
 
 def test_what_is_put_off_does_not_count_as_in_flight() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5))
-    peer2(bus, publish(1, 0, b"a"), publish_envelopes(1, 1, timed_envelope(b"later", not_before_ms=9000)))
+    reader = connect_version2(bus, subscribe(1, 5))
+    connect_version2(bus, publish(1, 0, b"a"), publish_envelopes(1, 1, timed_envelope(b"later", not_before_ms=9000)))
     assert reader.receive_message_ids() == [0]
     reader.send(nack(5, 0, 1, 4000))
     said = only(bus)
@@ -157,8 +157,8 @@ def test_what_is_put_off_does_not_count_as_in_flight() -> None:
 
 def test_patterns_that_nothing_matches_are_told_from_nothing_to_send() -> None:
     bus = BrokerHarness()
-    peer2(bus, subscribe(1, 5, channels=["b"]), subscribe(1, 6))
-    writer = peer2(bus, publish_envelopes(1, 0, channel_envelope("a", b"x")))
+    connect_version2(bus, subscribe(1, 5, channels=["b"]), subscribe(1, 6))
+    writer = connect_version2(bus, publish_envelopes(1, 0, channel_envelope("a", b"x")))
     reader = bus.broker.sessions[0]
     wire_peer.WirePeer(bus, reader).receive_frames()
     filtered, everything = of_class(bus).positions[::-1]
@@ -170,10 +170,10 @@ def test_patterns_that_nothing_matches_are_told_from_nothing_to_send() -> None:
 
 def test_a_group_says_who_has_what() -> None:
     bus = BrokerHarness()
-    one, two = (peer2(bus, subscribe(1, 5, group="g", max_in_flight=2)) for _ in range(2))
-    three = peer2(bus, subscribe(1, 9, group="g", max_in_flight=0x1000))
+    one, two = (connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=2)) for _ in range(2))
+    three = connect_version2(bus, subscribe(1, 9, group="g", max_in_flight=0x1000))
     three.disconnect()
-    peer2(bus, publish(1, 0, *[b"x"] * 6))
+    connect_version2(bus, publish(1, 0, *[b"x"] * 6))
     assert len(one.receive_message_ids()) == len(two.receive_message_ids()) == 2
     beats(bus, 2)
     said = only(bus)
@@ -184,7 +184,7 @@ def test_a_group_says_who_has_what() -> None:
     two.disconnect()
     one.send(ack(5, 0, 6))
     one.receive_message_ids()
-    three = peer2(bus, subscribe(1, 5, group="g"))
+    three = connect_version2(bus, subscribe(1, 5, group="g"))
     three.receive_message_ids()
     one.send(ack(5, 0, 6))
     waits = {member.session: member.waits for member in only(bus).members}
@@ -193,8 +193,8 @@ def test_a_group_says_who_has_what() -> None:
 
 def test_a_group_by_key_says_what_waits_for_others_of_its_key() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, group="g", by_key=True))
-    peer2(bus, publish_envelopes(1, 0, *[b"\x10\0\1kx"] * 4))
+    reader = connect_version2(bus, subscribe(1, 5, group="g", by_key=True))
+    connect_version2(bus, publish_envelopes(1, 0, *[b"\x10\0\1kx"] * 4))
     assert reader.receive_message_ids() == [0]
     beats(bus, 2)
     said = only(bus)
@@ -207,16 +207,16 @@ def test_a_group_by_key_says_what_waits_for_others_of_its_key() -> None:
 
 def test_a_group_without_members_waits_for_one() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, group="g", durable="d"))
-    peer2(bus, publish(1, 0, b"a"))
+    reader = connect_version2(bus, subscribe(1, 5, group="g", durable="d"))
+    connect_version2(bus, publish(1, 0, b"a"))
     reader.disconnect()
     assert only(bus).waits == "nobody"
 
 
 def test_a_refused_message_of_a_group_pauses() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, group="g"))
-    peer2(bus, publish(1, 0, b"a"))
+    reader = connect_version2(bus, subscribe(1, 5, group="g"))
+    connect_version2(bus, publish(1, 0, b"a"))
     reader.receive_message_ids()
     reader.send(nack(5, 0, 1))
     said = only(bus)
@@ -226,8 +226,8 @@ def test_a_refused_message_of_a_group_pauses() -> None:
 
 def test_what_was_not_delivered_is_said_by_reason() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, max_deliveries=1))
-    peer2(bus, publish(1, 0, b"a"), publish_envelopes(1, 1, timed_envelope(b"late", expires_ms=500)))
+    reader = connect_version2(bus, subscribe(1, 5, max_deliveries=1))
+    connect_version2(bus, publish(1, 0, b"a"), publish_envelopes(1, 1, timed_envelope(b"late", expires_ms=500)))
     beats(bus, 1)
     reader.receive_message_ids()
     beats(bus, 8)
@@ -248,9 +248,9 @@ def test_what_was_not_delivered_is_said_by_reason() -> None:
 
 def test_publishers_that_wait_are_named_with_what_holds_the_room() -> None:
     bus = BrokerHarness(class_messages=3)
-    peer2(bus, subscribe(1, 5, durable="billing")).disconnect()
+    connect_version2(bus, subscribe(1, 5, durable="billing")).disconnect()
     old = bus.peer(wire_peer.connect(1), wire_peer.publish(1, *[b"x"] * 5))
-    new = peer2(bus, publish(1, 0, b"y"), name="till")
+    new = connect_version2(bus, publish(1, 0, b"y"), name="till")
     beats(bus, 5)
     said = of_class(bus)
     assert [(one.session, one.name, one.messages) for one in said.publishers] == [
@@ -276,12 +276,12 @@ def test_publishers_that_wait_are_named_with_what_holds_the_room() -> None:
 
 def test_a_class_without_subscriptions_says_what_waits() -> None:
     bus = BrokerHarness(Settings(keep=Retention(messages=2, seconds=60)))
-    peer2(bus, publish(1, 0, *[b"x"] * 4), classes=[{"id": 1, "name": "orders"}])
+    connect_version2(bus, publish(1, 0, *[b"x"] * 4), classes=[{"id": 1, "name": "orders"}])
     said = of_class(bus, "orders")
     assert (said.class_id, said.name, said.backlog, said.stored) == (1, "orders", 4, 4)
     assert said.waits_for == "4 messages wait for a first subscription"
     assert said.keeps == "2 messages, 60 s"
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 4))
     assert of_class(bus).waits_for == "what is stored is kept though nobody needs it"
@@ -291,10 +291,10 @@ def test_a_class_without_subscriptions_says_what_waits() -> None:
 def test_of_many_the_furthest_behind_are_listed_and_the_others_counted() -> None:
     bus = BrokerHarness()
     count = EXPLAINED_POSITIONS + 10
-    reader = peer2(bus, *[subscribe(1, n + 1) for n in range(count)])
+    reader = connect_version2(bus, *[subscribe(1, n + 1) for n in range(count)])
     members = EXPLAINED_MEMBERS + 5
-    peer2(bus, *[subscribe(1, n + 1, group="g") for n in range(members)])
-    peer2(bus, publish(1, 0, b"x"))
+    connect_version2(bus, *[subscribe(1, n + 1, group="g") for n in range(members)])
+    connect_version2(bus, publish(1, 0, b"x"))
     reader.receive_deliveries()
     reader.send(ack(count, 0, 1))
     said = of_class(bus)
@@ -312,7 +312,7 @@ def test_of_many_the_furthest_behind_are_listed_and_the_others_counted() -> None
 
 def test_the_bus_in_short() -> None:
     bus = BrokerHarness()
-    peer2(bus, publish(1, 0, b"x"), classes=[1, "orders"], name="till")
+    connect_version2(bus, publish(1, 0, b"x"), classes=[1, "orders"], name="till")
     bus.peer(wire_peer.connect(7))
     said = bus.broker.inquiry_handler.build_report(BusQuestion())
     assert isinstance(said, BusSaid)
@@ -328,7 +328,7 @@ def test_the_bus_in_short() -> None:
 
 def test_a_channel_says_who_gets_it_by_which_pattern_and_who_nearly_does() -> None:
     bus = BrokerHarness()
-    peer2(
+    connect_version2(
         bus,
         subscribe(1, 1, channels=["x", "orders.*"]),
         subscribe(1, 2, channels=["orders.us"]),
@@ -354,7 +354,7 @@ def test_a_channel_says_who_gets_it_by_which_pattern_and_who_nearly_does() -> No
 
 def test_a_subject_that_is_bound_says_where_it_is_stored() -> None:
     bus = BrokerHarness()
-    peer2(bus, classes=[{"id": 7, "subjects": ["orders.>", "shops"]}])
+    connect_version2(bus, classes=[{"id": 7, "subjects": ["orders.>", "shops"]}])
     [said] = of_channel(bus, "orders.eu").classes
     assert (said.class_id, said.subjects) == (7, ["orders.>"])
 
@@ -372,7 +372,7 @@ def inquire(peer: Version2Peer, **what: object) -> dict[str, object]:
 
 def test_a_peer_is_answered() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     for what in (
         {"about": "bus"},
         {"about": "class", "class": 1},
@@ -399,7 +399,7 @@ def test_a_peer_is_answered() -> None:
 )
 def test_what_is_not_there_is_refused(what: dict[str, object], code: str, says: str) -> None:
     bus = BrokerHarness()
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     peer.send(json_request(INQUIRE, 0, 8, **what))
     [said] = peer.receive_replies()
     assert (said.kind, said.message_id, said.last_field) == ("error", 8, INQUIRE)
@@ -416,15 +416,15 @@ def test_what_is_answered_is_no_longer_than_a_frame() -> None:
         subscribe(1, n + 1, channels=patterns, durable=f"{n}".rjust(200, "€"))
         for n in range(EXPLAINED_POSITIONS + 1)
     ]
-    peer2(bus, *wishes)
-    peer2(bus, json_request(INQUIRE, 0, 8, about="class", **{"class": 1})).receive_frames()
+    connect_version2(bus, *wishes)
+    connect_version2(bus, json_request(INQUIRE, 0, 8, about="class", **{"class": 1})).receive_frames()
     [said] = [len(broker_said(of_class(bus)))]
     assert said < bus.broker.settings.limits.frame_bytes // 2
 
 
 def test_who_asks_without_listening_is_cut_off() -> None:
     bus = BrokerHarness(pending_bytes=4 << 20)
-    assert peer2(bus).send_refused(json_request(INQUIRE, 0, 8, about="bus") * 20_000) is (
+    assert connect_version2(bus).send_refused(json_request(INQUIRE, 0, 8, about="bus") * 20_000) is (
         Reason.PENDING_LIMIT
     )
 

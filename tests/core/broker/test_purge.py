@@ -23,7 +23,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -54,7 +54,7 @@ def purged(peer: Version2Peer) -> int:
 
 def filled(bus: BrokerHarness, count: int = 10) -> Version2Peer:
     """Somebody has published so many messages."""
-    return peer2(bus, publish(1, 0, *[b"%d" % n for n in range(count)]))
+    return connect_version2(bus, publish(1, 0, *[b"%d" % n for n in range(count)]))
 
 
 def fetched(peer: Version2Peer) -> dict[str, object]:
@@ -93,7 +93,7 @@ def test_the_oldest_go_at_once_and_others_when_nothing_is_in_front_of_them() -> 
 def test_what_is_kept_though_nobody_needs_it_goes_too() -> None:
     bus = BrokerHarness(Settings(keep=Retention(messages=100)))
     peer = filled(bus)
-    reader = peer2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 10))
     assert len(bus.broker.classes[1].ring) == 10
@@ -106,10 +106,10 @@ def test_what_is_kept_though_nobody_needs_it_goes_too() -> None:
 def test_who_comes_later_does_not_get_it_wherever_it_begins() -> None:
     bus = BrokerHarness()
     done(filled(bus), purge(2, 4))
-    waiting = peer2(bus, subscribe(1, 5))
+    waiting = connect_version2(bus, subscribe(1, 5))
     assert waiting.receive_message_ids() == [0, 1, 4, 5, 6, 7, 8, 9]
-    assert peer2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, 1, 4, 5, 6, 7, 8, 9]
-    assert peer2(bus, subscribe(1, 5, start={"sequence": 3}, group="g")).receive_message_ids() == [4, *range(5, 10)]
+    assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, 1, 4, 5, 6, 7, 8, 9]
+    assert connect_version2(bus, subscribe(1, 5, start={"sequence": 3}, group="g")).receive_message_ids() == [4, *range(5, 10)]
 
 
 def test_version_1_does_not_get_it() -> None:
@@ -122,7 +122,7 @@ def test_version_1_does_not_get_it() -> None:
 def test_what_is_not_sent_yet_is_not_sent() -> None:
     bus = BrokerHarness()
     peer = filled(bus)
-    reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
+    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2))
     assert reader.receive_message_ids() == [0, 1]
     done(peer, purge(4, 6), purge(8, 10))
     reader.send(ack(5, 0, 2))
@@ -137,7 +137,7 @@ def test_what_is_not_sent_yet_is_not_sent() -> None:
 def test_what_is_in_flight_needs_no_ack_and_makes_room() -> None:
     bus = BrokerHarness()
     peer = filled(bus)
-    reader = peer2(bus, subscribe(1, 5, max_in_flight=2))
+    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2))
     assert reader.receive_message_ids() == [0, 1]
     done(peer, purge(last=2))
     assert reader.receive_message_ids() == [2, 3]
@@ -149,7 +149,7 @@ def test_what_is_in_flight_needs_no_ack_and_makes_room() -> None:
 
 def test_a_member_has_it_no_longer_sent_or_not() -> None:
     bus = BrokerHarness()
-    one = peer2(bus, subscribe(1, 5, group="g", max_in_flight=4))
+    one = connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=4))
     peer = filled(bus)
     assert one.session.outbox.peek(0)  # It was told whose messages follow, and took nothing.
     done(peer, purge(1, 3))
@@ -164,8 +164,8 @@ def test_a_member_has_it_no_longer_sent_or_not() -> None:
 
 def test_a_member_of_a_group_by_key_has_it_no_longer_sent_or_not() -> None:
     bus = BrokerHarness()
-    one = peer2(bus, subscribe(1, 5, group="g", by_key=True))
-    peer = peer2(bus, publish_envelopes(1, 0, *[b"\x10\0\1%dx" % (n % 3) for n in range(6)]))
+    one = connect_version2(bus, subscribe(1, 5, group="g", by_key=True))
+    peer = connect_version2(bus, publish_envelopes(1, 0, *[b"\x10\0\1%dx" % (n % 3) for n in range(6)]))
     assert one.session.outbox.peek(0)
     done(peer, purge(1, 2), purge(3, 4))
     assert one.receive_message_ids() == [0, 2, 4]
@@ -178,19 +178,19 @@ def test_a_member_of_a_group_by_key_has_it_no_longer_sent_or_not() -> None:
 
 def test_a_durable_that_nobody_uses_does_not_get_it() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 5, durable="d"))
+    reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     peer = filled(bus, 4)
     assert reader.receive_message_ids() == [0, 1, 2, 3]
     reader.disconnect()
     done(peer, publish(1, 4, b"4", b"5", b"6"), purge(1, 3), purge(5, 6))
-    again = peer2(bus, subscribe(1, 5, durable="d"))
+    again = connect_version2(bus, subscribe(1, 5, durable="d"))
     assert sorted(again.receive_message_ids()) == [0, 3, 4, 6]
 
 
 def test_what_is_put_off_does_not_come() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, publish_envelopes(1, 0, timed_envelope(b"later", not_before_ms=1000)), publish(1, 1, b"now"))
-    reader = peer2(bus, subscribe(1, 5))
+    peer = connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"later", not_before_ms=1000)), publish(1, 1, b"now"))
+    reader = connect_version2(bus, subscribe(1, 5))
     assert reader.receive_message_ids() == [1]
     reader.send(nack(5, 1, 2, 2000))
     done(peer, purge())
@@ -203,8 +203,8 @@ def test_what_is_put_off_does_not_come() -> None:
 
 def test_what_a_pattern_leaves_out_is_not_counted() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, *[publish_envelopes(1, n, channel_envelope("ab"[n % 2], b"x")) for n in range(10)])
-    reader = peer2(bus, subscribe(1, 5, channels=["a"], max_in_flight=1))
+    peer = connect_version2(bus, *[publish_envelopes(1, n, channel_envelope("ab"[n % 2], b"x")) for n in range(10)])
+    reader = connect_version2(bus, subscribe(1, 5, channels=["a"], max_in_flight=1))
     assert reader.receive_message_ids() == [0]
     done(peer, purge(3, 7))
     [position] = bus.statistics(1).subscriptions
@@ -305,7 +305,7 @@ CONTENTS = {
 @given(steps)
 def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None:  # type: ignore[type-arg]
     bus = BrokerHarness()
-    writer, readers = peer2(bus), [peer2(bus) for _ in range(4)]
+    writer, readers = connect_version2(bus), [connect_version2(bus) for _ in range(4)]
     gone: set[int] = set()
     published: list[str] = []
     told = 0
@@ -342,7 +342,7 @@ def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None
             bus.tick()
         while bus.broker.drain_writable():
             pass
-    last_one = peer2(bus, subscribe(1, 5, start="earliest"))
+    last_one = connect_version2(bus, subscribe(1, 5, start="earliest"))
     floor = bus.broker.classes[1].ring.floor
     bus.broker.clock.now += 100
     bus.broker.run_due_wakeups()
@@ -366,7 +366,7 @@ def test_many_purges_take_turns_with_others() -> None:
     peer = filled(bus, 30)
     peer.receive_replies()
     peer.send(b"".join(purge(n, n + 1) for n in range(1, 21)))
-    others, heard = peer2(bus, subscribe(1, 5)), 0
+    others, heard = connect_version2(bus, subscribe(1, 5)), 0
     while peer.session.outbox.peek(0):
         bus.check_invariants()
         assert bus.statistics(1).dropped[Reason.PURGED] == heard + 1, "one a turn"

@@ -15,7 +15,7 @@ from simplebus.core.channel.pattern import (
     is_literal,
     matches,
     overlaps,
-    split,
+    split_segments,
 )
 from simplebus.core.limits import CHANNEL_BYTES_MAX, PATTERN_SEGMENTS_MAX
 from tests.core.channel.channel_oracle import (
@@ -152,7 +152,7 @@ def test_an_error_about_a_long_name_is_short() -> None:
 def test_any_text_is_legal_or_refused_with_a_sentence(text: str) -> None:
     refusal = refusal_of(text)
     if refusal is None:
-        assert all(split(text))
+        assert all(split_segments(text))
         assert is_literal(check_pattern(text))
     else:
         assert refusal.startswith("channel ")
@@ -243,7 +243,7 @@ def test_two_ways_to_write_a_letter_are_two_names() -> None:
 
 
 def test_a_combining_character_after_a_dot_or_a_wildcard_is_a_letter() -> None:
-    assert split("a.\u0301b") == ["a", "\u0301b"]
+    assert split_segments("a.\u0301b") == ["a", "\u0301b"]
     assert check_name("a.*\u0301") == "a.*\u0301"
     assert not matches("a.*\u0301", "a.b")
     assert matches("a.*", "a.*\u0301")
@@ -260,13 +260,13 @@ def test_only_the_full_stop_of_ascii_joins_segments() -> None:
 
 
 def test_basic_names_are_legal_and_kept_as_they_were_written() -> None:
-    assert split(check_pattern("alpha")) == ["alpha"]
-    assert split(check_pattern("alpha.beta.charlie")) == ["alpha", "beta", "charlie"]
+    assert split_segments(check_pattern("alpha")) == ["alpha"]
+    assert split_segments(check_pattern("alpha.beta.charlie")) == ["alpha", "beta", "charlie"]
 
 
 def test_names_with_a_wildcard_are_patterns() -> None:
-    assert split(check_pattern("alpha.*.charlie")) == ["alpha", "*", "charlie"]
-    assert split(check_pattern("a.b*")) == ["a", "b*"]
+    assert split_segments(check_pattern("alpha.*.charlie")) == ["alpha", "*", "charlie"]
+    assert split_segments(check_pattern("a.b*")) == ["a", "b*"]
     assert is_literal("a.b*")
 
 

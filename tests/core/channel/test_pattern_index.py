@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.channel import pattern_index as module
-from simplebus.core.channel.pattern import split
-from simplebus.core.channel.pattern_index import Sheet, Sieve, values_of
-from simplebus.core.limits import PATTERN_SEGMENTS_MAX, SHEET_PATTERNS_MAX
+from simplebus.core.channel.pattern import split_segments
+from simplebus.core.channel.pattern_index import PatternIndex, PatternPage, matched_values
+from simplebus.core.limits import PATTERN_PAGE_SIZE, PATTERN_SEGMENTS_MAX
 from tests.core.channel.channel_oracle import (
     all_names,
     all_patterns,
@@ -22,34 +22,34 @@ from tests.core.channel.channel_oracle import (
 )
 
 
-def sieve_of(*listed: str) -> Sieve[str]:
+def sieve_of(*listed: str) -> PatternIndex[str]:
     """A sieve with these patterns, each its own value."""
-    sieve = Sieve[str]()
+    sieve = PatternIndex[str]()
     for pattern in listed:
         sieve[pattern] = pattern
     sieve.check()
     return sieve
 
 
-def found(sieve: Sieve[str], name: str) -> set[str]:
+def found(sieve: PatternIndex[str], name: str) -> set[str]:
     """What a name finds, each once."""
-    values = values_of(sieve.matching(split(name)))
+    values = matched_values(sieve.find_matches(split_segments(name)))
     assert len(values) == len(set(values))
     return set(values)
 
 
-def sheets_asked(sieve: Sieve[str], name: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def sheets_asked(sieve: PatternIndex[str], name: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many sheets a name is compared with."""
     asked = []
-    matching = Sheet.matching
+    matching = PatternPage.find_matches
 
-    def counted(self: Sheet[str], segments: list[str]) -> int:
+    def counted(self: PatternPage[str], segments: list[str]) -> int:
         asked.append(self)
         return matching(self, segments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sheet, "matching", counted)
-        sieve.matching(split(name))
+        patch.setattr(PatternPage, "find_matches", counted)
+        sieve.find_matches(split_segments(name))
     return len(asked)
 
 
@@ -76,7 +76,7 @@ def test_the_last_value_of_a_pattern_counts() -> None:
     sieve["a.b.*.d"] = "new"
     sieve.check()
     assert (sieve.get("a.b.*.d"), sieve.get("a.b.*"), len(sieve)) == ("new", None, 1)
-    assert values_of(sieve.matching(["a", "b", "c", "d"])) == ["new"]
+    assert matched_values(sieve.find_matches(["a", "b", "c", "d"])) == ["new"]
     assert sieve.values() == ["new"]
 
 
@@ -110,7 +110,7 @@ def test_patterns_come_and_go_in_any_order(
     listed: list[str], asked: list[str], random: Random
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SHEET_PATTERNS_MAX", 3)
+        patch.setattr(module, "PATTERN_PAGE_SIZE", 3)
         sieve = sieve_of(*listed)
         random.shuffle(listed)
         while listed:
@@ -118,18 +118,18 @@ def test_patterns_come_and_go_in_any_order(
             sieve.check()
             for name in asked:
                 assert found(sieve, name) == {p for p in listed if is_match(p, name)}
-    assert not sieve._heads
+    assert not sieve._tables
 
 
 def test_no_sheet_but_a_boxs_last_one_has_space() -> None:
-    count = 2 * SHEET_PATTERNS_MAX + 10
+    count = 2 * PATTERN_PAGE_SIZE + 10
     listed = [f"a.*.b.{n}" for n in range(count)]
     sieve = sieve_of(*listed)
-    for pattern in listed[: SHEET_PATTERNS_MAX + 20]:
+    for pattern in listed[: PATTERN_PAGE_SIZE + 20]:
         del sieve[pattern]
     sieve.check()
-    ((sheet,),) = [box for head in sieve._heads.values() for box in head.boxes.values()]
-    assert sheet.bits.bit_count() == len(sieve) == count - SHEET_PATTERNS_MAX - 20
+    ((sheet,),) = [box for head in sieve._tables.values() for box in head.buckets.values()]
+    assert sheet.used_bits.bit_count() == len(sieve) == count - PATTERN_PAGE_SIZE - 20
     assert found(sieve, f"a.x.b.{count - 1}") == {listed[-1]}
 
 
@@ -148,6 +148,6 @@ def test_the_longest_patterns_come_and_go() -> None:
 def test_a_sieve_that_was_tampered_with_is_noticed() -> None:
     for name, value in (("bits", 0), ("values", [None]), ("patterns", ["a.#"])):
         sieve = sieve_of("a.*.b.c")
-        setattr(sieve._places["a.*.b.c"].sheet, name, value)
+        setattr(sieve._slots["a.*.b.c"].page, name, value)
         with pytest.raises(AssertionError):
             sieve.check()

@@ -13,15 +13,15 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from simplebus.core.channel import subscription_index as module
 from simplebus.core.channel.pattern import matches
-from simplebus.core.channel.pattern_index import Sheet, Sieve
-from simplebus.core.channel.subscription_index import Sublist
+from simplebus.core.channel.pattern_index import PatternIndex, PatternPage
+from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_VALUES_MAX
 from tests.core.channel.channel_oracle import SublistOracle, names, patterns
 
 
-def sublist_of(*listed: str) -> Sublist[str]:
+def sublist_of(*listed: str) -> SubscriptionIndex[str]:
     """A sublist with these patterns, each its own value."""
-    sublist = Sublist[str]()
+    sublist = SubscriptionIndex[str]()
     for pattern in listed:
         assert sublist.insert(pattern, pattern)
         sublist.check()
@@ -76,7 +76,7 @@ def test_values_come_in_the_order_in_which_they_were_inserted() -> None:
 
 
 def test_many_values_of_one_pattern_keep_their_order() -> None:
-    sublist = Sublist[int]()
+    sublist = SubscriptionIndex[int]()
     for value in (3, 1, 2):
         sublist.insert("a.*", value)
         sublist.insert("a.b", value + 10)
@@ -89,7 +89,7 @@ def test_many_values_of_one_pattern_keep_their_order() -> None:
 
 
 def test_a_value_comes_once_for_each_of_its_patterns() -> None:
-    sublist = Sublist[str]()
+    sublist = SubscriptionIndex[str]()
     for pattern in ("a.b", "a.*", "x"):
         sublist.insert(pattern, "me")
     assert sublist.match("a.b") == ("me", "me")
@@ -118,7 +118,7 @@ def test_removing_what_is_not_there_is_an_error(pattern: str) -> None:
 
 
 def test_a_value_is_removed_from_its_own_pattern_only() -> None:
-    sublist = Sublist[int]()
+    sublist = SubscriptionIndex[int]()
     for pattern, value in (("a", 1), ("a", 2), ("*", 1), ("*", 3)):
         sublist.insert(pattern, value)
     sublist.remove("a", 1)
@@ -153,7 +153,7 @@ def test_what_has_an_empty_segment_is_found_by_nothing(name: str) -> None:
 # The cache.
 
 
-def searches(sublist: Sublist[str], *asked: str) -> int:
+def searches(sublist: SubscriptionIndex[str], *asked: str) -> int:
     """How many searches these names take, one after the other."""
     before = sublist.statistics().searches
     for name in asked:
@@ -200,7 +200,7 @@ def test_every_change_grows_the_generation() -> None:
 
 
 def test_names_in_use_stay_however_many_are_asked_once() -> None:
-    sublist = Sublist[str](cache_names=8)
+    sublist = SubscriptionIndex[str](cache_names=8)
     sublist.insert("#", "all")
     sublist.match("in.use")
     for number in range(100):
@@ -211,7 +211,7 @@ def test_names_in_use_stay_however_many_are_asked_once() -> None:
 
 
 def test_the_cache_has_a_ceiling_in_values_too() -> None:
-    sublist = Sublist[int](cache_values=20)
+    sublist = SubscriptionIndex[int](cache_values=20)
     for value in range(5):
         sublist.insert("a.#", value)
     for value in range(11):
@@ -229,7 +229,7 @@ def test_the_cache_has_a_ceiling_in_values_too() -> None:
 
 @pytest.mark.parametrize("cache_names", [0, 1])
 def test_a_sublist_without_a_cache_searches_each_time(cache_names: int) -> None:
-    sublist = Sublist[str](cache_names=cache_names)
+    sublist = SubscriptionIndex[str](cache_names=cache_names)
     sublist.insert("a", "a")
     assert searches(sublist, "a", "a", "b", "b") == 4
     assert sublist.statistics().cached_names == 0
@@ -264,21 +264,21 @@ pairs = st.tuples(patterns(), st.integers(0, 3))
 def test_a_sublist_finds_what_the_list_finds(
     inserted: list[tuple[str, int]], asked: list[str]
 ) -> None:
-    sublist, oracle = Sublist[int](), SublistOracle()
+    sublist, oracle = SubscriptionIndex[int](), SublistOracle()
     for pattern, value in inserted:
         assert sublist.insert(pattern, value) == oracle.insert(pattern, value)
     sublist.check()
     for name in asked:
         assert sublist.match(name) == oracle.match(name)
         assert len(sublist.match(name)) == sum(matches(p, name) for p, _ in set(inserted))
-        assert sublist.matches(name) == bool(oracle.match(name))
+        assert sublist.has_match(name) == bool(oracle.match(name))
 
 
 @given(st.lists(pairs, unique=True, max_size=30), st.randoms())
 def test_removed_in_any_order_nothing_is_left(
     inserted: list[tuple[str, int]], random: Random
 ) -> None:
-    sublist = Sublist[int]()
+    sublist = SubscriptionIndex[int]()
     for pattern, value in inserted:
         sublist.insert(pattern, value)
     random.shuffle(inserted)
@@ -295,11 +295,11 @@ def test_removed_in_any_order_nothing_is_left(
 
 def test_a_pair_that_comes_twice_leaves_nothing_when_it_is_removed() -> None:
     for pattern in ("a.b", "a.*"):
-        sublist = Sublist[int]()
+        sublist = SubscriptionIndex[int]()
         assert sublist.insert(pattern, 1)
         assert not sublist.insert(pattern, 1)
         sublist.remove(pattern, 1)
-        assert not sublist.matches("a.b")
+        assert not sublist.has_match("a.b")
         assert sublist.statistics().literal_patterns == sublist.statistics().wild_patterns == 0
 
 
@@ -308,7 +308,7 @@ class SublistMachine(RuleBasedStateMachine):
 
     @initialize(cache_names=st.sampled_from([0, 2, 6, 100]), cache_values=st.sampled_from([4, 100]))
     def start(self, cache_names: int, cache_values: int) -> None:
-        self.sublist = Sublist[int](cache_names=cache_names, cache_values=cache_values)
+        self.sublist = SubscriptionIndex[int](cache_names=cache_names, cache_values=cache_values)
         self.oracle = SublistOracle()
         self.asked: dict[str, None] = {}
 
@@ -342,7 +342,7 @@ class SublistMachine(RuleBasedStateMachine):
     def match(self, some: list[str]) -> None:
         self.asked.update(dict.fromkeys(some))
         for name in some:
-            assert self.sublist.matches(name) == bool(self.oracle.match(name))
+            assert self.sublist.has_match(name) == bool(self.oracle.match(name))
             assert self.sublist.match(name) == self.oracle.match(name)
 
     @rule()
@@ -369,26 +369,28 @@ Patch = pytest.MonkeyPatch
 
 
 def remembers_too_long_after_a_literal(patch: Patch) -> None:
-    patch.setattr(module._Cache, "forget", lambda self, name: None)
+    patch.setattr(module._MatchCache, "forget", lambda self, name: None)
 
 
 def remembers_too_long_after_a_wildcard(patch: Patch) -> None:
-    patch.setattr(module._Cache, "clear", lambda self: None)
+    patch.setattr(module._MatchCache, "clear", lambda self: None)
 
 
 def takes_the_rest_for_one_or_more(patch: Patch) -> None:
-    matching = Sieve.matching
+    matching = PatternIndex.find_matches
     patch.setattr(
-        Sieve, "matching", lambda self, segments: matching(self, segments) if segments else ()
+        PatternIndex,
+        "matching",
+        lambda self, segments: matching(self, segments) if segments else (),
     )
 
 
 def asks_for_the_head_alone(patch: Patch) -> None:
-    patch.setattr(Sheet, "matching", lambda self, segments: self.bits)
+    patch.setattr(PatternPage, "find_matches", lambda self, segments: self.used_bits)
 
 
 def leaves_bits_behind(patch: Patch) -> None:
-    patch.setattr(Sheet, "remove", lambda self, way, number: None)
+    patch.setattr(PatternPage, "remove", lambda self, way, number: None)
 
 
 @pytest.mark.parametrize(

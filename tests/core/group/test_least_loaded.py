@@ -13,7 +13,7 @@ from simplebus.core.group.least_loaded import LeastLoadedMembers
 from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -79,7 +79,7 @@ def test_handing_out_a_message_costs_the_same_however_many_members_there_are(
 ) -> None:
     bus, many, room = BrokerHarness(), 300, GroupMember.free_count
     bus.skips_checks = True
-    peer = peer2(bus, *[subscribe(1, n, group="g") for n in range(1, many + 1)])
+    peer = connect_version2(bus, *[subscribe(1, n, group="g") for n in range(1, many + 1)])
     looks = 0
 
     def look(self: GroupMember) -> int:
@@ -88,7 +88,7 @@ def test_handing_out_a_message_costs_the_same_however_many_members_there_are(
         return room.fget(self)  # type: ignore[attr-defined, no-any-return]
 
     monkeypatch.setattr(GroupMember, "free_count", property(look))
-    writer = peer2(bus, publish(1, 0, *numbered(many)))
+    writer = connect_version2(bus, publish(1, 0, *numbered(many)))
     assert looks <= 5 * many
     got = peer.receive_deliveries()
     assert len({message.number for message in got}) == many
@@ -102,9 +102,9 @@ def test_what_members_of_one_session_had_is_handed_out_once_when_it_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus = BrokerHarness()
-    goes = peer2(bus, *[subscribe(1, n, group="g") for n in range(1, 41)])
-    stays = peer2(bus, subscribe(1, 5, group="g"))
-    peer2(bus, publish(1, 0, *numbered(82)))
+    goes = connect_version2(bus, *[subscribe(1, n, group="g") for n in range(1, 41)])
+    stays = connect_version2(bus, subscribe(1, 5, group="g"))
+    connect_version2(bus, publish(1, 0, *numbered(82)))
     mine = stays.receive_message_ids()
     goes.receive_deliveries()
     shares, share = 0, Group.distribute_messages

@@ -13,7 +13,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import peer2
+from tests.behaviour.wire_peer_v2 import connect_version2
 
 LIMITS = Limits(
     frame_bytes=1000, class_messages=100, class_bytes=1 << 20, dead_letter_bytes=1 << 19
@@ -99,7 +99,7 @@ def test_more_than_there_can_be_are_not_looked_at() -> None:
 
 def test_one_class_that_is_named_very_often_is_named_once_and_read_slowly() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     often = b'{"version":2,"classes":[' + b",".join([b"1"] * 65_536) + b"]}"
     peer.send(frames.encode(frames.CONNECT, message_id=7, content=often))
     (answer,) = peer.receive_replies()

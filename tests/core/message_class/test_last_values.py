@@ -24,7 +24,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -53,17 +53,17 @@ def test_a_late_subscriber_begins_with_the_last_message_of_each_channel() -> Non
     writer.put("a", b"6")
     assert payloads(reader) == [b"6"]
     assert payloads(late(bus, channels=["a", "x"])) == [b"6"]
-    assert payloads(peer2(bus, subscribe(1, 9, start="new"))) == []
+    assert payloads(connect_version2(bus, subscribe(1, 9, start="new"))) == []
 
 
 def test_a_class_that_keeps_none_has_those_that_are_stored() -> None:
     bus = BrokerHarness()
-    first = peer2(bus, classes=[1])
+    first = connect_version2(bus, classes=[1])
     for number, channel in enumerate("abab"):
         first.send(publish_envelopes(1, number, channel_envelope(channel, b"%d" % number)))
     assert payloads(late(bus)) == [b"2", b"3"]
     other = BrokerHarness()
-    assert payloads(peer2(other, subscribe(1, 9, start="last_values"))) == []
+    assert payloads(connect_version2(other, subscribe(1, 9, start="last_values"))) == []
     drained(bus)
     assert len(bus.broker.classes[1].ring) == 2, "the late one has not acknowledged them"
 
@@ -75,7 +75,7 @@ def test_what_waits_for_a_first_subscription_is_left_to_it() -> None:
         writer.put("a", text)
     assert payloads(late(bus)) == [b"2"]
     writer.put("a", b"3")
-    assert payloads(peer2(bus, subscribe(1, 4))) == [b"1", b"2"]
+    assert payloads(connect_version2(bus, subscribe(1, 4))) == [b"1", b"2"]
 
 
 def test_last_values_are_redelivered_and_acknowledged_like_all_others() -> None:
@@ -132,7 +132,7 @@ def test_one_at_a_time_and_in_order_where_so_few_may_be_in_flight() -> None:
 def test_a_seek_goes_back_to_the_last_values() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
-    reader = peer2(bus, subscribe(1, 9, durable="d"))
+    reader = connect_version2(bus, subscribe(1, 9, durable="d"))
     for number in range(4):
         writer.put("ab"[number % 2], b"%d" % number)
     assert len(reader.receive_deliveries()) == 4
@@ -144,7 +144,7 @@ def test_a_seek_goes_back_to_the_last_values() -> None:
 def test_an_empty_payload_takes_the_value_away_and_is_delivered() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
-    reader = peer2(bus, subscribe(1, 4))
+    reader = connect_version2(bus, subscribe(1, 4))
     for channel in ("a", "b", ""):
         writer.put(channel, b"x")
         writer.put(channel, b"")
@@ -183,7 +183,7 @@ def test_a_value_whose_time_has_not_come_is_sent_when_it_has() -> None:
 
 def test_who_asks_for_a_start_that_is_none_hears_which_there_are() -> None:
     bus = BrokerHarness()
-    reader = peer2(bus, subscribe(1, 4, start="lastvalues"))
+    reader = connect_version2(bus, subscribe(1, 4, start="lastvalues"))
     (said,) = reader.receive_replies()
     assert '"last_values"' in said.content["message"]
 
@@ -196,7 +196,7 @@ def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
         bus.broker.classes[1].are_last_values_requested = keeps
         for number in range(6):
             writer.put("abc"[number % 3], b"%d" % number)
-        holder = peer2(bus, subscribe(1, 4))
+        holder = connect_version2(bus, subscribe(1, 4))
         writer.peer.send(json_request(PURGE, 1, 4, first=3, last=5))
         writer.peer.receive_replies()
         assert glance(bus) == [b"5"]
@@ -221,7 +221,7 @@ def test_settings_say_which_classes_keep_them_and_win() -> None:
         {"id": 4},
         {"id": 5, "name": "dead.x", "last_values": True},
     ]
-    peer = peer2(bus, classes=classes)
+    peer = connect_version2(bus, classes=classes)
     keeps = [bus.broker.classes[number].has_last_values for number in range(1, 6)]
     assert keeps == [True, False, True, False, False]
     peer.send(json_request(ord("4"), classes=[{"id": 4, "last_values": True}, {"id": 3}]))
@@ -257,9 +257,9 @@ def test_what_is_kept_for_a_time_goes_without_traffic_class_by_class() -> None:
     }
     bus = BrokerHarness(Settings(classes=own, keep=Retention(messages=1)))
     bus.broker.clock.now = 100.0
-    writer = peer2(bus, classes=[1, 2, 3])
+    writer = connect_version2(bus, classes=[1, 2, 3])
     for class_id in (1, 2, 3):
-        reader = peer2(bus, subscribe(class_id, 4), classes=[class_id])
+        reader = connect_version2(bus, subscribe(class_id, 4), classes=[class_id])
         writer.send(publish(class_id, 2 * class_id - 2, b"x", b"y"))
         assert reader.receive_message_ids() == [0, 1]
         reader.send(ack(4, 0, 2))
@@ -307,7 +307,7 @@ def test_many_values_are_found_in_arrays_as_they_are_one_by_one(seed: int) -> No
     dice = np.random.default_rng(seed)
     bus = BrokerHarness()
     bus.skips_checks = True
-    peer = peer2(bus, classes=[1])
+    peer = connect_version2(bus, classes=[1])
     channels = [f"c{number}" for number in range(1 << (2 * seed))]
     model: dict[str, int] = {}
     data = []

@@ -12,7 +12,7 @@ from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.server.run import ServeOptions, serve
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import CONNECT, json_request, peer2
+from tests.behaviour.wire_peer_v2 import CONNECT, json_request, connect_version2
 
 
 def refusal(bound: ClassSubjectBindings, *pairs: tuple[int, str]) -> Reason:
@@ -106,7 +106,7 @@ async def test_a_server_does_not_start_with_them() -> None:
 
 def test_a_connect_binds_subjects_to_the_classes_that_it_names() -> None:
     bus = BrokerHarness()
-    peer2(bus, classes=[{"name": "orders", "subjects": ["orders.>", "paid"]}, {"id": 9}, 10])
+    connect_version2(bus, classes=[{"name": "orders", "subjects": ["orders.>", "paid"]}, {"id": 9}, 10])
     orders = bus.broker.store.class_id_by_name["orders"]
     assert bus.broker.store.subject_bindings.subjects_of(orders) == ("orders.>", "paid")
     assert len(bus.broker.store.subject_bindings) == 2
@@ -114,7 +114,7 @@ def test_a_connect_binds_subjects_to_the_classes_that_it_names() -> None:
 
 def test_a_connect_with_a_subject_that_is_none_changes_nothing() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus)
+    peer = connect_version2(bus)
     two = [{"name": "fine", "subjects": ["fine"]}, {"id": 5, "subjects": ["a..b"]}]
     peer.send(json_request(CONNECT, request=3, version=2, classes=two))
     assert peer.receive_error_codes() == ["bad_channel"]

@@ -21,7 +21,13 @@ from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolErro
 from simplebus.core.limits import CHANNEL_BYTES_MAX, PLAIN_FRAMES_MAX
 from simplebus.core.protocol import envelope as protocol_envelope
 from simplebus.core.protocol import envelope_batch as envelopes
-from simplebus.core.protocol.envelope_batch import Envelope, EnvelopeColumns, decode, encode, scan
+from simplebus.core.protocol.envelope_batch import (
+    Envelope,
+    EnvelopeColumns,
+    decode,
+    encode,
+    scan_envelopes,
+)
 from simplebus.core.protocol.frames import FrameBatch
 from tests.behaviour.wire_peer import build_batch
 from tests.support.oracles import DELIMITER, build_frame
@@ -282,7 +288,7 @@ def expected_rows(some: list[bytes]) -> list[Row]:
 def check_scan(some: list[bytes], class_id: int = 1) -> EnvelopeColumns:
     """Scan, and hold it against the oracle."""
     expected = expected_rows(some)
-    found = scan(batch(some, class_id))
+    found = scan_envelopes(batch(some, class_id))
     assert found.count == len(expected)
     assert rows(found) == expected
     assert sorted(found.names) == sorted({row.channel for row in expected})
@@ -317,7 +323,7 @@ def test_what_was_encoded_is_decoded_to_the_same(about: Envelope, payload: bytes
     assert DELIMITER not in content + DELIMITER[:-1]
     assert read(content) == (about, payload)
     assert decode(content) == (about, payload)
-    assert envelopes.payload_of(content) == payload
+    assert envelopes.extract_payload(content) == payload
 
 
 @given(contents())
@@ -325,13 +331,13 @@ def test_a_content_means_what_it_means_byte_by_byte(content: bytes) -> None:
     reason = reason_of(content)
     if reason is None:
         assert decode(content) == read(content)
-        assert envelopes.payload_of(content) == read(content)[1]
+        assert envelopes.extract_payload(content) == read(content)[1]
         return
     with pytest.raises(RemoteProtocolError) as caught:
         decode(content)
     assert caught.value.reason == reason
     with suppress(RemoteProtocolError):  # It looks only for what keeps it from the payload.
-        assert envelopes.payload_of(content) in envelopes.unstuff(content)
+        assert envelopes.extract_payload(content) in envelopes.unstuff(content)
 
 
 @given(nasty)
@@ -353,7 +359,7 @@ def test_a_content_cut_off_before_its_payload_is_refused_wherever_that_is() -> N
             decode(content[:end])
         assert caught.value.reason == Reason.BAD_ENVELOPE
         with pytest.raises(RemoteProtocolError):
-            envelopes.payload_of(content[:end])
+            envelopes.extract_payload(content[:end])
         assert check_scan([content[:end]]).count == 0
         assert check_scan([content[:end]] * MANY).count == 0
         assert check_scan([content] * MANY + [content[:end]]).count == MANY
@@ -445,18 +451,18 @@ def test_an_instant_before_1970_and_the_ends_of_every_number_can_be_said() -> No
 
 
 def test_what_is_remembered_of_channels_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol_envelope, "_REMEMBERED_MAX", 3)
-    monkeypatch.setattr(protocol_envelope, "_names", {})
-    monkeypatch.setattr(protocol_envelope, "_prefixes", {})
+    monkeypatch.setattr(protocol_envelope, "_CACHE_ENTRIES_MAX", 3)
+    monkeypatch.setattr(protocol_envelope, "_channel_cache", {})
+    monkeypatch.setattr(protocol_envelope, "_prefix_cache", {})
     for number in range(10):
         about = Envelope(channel=f"a.{number}")
         assert decode(encode(about, b"")) == (about, b"")
-        assert len(protocol_envelope._names) <= 3
-        assert len(protocol_envelope._prefixes) <= 3
+        assert len(protocol_envelope._channel_cache) <= 3
+        assert len(protocol_envelope._prefix_cache) <= 3
     long = Envelope(channel="a" * CHANNEL_BYTES_MAX)
     assert decode(encode(long, b"")) == (long, b"")
-    assert max(map(len, protocol_envelope._names)) < 10
-    assert max(map(len, protocol_envelope._prefixes)) < 10
+    assert max(map(len, protocol_envelope._channel_cache)) < 10
+    assert max(map(len, protocol_envelope._prefix_cache)) < 10
 
 
 # Many --------------------------------------------------------------------------------------------
@@ -549,11 +555,11 @@ def test_bytes_that_look_stuffed_in_headers_of_frames_change_nothing() -> None:
         build_frame(ENVELOPE, class_id=0x3C0D, message_id=0x0A003C0D, timer_index=0x0A00, content=c)
         for c in some
     ]
-    assert rows(scan(batch_of(*frames))) == [Row("a.b", NEVER, 0.0)] * MANY
+    assert rows(scan_envelopes(build_batch(*frames))) == [Row("a.b", NEVER, 0.0)] * MANY
 
 
 def test_equal_envelopes_are_read_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(envelopes, "_scan_each")
+    monkeypatch.delattr(envelopes, "_scan_one_by_one")
     about = Envelope(channel="a.b", key=b"k", headers=(("n", "v"),), published=1, expires_ms=2)
     for kept in range(6):
         some = [
@@ -604,4 +610,4 @@ def test_very_long_texts_are_read() -> None:
 
 
 def test_no_frames_have_no_columns() -> None:
-    assert scan(batch([b"\0"]).slice(0, 0)) == EnvelopeColumns(0, [], 0)
+    assert scan_envelopes(batch([b"\0"]).slice(0, 0)) == EnvelopeColumns(0, [], 0)

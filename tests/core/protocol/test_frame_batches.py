@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.protocol.frame_splitter import Scratch, find_delimiters, split
+from simplebus.core.protocol import frame_splitter
+from simplebus.core.protocol.frame_splitter import SplitterScratch, find_delimiters
 from simplebus.core.protocol.frames import FrameBatch
 from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, build_batch
 from tests.support.oracles import DELIMITER, build_frame, split_frames
@@ -32,10 +33,10 @@ from tests.support.strategies import (
 def split_all(data: bytes, *, before: bytes = DELIMITER) -> tuple[list[FrameBatch], bytes]:
     """All batches that split finds in the middle of a larger buffer, and what is left over."""
     buffer = bytearray(before + data + DELIMITER * 4)
-    scratch = Scratch(len(buffer))
+    scratch = SplitterScratch(len(buffer))
     first, last = len(before), len(before) + len(data)
     batches = []
-    while (batch := split(buffer, first, last, scratch)) is not None:
+    while (batch := frame_splitter.split_frames(buffer, first, last, scratch)) is not None:
         batch.check()
         batches.append(batch.copy())
         first += batch.data.size
@@ -140,7 +141,7 @@ def test_delimiters_are_found_where_a_plain_search_finds_them(
     first = data.draw(st.integers(0, min(9, len(text))))
     last = data.draw(st.integers(max(first, len(text) - 9), len(text)))
     buffer = bytearray(text + DELIMITER * 4)
-    positions, words = find_delimiters(buffer, first, last, Scratch(len(buffer)))
+    positions, words = find_delimiters(buffer, first, last, SplitterScratch(len(buffer)))
     expected = [found.start() for found in re.finditer(DELIMITER, text[first:last])]
     assert positions.tolist() == expected
     assert words.astype("<u8").tobytes() == b"".join(
@@ -153,7 +154,9 @@ def test_bytes_beyond_the_last_one_asked_for_are_not_looked_at() -> None:
     for count in (1, 17, LARGE_BATCH_COUNT):
         data = frame * count
         for last in range(len(data) - len(frame), len(data) + 1):
-            batch = split(bytearray(data + frame * 3), 0, last, Scratch(last))
+            batch = frame_splitter.split_frames(
+                bytearray(data + frame * 3), 0, last, SplitterScratch(last)
+            )
             found = 0 if batch is None else batch.count
             assert found == last // len(frame)
 
@@ -204,7 +207,7 @@ def test_taken_frames_are_the_frames_in_that_order(some: list[bytes], data: st.D
     order = order[: data.draw(st.integers(1, len(some)))]
     if data.draw(st.booleans()):
         order.sort()  # Neighbours: copied together.
-    taken = batch_of(*some).take(np.array(order, np.intp))
+    taken = build_batch(*some).select(np.array(order, np.intp))
     taken.check()
     assert frames_of(taken) == [some[i] for i in order]
 

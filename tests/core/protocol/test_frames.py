@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import SPARE_BYTES
+from simplebus.core.limits import RECEIVE_PADDING_BYTES
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.frame_splitter import Scratch
-from simplebus.core.protocol.frame_splitter import split as split_buffer
+from simplebus.core.protocol.frame_splitter import SplitterScratch
+from simplebus.core.protocol.frame_splitter import split_frames as split_buffer
 from simplebus.core.protocol.frames import FrameBatch
 from tests.behaviour.wire_peer import build_batch
 from tests.support.oracles import (
@@ -25,8 +25,10 @@ HEADER_FULL_OF_DELIMITER = bytes.fromhex("313c0d0a3e3c0d0a3e") + b"hi" + DELIMIT
 
 
 def split(data: bytes, first: int = 0, last: int | None = None) -> FrameBatch | None:
-    buffer = bytearray(data + bytes(SPARE_BYTES))
-    return split_buffer(buffer, first, len(data) if last is None else last, Scratch(len(buffer)))
+    buffer = bytearray(data + bytes(RECEIVE_PADDING_BYTES))
+    return split_buffer(
+        buffer, first, len(data) if last is None else last, SplitterScratch(len(buffer))
+    )
 
 
 def test_a_frame_is_encoded_as_the_protocol_draws_it() -> None:
@@ -104,7 +106,7 @@ def test_a_batch_knows_where_each_frame_lies() -> None:
 
 
 def test_a_batch_of_one_frame_is_that_frame() -> None:
-    batch = FrameBatch.of_one(memoryview(HEADER_FULL_OF_DELIMITER))
+    batch = FrameBatch.from_frame(memoryview(HEADER_FULL_OF_DELIMITER))
     batch.check()
     assert (batch.count, batch.stride) == (1, 15)
     assert batch.data.tobytes() == HEADER_FULL_OF_DELIMITER
@@ -119,8 +121,8 @@ def test_a_slice_holds_the_frames_asked_for_without_a_copy() -> None:
 
 
 def test_a_copy_outlives_the_buffer() -> None:
-    buffer = bytearray(SMALLEST * 2 + bytes(SPARE_BYTES))
-    batch = split_buffer(buffer, 0, 2 * len(SMALLEST), Scratch(len(buffer)))
+    buffer = bytearray(SMALLEST * 2 + bytes(RECEIVE_PADDING_BYTES))
+    batch = split_buffer(buffer, 0, 2 * len(SMALLEST), SplitterScratch(len(buffer)))
     assert batch is not None
     copy = batch.copy()
     buffer[:] = bytes(len(buffer))
@@ -130,7 +132,7 @@ def test_a_copy_outlives_the_buffer() -> None:
 
 def test_taken_frames_come_in_the_order_asked_for() -> None:
     one, two = build_frame(MESSAGE, content=b"one"), build_frame(MESSAGE, content=b"second")
-    taken = batch_of(one, two, SMALLEST).take(np.array([2, 0, 1], np.intp))
+    taken = build_batch(one, two, SMALLEST).select(np.array([2, 0, 1], np.intp))
     taken.check()
     assert taken.data.tobytes() == SMALLEST + one + two
 
@@ -166,8 +168,8 @@ def test_a_batch_whose_columns_do_not_fit_is_noticed() -> None:
     ],
 )
 def test_an_ack_range_is_read(content: bytes, expected: tuple[int, int]) -> None:
-    assert frames.ack_range(content) == expected
-    assert frames.ack_range(memoryview(content)) == expected
+    assert frames.parse_ack_range(content) == expected
+    assert frames.parse_ack_range(memoryview(content)) == expected
 
 
 @pytest.mark.parametrize(
@@ -196,31 +198,31 @@ def test_an_ack_range_is_read(content: bytes, expected: tuple[int, int]) -> None
 )
 def test_an_ack_that_is_no_range_is_refused(content: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="expected first-last") as caught:
-        frames.ack_range(content)
+        frames.parse_ack_range(content)
     assert caught.value.reason is Reason.BAD_ACK
 
 
 def test_a_refused_ack_is_shown_but_not_at_full_length() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
-        frames.ack_range(b"\xff" * 100_000)
+        frames.parse_ack_range(b"\xff" * 100_000)
     assert "100000 bytes" in caught.value.sentence
     assert len(caught.value.sentence) < 300
 
 
 def test_ack_ranges_stop_before_the_first_bad_one() -> None:
     acks = [build_frame(ACK, content=c) for c in (b"0-1", b"4-9", b"x", b"9-10")]
-    firsts, lasts = frames.ack_ranges(batch_of(*acks))
+    firsts, lasts = frames.parse_ack_ranges(build_batch(*acks))
     assert (firsts.tolist(), lasts.tolist()) == ([0, 4], [1, 9])
 
 
 def test_a_bad_ack_in_front_leaves_no_range() -> None:
-    firsts, lasts = frames.ack_ranges(batch_of(build_frame(ACK)))
+    firsts, lasts = frames.parse_ack_ranges(build_batch(build_frame(ACK)))
     assert (firsts.size, lasts.size) == (0, 0)
 
 
 def test_stamping_changes_id_and_timer_index_and_no_other_byte() -> None:
     buffer = bytearray(SMALLEST + HEADER_FULL_OF_DELIMITER + SMALLEST)
-    frames.stamp(memoryview(buffer), 13, 0x7FFFFFFF, 0xFFFF)
+    frames.write_id_and_timer(memoryview(buffer), 13, 0x7FFFFFFF, 0xFFFF)
     stamped = build_frame(
         MESSAGE, class_id=0x3C0D, message_id=0x7FFFFFFF, timer_index=0xFFFF, content=b"hi"
     )

@@ -38,9 +38,9 @@ def receive(
                 batch.check()
                 data, starts = batch.data.tobytes(), batch.starts.tolist()
                 found += [data[a:b] for a, b in zip(starts, batch.ends.tolist(), strict=True)]
-            assert receiver.frames == len(found)
+            assert receiver.frame_count == len(found)
     except RemoteProtocolError as error:
-        assert receiver.frames == len(found)
+        assert receiver.frame_count == len(found)
         return found, 0, error.reason
     return found, receiver.tail_bytes, None
 
@@ -171,15 +171,15 @@ def test_many_frames_before_one_too_long_are_all_given() -> None:
 )
 def test_exactly_one_frame_is_told_from_everything_else(data: bytes, lone: bool) -> None:
     receiver = FrameReceiver(frame_bytes_max=64)
-    assert receiver.lone_frame(BUFFER, BUFFER.fill(data)) is lone
-    assert receiver.frames == lone
+    assert receiver.receive_single_frame(BUFFER, BUFFER.fill(data)) is lone
+    assert receiver.frame_count == lone
 
 
 def test_the_end_of_a_begun_frame_is_no_lone_frame() -> None:
     receiver = FrameReceiver(frame_bytes_max=64)
     begun = build_frame(MESSAGE, content=b"y" * 30)
     assert list(receiver.receive(BUFFER, BUFFER.fill(begun[:20]))) == []
-    assert not receiver.lone_frame(BUFFER, BUFFER.fill(of_length(13)))
+    assert not receiver.receive_single_frame(BUFFER, BUFFER.fill(of_length(13)))
 
 
 class CountingBytes(bytearray):
@@ -198,7 +198,7 @@ def test_a_long_frame_in_small_chunks_is_not_searched_again_and_again() -> None:
     buffer = ReceiveBuffer()
     buffer.raw = CountingBytes(buffer.raw)
     buffer.view = memoryview(buffer.raw)
-    buffer.space = buffer.view[HEADROOM_BYTES:]
+    buffer.writable = buffer.view[HEADROOM_BYTES:]
     receiver = FrameReceiver(frame_bytes_max=len(frame))
     receiver._tail = CountingBytes()
     frames = 0

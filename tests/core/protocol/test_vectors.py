@@ -11,9 +11,9 @@ import pytest
 
 from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import SPARE_BYTES, Limits
-from simplebus.core.protocol import frames
-from simplebus.core.protocol.frame_splitter import Scratch, split
+from simplebus.core.limits import RECEIVE_PADDING_BYTES, Limits
+from simplebus.core.protocol import frame_splitter, frames
+from simplebus.core.protocol.frame_splitter import SplitterScratch
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.redelivery.ack_window import AckWindow
 from tests.behaviour.wire_peer import (
@@ -102,8 +102,8 @@ def test_a_file_says_what_it_holds_and_names_every_vector_once(path: Path) -> No
 def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
     frame, fields = bytes_of(vector), fields_of(vector)
     frame_type, class_id, message_id, timer_index, content = fields
-    buffer = bytearray(frame + bytes(SPARE_BYTES))
-    batch = split(buffer, 0, len(frame), Scratch(len(buffer)))
+    buffer = bytearray(frame + bytes(RECEIVE_PADDING_BYTES))
+    batch = frame_splitter.split_frames(buffer, 0, len(frame), SplitterScratch(len(buffer)))
     assert batch is not None
     assert (batch.count, batch.data.size) == (1, len(frame))
     assert parse_frame(frame) == fields
@@ -156,8 +156,8 @@ def received(chunks: Sequence[bytes]) -> tuple[list[bytes], int]:
     receiver = FrameReceiver(frame_bytes_max=Limits().frame_bytes)
     whole: list[bytes] = []
     for chunk in chunks:
-        for at in range(0, len(chunk), len(BUFFER.space)):
-            count = BUFFER.fill(chunk[at : at + len(BUFFER.space)])
+        for at in range(0, len(chunk), len(BUFFER.writable)):
+            count = BUFFER.fill(chunk[at : at + len(BUFFER.writable)])
             for batch in receiver.receive(BUFFER, count):
                 whole += split_frames(batch.data.tobytes())[0]
     return whole, receiver.tail_bytes
@@ -229,11 +229,13 @@ def effects_of(said: list[bytes], count: int) -> tuple[set[int], dict[int, list[
     return named, stored, replies
 
 
-def processed(bus: BrokerHarness, peer: WirePeer, data: bytes) -> tuple[set[int], dict[int, list[bytes]], int]:
+def processed(
+    bus: BrokerHarness, peer: WirePeer, data: bytes
+) -> tuple[set[int], dict[int, list[bytes]], int]:
     """The same, as the broker has it."""
     stored = {}
     for class_id, cls in bus.broker.classes.items():
-        kept = [cls.ring.frame(sequence) for sequence in range(cls.ring.floor, cls.ring.head)]
+        kept = [cls.ring.copy_frame(sequence) for sequence in range(cls.ring.floor, cls.ring.head)]
         if kept:
             stored[class_id] = [parse_frame(frame)[4] for frame in kept]
     replies = bytes(peer.session.outbox._replies)
@@ -287,7 +289,7 @@ def test_acks_leave_a_window_as_they_should(vector: Vector, times: int) -> None:
     window = peer.session.subscriptions[1].window
     assert window.floor == oracle.floor == vector["expected_floor"]
     unacked = pairs(vector["expected_unacked"])
-    assert window.unacked(floor, cursor) == oracle.unacked(floor, cursor) == unacked
+    assert window.unacked_ranges(floor, cursor) == oracle.unacked(floor, cursor) == unacked
     assert bus.broker.refusal_counts[Reason.ACK_UNSENT] == times * vector["expected_unsent"]
     assert bus.statistics(1).ring.floor == vector["expected_floor"]
 
@@ -339,6 +341,6 @@ def test_ids_are_grouped_as_a_client_does(vector: Vector) -> None:
     for first, last in ranges:
         frame = frames.encode_ack(class_id=1, timer_index=0, first=first, last=last)
         content = parse_frame(frame)[4]
-        assert frames.ack_range(content) == parse_ack(content) == (first, last)
+        assert frames.parse_ack_range(content) == parse_ack(content) == (first, last)
         contents.append(content.decode())
     assert contents == vector["contents"]

@@ -16,10 +16,10 @@ import pytest
 
 from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import PLAIN_FRAMES_MAX, SPARE_BYTES, Limits
+from simplebus.core.limits import PLAIN_FRAMES_MAX, RECEIVE_PADDING_BYTES, Limits
 from simplebus.core.protocol import envelope_batch, frames, inquiry, requests
 from simplebus.core.protocol.envelope_batch import Envelope
-from simplebus.core.protocol.frame_splitter import Scratch, split
+from simplebus.core.protocol.frame_splitter import SplitterScratch, split_frames
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer, build_batch
 from tests.core.protocol.test_vectors import VECTORS, Vector, bytes_of
 from tests.support.oracles import build_frame, parse_frame
@@ -42,7 +42,7 @@ KINDS = {
     "error": "E",
 }
 HEARTBEAT, MESSAGE, ENVELOPE, CONFIRM, DELIVER, ERROR = b"01567E"
-OBJECTS: dict[tuple[str, str], type[requests._Object]] = {
+OBJECTS: dict[tuple[str, str], type[requests._JsonBody]] = {
     ("client", "connect"): requests.ConnectRequest,
     ("server", "connect"): requests.ConnectReply,
     ("client", "subscribe"): requests.SubscribeRequest,
@@ -79,8 +79,8 @@ def test_a_file_says_what_it_holds_and_names_every_vector_once(path: Path) -> No
 def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
     frame, content = bytes_of(vector), bytes_of(vector, "content_")
     frame_type, a, b, c = (vector[name] for name in ("type", "a", "b", "c"))
-    buffer = bytearray(frame + bytes(SPARE_BYTES))
-    batch = split(buffer, 0, len(frame), Scratch(len(buffer)))
+    buffer = bytearray(frame + bytes(RECEIVE_PADDING_BYTES))
+    batch = split_frames(buffer, 0, len(frame), SplitterScratch(len(buffer)))
     assert batch is not None
     assert (batch.count, batch.data.size) == (1, len(frame))
     assert parse_frame(frame) == (frame_type, a, b, c, content)
@@ -93,7 +93,7 @@ def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
 def test_a_frame_with_an_object_reads_and_writes_as_what_it_says(vector: Vector) -> None:
     content, said = bytes_of(vector, "content_"), vector.get("json")
     if vector["kind"] == "inquire":
-        find = inquiry.question if vector["sender"] == "client" else inquiry.explained
+        find = inquiry.decode_inquiry if vector["sender"] == "client" else inquiry.decode_reply
         found = msgspec.json.encode(find(content))
         assert {name: json.loads(found)[name] for name in said} == said == json.loads(content)
         return
@@ -128,10 +128,12 @@ def test_an_envelope_says_what_it_says(vector: Vector) -> None:
     content = bytes_of(vector, "content_")
     about, payload = said_by(vector)
     assert envelope_batch.decode(content) == (about, payload)
-    assert envelope_batch.payload_of(content) == payload
+    assert envelope_batch.extract_payload(content) == payload
     assert (envelope_batch.encode(about, payload) == content) is vector["shortest"]
     for count in (1, PLAIN_FRAMES_MAX + 1):
-        found = envelope_batch.scan(batch_of(*[build_frame(ENVELOPE, content=content)] * count))
+        found = envelope_batch.scan_envelopes(
+            build_batch(*[build_frame(ENVELOPE, content=content)] * count)
+        )
         assert (found.count, found.names) == (count, [vector["channel"]])
 
 
@@ -143,7 +145,7 @@ def test_a_content_that_is_no_envelope_is_refused(vector: Vector) -> None:
     assert caught.value.reason == vector["reason"]
     for count in (1, PLAIN_FRAMES_MAX + 1):
         bad = build_frame(ENVELOPE, content=content)
-        assert envelope_batch.scan(batch_of(*[bad] * count)).count == 0
+        assert envelope_batch.scan_envelopes(build_batch(*[bad] * count)).count == 0
 
 
 @vectors("stuffing", "stuffing")

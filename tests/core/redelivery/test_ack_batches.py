@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import PLAIN_FRAMES_MAX
 from simplebus.core.protocol import frames as wire
-from simplebus.core.protocol.frames import ack_ranges
+from simplebus.core.protocol.frames import parse_ack_ranges
 from simplebus.core.redelivery.ack_window import AckWindow
 from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, build_batch, window_state
 from tests.support.oracles import ID_COUNT, AckOracle, parse_ack
@@ -31,16 +31,16 @@ def ranges_one_by_one(contents: Sequence[bytes]) -> list[tuple[int, int]]:
     for content in contents:
         expected = parse_ack(content)
         try:
-            assert wire.ack_range(content) == expected
+            assert wire.parse_ack_range(content) == expected
         except RemoteProtocolError:
             assert expected is None
             break
-        ranges.append(wire.ack_range(content))
+        ranges.append(wire.parse_ack_range(content))
     return ranges
 
 
 def assert_reads_acks(contents: Sequence[bytes]) -> None:
-    firsts, lasts = ack_ranges(batch_of(*(ack_frame(1, content) for content in contents)))
+    firsts, lasts = parse_ack_ranges(build_batch(*(ack_frame(1, content) for content in contents)))
     read = list(zip(firsts.tolist(), lasts.tolist(), strict=True))
     assert read == ranges_one_by_one(contents)
 
@@ -116,7 +116,7 @@ def window_after(
     window.cursor = cursor
     if at_once:
         pairs = np.array(ranges, np.int64).reshape(-1, 2)
-        window.ack(pairs[:, 0], pairs[:, 1])
+        window.ack_ranges(pairs[:, 0], pairs[:, 1])
     else:
         for first, last in ranges:
             window.ack_range(first, last)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from simplebus.core.protocol.frames import ranges_of
-from simplebus.core.redelivery.ack_timer import SequenceSet, Span, Wheel
+from simplebus.core.protocol.frames import flags_to_ranges
+from simplebus.core.redelivery.ack_timer import Span, TimerWheel
+from simplebus.core.redelivery.sequence_set import SequenceSet
 
 bounds = st.tuples(st.integers(0, 60), st.integers(0, 60))
 
@@ -33,19 +34,19 @@ class SequenceSetMachine(RuleBasedStateMachine):
 
     @rule(pair=bounds)
     def without(self, pair: tuple[int, int]) -> None:
-        outside = [s for a, b in self.set.without(*pair) for s in range(a, b)]
+        outside = [s for a, b in self.set.missing_ranges(*pair) for s in range(a, b)]
         assert outside == sorted(set(range(*pair)) - self.model)
 
     @rule(pair=bounds)
     def take(self, pair: tuple[int, int]) -> None:
-        taken = self.set.take(*pair)
+        taken = self.set.pop_ranges(*pair)
         assert all(a < b for a, b in taken)
         assert [s for a, b in taken for s in range(a, b)] == sorted(set(range(*pair)) & self.model)
         self.model -= set(range(*pair))
 
     @rule(numbers=st.sets(st.integers(0, 60)))
     def update(self, numbers: set[int]) -> None:
-        self.set.update(ranges_of(np.isin(np.arange(61), list(numbers))))
+        self.set.update(flags_to_ranges(np.isin(np.arange(61), list(numbers))))
         self.model |= numbers
 
     @rule()
@@ -88,9 +89,11 @@ def test_what_is_cut_out_of_a_wheel_is_due_no_more(
         out = {s: span.attempts for span in spans for s in range(span.first, span.last)}
         assert out == expected
         model = {s: what for s, what in model.items() if s not in out}
-    popped = {s: span.attempts for span in wheel.pop_due(tick) for s in range(span.first, span.last)}
+    popped = {
+        s: span.attempts for span in wheel.pop_due(tick) for s in range(span.first, span.last)
+    }
     assert popped == {s: attempts for s, (due, attempts) in model.items() if due == tick}
-    rest = [s for _, span in wheel.clear() for s in range(span.first, span.last)]
+    rest = [s for _, span in wheel.pop_all() for s in range(span.first, span.last)]
     assert sorted(rest) == sorted(set(model) - set(popped))
     assert len(wheel) == 0
 
@@ -109,7 +112,7 @@ def test_what_is_postponed_is_due_then_and_nothing_else_is_moved(
         model |= dict.fromkeys(range(first, first + count), (due, attempts))
         first += count
     for (begin, end), now in moves:
-        wheel.postpone(begin, end, lambda attempts, now=now: now + attempts)  # type: ignore[misc]
+        wheel.reschedule(begin, end, lambda attempts, now=now: now + attempts)  # type: ignore[misc]
         model |= {s: (now + n, n) for s, (_, n) in model.items() if begin <= s < end}
     for tick in range(10):
         due_now = {
@@ -124,7 +127,7 @@ def test_what_is_postponed_together_is_one_span_again() -> None:
     for n in range(20_000):
         wheel.schedule(1 + n % 2, n, n + 1, 1)
     assert len(wheel) == 20_000
-    wheel.postpone(0, 20_000, lambda attempts: 9)
+    wheel.reschedule(0, 20_000, lambda attempts: 9)
     assert [(span.first, span.last) for span in wheel] == [(0, 20_000)]
 
 
@@ -134,10 +137,10 @@ def test_however_often_a_tick_is_postponed_to_each_message_is_moved_once(
     wheel = TimerWheel()
     for n in range(1000):  # What was sent once and what was sent twice, in turn: it cannot merge.
         wheel.schedule(1, n, n + 1, 1 + n % 2)
-    wheel.postpone(0, 1000, lambda attempts: 9 + attempts)
-    monkeypatch.setattr(SequenceSet, "take", lambda *_: pytest.fail("something is moved again"))
+    wheel.reschedule(0, 1000, lambda attempts: 9 + attempts)
+    monkeypatch.setattr(SequenceSet, "pop_ranges", lambda *_: pytest.fail("something is moved again"))
     for _ in range(1000):
-        wheel.postpone(0, 1000, lambda attempts: 9 + attempts)
+        wheel.reschedule(0, 1000, lambda attempts: 9 + attempts)
     assert len(wheel) == 1000
 
 

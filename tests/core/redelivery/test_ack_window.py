@@ -22,7 +22,7 @@ def window_of(floor: int, cursor: int, *acked: tuple[int, int]) -> AckWindow:
 
 def ack_all(window: AckWindow, ranges: list[tuple[int, int]]) -> bool:
     pairs = np.array(ranges, np.int64).reshape(-1, 2)
-    moved = window.ack(pairs[:, 0], pairs[:, 1])
+    moved = window.ack_ranges(pairs[:, 0], pairs[:, 1])
     window.check()
     return moved
 
@@ -30,55 +30,58 @@ def ack_all(window: AckWindow, ranges: list[tuple[int, int]]) -> bool:
 def test_a_fresh_window_is_empty() -> None:
     window = AckWindow(floor=7)
     window.check()
-    assert (window.floor, window.cursor, window.in_flight, window.marks_bytes) == (7, 7, 0, 0)
-    assert window.unacked(0, 100) == []
+    assert (window.floor, window.cursor, window.in_flight_count, window.flags_bytes) == (7, 7, 0, 0)
+    assert window.unacked_ranges(0, 100) == []
 
 
 def test_acks_in_order_move_the_floor_and_hold_no_memory() -> None:
     window = window_of(0, 10, (0, 4))
-    assert (window.floor, window.in_flight, window.marks_bytes) == (4, 6, 0)
+    assert (window.floor, window.in_flight_count, window.flags_bytes) == (4, 6, 0)
     window.ack_range(4, 10)
     window.check()
-    assert (window.floor, window.in_flight, window.marks_bytes) == (10, 0, 0)
+    assert (window.floor, window.in_flight_count, window.flags_bytes) == (10, 0, 0)
 
 
 def test_an_ack_out_of_order_waits_for_the_gap_to_close() -> None:
     window = window_of(0, 10, (4, 6), (7, 8))
-    assert (window.floor, window.in_flight) == (0, 7)
-    assert window.unacked(0, 10) == [(0, 4), (6, 7), (8, 10)]
+    assert (window.floor, window.in_flight_count) == (0, 7)
+    assert window.unacked_ranges(0, 10) == [(0, 4), (6, 7), (8, 10)]
     window.ack_range(0, 4)
     window.check()
-    assert (window.floor, window.unacked(0, 10)) == (6, [(6, 7), (8, 10)])
+    assert (window.floor, window.unacked_ranges(0, 10)) == (6, [(6, 7), (8, 10)])
 
 
 def test_the_memory_of_marks_is_given_back_when_none_is_left() -> None:
     window = window_of(0, 10, (4, 6))
     window.release_memory()
-    assert window.marks_bytes > 0
-    assert window.unacked(0, 10) == [(0, 4), (6, 10)]
+    assert window.flags_bytes > 0
+    assert window.unacked_ranges(0, 10) == [(0, 4), (6, 10)]
     window.ack_range(0, 10)
     window.release_memory()
     window.check()
-    assert window.marks_bytes == 0
+    assert window.flags_bytes == 0
     window.cursor = 20
     window.ack_range(15, 16)
     window.check()
-    assert window.unacked(0, 20) == [(10, 15), (16, 20)]
+    assert window.unacked_ranges(0, 20) == [(10, 15), (16, 20)]
 
 
 def test_acking_twice_changes_nothing() -> None:
     window = window_of(0, 10, (0, 5), (0, 5), (7, 9), (7, 9), (8, 9))
-    assert (window.floor, window.unacked(0, 10)) == (5, [(5, 7), (9, 10)])
+    assert (window.floor, window.unacked_ranges(0, 10)) == (5, [(5, 7), (9, 10)])
 
 
 def test_an_ack_behind_the_floor_changes_nothing() -> None:
     window = window_of(100, 110, (90, 95), (-50, 100))
-    assert (window.floor, window.in_flight) == (100, 10)
+    assert (window.floor, window.in_flight_count) == (100, 10)
 
 
 def test_an_ack_across_the_floor_counts_from_the_floor() -> None:
     assert window_of(100, 110, (95, 103)).floor == 103
-    assert window_of(100, 110, (105, 107), (95, 103)).unacked(0, 200) == [(103, 105), (107, 110)]
+    assert window_of(100, 110, (105, 107), (95, 103)).unacked_ranges(0, 200) == [
+        (103, 105),
+        (107, 110),
+    ]
 
 
 def test_acking_what_was_never_sent_is_our_own_bug() -> None:
@@ -100,18 +103,18 @@ def test_acking_says_whether_the_floor_moved() -> None:
 
 def test_unacked_looks_only_where_it_is_asked_to() -> None:
     window = window_of(0, 10, (4, 6))
-    assert window.unacked(5, 8) == [(6, 8)]
-    assert window.unacked(4, 6) == []
-    assert window.unacked(8, 100) == [(8, 10)]
-    assert window.unacked(10, 100) == []
-    assert window.unacked(8, 5) == []
+    assert window.unacked_ranges(5, 8) == [(6, 8)]
+    assert window.unacked_ranges(4, 6) == []
+    assert window.unacked_ranges(8, 100) == [(8, 10)]
+    assert window.unacked_ranges(10, 100) == []
+    assert window.unacked_ranges(8, 5) == []
 
 
 def test_giving_up_counts_what_was_not_acknowledged() -> None:
     window = window_of(0, 10, (2, 4))
     assert window.skip_to(5) == 3
     window.check()
-    assert (window.floor, window.in_flight) == (5, 5)
+    assert (window.floor, window.in_flight_count) == (5, 5)
     assert window.skip_to(5) == 0
     assert window.skip_to(3) == 0
 
@@ -120,21 +123,21 @@ def test_giving_up_more_than_was_sent_moves_the_cursor() -> None:
     window = window_of(0, 10, (2, 4))
     assert window.skip_to(15) == 13
     window.check()
-    assert (window.floor, window.cursor, window.in_flight) == (15, 15, 0)
+    assert (window.floor, window.cursor, window.in_flight_count) == (15, 15, 0)
 
 
 def test_giving_up_far_more_than_was_sent_counts_all_of_it() -> None:
     window = window_of(0, 1000, (2, 4), (998, 999))
     assert window.skip_to(5000) == 4997
     window.check()
-    assert (window.floor, window.cursor, window.in_flight) == (5000, 5000, 0)
+    assert (window.floor, window.cursor, window.in_flight_count) == (5000, 5000, 0)
 
 
 def test_giving_up_reaches_on_over_what_is_acknowledged_behind_it() -> None:
     window = window_of(0, 10, (2, 4), (6, 7))
     assert window.skip_to(2) == 2
     window.check()
-    assert (window.floor, window.unacked(0, 10)) == (4, [(4, 6), (7, 10)])
+    assert (window.floor, window.unacked_ranges(0, 10)) == (4, [(4, 6), (7, 10)])
 
 
 def test_marks_survive_when_their_memory_grows_and_wraps() -> None:
@@ -143,7 +146,7 @@ def test_marks_survive_when_their_memory_grows_and_wraps() -> None:
     window.cursor = 9000
     window.ack_range(8000, 8999)
     window.check()
-    assert window.unacked(0, 10_000) == [
+    assert window.unacked_ranges(0, 10_000) == [
         (1005, 1010),
         (1020, 1400),
         (1402, 8000),
@@ -174,7 +177,7 @@ def test_nearest_ids_are_those_of_the_oracle(message_id: int, floor: int) -> Non
 )
 def test_many_ids_mean_what_each_of_them_means(ranges: list[tuple[int, int]], floor: int) -> None:
     pairs = np.array([(first, first + count) for first, count in ranges], np.int64).reshape(-1, 2)
-    firsts, lasts = AckWindow(floor=floor).sequences(pairs[:, 0], pairs[:, 1])
+    firsts, lasts = AckWindow(floor=floor).ids_to_sequences(pairs[:, 0], pairs[:, 1])
     expected = [nearest_sequence(first, floor) for first, _ in ranges]
     assert firsts.tolist() == expected
     assert lasts.tolist() == [
@@ -200,7 +203,7 @@ def test_a_window_that_was_tampered_with_is_noticed() -> None:
         window.floor = 4
 
     def forgotten_marks(window: AckWindow) -> None:
-        window._furthest = window.floor
+        window._flags_end = window.floor
 
     for tamper in (floor_beyond_cursor, marked_floor, forgotten_marks):
         window = window_of(0, 10, (4, 6))

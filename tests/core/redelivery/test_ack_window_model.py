@@ -77,20 +77,20 @@ class AckMachine(RuleBasedStateMachine):
     def release_memory(self) -> None:
         self.window.release_memory()
         if len(self.unacked) == self.cursor - self.floor:
-            assert self.window.marks_bytes == 0
+            assert self.window.flags_bytes == 0
 
     @rule(at=st.integers(-50, 1500), count=st.integers(0, 2500))
     def look_at_a_part(self, at: int, count: int) -> None:
         first = self.floor + at
         part = sorted(self.unacked.intersection(range(first, first + count)))
-        assert self.window.unacked(first, first + count) == group_ids(part)
+        assert self.window.unacked_ranges(first, first + count) == group_ids(part)
 
     @invariant()
     def the_window_is_the_set(self) -> None:
         self.window.check()
         assert (self.window.floor, self.window.cursor) == (self.floor, self.cursor)
-        assert self.window.in_flight == len(self.unacked)
-        assert self.window.unacked(0, self.cursor) == group_ids(sorted(self.unacked))
+        assert self.window.in_flight_count == len(self.unacked)
+        assert self.window.unacked_ranges(0, self.cursor) == group_ids(sorted(self.unacked))
 
     def sent(self, some: Ranges) -> Ranges:
         """These spans as ranges of sequences, cut at the cursor: some may be empty."""
@@ -100,7 +100,7 @@ class AckMachine(RuleBasedStateMachine):
     def ack_all(self, ranges: Ranges) -> None:
         before = self.floor
         pairs = np.array(ranges, np.int64)
-        moved = self.window.ack(pairs[:, 0], pairs[:, 1])
+        moved = self.window.ack_ranges(pairs[:, 0], pairs[:, 1])
         for first, last in ranges:
             self.unacked.difference_update(range(first, last))
         assert moved == (self.floor != before)

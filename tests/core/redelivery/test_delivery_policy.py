@@ -9,8 +9,19 @@ from simplebus.core.settings import ClassSettings, Settings
 
 
 def test_pauses_double_up_to_a_minute_or_are_those_that_were_named() -> None:
-    plain, named = DeliveryPolicy(ack_timeout_ticks=6), DeliveryPolicy(ack_timeout_ticks=4, backoff_ticks=(1, 5, 90))
-    assert [plain.redelivery_delay_ticks(n) for n in (1, 2, 3, 4, 5, 6, 999)] == [6, 12, 24, 48, 60, 60, 60]
+    plain, named = (
+        DeliveryPolicy(ack_timeout_ticks=6),
+        DeliveryPolicy(ack_timeout_ticks=4, backoff_ticks=(1, 5, 90)),
+    )
+    assert [plain.redelivery_delay_ticks(n) for n in (1, 2, 3, 4, 5, 6, 999)] == [
+        6,
+        12,
+        24,
+        48,
+        60,
+        60,
+        60,
+    ]
     assert [plain.nack_delay_ticks(n) for n in (-1, 0, 1, 2)] == [6, 6, 6, 12]
     assert DeliveryPolicy(ack_timeout_ticks=100).redelivery_delay_ticks(9) == 100
     assert [named.nack_delay_ticks(n) for n in (0, 1, 2, 3, 4, 999)] == [1, 1, 5, 90, 90, 90]

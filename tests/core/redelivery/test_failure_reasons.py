@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.failure_reasons import LastErrors
+from simplebus.core.redelivery.failure_reasons import FailureReasons
 
 
 class Somebody:
@@ -30,20 +30,20 @@ def test_the_last_word_is_remembered_until_there_are_too_many(
     steps: list[tuple[int, int, int, str] | int | None], count: int
 ) -> None:
     positions = [Somebody() for _ in range(3)]
-    errors = LastErrors(count_max=count)
+    errors = FailureReasons(count_max=count)
     model: dict[tuple[int, int], str] = {}
     for step in steps:
         match step:
             case None:
                 positions[0].window.ack_range(0, positions[0].window.floor + 3)
-                errors.forget_done()
+                errors.forget_acked()
                 while model and (first := next(iter(model)))[1] < positions[first[0]].window.floor:
                     del model[first]
             case int(who):
-                errors.forget(positions[who])
+                errors.forget_position(positions[who])
                 model = {key: text for key, text in model.items() if key[0] != who}
             case (who, first_one, many, text):
-                errors.note(positions[who], first_one, first_one + many, text)
+                errors.record(positions[who], first_one, first_one + many, text)
                 for sequence in range(first_one, first_one + many):
                     if text:
                         model.pop((who, sequence), None)
@@ -52,23 +52,23 @@ def test_the_last_word_is_remembered_until_there_are_too_many(
         errors.check()
         assert len(errors) == len(model)
         for (who, sequence), text in model.items():
-            assert errors.of(positions[who], sequence) == text
+            assert errors.get(positions[who], sequence) == text
 
 
 def test_they_take_so_many_bytes_and_no_more() -> None:
-    somebody, errors = Somebody(), LastErrors(bytes_max=3000)
+    somebody, errors = Somebody(), FailureReasons(bytes_max=3000)
     for sequence in range(10):
-        errors.note(somebody, sequence, sequence + 1, "x" * 100)
+        errors.record(somebody, sequence, sequence + 1, "x" * 100)
         errors.check()
-    assert [s for s in range(10) if errors.of(somebody, s)] == [5, 6, 7, 8, 9]
-    errors.note(somebody, 0, 1 << 40, "of all")
+    assert [s for s in range(10) if errors.get(somebody, s)] == [5, 6, 7, 8, 9]
+    errors.record(somebody, 0, 1 << 40, "of all")
     errors.check()
 
 
 def test_what_is_about_messages_that_are_done_with_goes() -> None:
-    somebody, errors = Somebody(), LastErrors()
-    errors.note(somebody, 0, 5, "no")
+    somebody, errors = Somebody(), FailureReasons()
+    errors.record(somebody, 0, 5, "no")
     somebody.window.ack_range(0, 3)
-    errors.forget_done()
-    assert [errors.of(somebody, sequence) for sequence in range(5)] == ["", "", "", "no", "no"]
+    errors.forget_acked()
+    assert [errors.get(somebody, sequence) for sequence in range(5)] == ["", "", "", "no", "no"]
     assert len(errors) == 2

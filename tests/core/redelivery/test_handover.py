@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.handover import Left, highest
+from simplebus.core.redelivery.handover import PositionHandover, highest_values
 from simplebus.core.settings import Settings
 from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import BrokerHarness, numbered
@@ -20,7 +20,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     publish_envelopes,
     nack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -56,7 +56,7 @@ def come1(bus: BrokerHarness) -> list[int]:
 
 
 def come2(bus: BrokerHarness, **options: Any) -> list[int]:
-    peer = peer2(bus, subscribe(1, 5, **options))
+    peer = connect_version2(bus, subscribe(1, 5, **options))
     found = [message.message_id for message in peer.receive_deliveries()]
     peer.disconnect()
     return found
@@ -65,7 +65,7 @@ def come2(bus: BrokerHarness, **options: Any) -> list[int]:
 @pytest.mark.parametrize("kind", [None, *KINDS, {"durable": "d"}])
 def test_what_kills_its_consumer_pauses_and_dies(kind: dict[str, Any] | None) -> None:
     bus = BrokerHarness(Settings(deliveries_max=4))
-    peer2(bus, publish_envelopes(1, 0, keyed(b"k")))
+    connect_version2(bus, publish_envelopes(1, 0, keyed(b"k")))
     found = falls(bus, lambda: come1(bus) if kind is None else come2(bus, **kind), 60)
     assert found == [(0, 0), (0, 0), (12, 0), (36, 0)]
     beat(bus)
@@ -74,16 +74,16 @@ def test_what_kills_its_consumer_pauses_and_dies(kind: dict[str, Any] | None) ->
         assert (come1(bus) if kind is None else come2(bus, **kind)) == []
     [(letter, _)] = letters(bus)
     assert why(letter, "reason", "attempts") == ("max_deliveries", "4")
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_others_do_not_wait_for_it_in_version_2(kind: dict[str, Any]) -> None:
     bus = BrokerHarness()
-    peer2(bus, publish_envelopes(1, 0, keyed(b"a")))
+    connect_version2(bus, publish_envelopes(1, 0, keyed(b"a")))
     for _ in range(2):
         assert come2(bus, **kind) == [0]
-    peer = peer2(bus, subscribe(1, 5, **kind), publish_envelopes(1, 0, keyed(b"b")))
+    peer = connect_version2(bus, subscribe(1, 5, **kind), publish_envelopes(1, 0, keyed(b"b")))
     assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(1, 1)]
     peer.send(ack(5, 1, 2))
     for _ in range(12):
@@ -93,7 +93,7 @@ def test_others_do_not_wait_for_it_in_version_2(kind: dict[str, Any]) -> None:
 
 def test_in_version_1_everything_comes_in_order_when_the_pause_is_over() -> None:
     bus = BrokerHarness()
-    writer = peer2(bus, publish(1, 0, *numbered(3)))
+    writer = connect_version2(bus, publish(1, 0, *numbered(3)))
     assert come1(bus) == [0, 1, 2]
     assert come1(bus) == [0, 1, 2]
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
@@ -109,7 +109,7 @@ def test_in_version_1_everything_comes_in_order_when_the_pause_is_over() -> None
 
 def test_who_waits_in_version_1_is_not_named_for_what_comes_behind_it() -> None:
     bus = BrokerHarness()
-    writer = peer2(bus, publish(1, 0, b"a"))
+    writer = connect_version2(bus, publish(1, 0, b"a"))
     come1(bus)
     come1(bus)
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
@@ -120,7 +120,7 @@ def test_who_waits_in_version_1_is_not_named_for_what_comes_behind_it() -> None:
 
 def test_who_comes_and_goes_while_it_pauses_changes_nothing() -> None:
     bus = BrokerHarness()
-    peer2(bus, publish(1, 0, b"a"))
+    connect_version2(bus, publish(1, 0, b"a"))
     come1(bus)
     come1(bus)
     found = [tick for tick in range(30) if (beat(bus), come1(bus), come2(bus))[1:] != ([], [])]
@@ -129,61 +129,61 @@ def test_who_comes_and_goes_while_it_pauses_changes_nothing() -> None:
 
 def test_what_was_put_off_stays_put_off() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(3)))
+    peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(3)))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 1, 20_000), nack(5, 1, 2))
     peer.disconnect()
-    peer = peer2(bus, subscribe(1, 5))
+    peer = connect_version2(bus, subscribe(1, 5))
     heard = [(0, m.message_id, m.attempt) for m in peer.receive_deliveries()]
     for tick in range(1, 25):
         beat(bus)
         heard += [(tick, m.message_id, m.attempt) for m in peer.receive_deliveries()]
         peer.send(ack(5, 0, 3))
     assert heard == [(0, 2, 2)], "and may be acknowledged"
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
 def test_what_nobody_was_sent_begins_with_the_first_attempt() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5, max_in_flight=1), publish(1, 0, *numbered(3)))
+    peer = connect_version2(bus, subscribe(1, 5, max_in_flight=1), publish(1, 0, *numbered(3)))
     assert peer.receive_message_ids() == [0]
     peer.disconnect()
-    peer = peer2(bus, subscribe(1, 5))
+    peer = connect_version2(bus, subscribe(1, 5))
     assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(0, 2), (1, 1), (2, 1)]
 
 
 def test_a_large_backlog_costs_what_its_pieces_cost() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    peer = peer2(bus, subscribe(1, 5, max_in_flight=1 << 20))
-    writer = peer2(bus)
+    peer = connect_version2(bus, subscribe(1, 5, max_in_flight=1 << 20))
+    writer = connect_version2(bus)
     for at in range(0, 100_000, 20_000):
         writer.send(publish(1, at, *[b""] * 20_000))
         peer.receive_all()
     peer.send(*[ack(5, at, at + 1) for at in range(1, 1000, 2)])
     peer.disconnect()
     left = bus.broker.classes[1].backlog_handover
-    assert len(left.sent) < 10
-    assert left.spans(bus.broker.classes[1].backlog_window)
+    assert len(left.attempts) < 10
+    assert left.passed_spans(bus.broker.classes[1].backlog_window)
 
 
 @pytest.mark.parametrize("delay", [None, 3_600_000])
 def test_what_is_left_again_and_again_is_kept_once(delay: int | None) -> None:
     bus = BrokerHarness()
-    peer2(bus, publish(1, 0, *numbered(9)))
+    connect_version2(bus, publish(1, 0, *numbered(9)))
     for _ in range(5):
-        peer = peer2(bus, subscribe(1, 5, start="earliest", backoff=[3_600]))
+        peer = connect_version2(bus, subscribe(1, 5, start="earliest", backoff=[3_600]))
         assert len(peer.receive_message_ids()) == 9
         peer.send(*[nack(5, at, at + 1, delay) for at in range(0, 9, 2)])
         peer.disconnect()
     left = bus.broker.classes[1].backlog_handover
-    assert len(left.ticks) + len(left.times) == 5
-    assert [(first, last) for first, last, _ in left.ticks + left.times] == [
+    assert len(left.not_before_ticks) + len(left.not_before_times) == 5
+    assert [(first, last) for first, last, _ in left.not_before_ticks + left.not_before_times] == [
         (at, at + 1) for at in range(0, 9, 2)
     ]
-    peer = peer2(bus, subscribe(1, 5), ack(5, 0, 9))
+    peer = connect_version2(bus, subscribe(1, 5), ack(5, 0, 9))
     peer.disconnect()
-    assert bus.broker.classes[1].backlog_handover == Left()
+    assert bus.broker.classes[1].backlog_handover == PositionHandover()
 
 
 # Version 1, after others whose pauses are longer -----------------------------------------------
@@ -194,8 +194,8 @@ def test_what_others_left_keeps_version_1_waiting_no_longer_than_its_own_pause(
     seconds: int,
 ) -> None:
     bus = BrokerHarness()
-    writer = peer2(bus, publish(1, 0, b"a"))
-    peer = peer2(bus, subscribe(1, 5, backoff=[seconds]))
+    writer = connect_version2(bus, publish(1, 0, b"a"))
+    peer = connect_version2(bus, subscribe(1, 5, backoff=[seconds]))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 1))
     peer.disconnect()
@@ -215,7 +215,7 @@ def test_what_others_left_keeps_version_1_waiting_no_longer_than_its_own_pause(
 
 def test_who_comes_and_goes_in_version_1_does_not_wait_anew() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, publish(1, 0, b"a"), subscribe(1, 5, backoff=[3_600]))
+    peer = connect_version2(bus, publish(1, 0, b"a"), subscribe(1, 5, backoff=[3_600]))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 1))
     peer.disconnect()
@@ -225,7 +225,7 @@ def test_who_comes_and_goes_in_version_1_does_not_wait_anew() -> None:
 
 def test_version_1_does_not_wait_for_what_is_acknowledged() -> None:
     bus = BrokerHarness()
-    peer = peer2(bus, subscribe(1, 5, backoff=[3_600]), publish(1, 0, *numbered(3)))
+    peer = connect_version2(bus, subscribe(1, 5, backoff=[3_600]), publish(1, 0, *numbered(3)))
     peer.receive_message_ids()
     peer.send(nack(5, 1, 2), ack(5, 1, 2))
     peer.disconnect()
@@ -253,15 +253,22 @@ def test_it_is_what_single_messages_would_say(
             oracle[sequence] = max(count, oracle.get(sequence, 0))
     window = AckWindow(floor=floor)
     window.cursor = floor + size
-    one, other = Left().joined(Left(sorted(ours))), Left(sorted(theirs))
-    joined = Left(one.sent + other.sent).joined(Left([(99, 100, 1)])).joined(Left())
+    one, other = (
+        PositionHandover().merge(PositionHandover(sorted(ours))),
+        PositionHandover(sorted(theirs)),
+    )
+    joined = (
+        PositionHandover(one.attempts + other.attempts)
+        .merge(PositionHandover([(99, 100, 1)]))
+        .merge(PositionHandover())
+    )
     found = {
         sequence: span.attempts
-        for span in joined.within(0, 99).spans(window)
+        for span in joined.restrict_to(0, 99).passed_spans(window)
         for sequence in range(span.first, span.last)
     }
     assert found == {s: oracle.get(s, 0) for s in range(floor, floor + size)}
-    one_row_each = highest(ours + theirs)
+    one_row_each = highest_values(ours + theirs)
     assert all(a[1] < b[0] or (a[1] == b[0] and a[2] != b[2]) for a, b in pairwise(one_row_each)), (
         "ascending and disjoint, and in one piece where they say the same"
     )

@@ -8,13 +8,13 @@ import pytest
 
 from simplebus.core.limits import IN_FLIGHT_BYTES
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.in_flight_bytes import Weight
+from simplebus.core.redelivery.in_flight_bytes import InFlightBytes
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
     nack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -32,7 +32,7 @@ def exchange(writer: Version2Peer, reader: Version2Peer, first: int, payloads: l
 def test_what_is_acknowledged_behind_one_that_is_not_leaves_room() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    reader, writer = peer2(bus, subscribe(1, 5)), peer2(bus)
+    reader, writer = connect_version2(bus, subscribe(1, 5)), connect_version2(bus)
     assert exchange(writer, reader, 0, [b"slow"]) == [0]
     for n in range(1, 60):
         assert exchange(writer, reader, n, [b"x" * LONG]) == [n]
@@ -44,7 +44,7 @@ def test_what_is_acknowledged_behind_one_that_is_not_leaves_room() -> None:
 def test_what_is_long_fills_the_room_though_much_that_was_short_is_acknowledged() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    reader, writer = peer2(bus, subscribe(1, 5)), peer2(bus)
+    reader, writer = connect_version2(bus, subscribe(1, 5)), connect_version2(bus)
     writer.send(publish(1, 0, *[b""] * 10_000))
     assert len(reader.receive_message_ids()) == 10_000
     reader.send(ack(5, 1, 10_000))
@@ -59,20 +59,20 @@ def test_messages_are_looked_at_again_only_when_many_of_them_are_acknowledged(
 ) -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    reader, writer = peer2(bus, subscribe(1, 5)), peer2(bus)
+    reader, writer = connect_version2(bus, subscribe(1, 5)), connect_version2(bus)
     count, size = 4000, 8 * 1024
     writer.send(*[publish(1, n, b"x" * size) for n in range(count)])
     heard = reader.receive_message_ids()
     assert len(heard) < count
     looks = 0
-    gaps = AckWindow.gaps
+    gaps = AckWindow.unacked_sequences
 
     def counted(self: AckWindow) -> object:
         nonlocal looks
         looks += 1
         return gaps(self)
 
-    monkeypatch.setattr(AckWindow, "gaps", counted)
+    monkeypatch.setattr(AckWindow, "unacked_sequences", counted)
     for n in heard[1::2]:
         reader.send(ack(5, n, n + 1))
     assert 0 < looks < 40
@@ -82,7 +82,7 @@ def test_bytes_are_those_of_every_message_that_is_not_acknowledged() -> None:
     chance = random.Random(1)
     for _ in range(20):
         bus = BrokerHarness()
-        reader, writer = peer2(bus, subscribe(1, 5)), peer2(bus)
+        reader, writer = connect_version2(bus, subscribe(1, 5)), connect_version2(bus)
         sizes: list[int] = []
         for _ in range(8):  # Around the ends of the ring and of its columns.
             more = [chance.randrange(1, 4000) for _ in range(chance.randrange(20))]
@@ -90,8 +90,14 @@ def test_bytes_are_those_of_every_message_that_is_not_acknowledged() -> None:
             sizes += more
             reader.receive_message_ids()
             ring, window = bus.broker.classes[1].ring, reader.session.subscriptions[5].window
-            for n in chance.sample(range(window.floor, window.cursor), k=window.in_flight // 3):
+            for n in chance.sample(
+                range(window.floor, window.cursor), k=window.in_flight_count // 3
+            ):
                 reader.send(ack(5, n, n + 1))
-            left = [n for a, b in window.unacked(window.floor, window.cursor) for n in range(a, b)]
+            left = [
+                n
+                for a, b in window.unacked_ranges(window.floor, window.cursor)
+                for n in range(a, b)
+            ]
             there = sum(sizes[n] + FRAME for n in left)
-            assert not left or Weight(ring)._look(len(left), window) == there
+            assert not left or InFlightBytes(ring)._measure(len(left), window) == there

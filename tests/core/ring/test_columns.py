@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from simplebus.core.limits import RING_IDLE_TICKS
 from simplebus.core.ring import columns as module
-from simplebus.core.ring.columns import AT_ONCE, NEVER, Columns, MessageRows
+from simplebus.core.ring.columns import NEVER, NO_DELAY, MessageRows, RingColumns
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from tests.behaviour.wire_peer import build_batch
 from tests.behaviour.wire_peer_v2 import publish_envelopes, publish
 
 Row = tuple[int, float, float]
-PLAIN: Row = (0, NEVER, AT_ONCE)
+PLAIN: Row = (0, NEVER, NO_DELAY)
 
 rows = st.tuples(
-    st.sampled_from([0, 3, 9]), st.sampled_from([NEVER, 12.5]), st.sampled_from([AT_ONCE, 7.0])
+    st.sampled_from([0, 3, 9]), st.sampled_from([NEVER, 12.5]), st.sampled_from([NO_DELAY, 7.0])
 )
 steps = st.one_of(
     st.tuples(st.just("plain"), st.integers(1, 300), st.just([PLAIN])),
@@ -41,11 +41,11 @@ def of(described: list[Row]) -> MessageRows:
 
 
 def known(ring: Ring) -> list[Row]:
-    found = ring.rows(ring.floor, ring.head)
+    found = ring.read_rows(ring.floor, ring.head)
     count = len(ring)
     channels = np.broadcast_to(np.asarray(found.channels), count)
     expires = np.full(count, NEVER) if found.expires is None else found.expires
-    opens = np.full(count, AT_ONCE) if found.not_before is None else found.not_before
+    opens = np.full(count, NO_DELAY) if found.not_before is None else found.not_before
     return list(zip(channels.tolist(), expires.tolist(), opens.tolist(), strict=True))
 
 
@@ -76,10 +76,10 @@ def test_every_message_keeps_what_is_known_of_it(script: list[tuple[str, int, li
 
 
 def test_rows_whose_channels_found_no_room_are_let_go_of_like_all_others() -> None:
-    columns = Columns()
-    columns.add_for(MessageRows(1, 5), 4)
-    columns.put_one(0, module.MessageRow())
-    columns.let_go([(0, 1)])
-    columns.use(np.array([3, 3, 1], np.uint32), 3)
-    columns.use(3, 2)
-    assert columns.uses[1:4].tolist() == [1, 0, 4]
+    columns = RingColumns()
+    columns.add_missing_columns(MessageRows(1, 5), 4)
+    columns.write_row(0, module.MessageRow())
+    columns.subtract_channels([(0, 1)])
+    columns.add_channels(np.array([3, 3, 1], np.uint32), 3)
+    columns.add_channels(3, 2)
+    assert columns.channel_counts[1:4].tolist() == [1, 0, 4]

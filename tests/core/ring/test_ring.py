@@ -54,7 +54,7 @@ def read(ring: Ring, first: int, last: int, bytes_max: int = 1 << 30) -> list[by
     """The frames first..last-1, gathered piece by piece."""
     gathered = b""
     while first < last:
-        piece, after = ring.piece(first, last, bytes_max)
+        piece, after = ring.view_frames(first, last, bytes_max)
         frames, leftover = split_frames(bytes(piece))
         assert (len(frames), leftover) == (after - first, b"")
         gathered += bytes(piece)
@@ -75,7 +75,7 @@ def test_an_empty_ring_holds_no_memory() -> None:
     budget = MemoryBudget(1000)
     ring = ring_of(budget=budget)
     ring.check()
-    assert (len(ring), ring.statistics().memory_bytes, budget.used) == (0, 0, 0)
+    assert (len(ring), ring.statistics().memory_bytes, budget.used_bytes) == (0, 0, 0)
 
 
 def test_messages_are_numbered_from_zero_without_a_gap() -> None:
@@ -101,7 +101,7 @@ def test_everything_but_id_and_timer_index_is_kept_as_it_came() -> None:
         ring = ring_of(class_id=0xFC0D)
         append(ring, *[frame(n, message_id=77, timer_index=8) for n in range(count)], timer_index=5)
         for n in range(count):
-            assert ring.frame(n) == frame(n, message_id=n, timer_index=5)
+            assert ring.copy_frame(n) == frame(n, message_id=n, timer_index=5)
 
 
 def test_the_frames_given_are_copied() -> None:
@@ -119,7 +119,7 @@ def test_statistics_say_what_is_kept() -> None:
     ring.release(1)
     ring.check()
     statistics = ring.statistics()
-    assert (statistics.floor, statistics.head, statistics.messages) == (1, 3, 2)
+    assert (statistics.floor, statistics.head, statistics.message_count) == (1, 3, 2)
     assert statistics.frame_bytes == len(message("bcd") + message("e"))
     assert statistics.memory_bytes == RING_BYTES_MIN + RING_SLOTS_MIN * SLOT_BYTES
 
@@ -146,7 +146,7 @@ def test_reading_what_is_not_there_is_our_own_bug() -> None:
     ring.release(1)
     for first, last in ((0, 2), (2, 2), (3, 5)):
         with pytest.raises(AssertionError):
-            ring.piece(first, last, 100)
+            ring.view_frames(first, last, 100)
 
 
 def test_the_slot_count_doubles_when_messages_are_many() -> None:
@@ -194,9 +194,9 @@ def test_a_frame_never_straddles_the_arenas_end() -> None:
     fill(ring, 6, size=10_000)
     ring.release(4)
     append(ring, message("over", size=10_000))
-    piece, after = ring.piece(4, 7, 1 << 20)
+    piece, after = ring.view_frames(4, 7, 1 << 20)
     assert after == 6
-    assert parse_frame(ring.frame(6))[4].startswith(b"over")
+    assert parse_frame(ring.copy_frame(6))[4].startswith(b"over")
     assert len(piece) == 2 * len(message(0, size=10_000))
 
 
@@ -214,7 +214,7 @@ def test_a_ring_that_is_empty_again_starts_at_its_front() -> None:
     fill(ring, 6, size=10_000)
     ring.release(6)
     append(ring, *(message(i, size=10_000) for i in range(6)))
-    assert ring.piece(6, 12, 1 << 20)[1] == 12
+    assert ring.view_frames(6, 12, 1 << 20)[1] == 12
     assert ring.statistics().memory_bytes == RING_BYTES_MIN + RING_SLOTS_MIN * SLOT_BYTES
 
 
@@ -243,10 +243,10 @@ def test_memory_stays_within_the_budget_of_all_rings() -> None:
     budget = MemoryBudget(2 * RING_BYTES_MIN + 2 * column)
     one, two = ring_of(budget=budget), ring_of(budget=budget)
     fill(one, 2, size=40_000)
-    assert budget.used == one.statistics().memory_bytes == 2 * RING_BYTES_MIN + column
+    assert budget.used_bytes == one.statistics().memory_bytes == 2 * RING_BYTES_MIN + column
     assert append(two, message("no")) == 0
     assert two.statistics().memory_bytes == 0
-    assert budget.used <= budget.limit
+    assert budget.used_bytes <= budget.limit_bytes
 
 
 def test_the_last_step_takes_what_the_budget_leaves() -> None:
@@ -256,21 +256,25 @@ def test_the_last_step_takes_what_the_budget_leaves() -> None:
     ring = ring_of(budget=budget)
     taken = fill(ring, 1000, size=1000)
     assert taken * len(message(0, size=1000)) > 6 * RING_BYTES_MIN
-    assert budget.limit - 2 * len(message(0, size=1000)) < budget.used <= budget.limit
+    assert (
+        budget.limit_bytes - 2 * len(message(0, size=1000))
+        < budget.used_bytes
+        <= budget.limit_bytes
+    )
     ring.check()
-    budget.limit += RING_BYTES_MIN // 4  # Too little to move everything for it.
+    budget.limit_bytes += RING_BYTES_MIN // 4  # Too little to move everything for it.
     assert append(ring, message("no", size=1000)) == 0
 
 
 def test_a_budget_never_gives_more_than_it_has() -> None:
     budget = MemoryBudget(10)
-    assert budget.take(7)
-    assert not budget.take(4)
-    assert budget.take(3)
-    budget.give(10)
-    assert budget.used == 0
+    assert budget.acquire(7)
+    assert not budget.acquire(4)
+    assert budget.acquire(3)
+    budget.release(10)
+    assert budget.used_bytes == 0
     with pytest.raises(AssertionError):
-        budget.give(1)
+        budget.release(1)
 
 
 @pytest.mark.parametrize("bytes_max", [4 * RING_BYTES_MIN, 502_144, 1_000_000])
@@ -288,7 +292,9 @@ def test_an_empty_ring_takes_a_frame_of_half_its_limit_whatever_it_held_before(
 def test_a_piece_ends_before_it_has_too_many_bytes_but_holds_a_frame() -> None:
     ring = ring_of()
     append(ring, *(message(i, size=87) for i in range(10)))  # 100 bytes each.
-    assert [ring.piece(2, 10, most)[1] for most in (1, 99, 100, 199, 200, 201, 799, 800, 900)] == [
+    assert [
+        ring.view_frames(2, 10, most)[1] for most in (1, 99, 100, 199, 200, 201, 799, 800, 900)
+    ] == [
         3,
         3,
         3,
@@ -299,7 +305,7 @@ def test_a_piece_ends_before_it_has_too_many_bytes_but_holds_a_frame() -> None:
         10,
         10,
     ]
-    assert ring.piece(2, 5, 1 << 20)[1] == 5
+    assert ring.view_frames(2, 5, 1 << 20)[1] == 5
 
 
 @pytest.mark.parametrize("released", [0, RING_SLOTS_MIN - 4])
@@ -310,12 +316,12 @@ def test_a_cut_says_which_frame_it_goes_through_and_what_is_behind(released: int
     ring.release(released)
     first = released
     append(ring, *(message(i, size=87) for i in range(8)))
-    assert ring.cut(first, first + 8, 0) == (first, 0)
-    assert ring.cut(first, first + 8, 1) == (first, 99)
-    assert ring.cut(first, first + 8, 99) == (first, 1)
-    assert ring.cut(first, first + 8, 100) == (first + 1, 0)
-    assert ring.cut(first, first + 8, 550) == (first + 5, 50)
-    assert ring.cut(first, first + 8, 799) == (first + 7, 1)
+    assert ring.locate_cut(first, first + 8, 0) == (first, 0)
+    assert ring.locate_cut(first, first + 8, 1) == (first, 99)
+    assert ring.locate_cut(first, first + 8, 99) == (first, 1)
+    assert ring.locate_cut(first, first + 8, 100) == (first + 1, 0)
+    assert ring.locate_cut(first, first + 8, 550) == (first + 5, 50)
+    assert ring.locate_cut(first, first + 8, 799) == (first + 7, 1)
 
 
 def test_where_so_many_bytes_lie_in_front_is_found_around_the_arenas_end() -> None:
@@ -334,7 +340,7 @@ def test_where_so_many_bytes_lie_in_front_is_found_around_the_arenas_end() -> No
         (50_000, 9),
         (1 << 20, 9),
     ):
-        assert ring.after(size) == expected
+        assert ring.sequence_after_bytes(size) == expected
 
 
 def test_a_stamp_reaches_the_frames_asked_for_and_those_appended_later() -> None:
@@ -343,14 +349,14 @@ def test_a_stamp_reaches_the_frames_asked_for_and_those_appended_later() -> None
 
     ring = ring_of()
     append(ring, *(message(i) for i in range(6)), timer_index=1)
-    ring.stamp(2, 4, 5)
+    ring.set_timer_index(2, 4, 5)
     assert timers(ring) == [1, 1, 5, 5, 1, 1]
     append(ring, message("later"), timer_index=5)
     assert timers(ring) == [1, 1, 5, 5, 1, 1, 5]
-    ring.stamp(0, 7, 5)
+    ring.set_timer_index(0, 7, 5)
     assert timers(ring) == [5] * 7
-    ring.stamp(6, 7, 0)
-    ring.stamp(5, 7, 1)
+    ring.set_timer_index(6, 7, 0)
+    ring.set_timer_index(5, 7, 1)
     assert timers(ring) == [5, 5, 5, 5, 5, 1, 1]
 
 
@@ -368,7 +374,7 @@ def test_one_frame_is_taken_where_there_is_plainly_room() -> None:
     ring.release(3)
     assert ring.append_one(memoryview(message("d")), 4)
     ring.check()
-    assert ring.frame(3) == build_frame(
+    assert ring.copy_frame(3) == build_frame(
         MESSAGE, class_id=1, message_id=3, timer_index=4, content=b"d"
     )
 
@@ -389,16 +395,16 @@ def test_memory_long_unused_is_given_back_and_what_is_kept_stays() -> None:
     budget = MemoryBudget(1 << 24)
     ring = ring_of(budget=budget)
     fill(ring, 1000, size=200)
-    grown = budget.used
+    grown = budget.used_bytes
     ring.release(997)
     for _ in range(RING_IDLE_TICKS):
         ring.tick()
         ring.check()
-    assert budget.used == grown, "it was needed within these ticks"
+    assert budget.used_bytes == grown, "it was needed within these ticks"
     for _ in range(RING_IDLE_TICKS):
         ring.tick()
         ring.check()
-    assert budget.used == RING_BYTES_MIN + RING_SLOTS_MIN * SLOT_BYTES
+    assert budget.used_bytes == RING_BYTES_MIN + RING_SLOTS_MIN * SLOT_BYTES
     assert ids(ring) == [997, 998, 999]
     assert append(ring, message("more")) == 1
     assert texts(ring)[-1] == "more"
@@ -412,7 +418,7 @@ def test_a_ring_long_empty_gives_everything_back_and_goes_on_numbering() -> None
     for _ in range(2 * RING_IDLE_TICKS):
         ring.tick()
         ring.check()
-    assert (budget.used, ring.statistics().memory_bytes) == (0, 0)
+    assert (budget.used_bytes, ring.statistics().memory_bytes) == (0, 0)
     append(ring, message("next"))
     assert ids(ring) == [100]
 
@@ -440,10 +446,10 @@ def test_ids_go_on_from_zero_after_the_last_one() -> None:
 def test_a_ring_that_was_tampered_with_is_noticed() -> None:
     ring = ring_of()
     fill(ring, 3)
-    ring._position[1] += 1
+    ring._offsets[1] += 1
     with pytest.raises(AssertionError):
         ring.check()
-    ring._position[1] -= 1
+    ring._offsets[1] -= 1
     ring.check()
     ring.floor = 4
     with pytest.raises(AssertionError):
@@ -458,10 +464,10 @@ def test_a_ring_for_whose_growth_there_is_no_memory_is_full_and_whole(
 
     ring = ring_of()
     assert fill(ring, RING_SLOTS_MIN) == RING_SLOTS_MIN
-    used = ring.budget.used
+    used = ring.budget.used_bytes
     for where in ("simplebus.core.ring.ring.allocate", "simplebus.core.ring.columns.Columns.blank"):
         with monkeypatch.context() as patch:
             patch.setattr(where, refuse)
             assert append(ring, message("one more")) == 0
-        assert (len(ring), ring.budget.used) == (RING_SLOTS_MIN, used)
+        assert (len(ring), ring.budget.used_bytes) == (RING_SLOTS_MIN, used)
     assert append(ring, message("one more")) == 1

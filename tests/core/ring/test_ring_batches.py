@@ -80,7 +80,7 @@ class Rings:
 
     def stamp(self, first: int, last: int, timer_index: int) -> None:
         for ring in (self.batched, self.single):
-            ring.stamp(first, last, timer_index)
+            ring.set_timer_index(first, last, timer_index)
         for sequence in range(first, last):
             frame = self.oracle.frames[sequence]
             self.oracle.frames[sequence] = frame[:7] + timer_index.to_bytes(2, "big") + frame[9:]
@@ -99,7 +99,7 @@ class Rings:
             assert (ring.floor, ring.head) == (oracle.floor, oracle.head)
             gathered, at = b"", ring.floor
             while at < ring.head:
-                piece, at = ring.piece(at, ring.head, 1 << 30)
+                piece, at = ring.view_frames(at, ring.head, 1 << 30)
                 gathered += piece
             assert gathered == oracle.read(ring.floor, ring.head)
         assert self.batched.statistics() == self.single.statistics()
@@ -174,8 +174,8 @@ def test_ids_wrap_inside_one_batch_on_every_path() -> None:
     for some in (same, uneven, uneven[:10]):
         rings = Rings(first=ID_COUNT - 5)
         rings.append(some, timer_index=2)
-        assert rings.batched.frame(ID_COUNT - 1)[3:7] == b"\x7f\xff\xff\xff"
-        assert rings.batched.frame(ID_COUNT)[3:7] == b"\0\0\0\0"
+        assert rings.batched.copy_frame(ID_COUNT - 1)[3:7] == b"\x7f\xff\xff\xff"
+        assert rings.batched.copy_frame(ID_COUNT)[3:7] == b"\0\0\0\0"
 
 
 def test_slots_wrap_inside_one_batch_on_every_path() -> None:

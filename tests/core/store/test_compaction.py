@@ -14,7 +14,7 @@ from simplebus.core.protocol import envelope_batch
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.core.store import compaction
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import ack, peer2, subscribe
+from tests.behaviour.wire_peer_v2 import ack, connect_version2, subscribe
 from tests.models.last_value_model import (
     Writer,
     drained,
@@ -38,7 +38,7 @@ def low(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_old_values_are_stored_anew_and_nobody_is_sent_them_again() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
-    reader = peer2(bus, subscribe(1, 4))
+    reader = connect_version2(bus, subscribe(1, 4))
     writer.put("cold", b"old")
     for number in range(200):
         writer.put("hot", b"%d" % number)
@@ -57,8 +57,8 @@ def test_old_values_are_stored_anew_and_nobody_is_sent_them_again() -> None:
 def test_who_is_behind_goes_on_in_order_without_what_was_stored_anew() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
-    quick = peer2(bus, subscribe(1, 4), subscribe(1, 5, group="g"), subscribe(1, 6, durable="d"))
-    slow = peer2(bus, subscribe(1, 4, channels=["hot", "warm"], max_in_flight=1))
+    quick = connect_version2(bus, subscribe(1, 4), subscribe(1, 5, group="g"), subscribe(1, 6, durable="d"))
+    slow = connect_version2(bus, subscribe(1, 4, channels=["hot", "warm"], max_in_flight=1))
     writer.put("cold", b"old")
     expected = []
     for number in range(60):
@@ -124,7 +124,7 @@ def test_what_is_stored_anew_while_nobody_is_there_waits_for_nobody(
     before = bus.statistics(1).carried
     bus.tick(9)
     assert bus.statistics(1).carried > before > 0
-    assert payloads(peer2(bus, subscribe(1, 4))) == []
+    assert payloads(connect_version2(bus, subscribe(1, 4))) == []
     assert len(glance(bus)) == 9
 
 
@@ -172,7 +172,7 @@ def test_values_stay_while_somebody_else_can_make_room() -> None:
     for channel in "abcd":
         writer.put(channel, channel.encode())
     drained(bus)
-    reader = peer2(bus, subscribe(1, 4))
+    reader = connect_version2(bus, subscribe(1, 4))
     for number in range(20):
         writer.put(f"n{number}", b"%d" % number)
     assert writer.peer.session.parked_messages
@@ -203,7 +203,7 @@ def test_who_drops_the_oldest_keeps_the_values_among_them() -> None:
 def test_what_is_dropped_takes_no_values_with_it() -> None:
     bus = full(FullPolicy.DROP_OLDEST)
     writer = Writer(bus)
-    reader = peer2(bus, subscribe(1, 4))
+    reader = connect_version2(bus, subscribe(1, 4))
     for channel in ("hot", "a", "b", "c"):
         writer.put(channel, channel.encode())
     assert len(reader.receive_deliveries()) == 4
@@ -220,7 +220,7 @@ def test_who_holds_back_a_class_that_holds_values_too_is_found() -> None:
     for channel in "abcdefghijklm":
         writer.put(channel, channel.encode())
     drained(bus)
-    reader = peer2(bus, subscribe(1, 4))
+    reader = connect_version2(bus, subscribe(1, 4))
     for number in range(20):
         writer.put("hot", b"%d" % number)
     assert writer.peer.session.parked_messages

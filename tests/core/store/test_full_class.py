@@ -168,7 +168,7 @@ def test_what_is_kept_for_those_who_left_gives_way_before_it_blocks_a_class_for_
         total_bytes=CLASS_BYTES_MIN,
     )
     durable = wire_peer_v2.subscribe(2, 5, durable="d", channels=patterns)
-    wire_peer_v2.peer2(bus, durable, classes=(2,)).disconnect()
+    wire_peer_v2.connect_version2(bus, durable, classes=(2,)).disconnect()
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(4)))
     if somebody_waits:
         bus.peer(publish(1, b"y" * 90_000))

@@ -6,7 +6,7 @@ from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.protocol.durability import Durability
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import Version2Peer, peer2, publish
+from tests.behaviour.wire_peer_v2 import Version2Peer, connect_version2, publish
 
 
 class BusTarget(BrokerHarness):
@@ -34,8 +34,8 @@ def confirmed(peer: Version2Peer) -> list[int]:
 
 def test_who_publishes_to_one_class_waits_for_no_other() -> None:
     bus = BusTarget()
-    slow = peer2(bus, publish(1, 0, b"a"), classes=(1, 2), name="slow")
-    quick = peer2(bus, publish(2, 0, b"a"), classes=(1, 2), name="quick")
+    slow = connect_version2(bus, publish(1, 0, b"a"), classes=(1, 2), name="slow")
+    quick = connect_version2(bus, publish(2, 0, b"a"), classes=(1, 2), name="quick")
     lot = bus.hand_over()
     bus.reach_in(2, lot)
     assert (confirmed(slow), confirmed(quick)) == ([], [1])
@@ -49,10 +49,10 @@ def test_who_publishes_to_one_class_waits_for_no_other() -> None:
 def test_a_program_that_comes_again_waits_for_what_it_sent_before() -> None:
     bus = BusTarget()
     sent = publish(1, 0, b"a", b"b")
-    first = peer2(bus, sent, classes=(1, 2), name="till", instance="one")
+    first = connect_version2(bus, sent, classes=(1, 2), name="till", instance="one")
     lot = bus.hand_over()
     first.disconnect()
-    again = peer2(bus, sent, classes=(1, 2), name="till", instance="one")
+    again = connect_version2(bus, sent, classes=(1, 2), name="till", instance="one")
     assert confirmed(again) == []
     again.send(publish(2, 2, b"c"))
     bus.reach_in(2, bus.hand_over())

@@ -11,7 +11,7 @@ from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
-    peer2,
+    connect_version2,
     subscribe,
     unsubscribe,
 )
@@ -40,7 +40,7 @@ def served(**limits: int) -> BrokerHarness:
 def peer(
     bus: BrokerHarness, who: str, *said: bytes, classes: tuple[int | str, ...] = (1,)
 ) -> Version2Peer:
-    return peer2(bus, *said, auth={"token": who}, classes=list(classes))
+    return connect_version2(bus, *said, auth={"token": who}, classes=list(classes))
 
 
 def refusal(bus: BrokerHarness, who: str, *classes: int | str) -> str:
@@ -127,7 +127,7 @@ def test_a_durable_that_is_moved_or_taken_up_counts_once() -> None:
         boss.send(subscribe(1, 1, durable="d", seek=seek, start="new"), unsubscribe(1))
     assert bus.broker.subscription_manager.quotas.position_count_by_user == {"boss": 1}
     bus.broker.users = None
-    peer2(bus, subscribe(1, 1, durable="nobodys")).disconnect()
+    connect_version2(bus, subscribe(1, 1, durable="nobodys")).disconnect()
     bus.broker.users = Users(USERS)
     peer(bus, "ada", subscribe(1, 1, durable="nobodys"))
     assert bus.broker.subscription_manager.quotas.position_count_by_user == {"boss": 1, "ada": 1}

@@ -17,7 +17,7 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -38,7 +38,7 @@ def test_what_is_counted_is_what_is_there(
 ) -> None:
     bus = BrokerHarness()
     bus.skips_checks = True  # The cursor is moved behind its back.
-    writer = peer2(bus, subscribe(1, 5, **({"channels": ["a"]} if filtered else {})))
+    writer = connect_version2(bus, subscribe(1, 5, **({"channels": ["a"]} if filtered else {})))
     [position] = bus.broker.classes[1].subscriptions
     ring, window, wanted = position.ring, position.window, position.channel_filter
     ahead, published = BacklogCounter(ring, window, wanted), 0
@@ -69,8 +69,8 @@ def test_however_often_something_is_published_each_message_is_counted_once(
     bus = BrokerHarness()
     terms = {"max_pending": 1, "slow": "drop_oldest", "channels": ["x"]}
     for n in range(20):
-        peer2(bus, subscribe(1, 5, durable=f"d{n}", **terms)).disconnect()
-    writer = peer2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * 3000))
+        connect_version2(bus, subscribe(1, 5, durable=f"d{n}", **terms)).disconnect()
+    writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * 3000))
     looked, count = 0, selection.count_matching
 
     def counting(ring: object, first: int, last: int, *rest: object) -> int:
@@ -89,10 +89,10 @@ def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
 ) -> None:
     monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
     bus = BrokerHarness()
-    peer2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
-    writer = peer2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)]))
+    connect_version2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
+    writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)]))
     terms = {"max_pending": 7, "slow": "drop_oldest", "channels": ["a"], "max_in_flight": 1}
-    peer2(bus, subscribe(1, 5, durable="d", **terms)).disconnect()
+    connect_version2(bus, subscribe(1, 5, durable="d", **terms)).disconnect()
     writer.send(publish(1, 1000, b""))
     [durable] = bus.broker.classes[1].subscriptions
     assert 0 < durable.dropped_count < 100
@@ -107,12 +107,12 @@ def test_what_has_piled_up_for_many_is_counted_for_some_of_them_at_a_time(
     monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
     monkeypatch.setattr("simplebus.core.store.store.SCAN_MESSAGES_MAX", 300)
     bus = BrokerHarness()
-    peer2(bus, subscribe(1, 5, durable="keeps")).disconnect()
-    writer = peer2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)]))
+    connect_version2(bus, subscribe(1, 5, durable="keeps")).disconnect()
+    writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)]))
     for slow in ("drop_oldest", "drop_newest"):
         terms = {"max_pending": 7, "slow": slow, "channels": ["a"], "start": "earliest"}
         for n in range(10):
-            peer2(bus, subscribe(1, 5, durable=f"{slow} {n}", **terms)).disconnect()
+            connect_version2(bus, subscribe(1, 5, durable=f"{slow} {n}", **terms)).disconnect()
     looked, of = 0, ChannelFilter.match_numbers
 
     def counting(self: ChannelFilter, numbers: Any) -> Any:

@@ -20,7 +20,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     publish_envelopes,
     nack,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -64,7 +64,7 @@ def beat(bus: BrokerHarness, *peers: Version2Peer, times: int = 1) -> list[int]:
 def make_room(bus: BrokerHarness) -> list[str]:
     """Somebody reads what lies among the dead letters, and throws it away."""
     found = sequences(bus)
-    done(peer2(bus), purge(class_id=DEAD_1))
+    done(connect_version2(bus), purge(class_id=DEAD_1))
     bus.tick()
     return found
 
@@ -73,7 +73,7 @@ def make_room(bus: BrokerHarness) -> list[str]:
 @pytest.mark.parametrize("how", ["terminate", "deliveries"])
 def test_it_waits_for_room_and_is_not_sent_again(kind: dict[str, Any], how: str) -> None:
     bus = BrokerHarness(small())
-    peer = peer2(bus, subscribe(1, 5, max_deliveries=1, **kind), publish(1, 0, *numbered(7)))
+    peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1, **kind), publish(1, 0, *numbered(7)))
     assert peer.receive_message_ids() == list(range(7))
     peer.send(ack(5, 1, 2), nack(5, 0, 7, "terminate" if how == "terminate" else 0))
     assert beat(bus, peer, times=20) == []
@@ -95,7 +95,7 @@ def test_it_waits_for_room_and_is_not_sent_again(kind: dict[str, Any], how: str)
 
 def test_what_waits_for_room_may_still_be_acknowledged() -> None:
     bus = BrokerHarness(small())
-    peer = peer2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
+    peer = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 6, "terminate"), ack(5, 3, 5))
     assert make_room(bus) == ["0", "1"]
@@ -105,7 +105,7 @@ def test_what_waits_for_room_may_still_be_acknowledged() -> None:
 
 def test_in_a_lane_those_behind_it_do_not_wait() -> None:
     bus = BrokerHarness(small())
-    peer = peer2(bus, subscribe(1, 5, group="g", by_key=True))
+    peer = connect_version2(bus, subscribe(1, 5, group="g", by_key=True))
     peer.send(publish_envelopes(1, 0, *map(keyed, [b"a", b"b", b"c", b"c", b"c"])))
     assert peer.receive_message_ids() == [0, 1, 2]
     peer.send(nack(5, 0, 3, "terminate"))
@@ -118,7 +118,7 @@ def test_in_a_lane_those_behind_it_do_not_wait() -> None:
 
 def test_what_waits_for_room_does_not_expire() -> None:
     bus = BrokerHarness(small())
-    peer = peer2(bus, subscribe(1, 5, durable="d"))
+    peer = connect_version2(bus, subscribe(1, 5, durable="d"))
     peer.send(publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=5000)] * 5))
     assert peer.receive_message_ids() == [0, 1, 2, 3, 4]
     peer.send(nack(5, 0, 4, "terminate"))
@@ -133,10 +133,10 @@ def test_what_waits_for_room_does_not_expire() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_purged_or_dropped_waits_no_longer(kind: dict[str, Any]) -> None:
     bus = BrokerHarness(small())
-    peer = peer2(bus, subscribe(1, 5, **kind), publish(1, 0, *numbered(6)))
+    peer = connect_version2(bus, subscribe(1, 5, **kind), publish(1, 0, *numbered(6)))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 6, "terminate"))
-    done(peer2(bus), purge(3, 5))
+    done(connect_version2(bus), purge(3, 5))
     assert only(bus).unburied == 2
     [position] = bus.broker.classes[1].subscriptions
     position.skip_to(3)
@@ -149,7 +149,7 @@ def test_what_is_purged_or_dropped_waits_no_longer(kind: dict[str, Any]) -> None
 
 def test_who_goes_for_good_leaves_it_to_the_next_one() -> None:
     bus = BrokerHarness(small())
-    peer = peer2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, *numbered(4)))
+    peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, *numbered(4)))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 4, 0))
     peer.receive_message_ids()
@@ -157,7 +157,7 @@ def test_who_goes_for_good_leaves_it_to_the_next_one() -> None:
     assert bus.statistics(1).ring.messages == 2
     make_room(bus)
     assert not bus.broker.store.positions_with_pending_dead_letters
-    peer = peer2(bus, subscribe(1, 5, max_deliveries=1))
+    peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1))
     peer.receive_all()
     assert beat(bus, peer, times=10) == [], "the next one is not sent it: its deliveries are spent"
     assert sequences(bus) == ["2", "3"]
@@ -166,7 +166,7 @@ def test_who_goes_for_good_leaves_it_to_the_next_one() -> None:
 def test_where_all_memory_is_spent_nothing_is_lost() -> None:
     """Neither dead letters nor what becomes none yet; who waits for room is let in at the end."""
     bus = BrokerHarness(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
-    peer = peer2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
+    peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
     found: list[str] = []
     for _ in range(100):
         peer.send(nack(5, 0, 200, "terminate"))
@@ -183,7 +183,7 @@ def test_where_all_memory_is_spent_nothing_is_lost() -> None:
 def test_dead_letters_of_others_are_not_dropped_for_want_of_memory() -> None:
     bus = BrokerHarness(frame_bytes=10_000, class_bytes=1 << 20, total_bytes=1 << 22)
     for class_id in range(1, 5):
-        peer = peer2(bus, subscribe(class_id, 5, durable="d"), classes=[class_id])
+        peer = connect_version2(bus, subscribe(class_id, 5, durable="d"), classes=[class_id])
         peer.send(publish(class_id, 0, *numbered(100, size=5000)))
         peer.receive_deliveries()
         peer.send(nack(5, 0, 100, "terminate"))

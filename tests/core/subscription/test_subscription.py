@@ -31,7 +31,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     connect,
     channel_envelope,
-    peer2,
+    connect_version2,
     subscribe,
 )
 from tests.support.oracles import build_frame, parse_frame, split_frames
@@ -419,9 +419,9 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
     bus.skips_checks = True
     count = 3 * SCAN_MESSAGES_MAX // 2
     contents = [channel_envelope("a", b"")] * count
-    peer2(bus, publish_envelopes(1, 0, *contents), publish_envelopes(1, count, channel_envelope("x", b"!")))
+    connect_version2(bus, publish_envelopes(1, 0, *contents), publish_envelopes(1, count, channel_envelope("x", b"!")))
     options = {"channels": ["x"], "start": "earliest"}
-    peer = peer2(bus, *[subscribe(1, n, **options) for n in range(1, 4)])
+    peer = connect_version2(bus, *[subscribe(1, n, **options) for n in range(1, 4)])
     looked, pick = 0, selection.select_messages
 
     def counting(ring: Ring, first: int, last: int, *rest: Any) -> MessageSelection:
@@ -444,8 +444,8 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
 def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    peer2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
-    peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
+    connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
+    peer = connect_version2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
     assert [said.kind for said in peer.receive_replies()] == ["subscribe"]
     assert not peer.session.outbox.is_idle
     peer.send(connect(1))
@@ -458,8 +458,8 @@ def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
 def test_who_is_looked_for_is_told_meanwhile_that_the_bus_is_there() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    peer2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
-    peer = peer2(bus, subscribe(1, 5, channels=["x"], start="earliest"), heartbeat=1)
+    connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
+    peer = connect_version2(bus, subscribe(1, 5, channels=["x"], start="earliest"), heartbeat=1)
     peer.receive_replies()
     bus.tick(3)
     assert [said.kind for said in peer.receive_replies()] == ["heartbeat"]

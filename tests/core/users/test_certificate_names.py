@@ -10,7 +10,12 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.users.certificate_names import Kind, kind_of, spelled, subject
+from simplebus.core.users.certificate_names import (
+    CertificateNameKind,
+    classify_name,
+    format_subject,
+    normalize_name,
+)
 
 # Longer ones, in bytes, are warned of.
 VALUES = st.text(
@@ -41,9 +46,9 @@ def test_what_tools_print_of_a_subject_is_what_the_socket_says_of_it(
         )
         for level in levels
     ).rfc4514_string()
-    told = subject(tuple(level.items()) for level in reversed(levels))
-    assert spelled(printed) == told
-    assert spelled(told) == told
+    told = format_subject(tuple(level.items()) for level in reversed(levels))
+    assert normalize_name(printed) == told
+    assert normalize_name(told) == told
 
 
 @pytest.mark.parametrize(
@@ -71,7 +76,7 @@ def test_what_tools_print_of_a_subject_is_what_the_socket_says_of_it(
     ],
 )
 def test_names_have_one_spelling(written: str, one: str) -> None:
-    assert spelled(written) == spelled(one) == one
+    assert normalize_name(written) == normalize_name(one) == one
 
 
 @pytest.mark.parametrize(
@@ -87,26 +92,26 @@ def test_names_have_one_spelling(written: str, one: str) -> None:
 )
 def test_what_is_no_name_is_told(written: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        spelled(written)
+        normalize_name(written)
 
 
 @given(st.text(max_size=20))
 def test_whatever_is_written_is_a_name_or_a_sentence(written: str) -> None:
     with contextlib.suppress(ValueError):
-        one = spelled(written)
-        assert spelled(one) == one
-        assert kind_of(one) is kind_of(written)
+        one = normalize_name(written)
+        assert normalize_name(one) == one
+        assert classify_name(one) is classify_name(written)
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("CN=ada", Kind.SUBJECT),
-        ("2.5.4.3 = ada", Kind.SUBJECT),
-        ("ada@x", Kind.EMAIL),
-        ("urn:ada=b", Kind.URI),
-        ("ada.example", Kind.DNS),
+        ("CN=ada", CertificateNameKind.SUBJECT),
+        ("2.5.4.3 = ada", CertificateNameKind.SUBJECT),
+        ("ada@x", CertificateNameKind.EMAIL),
+        ("urn:ada=b", CertificateNameKind.URI),
+        ("ada.example", CertificateNameKind.DNS),
     ],
 )
-def test_a_name_is_of_one_kind(name: str, kind: Kind) -> None:
-    assert kind_of(name) is kind
+def test_a_name_is_of_one_kind(name: str, kind: CertificateNameKind) -> None:
+    assert classify_name(name) is kind

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.users import rate_limit
-from simplebus.core.users.passwords import quick_hash
-from simplebus.core.users.rate_limit import Meter, Rate
+from simplebus.core.users.passwords import hash_token
+from simplebus.core.users.rate_limit import RateLimit, RateLimiter
 from simplebus.core.users.users import User, Users
 from tests.behaviour import wire_peer_v2
 from tests.behaviour.wire_peer import (
@@ -22,7 +22,7 @@ from tests.behaviour.wire_peer import (
     publish,
     subscribe,
 )
-from tests.behaviour.wire_peer_v2 import Version2Peer, peer2
+from tests.behaviour.wire_peer_v2 import Version2Peer, connect_version2
 
 SIZES = st.lists(st.integers(13, 5000), min_size=1, max_size=8)
 STEPS = st.lists(st.tuples(st.floats(0, 3), SIZES), max_size=12)
@@ -32,14 +32,14 @@ STEPS = st.lists(st.tuples(st.floats(0, 3), SIZES), max_size=12)
 def test_no_more_is_let_in_than_a_second_holds_and_time_brings(
     messages: float, size: float, steps: list[tuple[float, list[int]]]
 ) -> None:
-    rate = Rate(messages, size)
-    meter, now, count, total, longest = Meter(rate, 0.0), 0.0, 0, 0, 0
+    rate = RateLimit(messages, size)
+    meter, now, count, total, longest = RateLimiter(rate, 0.0), 0.0, 0, 0, 0
     for pause, sizes in steps:
         now += pause
         ends = np.cumsum(sizes)
-        fits = meter.fits(ends, now)
+        fits = meter.count_allowed(ends, now)
         taken = int(ends[fits - 1]) if fits else 0
-        meter.charge(fits, taken)
+        meter.consume(fits, taken)
         count, total = count + fits, total + taken
         longest = max([longest, *sizes])
         if messages:
@@ -49,28 +49,33 @@ def test_no_more_is_let_in_than_a_second_holds_and_time_brings(
         if fits == len(sizes):
             continue
         if fits == 0:
-            due = meter.due(now)
+            due = meter.next_available(now)
             assert due > now
-            assert copy.copy(meter).fits(ends, due + 1e-6) > 0
+            assert copy.copy(meter).count_allowed(ends, due + 1e-6) > 0
     if not rate:
         assert count == sum(len(sizes) for _, sizes in steps)
 
 
 def test_who_has_another_rate_has_what_was_left() -> None:
-    meter = Meter(Rate(10), 0.0)
-    meter.charge(10, 1000)
+    meter = RateLimiter(RateLimit(10), 0.0)
+    meter.consume(10, 1000)
     assert not meter.is_full(0.0)
-    meter.set(Rate(100, 50), 0.0)
-    assert meter.fits(np.arange(1, 200), 0.0) == 0
-    assert meter.fits(np.arange(1, 200), 0.5) == 50
-    meter.set(Rate(), 0.5)
-    assert meter.fits(np.arange(1, 200), 0.5) == 199
-    assert meter.due(0.5) == 0.5
+    meter.update_limit(RateLimit(100, 50), 0.0)
+    assert meter.count_allowed(np.arange(1, 200), 0.0) == 0
+    assert meter.count_allowed(np.arange(1, 200), 0.5) == 50
+    meter.update_limit(RateLimit(), 0.5)
+    assert meter.count_allowed(np.arange(1, 200), 0.5) == 199
+    assert meter.next_available(0.5) == 0.5
 
 
 def test_as_little_is_read_at_once_as_a_rate_allows() -> None:
-    assert rate_limit.read_bytes([Meter(Rate(bytes=10_000_000), 0.0)]) == 500_000
-    assert rate_limit.read_bytes([Meter(Rate(10), 0.0), Meter(Rate(bytes=1e9), 0.0)]) == 256
+    assert rate_limit.read_bytes([RateLimiter(RateLimit(bytes=10_000_000), 0.0)]) == 500_000
+    assert (
+        rate_limit.read_bytes(
+            [RateLimiter(RateLimit(10), 0.0), RateLimiter(RateLimit(bytes=1e9), 0.0)]
+        )
+        == 256
+    )
 
 
 # At a broker -------------------------------------------------------------------------------------
@@ -78,10 +83,10 @@ def test_as_little_is_read_at_once_as_a_rate_allows() -> None:
 HERE = "10.0.0.1"
 
 
-def limited(rate: Rate, *names: str) -> Bus:
+def limited(rate: RateLimit, *names: str) -> BrokerHarness:
     """A bus whose users all may publish at this rate, each with its name for a token."""
     bus = BrokerHarness()
-    bus.broker.users = Users([User(name, token=quick_hash(name), rate=rate) for name in names])
+    bus.broker.users = Users([User(name, token=hash_token(name), rate=rate) for name in names])
     return bus
 
 
@@ -99,9 +104,9 @@ def stored(bus: BrokerHarness) -> int:
 
 
 def test_what_comes_too_fast_is_stored_later_and_confirmed_then() -> None:
-    bus = limited(Rate(10), "ada")
-    first = peer2(bus, classes=[1], auth={"token": "ada"})
-    second = peer2(bus, classes=[1], auth={"token": "ada"})
+    bus = limited(RateLimit(10), "ada")
+    first = connect_version2(bus, classes=[1], auth={"token": "ada"})
+    second = connect_version2(bus, classes=[1], auth={"token": "ada"})
     first.send(wire_peer_v2.publish(1, 0, *numbered(8)))
     second.send(wire_peer_v2.publish(1, 0, *numbered(8)))
     assert stored(bus) == 10
@@ -121,9 +126,9 @@ def test_what_comes_too_fast_is_stored_later_and_confirmed_then() -> None:
 
 
 def test_others_are_not_held_up() -> None:
-    bus = limited(Rate(5), "ada", "bob")
-    ada = peer2(bus, classes=[1], auth={"token": "ada"})
-    bob = peer2(bus, classes=[1], auth={"token": "bob"})
+    bus = limited(RateLimit(5), "ada", "bob")
+    ada = connect_version2(bus, classes=[1], auth={"token": "ada"})
+    bob = connect_version2(bus, classes=[1], auth={"token": "bob"})
     ada.send(wire_peer_v2.publish(1, 0, *numbered(50)))
     bob.send(wire_peer_v2.publish(1, 0, *numbered(5)))
     assert stored(bus) == 10
@@ -132,7 +137,7 @@ def test_others_are_not_held_up() -> None:
 
 def test_one_of_version_1_is_not_read_from_meanwhile_and_nothing_is_lost() -> None:
     bus = BrokerHarness()
-    bus.broker.rate_limits.set_address_rate(Rate(bytes=1000))
+    bus.broker.rate_limits.set_address_rate(RateLimit(bytes=1000))
     old, other = (
         WirePeer(bus, bus.broker.open_session(address=HERE)),
         bus.peer(connect(1), subscribe(1)),
@@ -154,7 +159,7 @@ def test_one_of_version_1_is_not_read_from_meanwhile_and_nothing_is_lost() -> No
 
 def test_a_class_that_is_full_and_a_rate_are_both_waited_for() -> None:
     bus = BrokerHarness(class_messages=4)
-    bus.broker.rate_limits.set_address_rate(Rate(3))
+    bus.broker.rate_limits.set_address_rate(RateLimit(3))
     reader = bus.peer(connect(1), subscribe(1))
     old = WirePeer(bus, bus.broker.open_session(address=HERE))
     old.send(connect(1), publish(1, *numbered(9)))
@@ -176,7 +181,7 @@ def test_a_class_that_is_full_and_a_rate_are_both_waited_for() -> None:
 
 def test_what_a_peer_of_version_2_has_not_been_told_is_forgotten_with_it() -> None:
     bus = BrokerHarness()
-    bus.broker.rate_limits.set_address_rate(Rate(2))
+    bus.broker.rate_limits.set_address_rate(RateLimit(2))
     ada = Version2Peer(bus, bus.broker.open_session(address=HERE))
     ada.send(wire_peer_v2.connect(1), wire_peer_v2.publish(1, 0, *numbered(5)))
     assert stored(bus) == 2
@@ -188,7 +193,7 @@ def test_what_a_peer_of_version_2_has_not_been_told_is_forgotten_with_it() -> No
 
 def test_an_address_of_version_6_counts_as_its_network() -> None:
     bus = BrokerHarness()
-    bus.broker.rate_limits.set_address_rate(Rate(2))
+    bus.broker.rate_limits.set_address_rate(RateLimit(2))
     for n, address in enumerate(("2001:db8::1", "2001:db8::2", "2001:db8:1::1", "::ffff:9.9.9.9")):
         peer = WirePeer(bus, bus.broker.open_session(address=address))
         peer.send(connect(1), publish(1, b"x", b"y"))
@@ -200,7 +205,7 @@ def test_whatever_waits_is_stored_in_the_order_of_its_publisher(
     said: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     bus = BrokerHarness()
-    bus.broker.rate_limits.set_address_rate(Rate(20))
+    bus.broker.rate_limits.set_address_rate(RateLimit(20))
     peers = [Version2Peer(bus, bus.broker.open_session(address=HERE)) for _ in range(3)]
     sent = [0, 0, 0]
     for peer in peers:

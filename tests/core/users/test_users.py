@@ -6,25 +6,25 @@ import pytest
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Auth, ConnectRequest
-from simplebus.core.users.passwords import Passwords, check_secret, quick_hash
+from simplebus.core.users.passwords import PasswordVerifier, check_stored_secret, hash_token
 from simplebus.core.users.users import User, Users
 
 SLOW = "$argon2id$v=19$m=8,t=1,p=1$c2FsdHNhbHQ$aGFzaA"
 ADA = User("ada", password=SLOW, certificates=("CN=ada", "ada@example.com"))
-BOB = User("bob", password="plain", token=quick_hash("token"))
+BOB = User("bob", password="plain", token=hash_token("token"))
 NEAR = User("near", addresses=("10.0.0.0/8", "fd00::/8"))
 NEARER = User("nearer", addresses=("10.1.0.0/16",))
 
 
 def test_each_shows_who_it_is_in_its_own_way() -> None:
-    users = Users([ADA, BOB, NEAR, NEARER], Passwords(b"key"))
-    assert users.admit(Auth(user="bob", password="plain"), version=2) is BOB
-    assert users.admit(Auth(token="token"), version=2) is BOB
+    users = Users([ADA, BOB, NEAR, NEARER], PasswordVerifier(b"key"))
+    assert users.authenticate(Auth(user="bob", password="plain"), version=2) is BOB
+    assert users.authenticate(Auth(token="token"), version=2) is BOB
     for name in ADA.certificates:
-        assert users.admit(None, certified=("x", name), version=1) is ADA
-    assert users.admit(None, address="10.2.3.4", version=1) is NEAR
-    assert users.admit(None, address="10.1.3.4", version=2) is NEARER
-    assert users.admit(None, address="fd00::1%eth0", version=1) is NEAR
+        assert users.authenticate(None, certified=("x", name), version=1) is ADA
+    assert users.authenticate(None, address="10.2.3.4", version=1) is NEAR
+    assert users.authenticate(None, address="10.1.3.4", version=2) is NEARER
+    assert users.authenticate(None, address="fd00::1%eth0", version=1) is NEAR
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_each_shows_who_it_is_in_its_own_way() -> None:
         Auth(user="near"),
         Auth(user="ada", password=SLOW),
         Auth(token="wrong"),
-        Auth(token=quick_hash("token")),
+        Auth(token=hash_token("token")),
     ],
 )
 def test_whatever_is_wrong_one_sentence_is_heard(auth: Auth) -> None:
     users = Users([ADA, BOB, NEAR])
     with pytest.raises(RemoteProtocolError) as caught:
-        users.admit(auth, address="10.0.0.1", certified=("CN=ada",), version=2)
+        users.authenticate(auth, address="10.0.0.1", certified=("CN=ada",), version=2)
     assert caught.value.reason is Reason.UNAUTHORIZED
     assert caught.value.sentence.startswith("the user and the password, or the token, are not")
 
@@ -51,26 +51,29 @@ def test_whatever_is_wrong_one_sentence_is_heard(auth: Auth) -> None:
 def test_who_says_nothing_and_comes_from_nowhere_is_told_what_is_expected(address: str) -> None:
     users = Users([ADA, NEAR])
     with pytest.raises(RemoteProtocolError, match="expected a user and a password"):
-        users.admit(None, address=address, version=2)
+        users.authenticate(None, address=address, version=2)
     with pytest.raises(RemoteProtocolError, match="version 1 has no word for it"):
-        users.admit(Auth(), address=address, version=1)
+        users.authenticate(Auth(), address=address, version=1)
 
 
 def test_a_slow_password_is_worked_out_elsewhere_and_once() -> None:
-    users = Users([ADA, BOB], Passwords(b"key"))
+    users = Users([ADA, BOB], PasswordVerifier(b"key"))
     right, wrong = Auth(user="ada", password="right"), Auth(user="ada", password="wrong")
-    assert users.slow_check(right) == (SLOW, "right")
-    assert users.slow_check(Auth(user="nobody", password="x")) == (SLOW, "x")  # The same work.
+    assert users.pending_slow_check(right) == (SLOW, "right")
+    assert users.pending_slow_check(Auth(user="nobody", password="x")) == (
+        SLOW,
+        "x",
+    )  # The same work.
     # Nor is it to be seen that somebody's is compared at once.
-    assert users.slow_check(Auth(user="bob", password="x")) == (SLOW, "x")
+    assert users.pending_slow_check(Auth(user="bob", password="x")) == (SLOW, "x")
     for quick in (None, Auth(), Auth(token="x"), Auth(user="bob", password="plain")):
-        assert users.slow_check(quick) is None
-    users.passwords.learn(SLOW, "right")
-    assert users.slow_check(right) is None
-    assert users.slow_check(wrong) == (SLOW, "wrong")
-    assert users.admit(right, version=2) is ADA
+        assert users.pending_slow_check(quick) is None
+    users.passwords.remember_correct(SLOW, "right")
+    assert users.pending_slow_check(right) is None
+    assert users.pending_slow_check(wrong) == (SLOW, "wrong")
+    assert users.authenticate(right, version=2) is ADA
     with pytest.raises(RemoteProtocolError):
-        users.admit(wrong, version=2)
+        users.authenticate(wrong, version=2)
 
 
 def test_secrets_are_not_shown() -> None:
@@ -79,7 +82,7 @@ def test_secrets_are_not_shown() -> None:
         repr(BOB),
         repr(Auth(user="x", password="hidden", token="hidden")),
         repr(ConnectRequest(auth=Auth(user="x", password="hidden"))),
-        repr(Passwords(b"hidden")),
+        repr(PasswordVerifier(b"hidden")),
     ):
         assert "hidden" not in shown
         assert "plain" not in shown
@@ -89,16 +92,16 @@ def test_secrets_are_not_shown() -> None:
 
 def test_who_shows_a_certificate_is_told_what_it_calls_it() -> None:
     users = Users([User("a", certificates=("cn=a, ou=b",)), ADA])
-    assert users.admit(None, certified=("x", "CN=a,OU=b"), version=2).name == "a"
+    assert users.authenticate(None, certified=("x", "CN=a,OU=b"), version=2).name == "a"
     with pytest.raises(RemoteProtocolError, match="its certificate calls it 'x', 'CN=b', which is"):
-        users.admit(None, certified=("x", "CN=b"), version=2)
+        users.authenticate(None, certified=("x", "CN=b"), version=2)
 
 
 @pytest.mark.parametrize(
     ("users", "sentence"),
     [
         ([User("a"), User("a")], "users 'a' and 'a' have the same name"),
-        ([User("a", token="t"), User("b", token=quick_hash("t"))], "have the same token"),
+        ([User("a", token="t"), User("b", token=hash_token("t"))], "have the same token"),
         ([User("a", certificates=("x",)), User("b", certificates=("x",))], "the same certificate"),
         (
             [User("a", certificates=("CN=x, ou=y",)), User("b", certificates=("cn=x,OU=y",))],
@@ -138,11 +141,11 @@ def test_a_user_that_makes_no_sense_is_a_sentence(about: dict[str, object], sent
 
 
 def test_what_a_secret_is_kept_as() -> None:
-    passwords = Passwords(b"key")
-    assert passwords.is_right(check_secret("plain"), "plain")
-    assert passwords.is_right(quick_hash("x"), "x")
-    assert not passwords.is_right(quick_hash("x"), quick_hash("x"))
-    assert not passwords.is_right(SLOW, "")
-    passwords.learn(SLOW, "")
-    assert passwords.is_right(SLOW, "")
-    assert passwords.is_right("\ud800", "\ud800")
+    passwords = PasswordVerifier(b"key")
+    assert passwords.is_correct(check_stored_secret("plain"), "plain")
+    assert passwords.is_correct(hash_token("x"), "x")
+    assert not passwords.is_correct(hash_token("x"), hash_token("x"))
+    assert not passwords.is_correct(SLOW, "")
+    passwords.remember_correct(SLOW, "")
+    assert passwords.is_correct(SLOW, "")
+    assert passwords.is_correct("\ud800", "\ud800")

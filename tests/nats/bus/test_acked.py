@@ -18,7 +18,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -74,7 +74,7 @@ def test_messages_come_with_what_clients_read_of_them() -> None:
     doors = Doors()
     doors.broker.clock.now = 1763700000.25
     client = doors.client(b"SUB $SB.SUB.shop.till 4\r\n")
-    peer = peer2(doors, classes=["shop"])
+    peer = connect_version2(doors, classes=["shop"])
     shop = doors.broker.store.class_id_by_name["shop"]
     peer.send(publish_envelopes(shop, 0, channel_envelope("orders.eu", b"a"), b"\0b", channel_envelope("x", b"c")))
     messages = client.messages()
@@ -138,7 +138,7 @@ def test_a_client_without_headers_gets_the_payload_alone() -> None:
 def test_only_what_the_filter_matches_comes() -> None:
     doors = Doors()
     client = doors.client(b"SUB $SB.SUB.1.-.filter.orders.* 1\r\n")
-    peer2(doors, publish_envelopes(1, 0, *[channel_envelope(c, b"x") for c in ("orders.a", "b", "orders.c")]))
+    connect_version2(doors, publish_envelopes(1, 0, *[channel_envelope(c, b"x") for c in ("orders.a", "b", "orders.c")]))
     assert [m.subject for m in client.messages()] == ["orders.a", "orders.c"]
 
 
@@ -217,7 +217,7 @@ def test_in_a_group_by_key_the_next_one_of_a_key_waits_for_the_one_before() -> N
     doors = holding()
     subject = b"SUB $SB.SUB.1.till.by_key=true workers 1\r\n"
     members = [doors.client(subject) for _ in range(2)]
-    peer2(doors, publish_envelopes(1, 0, *(keyed(key, b"%d" % n) for n, key in enumerate([b"a"] * 3))))
+    connect_version2(doors, publish_envelopes(1, 0, *(keyed(key, b"%d" % n) for n, key in enumerate([b"a"] * 3))))
     for number in range(2):
         ((who, message),) = [(m, got) for m in members for got in m.messages()]
         assert message.payload == b"%d" % number
@@ -540,7 +540,7 @@ def test_every_kind_of_subscriber_gets_what_every_kind_of_publisher_says() -> No
     doors = Doors()
     doors.broker.store.class_registry.bind_subject("orders.>", 1)
     acked, plain = doors.client(b"SUB $SB.SUB.1 1\r\n"), doors.client(b"SUB > 1\r\n")
-    one, two = doors.peer(connect1(1), subscribe1(1)), peer2(doors, subscribe(1, 5))
+    one, two = doors.peer(connect1(1), subscribe1(1)), connect_version2(doors, subscribe(1, 5))
     doors.client().pub("orders.a", b"nats")
     one.send(publish1(1, b"one"))
     two.send(publish(1, 0, b"two"))

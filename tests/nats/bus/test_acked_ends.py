@@ -7,7 +7,7 @@ import pytest
 from simplebus.core.errors import Reason
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1
-from tests.behaviour.wire_peer_v2 import peer2, subscribe
+from tests.behaviour.wire_peer_v2 import connect_version2, subscribe
 from tests.nats.bus.two_listeners import (
     DEAD_1,
     Doors,
@@ -83,7 +83,7 @@ def test_what_the_last_one_left_is_for_the_next() -> None:
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     client.pub(client.messages()[1].reply)
     client.leave()
-    assert peer2(doors, subscribe(1, 5)).receive_message_ids() == [0, 2, 3, 4]
+    assert connect_version2(doors, subscribe(1, 5)).receive_message_ids() == [0, 2, 3, 4]
 
 
 def test_connecting_anew_drops_them_as_all_others() -> None:

@@ -13,7 +13,7 @@ from simplebus.core.users.users import Users
 from simplebus.nats.server.permissions import Permissions, Responses
 from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
-from tests.behaviour.wire_peer_v2 import publish_envelopes, channel_envelope, peer2
+from tests.behaviour.wire_peer_v2 import publish_envelopes, channel_envelope, connect_version2
 from tests.nats.bus.two_listeners import Client, Doors
 
 
@@ -115,7 +115,7 @@ def test_what_the_other_door_publishes_on_a_denied_channel_does_not_come(known: 
     client.sub("orders.>", "1")
     client.sub("orders.>", "2", queue="workers")
     names = ["orders.secret", "orders.eu", "orders.plans", "orders.us"] * 5
-    peer = peer2(doors, publish_envelopes(1, 0, *(channel_envelope(name, b"x") for name in names)))
+    peer = connect_version2(doors, publish_envelopes(1, 0, *(channel_envelope(name, b"x") for name in names)))
     assert peer.receive_error_codes() == []
     heard = [(message.sid, message.subject) for message in client.messages()]
     assert [name for sid, name in heard if sid == "1"] == [n for n in names if "secret" not in n]

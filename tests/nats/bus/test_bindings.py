@@ -11,7 +11,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.envelope_batch import Envelope, decode
 from simplebus.nats.limits import ACK_BYTES, HELD_SECONDS, PACKED_ALONE_BYTES, PACKED_BYTES
-from tests.behaviour.wire_peer_v2 import ack, peer2, subscribe
+from tests.behaviour.wire_peer_v2 import ack, connect_version2, subscribe
 from tests.nats.bus.two_listeners import Doors, stored
 
 
@@ -28,7 +28,7 @@ def pubs(*messages: tuple[str, bytes]) -> bytes:
 
 def test_what_is_published_on_a_bound_subject_is_in_the_class_and_at_subscribers() -> None:
     doors = bound()
-    listener, binary = doors.client(b"SUB orders.* 9\r\n"), peer2(doors, subscribe(7, 3))
+    listener, binary = doors.client(b"SUB orders.* 9\r\n"), connect_version2(doors, subscribe(7, 3))
     publisher = doors.client()
     publisher.pub("orders.eu", b"hello", reply="_INBOX.a.1")
     (message,) = listener.messages()
@@ -290,7 +290,7 @@ def test_what_a_client_left_that_waits_for_room_is_kept() -> None:
     doors = bound(class_messages=1)
     client = doors.client(pubs(*[("orders.a", b"%d" % n) for n in range(3)]))
     client.leave()
-    reader = peer2(doors, subscribe(7, 1))
+    reader = connect_version2(doors, subscribe(7, 1))
     heard = []
     for n in range(3):
         heard += [decode(got.content)[1] for got in reader.receive_deliveries()]

@@ -18,7 +18,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     nack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -40,7 +40,7 @@ def test_version_1_is_seen_on_the_class_s_subject() -> None:
 def test_a_class_with_a_name_is_seen_under_that_and_messages_on_their_channels() -> None:
     doors = Doors()
     client = doors.client(b"SUB class.> 1\r\n", b"SUB orders.eu 2\r\n", b"SUB orders.* 3\r\n")
-    peer = peer2(doors, classes=["shop"])
+    peer = connect_version2(doors, classes=["shop"])
     shop = doors.broker.store.class_id_by_name["shop"]
     peer.send(publish(shop, 0, b"plain"))
     said = [channel_envelope(f"orders.{where}", b"x") for where in ("eu", "us", "eu")]
@@ -59,7 +59,7 @@ def test_headers_go_to_clients_that_take_them_and_a_reply_to_all() -> None:
     doors = Doors()
     client, plain = doors.client(b"SUB a 1\r\n"), doors.client(b"SUB a 1\r\n", headers=False)
     said = Envelope("a", headers=(("Nats-Reply-To", "_INBOX.1"), ("A", "b")))
-    peer = peer2(doors, publish_envelopes(1, 0, encode(said, b"pay")))
+    peer = connect_version2(doors, publish_envelopes(1, 0, encode(said, b"pay")))
     (message,), (other,) = client.messages(), plain.messages()
     assert message == ("a", "1", "_INBOX.1", b"NATS/1.0\r\nA: b\r\n\r\n", b"pay")
     assert other == ("a", "1", "_INBOX.1", b"", b"pay")
@@ -73,7 +73,7 @@ def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
     client = doors.client(b"SUB a 1\r\n")
     with monkeypatch.context() as broken:
         broken.setattr(doors.front, "_write", lambda messages: 1 / 0)
-        peer = peer2(doors, publish_envelopes(1, 0, *[channel_envelope("a", b"%d" % n) for n in range(60)]))
+        peer = connect_version2(doors, publish_envelopes(1, 0, *[channel_envelope("a", b"%d" % n) for n in range(60)]))
     assert peer.receive_error_codes() == []
     assert doors.broker.classes[1].ring.head == 60
     assert [type(fault) for fault in doors.front.take_faults()] == [ZeroDivisionError]
@@ -86,7 +86,7 @@ def test_a_binary_subscriber_answers_a_nats_request() -> None:
     doors = Doors()
     doors.broker.store.class_registry.bind_subject("ask.>", 1)
     client = doors.client(b"SUB _INBOX.me.* 1\r\n")
-    worker = peer2(doors, subscribe(1, 5), classes=[1, 2])
+    worker = connect_version2(doors, subscribe(1, 5), classes=[1, 2])
     client.pub("ask.time", b"?", reply="_INBOX.me.7")
     (asked,) = worker.receive_deliveries()
     assert b"Nats-Reply-To" in asked.content
@@ -113,8 +113,8 @@ def test_what_binary_clients_publish_goes_into_no_other_class() -> None:
     doors = Doors()
     doors.broker.store.class_registry.bind_subject("orders.>", 2)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
-    peer2(doors, publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")))
-    peer2(doors, publish_envelopes(1, 0, channel_envelope("$JS.ACK.1._1.1.0.1.1.1", b"+ACK")))
+    connect_version2(doors, publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")))
+    connect_version2(doors, publish_envelopes(1, 0, channel_envelope("$JS.ACK.1._1.1.0.1.1.1", b"+ACK")))
     assert doors.statistics(2).published == 0
     assert len(client.messages()) == 2
     assert doors.statistics(1).acknowledged == 0
@@ -148,7 +148,7 @@ def test_many_that_waited_are_seen_though_another_batch_is_under_way() -> None:
 def test_many_channels_with_and_without_headers_are_seen_in_order() -> None:
     doors = Doors()
     client = doors.client(b"SUB a.> 1\r\n", b"SUB *.3 2\r\n", b"SUB a.* q 3\r\n")
-    peer = peer2(doors)
+    peer = connect_version2(doors)
     contents, expected = [], []
     for number in range(400):
         channel = f"{'ab'[number % 5 == 4]}.{number % 7}"
@@ -171,7 +171,7 @@ def test_many_channels_with_and_without_headers_are_seen_in_order() -> None:
 
 def times(doors: Doors) -> Version2Peer:
     """A peer that has published one for now, two for later, and two that are late."""
-    peer = peer2(doors)
+    peer = connect_version2(doors)
     peer.send(
         publish_envelopes(
             1,
@@ -205,7 +205,7 @@ def test_one_that_is_gone_when_it_opens_is_not_seen() -> None:
     limits = Limits(class_messages=2)
     doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     client = doors.client(b"SUB class.1 1\r\n")
-    peer = peer2(doors, publish_envelopes(1, 0, timed_envelope(b"later", not_before_ms=1000)))
+    peer = connect_version2(doors, publish_envelopes(1, 0, timed_envelope(b"later", not_before_ms=1000)))
     peer.send(publish(1, 1, b"a", b"b"))
     assert client.payloads() == [b"a", b"b"]
     doors.wait(2)
@@ -218,7 +218,7 @@ def test_no_more_is_remembered_of_what_opens_later_than_is_stored(count: int) ->
     doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     doors.skips_checks = True
     client = doors.client(b"SUB class.1 1\r\n")
-    peer = peer2(doors)
+    peer = connect_version2(doors)
     for at in range(0, count, 50):
         said = [timed_envelope(b"%d" % n, not_before_ms=1000 + n % 2) for n in range(at, at + 50)]
         peer.send(publish_envelopes(1, at, *said))
@@ -231,7 +231,7 @@ def test_no_more_is_remembered_of_what_opens_later_than_is_stored(count: int) ->
 def test_what_opens_later_is_not_forgotten_however_much_there_is() -> None:
     doors = Doors()
     client = doors.client(b"SUB class.1 1\r\n")
-    peer = peer2(doors)
+    peer = connect_version2(doors)
     said = [timed_envelope(b"%d" % n, not_before_ms=1000 + 1000 * (n % 2)) for n in range(1100)]
     peer.send(publish_envelopes(1, 0, *said))
     doors.wait(1)
@@ -246,7 +246,7 @@ def test_what_opens_later_is_not_forgotten_however_much_there_is() -> None:
 def test_dead_letters_are_seen_on_their_class_s_subject_and_not_on_their_channel() -> None:
     doors = Doors()
     client = doors.client(b"SUB orders.> 1\r\n", b"SUB class.> 2\r\n")
-    peer = peer2(doors, subscribe(1, 5, max_deliveries=1))
+    peer = connect_version2(doors, subscribe(1, 5, max_deliveries=1))
     peer.send(publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")))
     assert [m.sid for m in client.messages()] == ["1"]
     assert len(peer.receive_deliveries()) == 1
@@ -269,7 +269,7 @@ def test_where_nobody_wants_it_nothing_is_copied(
     doors = Doors()
     client = doors.client(said)
     client.take()
-    peer = peer2(doors)
+    peer = connect_version2(doors)
     tap = doors.front.classes._tap  # type: ignore[union-attr]
     monkeypatch.setattr(tap, "_send", lambda *what, **more: pytest.fail("it was copied"))
     peer.send(publish(1, 0, *numbered(30)))
@@ -299,7 +299,7 @@ def test_where_nobody_has_subscribed_nothing_is_looked_at() -> None:
 def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
     doors = Doors()
     early = doors.client(b"SUB class.1 1\r\n")
-    peer = peer2(doors)
+    peer = connect_version2(doors)
     peer.send(publish_envelopes(1, 0, *[timed_envelope(b"%d" % n, not_before_ms=1000) for n in range(5000)]))
     early.leave()
     peer.send(publish_envelopes(1, 5000, timed_envelope(b"last", not_before_ms=1000)))
@@ -314,7 +314,7 @@ def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
 def test_no_more_is_remembered_of_channels_than_there_are() -> None:
     doors = Doors()
     client = doors.client(b"SUB other 1\r\n")
-    peer = peer2(doors)
+    peer = connect_version2(doors)
     tap = doors.front.classes._tap  # type: ignore[union-attr]
     for number in range(100):
         client.say(b"UNSUB 2\r\nSUB another.%d 2\r\n" % number)
@@ -329,7 +329,7 @@ def test_no_more_is_remembered_of_channels_than_there_are() -> None:
 def test_what_is_remembered_of_channels_is_forgotten_with_them() -> None:
     doors = Doors()
     client = doors.client(b"SUB wanted.> 1\r\n")
-    peer = peer2(doors, subscribe(1, 5))
+    peer = connect_version2(doors, subscribe(1, 5))
     for round_ in range(3):
         said = [channel_envelope(f"{who}.{round_}.{n}", b"x") for who in ("no", "wanted") for n in (1, 2)]
         peer.send(publish_envelopes(1, 8 * round_, *said), publish_envelopes(1, 8 * round_ + 4, *reversed(said)))

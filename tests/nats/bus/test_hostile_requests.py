@@ -14,7 +14,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     publish_envelopes,
     channel_envelope,
-    peer2,
+    connect_version2,
     subscribe,
 )
 from tests.nats.bus.two_listeners import Client, Doors
@@ -94,7 +94,7 @@ def test_whatever_is_said_about_classes_harms_nobody(seed: int) -> None:
     for bound in ("orders.>", "*.a"):
         doors.broker.store.class_registry.bind_subject(bound, 1)
     doors.broker.store.class_registry.bind_subject(">", 7)
-    one, two = doors.peer(connect1(1)), peer2(doors, subscribe(1, 5, durable="binary"))
+    one, two = doors.peer(connect1(1)), connect_version2(doors, subscribe(1, 5, durable="binary"))
     clients: list[Client] = [doors.client() for _ in range(3)]
     number = 0
     for _ in range(120):

@@ -16,7 +16,7 @@ from tests.behaviour.wire_peer_v2 import (
     ack,
     publish_envelopes,
     channel_envelope,
-    peer2,
+    connect_version2,
     subscribe,
 )
 from tests.nats.bus.two_listeners import Client, Doors, Msg
@@ -47,10 +47,10 @@ class World:
         self.said: dict[bytes, int] = defaultdict(int)
         """How much each publisher has said."""
         self.one = self.doors.peer(connect1(1))
-        self.two = peer2(self.doors)
+        self.two = connect_version2(self.doors)
         self.publisher = self.doors.client()
         self.listener = self.doors.client(b"SUB orders.> 1\r\n", b"SUB class.1 2\r\n")
-        self.binary: Version2Peer = peer2(self.doors, subscribe(1, 5, durable="binary"))
+        self.binary: Version2Peer = connect_version2(self.doors, subscribe(1, 5, durable="binary"))
         self.acked: Client = self.doors.client(b"SUB $SB.SUB.1.nats.in_flight=4 1\r\n")
         self.listened: list[bytes] = []
         self.first: list[bytes] = []

@@ -11,7 +11,7 @@ from simplebus.core.users.users import User, Users
 from simplebus.nats.server.permissions import Permissions as NatsPermissions
 from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsSettings
-from tests.behaviour.wire_peer_v2 import publish_envelopes, channel_envelope, peer2
+from tests.behaviour.wire_peer_v2 import publish_envelopes, channel_envelope, connect_version2
 from tests.nats.bus.two_listeners import Client, Doors
 
 CLASSES = Permissions(
@@ -75,7 +75,7 @@ def test_replies_to_others_are_not_heard() -> None:
     names = [f"{REPLIES}.ada", f"{REPLIES}.bob"]
     said = publish_envelopes(9, 0, *(channel_envelope(name, b"x") for name in names))
     replies = [{"id": 9, "name": REPLIES}]
-    told = peer2(boss.doors, said, classes=replies, auth={"token": "2"})
+    told = connect_version2(boss.doors, said, classes=replies, auth={"token": "2"})
     assert told.receive_error_codes() == []
     assert [(message.sid, message.subject) for message in client.messages()] == [("2", names[0])]
 

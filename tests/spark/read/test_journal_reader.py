@@ -34,7 +34,7 @@ from simplebus.storage.journal_reader import ClassFiles, Piece
 from tests.behaviour.wire_peer_v2 import (
     ack,
     channel_envelope,
-    peer2,
+    connect_version2,
     publish,
     subscribe,
 )
@@ -61,7 +61,7 @@ class Till:
     def __init__(self, path: Path, **more: Any) -> None:
         self.path = path
         self.bus = KeptBus(path, **more)
-        self.peer = peer2(self.bus, classes=[{"id": 1, "name": "orders"}])
+        self.peer = connect_version2(self.bus, classes=[{"id": 1, "name": "orders"}])
         self.sent = self.number = 0
 
     def publish(self, count: int = EACH) -> None:
@@ -124,7 +124,7 @@ def test_columns_hold_what_a_look_at_each_message_says(
 ) -> None:
     path = tmp_path_factory.mktemp("journal")
     bus = KeptBus(path, segment_bytes=segment_bytes)
-    peer, sent = peer2(bus, classes=[1]), 0
+    peer, sent = connect_version2(bus, classes=[1]), 0
     for lot in lots:
         for envelope, payload in lot:
             kind, content = frames.MESSAGE, payload
@@ -345,7 +345,7 @@ def test_a_disk_that_cannot_say_so_ends_it(till: Till, monkeypatch: pytest.Monke
 
 def acknowledge(till: Till, count: int) -> None:
     """Somebody needs the first messages no longer, and their segments go."""
-    reader = peer2(till.bus, subscribe(1, 5, durable="billing", start="waiting"))
+    reader = connect_version2(till.bus, subscribe(1, 5, durable="billing", start="waiting"))
     till.bus.sync()
     reader.receive_message_ids()
     reader.send(ack(5, 0, count))

@@ -1,0 +1,135 @@
+"""Sets of sequences, stored as ranges."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import pairwise
+
+# Up to this many ranges are inserted one by one; more are merged in one pass.
+_INSERT_ONE_BY_ONE_MAX = 16
+
+
+class SequenceSet:
+    """Set of sequences, stored as half-open ranges.
+
+    The ranges ascend; none is empty, and none touches the next.
+    """
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Iterate over the ranges."""
+        return zip(self._firsts, self._lasts, strict=True)
+
+    def add(self, first: int, last: int) -> None:
+        """Add first..last-1."""
+        if first >= last:
+            return
+        if self._lasts and self._lasts[-1] == first:
+            self._lasts[-1] = last
+            self._count += last - first
+            return
+        begin, end = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
+        if begin < end:
+            first = min(first, self._firsts[begin])
+            last = max(last, self._lasts[end - 1])
+        self._replace(begin, end, [(first, last)])
+
+    def remove(self, first: int, last: int) -> None:
+        """Remove first..last-1."""
+        if first >= last:
+            return
+        begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
+        if begin >= end:
+            return
+        ends = [(self._firsts[begin], first), (last, self._lasts[end - 1])]
+        self._replace(begin, end, [(a, b) for a, b in ends if a < b])
+
+    def ranges_within(
+        self, first: int, last: int, range_count_max: int | None = None
+    ) -> list[tuple[int, int]]:
+        """Return the ranges of first..last-1 that are in the set; at most the lowest
+        `range_count_max`.
+        """
+        begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
+        if range_count_max is not None:
+            end = min(end, begin + range_count_max)
+        if begin >= end or first >= last:
+            return []
+        found = list(zip(self._firsts[begin:end], self._lasts[begin:end], strict=True))
+        found[0] = (max(first, found[0][0]), found[0][1])
+        found[-1] = (found[-1][0], min(last, found[-1][1]))
+        return found
+
+    def pop_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Remove first..last-1. Returns the ranges of them that were in the set."""
+        taken = self.ranges_within(first, last)
+        if taken:
+            self.remove(first, last)
+        return taken
+
+    @property
+    def range_count(self) -> int:
+        """Number of ranges."""
+        return len(self._firsts)
+
+    def update(self, ranges: list[tuple[int, int]]) -> None:
+        """Add ascending ranges. Many ranges are merged in one pass, which is faster than adding
+        each.
+        """
+        if len(ranges) <= _INSERT_ONE_BY_ONE_MAX:
+            for first, last in ranges:
+                self.add(first, last)
+            return
+        firsts: list[int] = []
+        lasts: list[int] = []
+        for first, last in sorted([*self, *ranges]):
+            if lasts and first <= lasts[-1]:
+                lasts[-1] = max(last, lasts[-1])
+            else:
+                firsts.append(first)
+                lasts.append(last)
+        self._firsts, self._lasts, self._count = firsts, lasts, sum(lasts) - sum(firsts)
+
+    def missing_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the ranges of first..last-1 that are not in the set."""
+        begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
+        outside = []
+        for at in range(begin, end):
+            if first < self._firsts[at]:
+                outside.append((first, self._firsts[at]))
+            first = self._lasts[at]
+        if first < last:
+            outside.append((first, last))
+        return outside
+
+    def overlaps(self, first: int, last: int) -> bool:
+        """Return True if any of first..last-1 is in the set."""
+        at = bisect_right(self._lasts, first)
+        return first < last and at < len(self._firsts) and self._firsts[at] < last
+
+    def clear(self) -> None:
+        self._firsts.clear()
+        self._lasts.clear()
+        self._count = 0
+
+    def _replace(self, begin: int, end: int, ranges: list[tuple[int, int]]) -> None:
+        """Replace the ranges with indexes begin..end-1."""
+        self._count += sum(b - a for a, b in ranges)
+        self._count -= sum(self._lasts[begin:end]) - sum(self._firsts[begin:end])
+        self._firsts[begin:end] = [a for a, _ in ranges]
+        self._lasts[begin:end] = [b for _, b in ranges]
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        bounds = [bound for pair in self for bound in pair]
+        assert all(a < b for a, b in pairwise(bounds)), bounds
+        assert self._count == sum(b - a for a, b in self), (self._count, bounds)
