@@ -108,7 +108,7 @@ class _Bus:
 
     def _enter(self, grants: Grants | None) -> Session:
         session = self._broker.open_session()
-        session.user, session.grants = "load" if grants else "", grants
+        session.user, session.subject_grants = "load" if grants else "", grants
         content = json.dumps({"version": 2, "classes": [CLASS]}).encode()
         self._say(session, frames.encode(frames.CONNECT, message_id=1, content=content))
         self._hear(session)

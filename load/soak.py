@@ -23,7 +23,7 @@ from load.measure import Manner
 from load.processes import LoadError
 from load.report import Row
 from simplebus.client.aio.bus import Bus
-from simplebus.client.message_builder import About
+from simplebus.client.message_builder import PublishOptions
 from simplebus.client.subscribe_options import SubscribeOptions
 
 SECONDS, QUICK_SECONDS = 300.0, 20.0
@@ -169,7 +169,7 @@ class _Soak:
             while left > 0:
                 count = min(left, chance.randint(1, RUN))
                 left -= count
-                about: About = {}
+                about: PublishOptions = {}
                 if chance.random() < 0.7:
                     about["channel"] = f"soak.{cycle}.{chance.randrange(1000)}"
                     about["expires"] = 0.2 if chance.random() < 0.2 else None

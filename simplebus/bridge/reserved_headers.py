@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from simplebus.bridge.loop_header import Headers
-from simplebus.nats.bus.convert import BLOCK
+from simplebus.nats.bus.convert import BLOCK_HEADER
 
 SUBJECT = "bus-subject"
 """The header that says a subject which can be no channel."""

@@ -202,7 +202,7 @@ async def inspect_queue(bus: Bus, dead: ClassInfo) -> DeadLetterQueue:
     return found
 
 
-async def requeue(
+async def requeue_letters(
     bus: Bus, dead: ClassInfo, some: list[DeadLetter]
 ) -> tuple[list[DeadLetter], list[tuple[DeadLetter, Exception]]]:
     """Publish letters again to the class in which each died, and purge those that are confirmed.
@@ -223,11 +223,11 @@ async def requeue(
             done.append(letter)
         except (RefusedError, LocalProtocolError, ValueError) as error:
             refused.append((letter, error))
-    await purge(bus, dead, done)
+    await purge_letters(bus, dead, done)
     return done, refused
 
 
-async def purge(bus: Bus, dead: ClassInfo, some: list[DeadLetter]) -> int:
+async def purge_letters(bus: Bus, dead: ClassInfo, some: list[DeadLetter]) -> int:
     """Have letters, ascending, be nobody's. Returns how many they were."""
     count, at = 0, 0
     while at < len(some):

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from simplebus.core.errors import BusConnectionError
 
 
-class Inherited(Protocol):
+class ForkedConnection(Protocol):
     """What a child has got a copy of."""
 
     def disown(self, end: BusConnectionError) -> None:
@@ -25,7 +25,7 @@ class Inherited(Protocol):
 _wires: WeakSet[Inherited] = WeakSet()
 
 
-def watch(wire: Inherited) -> None:
+def register(wire: ForkedConnection) -> None:
     """From now on it is disowned in every child."""
     _wires.add(wire)
 

@@ -15,7 +15,7 @@ log = logging.getLogger("simplebus.client")
 _ERRORS_MAX = 100
 
 
-class Failures:
+class HandlerErrors:
     """What handlers raised, and how often."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Failures:
         if len(self._errors) < _ERRORS_MAX:
             self._errors.append(error)
 
-    def all(self) -> ExceptionGroup[Exception] | None:
+    def to_exception_group(self) -> ExceptionGroup[Exception] | None:
         """What is raised at the end, if anything."""
         if not self._errors:
             return None
@@ -37,7 +37,7 @@ class Failures:
         return ExceptionGroup(f"handlers failed {times}", self._errors)
 
 
-def raise_any(*problems: Exception | None) -> None:
+def raise_errors(*problems: Exception | None) -> None:
     """Raise what there is: itself if it is alone."""
     found = [problem for problem in problems if problem is not None]
     if len(found) == 1:

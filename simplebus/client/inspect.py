@@ -33,7 +33,7 @@ from simplebus.core.protocol.inquiry import (
 from simplebus.core.protocol.requests import FetchReply, PurgeReply
 
 
-def span(first: int, last: int | None) -> tuple[int, int | None]:
+def check_range(first: int, last: int | None) -> tuple[int, int | None]:
     """Messages first..last-1, as they are. Raises ValueError for what are none."""
     arguments.check_integer("first", first, minimum=0, maximum=SEQUENCE_MAX)
     if last is not None:
@@ -41,13 +41,13 @@ def span(first: int, last: int | None) -> tuple[int, int | None]:
     return first, last
 
 
-def purged(request: OpenRequest) -> int:
+def get_purged_count(request: OpenRequest) -> int:
     """How many messages were."""
     assert isinstance(request.reply, PurgeReply)
     return request.reply.purged
 
 
-def question(
+def build_inquire_request(
     what: object, channel: str | None, session: int | None, registry: Registry
 ) -> Question:
     """Raises ValueError for what makes no sense, UnboundTypeError for a type without a class."""
@@ -78,7 +78,7 @@ def answer(request: OpenRequest) -> Explained:
     return request.reply
 
 
-class Fetching:
+class FetchOperation:
     """Messages of a class from a sequence or a time on, as far as they have come."""
 
     def __init__(
@@ -95,14 +95,14 @@ class Fetching:
         """None when it is known which message is next."""
         self._count = count
 
-    def ask(self, core: ClientCore) -> OpenRequest:
+    def send_request(self, core: ClientCore) -> OpenRequest:
         """Ask for what is missing."""
         missing = min(self._count - len(self.messages), FETCH_MESSAGES_MAX)
         request = core.fetch(self._class_id, self._next, missing, start_time=self._time)
         request.decode = self._target.decode
         return request
 
-    def take(self, request: OpenRequest) -> None:
+    def accept_reply(self, request: OpenRequest) -> None:
         """An answer has come."""
         reply = request.reply
         assert isinstance(reply, FetchReply)

@@ -25,7 +25,7 @@ Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 """Names and values; pairs when a name is there more than once."""
 
 
-class About(TypedDict, total=False):
+class PublishOptions(TypedDict, total=False):
     """What may be said about a message, or about each of many."""
 
     channel: str
@@ -49,7 +49,7 @@ DURABILITIES: dict[Durability, Durability] = {
     Durability.DISK: "disk",
 }
 
-Route = tuple[Callable[[Any], bytes], int]
+PublishRoute = tuple[Callable[[Any], bytes], int]
 """How values of a type become payloads, and of which class they are."""
 
 _MILLISECONDS_MAX = (1 << 64) - 1
@@ -65,9 +65,9 @@ class Outbound:
     """What one bus knows of the classes that it publishes to."""
 
     def __init__(self, core: ClientCore, registry: Registry) -> None:
-        self.routes: dict[type, Route] = {}
+        self.route_by_type: dict[type, PublishRoute] = {}
         """By the exact type of a value: those that were resolved."""
-        self.ids: dict[str, int] = {}
+        self.class_id_by_name: dict[str, int] = {}
         """By the name of a class: those that the bus has told."""
         self._core = core
         self._registry = registry
@@ -94,7 +94,7 @@ class Outbound:
         if isinstance(what, int):
             return what
         if isinstance(what, str):
-            return self.ids.get(what)
+            return self.class_id_by_name.get(what)
         if not isinstance(what, Binding):
             raise TypeError(
                 f"a class is given by its id or its name, got {what!r}; a value whose type is "
@@ -102,7 +102,7 @@ class Outbound:
             )
         if what.name is None:
             return what.class_id
-        return self.ids.get(what.name)
+        return self.class_id_by_name.get(what.name)
 
     def hurry(self, what: Binding[Any] | str | int) -> int | None:
         """The id of a class if the bus has answered by now; otherwise it was asked."""
@@ -121,12 +121,12 @@ class Outbound:
         class_id = self._core.find_class_id(name)
         if class_id is None:
             raise BusError(f"the bus gave no id to the class {name!r}, expected one in its answer")
-        self.ids[name] = class_id
+        self.class_id_by_name[name] = class_id
         return class_id
 
-    def route(self, binding: Binding[Any], class_id: int) -> Route:
+    def route(self, binding: Binding[Any], class_id: int) -> PublishRoute:
         """From now on values of this type go that way."""
-        found = self.routes[binding.type] = binding.encode, class_id
+        found = self.route_by_type[binding.type] = binding.encode, class_id
         return found
 
     # Messages ------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Outbound:
     ) -> Envelope | None:
         """What goes with a message. Raises ValueError and TypeError for what cannot."""
         if unknown:
-            arguments.reject_unknown_names(unknown, ("class_id", "confirm", *About.__annotations__))
+            arguments.reject_unknown_names(unknown, ("class_id", "confirm", *PublishOptions.__annotations__))
         if not key and not headers and expires is None and delay is None:
             if not channel:
                 return None

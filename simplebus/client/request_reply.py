@@ -21,7 +21,7 @@ from typing import Any
 
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core.messages import Message
-from simplebus.client.message_builder import About, pairs
+from simplebus.client.message_builder import PublishOptions, pairs
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.users.permissions import REPLIES
@@ -73,7 +73,7 @@ class Asked:
     """A request that waits for its reply."""
 
     request_id: str
-    about: About
+    about: PublishOptions
     """What is to be said about the request when it is published."""
     wake: Callable[[], None]
     reply: Message[bytes] | None = None
@@ -90,14 +90,14 @@ class Replies:
         self._waiting: dict[str, Asked] = {}
         self._count = 0
 
-    def ask(self, about: About, *, timeout: float, wake: Callable[[], None]) -> Asked:
+    def ask(self, about: PublishOptions, *, timeout: float, wake: Callable[[], None]) -> Asked:
         """A request is about to be published, of which this is said. `wake` is called when its
         reply has come."""
         self._count += 1
         request_id = str(self._count)
         ours = {REPLY_TO: self.channel, REPLY_CLASS: str(self.class_id), REQUEST_ID: request_id}
         headers = (*pairs(about.get("headers")), *ours.items())
-        said: About = {"expires": timeout, **about, "headers": headers}
+        said: PublishOptions = {"expires": timeout, **about, "headers": headers}
         asked = self._waiting[request_id] = Asked(request_id, said, wake)
         return asked
 

@@ -175,7 +175,7 @@ def requeue(
     async def work(bus: Bus) -> tuple[int, str]:
         there, count, others, problem = await _find(bus, class_), 0, 0, ""
         async for some in dead_letters.DeadLetterReader(bus, there, choice):
-            done, refused = await dead_letters.requeue(bus, there, some)
+            done, refused = await dead_letters.requeue_letters(bus, there, some)
             count, others = count + len(done), others + len(refused)
             for letter in done if as_json else ():
                 _print({"sequence": letter.sequence, "class": letter.source_class, "requeued": True})
@@ -208,7 +208,7 @@ def purge(
     async def work(bus: Bus) -> int:
         there, count = await _find(bus, class_), 0
         async for some in dead_letters.DeadLetterReader(bus, there, choice):
-            count += await dead_letters.purge(bus, there, some) if yes else len(some)
+            count += await dead_letters.purge_letters(bus, there, some) if yes else len(some)
             for letter in some if as_json and yes else ():
                 _print({"sequence": letter.sequence, "class": letter.source_class, "purged": True})
         return count

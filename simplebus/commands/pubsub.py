@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 import simplebus
-from simplebus.client.message_builder import About
+from simplebus.client.message_builder import PublishOptions
 from simplebus.console.stdin_lines import standard_input
 
 _BATCH_BYTES = 256 * 1024
@@ -41,9 +41,9 @@ def said(
     key: str | None = None,
     headers: Sequence[tuple[str, str]] | None = None,
     expires: float | None = None,
-) -> About:
+) -> PublishOptions:
     """What is said about each message."""
-    found: About = {"headers": headers, "expires": expires}
+    found: PublishOptions = {"headers": headers, "expires": expires}
     if channel is not None:
         found["channel"] = channel
     if key is not None:
@@ -51,7 +51,7 @@ def said(
     return found
 
 
-async def publish_texts(url: str, class_id: int | str, about: About, texts: Sequence[str]) -> int:
+async def publish_texts(url: str, class_id: int | str, about: PublishOptions, texts: Sequence[str]) -> int:
     """Publish each text as a message. Returns how many."""
     async with simplebus.connect(url, reconnect=None) as bus:
         await bus.publish_many(
@@ -63,7 +63,7 @@ async def publish_texts(url: str, class_id: int | str, about: About, texts: Sequ
     return len(texts)
 
 
-async def publish_input(url: str, class_id: int | str, about: About) -> int:
+async def publish_input(url: str, class_id: int | str, about: PublishOptions) -> int:
     """Publish each line of standard input, without its line end. Returns how many."""
     count = 0
     async with simplebus.connect(url, reconnect=None) as bus:
@@ -76,7 +76,7 @@ async def publish_input(url: str, class_id: int | str, about: About) -> int:
 
 
 async def publish_generated(
-    url: str, class_id: int | str, about: About, *, count: int, size: int, rate: float | None
+    url: str, class_id: int | str, about: PublishOptions, *, count: int, size: int, rate: float | None
 ) -> int:
     """Publish `count` numbered messages of `size` bytes, at most `rate` a second, with a
     progress bar."""

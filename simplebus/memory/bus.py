@@ -32,7 +32,7 @@ from simplebus.client.aio.bus import Bus
 from simplebus.client.aio.connect import open_bus
 from simplebus.client.aio.transport import Endpoint
 from simplebus.client.context_guard import guarded_async_context, not_entered_error
-from simplebus.client.handler_errors import Failures
+from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.message_types import DEFAULT, Registry
 from simplebus.core.broker.broker import Broker
 from simplebus.core.commit_log import CommitLog, Durability
@@ -121,7 +121,7 @@ class MemoryBus:
                 yield bus
                 await exchange.drain(bus)
                 if not self._raise_errors:
-                    bus.failures = Failures()
+                    bus.failures = HandlerErrors()
         finally:
             exchange.leave()
 
@@ -376,7 +376,7 @@ def _level(durability: Durability | str) -> Durability:
 
 def _is_through(bus: Bus) -> bool:
     """Whether nothing moves: neither bytes nor handlers."""
-    link = bus.connection.writer.link
+    link = bus.connection.writer.transport
     return (
         isinstance(link, MemoryLink)
         and link.is_quiet

@@ -98,7 +98,7 @@ class NatsDoor:
     def adopt_rates(self) -> None:
         """From now on clients publish no faster than the engine's users and addresses may."""
         for session in self.front.sessions.values():
-            shared = session.user.shared if session.user is not None else None
+            shared = session.user.shared_user if session.user is not None else None
             user = self.engine.user_named(shared.name if shared is not None else "")
             session.adopt(self.engine.broker.rate_limits.token_buckets_for(user, session.address))
         self._paused.unpark_all()
@@ -236,16 +236,16 @@ class NatsDoor:
             self._settled.unpark_all()
         front, connections = self.front, self.connections
         changed = False
-        for session in front.take_ready():
+        for session in front.drain_ready():
             if session.client_id in connections:
                 connections[session.client_id].flush()
             if session.deliveries is not None:
                 changed = True
-        for session, error in front.take_cut():
+        for session, error in front.drain_disconnecting():
             if session.client_id in connections:
                 connections[session.client_id].cut(error)
             self._freed |= error.reason in (Reason.SLOW_CONSUMER, Reason.PENDING_LIMIT)
-        for fault in front.take_faults():
+        for fault in front.drain_errors():
             log.error("what is stored could not be shown to NATS clients", exc_info=fault)
         if front.routes.has_abandoned and not self._is_tidying:
             self._is_tidying = True

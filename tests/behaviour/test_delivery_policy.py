@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import DEAD_LETTERS_MAX
+from simplebus.core.limits import DEAD_LETTER_BATCH_MESSAGES
 from simplebus.core.settings import ClassSettings, Settings
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer import connect as connect1
@@ -15,8 +15,8 @@ from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    nack,
     connect_version2,
+    nack,
     publish,
     subscribe,
     unsubscribe,
@@ -37,7 +37,7 @@ def sendings(bus: BrokerHarness, peer: Any, *, until: int) -> list[tuple[int, in
 # How often ---------------------------------------------------------------------------------------
 
 
-def test_a_message_is_sent_16_times_in_either_version() -> None:
+def test_default_max_deliveries_is_16_in_both_versions() -> None:
     bus = BrokerHarness()
     one = bus.peer(connect1(1), subscribe1(1))
     two = connect_version2(bus, subscribe(1, 5))
@@ -52,7 +52,7 @@ def test_a_message_is_sent_16_times_in_either_version() -> None:
     assert heard == at
     assert told == list(zip(at, range(1, 17), strict=True))
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 2}
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     assert [why(letter, "attempts") for letter, _ in letters(bus)] == ["16", "16"]
 
 
@@ -69,7 +69,7 @@ def test_a_message_is_sent_16_times_in_either_version() -> None:
     ],
 )
 @pytest.mark.parametrize("group", [None, "g"])
-def test_the_subscription_says_how_often_else_the_class_else_the_bus(
+def test_max_deliveries_of_subscription_overrides_class_and_bus(
     settings: Settings, asked: dict[str, object], count: int, group: str | None
 ) -> None:
     bus = BrokerHarness(settings)
@@ -96,7 +96,7 @@ def test_the_subscription_says_how_often_else_the_class_else_the_bus(
         ({"backoff": [90], "ack_seconds": 1}, [0, 90]),
     ],
 )
-def test_what_is_not_acknowledged_comes_after_the_pauses_and_never_before_its_time_is_over(
+def test_redelivers_after_backoff_but_not_before_ack_timeout(
     asked: dict[str, object], expected: list[int], group: str | None
 ) -> None:
     bus = BrokerHarness(Settings(deliveries_max=0))
@@ -113,7 +113,7 @@ def test_what_is_not_acknowledged_comes_after_the_pauses_and_never_before_its_ti
         ({"backoff": [90]}, [0]),
     ],
 )
-def test_what_is_refused_comes_after_the_pauses(
+def test_nacked_message_is_redelivered_after_backoff(
     asked: dict[str, object], expected: list[int], group: str | None
 ) -> None:
     bus = BrokerHarness()
@@ -127,7 +127,7 @@ def test_what_is_refused_comes_after_the_pauses(
     assert found == list(zip(expected, range(1, 9), strict=False))
 
 
-def test_a_class_may_have_pauses_of_its_own_and_version_1_obeys() -> None:
+def test_class_backoff_applies_to_version_1() -> None:
     own = ClassSettings(ack_seconds=2.0, backoff_seconds=(3.0, 5.0))
     bus = BrokerHarness(Settings(classes={"orders": own}))
     two = connect_version2(bus, subscribe(1, 5), classes=[{"id": 1, "name": "orders"}])
@@ -151,7 +151,7 @@ def test_a_class_may_have_pauses_of_its_own_and_version_1_obeys() -> None:
 
 @pytest.mark.parametrize("delay", [None, 5000])
 @pytest.mark.parametrize("group", [None, "g"])
-def test_what_was_refused_is_not_in_flight(delay: int | None, group: str | None) -> None:
+def test_nacked_message_is_not_in_flight(delay: int | None, group: str | None) -> None:
     bus = BrokerHarness()
     asked = subscribe(1, 5, max_in_flight=1, group=group)
     peer = connect_version2(bus, asked, publish(1, 0, b"a", b"b", b"c"))
@@ -166,7 +166,7 @@ def test_what_was_refused_is_not_in_flight(delay: int | None, group: str | None)
     assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(0, 2)]
 
 
-def test_what_was_refused_may_be_acknowledged_while_it_pauses() -> None:
+def test_nacked_message_can_be_acked_during_backoff() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, b"a", b"b"))
     assert peer.receive_message_ids() == [0, 1]
@@ -174,11 +174,11 @@ def test_what_was_refused_may_be_acknowledged_while_it_pauses() -> None:
     bus.tick(6)
     assert peer.receive_message_ids() == [1]
     peer.send(nack(5, 1, 2), ack(5, 1, 2))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize("group", [None, "g"])
-def test_what_comes_again_goes_before_what_is_new(group: str | None) -> None:
+def test_redeliveries_precede_new_messages(group: str | None) -> None:
     bus = BrokerHarness()
     asked = subscribe(1, 5, max_in_flight=2, group=group)
     peer = connect_version2(bus, asked, publish(1, 0, *[b"%d" % n for n in range(6)]))
@@ -192,7 +192,7 @@ def test_what_comes_again_goes_before_what_is_new(group: str | None) -> None:
 
 
 @pytest.mark.parametrize("group", [None, "g"])
-def test_what_was_refused_and_what_is_overdue_comes_again_in_order(group: str | None) -> None:
+def test_nacked_and_overdue_messages_are_redelivered_in_order(group: str | None) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5, group=group), publish(1, 0, b"a", b"b", b"c"))
     assert peer.receive_message_ids() == [0, 1, 2]
@@ -205,7 +205,7 @@ def test_what_was_refused_and_what_is_overdue_comes_again_in_order(group: str | 
 # A consumer that falls ---------------------------------------------------------------------------
 
 
-def test_who_comes_and_falls_uses_up_deliveries_no_faster_than_who_says_nothing() -> None:
+def test_crashing_consumer_uses_deliveries_no_faster_than_silent_one() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"poison"))
     found = []
@@ -220,7 +220,7 @@ def test_who_comes_and_falls_uses_up_deliveries_no_faster_than_who_says_nothing(
     assert why(letters(bus)[0][0], "attempts") == "16"
 
 
-def test_a_member_that_falls_takes_no_other_with_it_but_one() -> None:
+def test_poison_message_crashes_two_members_before_backoff() -> None:
     bus = BrokerHarness()
     members = [connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(4)]
     connect_version2(bus, publish(1, 0, b"poison"))
@@ -236,9 +236,11 @@ def test_a_member_that_falls_takes_no_other_with_it_but_one() -> None:
     assert [m.attempt for member in members for m in member.receive_deliveries()] == [3]
 
 
-def test_what_was_handed_out_and_not_sent_goes_to_another_at_once() -> None:
+def test_assigned_unsent_messages_move_to_other_member_at_once() -> None:
     bus = BrokerHarness()
-    one, two = (connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(2))
+    one, two = (
+        connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(2)
+    )
     one.receive_replies(), two.receive_replies()
     connect_version2(bus, publish(1, 0, b"x"))
     one.disconnect() if not one.session.outbox.is_idle else two.disconnect()
@@ -246,7 +248,7 @@ def test_what_was_handed_out_and_not_sent_goes_to_another_at_once() -> None:
     assert [message.attempt for message in rest.receive_deliveries()] == [1]
 
 
-def test_a_pause_outlives_the_connection() -> None:
+def test_backoff_survives_reconnect() -> None:
     bus = BrokerHarness()
     first = connect_version2(bus, subscribe(1, 5, durable="d", backoff=[20]), publish(1, 0, b"x"))
     first.receive_deliveries()
@@ -262,7 +264,7 @@ def test_a_pause_outlives_the_connection() -> None:
 
 
 @pytest.mark.parametrize("group", [None, "g"])
-def test_the_last_error_stands_in_the_dead_letter_whoever_said_it(group: str | None) -> None:
+def test_dead_letter_has_last_failure_reason(group: str | None) -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 1000.5
     one = connect_version2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
@@ -289,13 +291,15 @@ def test_the_last_error_stands_in_the_dead_letter_whoever_said_it(group: str | N
 
 
 @pytest.mark.parametrize("group", [None, "g"])
-def test_what_can_never_be_processed_is_given_up_at_once(group: str | None) -> None:
+def test_terminate_dead_letters_at_once(group: str | None) -> None:
     bus = BrokerHarness()
-    peer = connect_version2(bus, subscribe(1, 5, group=group), publish(1, 0, b"a", b"b", b"c", b"d"))
+    peer = connect_version2(
+        bus, subscribe(1, 5, group=group), publish(1, 0, b"a", b"b", b"c", b"d")
+    )
     assert peer.receive_message_ids() == [0, 1, 2, 3]
     peer.send(ack(5, 1, 2), nack(5, 0, 3, "terminate", b"no JSON"), nack(5, 3, 4, "terminate"))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 3}
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     found = [(p, dict(letter.headers).get("dead-error")) for letter, p in letters(bus)]
     assert found == [(b"a", "no JSON"), (b"c", "no JSON"), (b"d", None)]
     reasons = {why(letter, "reason", "attempts") for letter, _ in letters(bus)}
@@ -303,33 +307,33 @@ def test_what_can_never_be_processed_is_given_up_at_once(group: str | None) -> N
 
 
 @pytest.mark.parametrize("group", [None, "g"])
-def test_many_that_are_ended_at_once_hold_up_nobody(group: str | None) -> None:
+def test_terminating_many_messages_yields_to_others(group: str | None) -> None:
     bus = BrokerHarness()
-    count = 3 * DEAD_LETTERS_MAX
+    count = 3 * DEAD_LETTER_BATCH_MESSAGES
     peer = connect_version2(bus, subscribe(1, 5, group=group, max_in_flight=count), classes=[1])
     peer.send(publish(1, 0, *[b"x"] * count))
     assert len(peer.receive_message_ids()) == count
     peer.send(nack(5, 0, count, "terminate", b"none of them"))
-    assert bus.statistics(1).dropped[Reason.TERMINATED] <= 2 * DEAD_LETTERS_MAX
+    assert bus.statistics(1).dropped[Reason.TERMINATED] <= 2 * DEAD_LETTER_BATCH_MESSAGES
     for _ in range(9):
         assert peer.receive_message_ids() == []
         bus.tick()
         bus.broker.run_due_wakeups()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: count}
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     assert {why(letter, "error") for letter, _ in letters(bus)} == {"none of them"}
 
 
-def test_many_pieces_that_are_ended_at_once_hold_up_nobody_either() -> None:
+def test_terminating_many_ranges_yields_to_others() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True  # To save time: everything is checked at the end.
-    count = 4 * DEAD_LETTERS_MAX
+    count = 4 * DEAD_LETTER_BATCH_MESSAGES
     peer = connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=count))
     peer.send(publish(1, 0, *[b"x"] * count))
     assert len(peer.receive_message_ids()) == count
     peer.send(*[ack(5, sequence, sequence + 1) for sequence in range(0, count, 2)])
     peer.send(nack(5, 0, count, "terminate"))
-    assert DEAD_LETTERS_MAX <= bus.statistics(1).dropped[Reason.TERMINATED] < count // 2
+    assert DEAD_LETTER_BATCH_MESSAGES <= bus.statistics(1).dropped[Reason.TERMINATED] < count // 2
     for _ in range(count // 2):  # A piece a turn.
         bus.broker.run_due_wakeups()
     assert peer.receive_message_ids() == []
@@ -354,7 +358,7 @@ def test_many_pieces_that_are_ended_at_once_hold_up_nobody_either() -> None:
     ],
     ids=["at once", "after the pause", "later", "terminate", "working", "of one to come"],
 )
-def test_what_is_said_of_a_former_attempt_has_no_effect_and_is_counted(
+def test_late_nack_of_earlier_attempt_is_ignored_and_counted(
     late: bytes, group: str | None
 ) -> None:
     bus = BrokerHarness()
@@ -375,7 +379,7 @@ def test_what_is_said_of_a_former_attempt_has_no_effect_and_is_counted(
 
 
 @pytest.mark.parametrize("delay", [None, 3000])
-def test_what_pauses_is_ended_by_a_word_about_its_last_attempt_only(delay: int | None) -> None:
+def test_terminate_during_backoff_requires_last_attempt(delay: int | None) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, b"x"))
     for attempt in (1, 2):
@@ -385,14 +389,14 @@ def test_what_pauses_is_ended_by_a_word_about_its_last_attempt_only(delay: int |
     peer.send(nack(5, 0, 1, delay, attempt=3), nack(5, 0, 1, "terminate", b"stale", attempt=1))
     peer.send(nack(5, 0, 1, "terminate", b"stale", attempt=2))
     assert bus.broker.refusal_counts == {Reason.ACK_LATE: 2}
-    assert bus.statistics(1).ring.messages == 1
+    assert bus.statistics(1).ring.message_count == 1
     peer.send(nack(5, 0, 1, "terminate", b"it is", attempt=3))
     [(letter, _)] = letters(bus)
     assert (why(letter, "attempts"), why(letter, "error")) == ("3", "it is")
     assert bus.broker.refusal_counts == {Reason.ACK_LATE: 2}
 
 
-def test_an_ack_counts_whichever_attempt_it_is_of() -> None:
+def test_ack_of_any_attempt_counts() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, b"x"))
     peer.receive_deliveries()
@@ -401,7 +405,7 @@ def test_an_ack_counts_whichever_attempt_it_is_of() -> None:
     named = bytearray(ack(5, 0, 1))
     named[6] = 1
     peer.send(bytes(named))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     assert not bus.broker.refusal_counts
 
 
@@ -417,7 +421,7 @@ def test_an_ack_counts_whichever_attempt_it_is_of() -> None:
     ids=["ack", "nack", "terminate", "working", "many acks"],
 )
 @pytest.mark.parametrize("by_key", [False, True])
-def test_what_another_member_was_given_is_its_own(late: bytes, by_key: bool) -> None:
+def test_member_cannot_settle_messages_of_another(late: bytes, by_key: bool) -> None:
     bus = BrokerHarness()
     asked = {"group": "g", "max_in_flight": 1, "by_key": by_key}
     one = connect_version2(bus, subscribe(1, 5, **asked), publish(1, 0, b"x"))
@@ -434,10 +438,10 @@ def test_what_another_member_was_given_is_its_own(late: bytes, by_key: bool) -> 
     assert set(bus.broker.refusal_counts) == {Reason.ACK_LATE}
     assert bus.statistics(1).in_flight == 1
     two.send(ack(5, 0, 1))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_a_range_that_spans_what_others_have_is_not_late() -> None:
+def test_range_across_other_members_is_not_counted_as_late() -> None:
     bus = BrokerHarness()
     one, two = (connect_version2(bus, subscribe(1, 5, group="g")) for _ in range(2))
     connect_version2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))

@@ -7,23 +7,28 @@ from typing import NoReturn
 import pytest
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import DURABLES_PART, HEAVY_EVENTS, HEAVY_READ_BYTES, Limits
+from simplebus.core.limits import (
+    DURABLES_MEMORY_DIVISOR,
+    EXPENSIVE_EVENTS_MAX,
+    EXPENSIVE_EVENTS_READ_BYTES,
+    Limits,
+)
 from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
     unsubscribe,
 )
 
 
-def test_a_durable_goes_on_where_it_was() -> None:
+def test_durable_resumes_at_its_position() -> None:
     bus = BrokerHarness()
     first = connect_version2(bus, subscribe(1, 5, durable="d"))
     writer = connect_version2(bus, publish(1, 0, *numbered(6)))
@@ -37,7 +42,7 @@ def test_a_durable_goes_on_where_it_was() -> None:
     assert [(m.message_id, m.attempt) for m in messages] == [(2, 2), (4, 2), (5, 2), (6, 1)]
 
 
-def test_acks_of_the_former_connection_count_on_the_next_one() -> None:
+def test_acks_on_new_connection_apply_to_former_deliveries() -> None:
     bus = BrokerHarness()
     first = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
     assert len(first.receive_message_ids()) == 6
@@ -47,14 +52,16 @@ def test_acks_of_the_former_connection_count_on_the_next_one() -> None:
     assert second.receive_message_ids() == [5]
 
 
-def test_a_durable_is_held_by_one_session_at_a_time() -> None:
+def test_durable_has_one_session_at_a_time() -> None:
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, durable="d"))
-    assert connect_version2(bus, subscribe(1, 5, durable="d")).receive_error_codes() == ["durable_in_use"]
+    assert connect_version2(bus, subscribe(1, 5, durable="d")).receive_error_codes() == [
+        "durable_in_use"
+    ]
 
 
 @pytest.mark.parametrize(("to", "ids"), [(4, [4, 5]), (1, [1, 2, 3, 4, 5]), (99, [])])
-def test_a_durable_that_nobody_holds_is_moved(to: int, ids: list[int]) -> None:
+def test_seek_moves_idle_durable(to: int, ids: list[int]) -> None:
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 1, durable="other"))  # Has everything stored.
     first = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
@@ -73,7 +80,7 @@ def test_a_durable_that_nobody_holds_is_moved(to: int, ids: list[int]) -> None:
     assert statistics.acknowledged == 3
 
 
-def test_moving_a_durable_lets_go_of_what_lies_before_and_of_nothing_else() -> None:
+def test_seek_releases_only_earlier_messages() -> None:
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6))).disconnect()
     mover = connect_version2(bus)
@@ -88,7 +95,7 @@ def test_moving_a_durable_lets_go_of_what_lies_before_and_of_nothing_else() -> N
     assert mover.receive_message_ids() == [5]  # What is gone does not come back.
 
 
-def test_seek_makes_a_durable_that_is_not_there() -> None:
+def test_seek_creates_missing_durable() -> None:
     bus = BrokerHarness()
     asker = connect_version2(bus, publish(1, 0, *numbered(6)))
     asker.send(subscribe(1, 1, durable="d", start={"sequence": 4}, seek=True))
@@ -97,7 +104,7 @@ def test_seek_makes_a_durable_that_is_not_there() -> None:
     assert [m.message_id for m in messages] == [4, 5]
 
 
-def test_a_durable_that_is_held_is_not_moved() -> None:
+def test_seek_is_refused_while_durable_is_connected() -> None:
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, durable="d"))
     other = connect_version2(bus, subscribe(1, 5, durable="d", start="earliest", seek=True))
@@ -107,7 +114,7 @@ def test_a_durable_that_is_held_is_not_moved() -> None:
 @pytest.mark.parametrize(
     "wish", [{"start": "new"}, {"durable": "d"}, {"durable": "d", "group": "g", "start": "new"}]
 )
-def test_seek_is_for_a_durable_and_a_place(wish: dict[str, object]) -> None:
+def test_seek_requires_durable_and_start(wish: dict[str, object]) -> None:
     bus = BrokerHarness()
     asker = connect_version2(bus, subscribe(1, 5, seek=True, **wish))
     assert asker.receive_error_codes() == ["bad_request"]
@@ -115,14 +122,18 @@ def test_seek_is_for_a_durable_and_a_place(wish: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("other", [{"channels": ["a"]}, {"group": "g"}])
-def test_a_durable_asked_for_with_other_terms_is_refused(other: dict[str, object]) -> None:
+def test_durable_with_different_options_is_refused(other: dict[str, object]) -> None:
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
-    assert connect_version2(bus, subscribe(1, 5, durable="d", **other)).receive_error_codes() == ["subscription_mismatch"]
-    assert connect_version2(bus, subscribe(1, 5, durable="d")).receive_replies()[0].content["resumed"]
+    assert connect_version2(bus, subscribe(1, 5, durable="d", **other)).receive_error_codes() == [
+        "subscription_mismatch"
+    ]
+    assert (
+        connect_version2(bus, subscribe(1, 5, durable="d")).receive_replies()[0].content["resumed"]
+    )
 
 
-def test_who_takes_a_durable_up_is_served_as_it_asks_now() -> None:
+def test_resumed_durable_uses_new_delivery_policy() -> None:
     bus = BrokerHarness()
     first = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
     assert len(first.receive_message_ids()) == 6
@@ -138,7 +149,7 @@ def test_who_takes_a_durable_up_is_served_as_it_asks_now() -> None:
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 2}
 
 
-def test_forgetting_a_durable_ends_it() -> None:
+def test_unsubscribe_with_forget_removes_durable() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"a"))
     peer.send(unsubscribe(5))
@@ -149,7 +160,7 @@ def test_forgetting_a_durable_ends_it() -> None:
     assert not peer.receive_replies()[-1].content["resumed"]
 
 
-def test_a_class_has_no_more_durables_than_allowed() -> None:
+def test_durables_per_class_are_limited() -> None:
     bus = BrokerHarness(durables=2)
     peer = connect_version2(bus, *[subscribe(1, n, durable=f"d{n}") for n in (1, 2, 3)])
     assert peer.receive_error_codes() == ["too_many_subscriptions"]
@@ -157,11 +168,13 @@ def test_a_class_has_no_more_durables_than_allowed() -> None:
     assert peer.receive_error_codes() == []
 
 
-def test_a_delay_and_an_opening_time_outlive_the_connection() -> None:
+def test_delays_survive_reconnect() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     first = connect_version2(bus, subscribe(1, 5, durable="d"))
-    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=9000), timed_envelope(b"b")))
+    connect_version2(
+        bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=9000), timed_envelope(b"b"))
+    )
     assert first.receive_message_ids() == [1]
     first.send(nack(5, 1, 2, 60_000))
     first.disconnect()
@@ -176,29 +189,39 @@ def test_a_delay_and_an_opening_time_outlive_the_connection() -> None:
     assert [(m.message_id, m.attempt) for m in second.receive_deliveries()] == [(1, 2)]
 
 
-def test_what_expires_while_nobody_is_there_makes_room() -> None:
+def test_expiry_frees_space_while_durable_is_idle() -> None:
     bus = BrokerHarness(class_messages=4)
     bus.broker.clock.now = 50.0
     connect_version2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
     contents = [b"\x0a" + (1000).to_bytes(8, "big") + b"\0\1a" + b"%d" % n for n in range(4)]
-    writer = connect_version2(bus, publish_envelopes(1, 0, *contents), publish_envelopes(1, 4, channel_envelope("a", b"late")))
+    writer = connect_version2(
+        bus,
+        publish_envelopes(1, 0, *contents),
+        publish_envelopes(1, 4, channel_envelope("a", b"late")),
+    )
     assert writer.session.parked_messages
     bus.broker.clock.now = 51.0
     bus.tick()
     assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 4}
-    assert connect_version2(bus, subscribe(1, 5, durable="d", channels=["a"])).receive_message_ids() == [4]
+    assert connect_version2(
+        bus, subscribe(1, 5, durable="d", channels=["a"])
+    ).receive_message_ids() == [4]
 
 
-def test_names_of_durables_belong_to_their_class() -> None:
+def test_durable_names_are_per_class() -> None:
     bus = BrokerHarness()
-    peer = connect_version2(bus, subscribe(1, 5, durable="d"), subscribe(2, 6, durable="d"), classes=(1, 2))
+    peer = connect_version2(
+        bus, subscribe(1, 5, durable="d"), subscribe(2, 6, durable="d"), classes=(1, 2)
+    )
     assert peer.receive_error_codes() == []
 
 
-def test_a_durable_with_a_group_is_found_by_its_own_name() -> None:
+def test_durable_group_is_found_by_durable_name() -> None:
     bus = BrokerHarness()
-    peer = connect_version2(bus, subscribe(1, 1, durable="d", group="g"), subscribe(1, 2, durable="d"))
+    peer = connect_version2(
+        bus, subscribe(1, 1, durable="d", group="g"), subscribe(1, 2, durable="d")
+    )
     assert peer.receive_error_codes() == ["subscription_mismatch"]
     peer.send(subscribe(1, 3, durable="d", group="h"))
     assert peer.receive_error_codes() == ["subscription_mismatch"]
@@ -207,7 +230,7 @@ def test_a_durable_with_a_group_is_found_by_its_own_name() -> None:
     assert len(bus.statistics(1).subscriptions) == 4
 
 
-def test_another_durable_costs_no_look_at_the_names_of_all() -> None:
+def test_creating_durable_does_not_iterate_all_names() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
 
@@ -223,7 +246,7 @@ def test_another_durable_costs_no_look_at_the_names_of_all() -> None:
     assert len(cls.named_positions) == 20
 
 
-def test_patterns_are_kept_as_long_as_there_is_memory() -> None:
+def test_patterns_are_limited_by_memory() -> None:
     bus = BrokerHarness(class_bytes=1 << 22, total_bytes=1 << 22)
     patterns = [f"{number}.*.#" for number in range(100)]
     kept = 0
@@ -241,24 +264,29 @@ def test_patterns_are_kept_as_long_as_there_is_memory() -> None:
     last = connect_version2(bus, subscribe(1, 5, durable="d0", channels=patterns))
     last.send(unsubscribe(5, forget=True))
     assert last.receive_error_codes() == []
-    assert connect_version2(bus, subscribe(1, 5, durable="more", channels=patterns)).receive_error_codes() == []
+    assert (
+        connect_version2(
+            bus, subscribe(1, 5, durable="more", channels=patterns)
+        ).receive_error_codes()
+        == []
+    )
 
 
 @pytest.mark.parametrize("start", ["waiting", "when"])
-def test_a_subscription_that_is_refused_takes_no_memory_and_nothing_that_waits(start: str) -> None:
+def test_refused_subscription_uses_no_memory_and_keeps_backlog(start: str) -> None:
     bus = BrokerHarness(class_bytes=1 << 22, total_bytes=1 << 22)
     peer = connect_version2(bus, publish(1, 0, *numbered(3)))
-    used = bus.broker.budget.used
+    used = bus.broker.budget.used_bytes
     count = 1024 if start == "waiting" else 10
     patterns = [f"{number}.{'*.' * 20}#" for number in range(count)]
     peer.send(subscribe(1, 5, channels=patterns, start=start))
     assert peer.receive_error_codes() == ["memory_limit" if start == "waiting" else "bad_request"]
-    assert bus.broker.budget.used == used
+    assert bus.broker.budget.used_bytes == used
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2]
 
 
-def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = Limits().total_bytes // (4 * DURABLES_PART)
+def test_total_durables_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = Limits().total_bytes // (4 * DURABLES_MEMORY_DIVISOR)
     monkeypatch.setattr("simplebus.core.store.quotas.DURABLE_BYTES", size)
     bus = BrokerHarness()
     for class_id in (1, 2):
@@ -274,14 +302,16 @@ def test_durables_of_all_classes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -
     assert [said.kind for said in peer.receive_replies()] == ["unsubscribe", "subscribe"]
     peer.send(unsubscribe(4), subscribe(2, 4, durable="c", seek=True, start="new"))
     assert [said.kind for said in peer.receive_replies()] == ["unsubscribe", "subscribe"]
-    assert bus.broker.connection_requests.quotas.durable_count == 4
+    assert bus.broker.subscription_manager.quotas.durable_count == 4
 
 
-def test_who_asks_for_many_subscriptions_is_read_in_short_pieces() -> None:
+def test_many_subscribe_requests_reduce_read_size() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, classes=(1,))
     before = peer.session.next_read_bytes
     asked = b"".join(subscribe(1, number) for number in range(1, 501))
     peer.send(asked)
     assert peer.session.next_read_bytes < before
-    assert peer.session.next_read_bytes <= max(HEAVY_READ_BYTES, len(asked) * HEAVY_EVENTS // 500)
+    assert peer.session.next_read_bytes <= max(
+        EXPENSIVE_EVENTS_READ_BYTES, len(asked) * EXPENSIVE_EVENTS_MAX // 500
+    )

@@ -15,11 +15,11 @@ from tests.behaviour.wire_peer_v2 import (
     ENVELOPE,
     MESSAGE,
     ack,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
     unsubscribe,
@@ -35,11 +35,13 @@ def at(bus: BrokerHarness, now: float) -> None:
         bus.broker.run_due_wakeups()
 
 
-def test_a_channel_decides_who_gets_a_message() -> None:
+def test_messages_are_filtered_by_channel() -> None:
     bus = BrokerHarness()
     bindings = {1: ["a.*"], 2: ["#"], 3: ["b", "a.x"], 4: [], 5: ["c"], 6: [">"]}
     peer = connect_version2(bus, *[subscribe(1, n, channels=b) for n, b in bindings.items()])
-    writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope(n, b"") for n in ("a.x", "b", "a.y")]))
+    writer = connect_version2(
+        bus, publish_envelopes(1, 0, *[channel_envelope(n, b"") for n in ("a.x", "b", "a.y")])
+    )
     writer.send(publish(1, 3, b"plain"))
     heard: dict[int, list[int]] = {n: [] for n in bindings}
     for message in peer.receive_deliveries():
@@ -48,7 +50,7 @@ def test_a_channel_decides_who_gets_a_message() -> None:
     assert heard == {1: [0, 2], 2: all_of_them, 3: [0, 1], 4: all_of_them, 5: [], 6: [0, 1, 2]}
 
 
-def test_what_is_not_for_a_subscription_is_not_held_back_by_it() -> None:
+def test_unmatched_messages_are_released() -> None:
     bus = BrokerHarness(class_messages=10)
     reader = connect_version2(bus, subscribe(1, 5, channels=["a"]))
     writer = connect_version2(bus)
@@ -59,25 +61,32 @@ def test_what_is_not_for_a_subscription_is_not_held_back_by_it() -> None:
         assert reader.receive_message_ids() == []
         bus.broker.drain_writable()
         assert not writer.session.parked_messages
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_one_ack_may_span_what_was_for_others() -> None:
+def test_ack_range_may_include_unmatched_messages() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, channels=["a"]))
-    connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(99)]))
+    connect_version2(
+        bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(99)])
+    )
     assert reader.receive_message_ids() == list(range(0, 99, 2))
     reader.send(ack(5, 0, 99))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     assert bus.broker.refusal_counts == {}
 
 
 @pytest.mark.parametrize("count", [1, 3, 4 * PLAIN_FRAMES_MAX])
-def test_a_message_is_not_delivered_after_it_expired(count: int) -> None:
+def test_expired_message_is_not_delivered(count: int) -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     in_time, late = (connect_version2(bus, subscribe(1, 5)) for _ in range(2))
-    connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1500)] * count, timed_envelope(b"y")))
+    connect_version2(
+        bus,
+        publish_envelopes(
+            1, 0, *[timed_envelope(b"x", expires_ms=1500)] * count, timed_envelope(b"y")
+        ),
+    )
     at(bus, 51.4)
     assert in_time.receive_message_ids() == list(range(count + 1))
     at(bus, 51.5)
@@ -88,20 +97,23 @@ def test_a_message_is_not_delivered_after_it_expired(count: int) -> None:
     for reader in (in_time, late):
         reader.send(ack(5, count, count + 1))
     bus.broker.drain_writable()
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_a_message_that_expires_at_once_goes_to_nobody_and_is_no_error() -> None:
+def test_message_with_zero_expiry_is_confirmed_but_not_delivered() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5))
     connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"x", expires_ms=0)))
     assert reader.receive_message_ids() == []
 
 
-def test_what_waits_for_nobody_expires_too() -> None:
+def test_backlog_messages_expire() -> None:
     bus = BrokerHarness(class_messages=5)
     at(bus, 50.0)
-    writer = connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5, timed_envelope(b"y")))
+    writer = connect_version2(
+        bus,
+        publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5, timed_envelope(b"y")),
+    )
     assert writer.session.parked_messages
     at(bus, 51.0)
     bus.tick()
@@ -110,26 +122,28 @@ def test_what_waits_for_nobody_expires_too() -> None:
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [5]
 
 
-def test_what_waits_beside_others_expires_too() -> None:
+def test_backlog_messages_expire_beside_other_positions() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5))
     new = connect_version2(bus, subscribe(1, 5, start="new"))
     at(bus, 51.0)
     bus.tick()
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     assert new.receive_message_ids() == []
 
 
 @pytest.mark.parametrize("durable", [None, "d"])
-def test_whatever_waits_for_nobody_goes_at_the_first_beat_after_it_expired(
+def test_expired_backlog_is_released_at_next_tick(
     durable: str | None,
 ) -> None:
     bus = BrokerHarness(class_messages=20_000)
     at(bus, 50.0)
     if durable:
         connect_version2(bus, subscribe(1, 5, durable=durable)).disconnect()
-    writer = connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"", expires_ms=1000)] * 20_000))
+    writer = connect_version2(
+        bus, publish_envelopes(1, 0, *[timed_envelope(b"", expires_ms=1000)] * 20_000)
+    )
     writer.send(publish(1, 20_000, *[b""] * 20_000))
     assert writer.session.parked_messages
     at(bus, 51.0)
@@ -139,24 +153,29 @@ def test_whatever_waits_for_nobody_goes_at_the_first_beat_after_it_expired(
 
 
 @pytest.mark.parametrize("options", [{}, {"group": "g"}])
-def test_what_expires_before_a_reader_takes_it_makes_room(options: dict[str, object]) -> None:
+def test_expiry_before_delivery_frees_space(options: dict[str, object]) -> None:
     bus = BrokerHarness(class_messages=10)
     at(bus, 50.0)
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2, **options))
-    writer = connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 10, timed_envelope(b"y")))
+    writer = connect_version2(
+        bus,
+        publish_envelopes(
+            1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 10, timed_envelope(b"y")
+        ),
+    )
     assert reader.receive_message_ids() == [0, 1]
     reader.send(ack(5, 0, 1), nack(5, 1, 2, 0))  # One is to come again, and one has room to come.
     at(bus, 51.0)
     bus.tick(bus.broker.settings.ack_timeout)  # Then a member has to give back what it left.
     assert not writer.session.parked_messages
-    assert bus.statistics(1).ring.messages == 1
+    assert bus.statistics(1).ring.message_count == 1
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 9}
     heard = reader.receive_message_ids()
     bus.tick()
     assert heard + reader.receive_message_ids() == [10]
 
 
-def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
+def test_expired_message_in_flight_can_be_acked() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=1))
@@ -169,7 +188,7 @@ def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
     reader.send(ack(5, 0, 1))
     [position] = bus.statistics(1).subscriptions
     assert (position.acknowledged, position.undelivered) == (1, {Reason.EXPIRED: 2})
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize(
@@ -177,7 +196,7 @@ def test_what_is_in_flight_may_be_acknowledged_though_it_has_expired() -> None:
     [{}, {"max_in_flight": 5}, {"durable": "d"}, {"group": "g"}, {"group": "g", "by_key": True}],
     ids=str,
 )
-def test_what_expires_before_it_comes_again_is_not_acknowledged(kind: dict[str, object]) -> None:
+def test_message_expired_before_redelivery_is_not_counted_as_acked(kind: dict[str, object]) -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     reader = connect_version2(bus, subscribe(1, 5, **kind))
@@ -193,15 +212,17 @@ def test_what_expires_before_it_comes_again_is_not_acknowledged(kind: dict[str, 
     bus.broker.run_due_wakeups()
     assert reader.receive_message_ids() == []
     statistics = bus.statistics(1)
-    assert (statistics.in_flight, statistics.ring.messages) == (0, 0)
+    assert (statistics.in_flight, statistics.ring.message_count) == (0, 0)
     assert statistics.dropped == {Reason.EXPIRED: 2}
     assert statistics.acknowledged == 3
 
 
-def test_what_has_expired_makes_no_subscription_too_slow() -> None:
+def test_expired_messages_do_not_count_towards_pending_limit() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    reader = connect_version2(bus, subscribe(1, 5, max_in_flight=1, max_pending=5, slow="disconnect"))
+    reader = connect_version2(
+        bus, subscribe(1, 5, max_in_flight=1, max_pending=5, slow="disconnect")
+    )
     contents = [timed_envelope(b"x", expires_ms=1000 if n % 2 else None) for n in range(5)]
     writer = connect_version2(bus, publish_envelopes(1, 0, *contents))
     assert reader.receive_message_ids() == [0]
@@ -216,12 +237,19 @@ def test_what_has_expired_makes_no_subscription_too_slow() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4 * PLAIN_FRAMES_MAX])
-def test_a_message_is_not_delivered_before_its_time(count: int) -> None:
+def test_delayed_message_is_not_delivered_early(count: int) -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     reader = connect_version2(bus, subscribe(1, 5))
     connect_version2(
-        bus, publish_envelopes(1, 0, timed_envelope(b"a"), *[timed_envelope(b"b", not_before_ms=2000)] * count, timed_envelope(b"c"))
+        bus,
+        publish_envelopes(
+            1,
+            0,
+            timed_envelope(b"a"),
+            *[timed_envelope(b"b", not_before_ms=2000)] * count,
+            timed_envelope(b"c"),
+        ),
     )
     assert reader.receive_message_ids() == [0, count + 1]
     reader.send(ack(5, 0, count + 2))  # As a client does that knows nothing of those between them.
@@ -229,16 +257,20 @@ def test_a_message_is_not_delivered_before_its_time(count: int) -> None:
     at(bus, 51.9)
     assert reader.receive_message_ids() == []
     at(bus, 52.0)
-    assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [(n + 1, 1) for n in range(count)]
+    assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [
+        (n + 1, 1) for n in range(count)
+    ]
     reader.send(ack(5, 0, count + 2))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     assert bus.broker.next_wakeup == INFINITE
 
 
-def test_what_nobody_was_there_for_is_not_delivered_before_its_time_either() -> None:
+def test_delayed_backlog_message_is_not_delivered_early() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
-    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=2000), timed_envelope(b"b")))
+    connect_version2(
+        bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=2000), timed_envelope(b"b"))
+    )
     former = connect_version2(bus, subscribe(1, 5))
     assert former.receive_message_ids() == [1]
     former.disconnect()
@@ -250,16 +282,24 @@ def test_what_nobody_was_there_for_is_not_delivered_before_its_time_either() -> 
 
 
 @pytest.mark.parametrize("count", [1, PLAIN_FRAMES_MAX])
-def test_a_clock_that_is_set_back_does_not_delay_what_came_with_delayed_ones(count: int) -> None:
+def test_clock_set_back_does_not_delay_other_messages(count: int) -> None:
     bus = BrokerHarness()
     at(bus, 100.0)
     delayed = [timed_envelope(b"b", not_before_ms=1000)] * count
-    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=0), *delayed, timed_envelope(b"c")))
+    connect_version2(
+        bus,
+        publish_envelopes(
+            1, 0, timed_envelope(b"a", not_before_ms=0), *delayed, timed_envelope(b"c")
+        ),
+    )
     at(bus, 90.0)
-    assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, count + 1]
+    assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [
+        0,
+        count + 1,
+    ]
 
 
-def test_subscriptions_that_come_and_go_leave_no_alarm() -> None:
+def test_removed_subscriptions_leave_no_wakeup() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     far = (1 << 64) - 1
@@ -274,14 +314,18 @@ def test_subscriptions_that_come_and_go_leave_no_alarm() -> None:
     bus.broker.run_due_wakeups()
 
 
-def test_times_outlive_a_ring_that_grows_wraps_and_shrinks() -> None:
+def test_times_survive_ring_growth_wrap_and_shrink() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     late = connect_version2(bus, subscribe(1, 5))
     writer = connect_version2(bus)
     number = 0
     for _ in range(40):
-        contents = [timed_envelope(b"x" * 500, expires_ms=60_000), timed_envelope(b"y" * 500), channel_envelope("c", b"z")]
+        contents = [
+            timed_envelope(b"x" * 500, expires_ms=60_000),
+            timed_envelope(b"y" * 500),
+            channel_envelope("c", b"z"),
+        ]
         writer.send(publish_envelopes(1, number, *contents), publish(1, number + 3, b"p"))
         number += 4
         bus.tick(RING_IDLE_TICKS // 3)
@@ -295,7 +339,7 @@ def test_times_outlive_a_ring_that_grows_wraps_and_shrinks() -> None:
 # Two versions ------------------------------------------------------------------------------------
 
 
-def test_version_1_gets_payloads_in_the_order_of_all_messages() -> None:
+def test_version_1_receives_payloads_in_order() -> None:
     bus = BrokerHarness()
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     new = connect_version2(bus, subscribe(1, 5))
@@ -307,7 +351,9 @@ def test_version_1_gets_payloads_in_the_order_of_all_messages() -> None:
         number += turn
         expected += payloads
         writer.send(
-            publish_envelopes(1, number, *[channel_envelope("a", p) for p in numbered(turn, start=number)])
+            publish_envelopes(
+                1, number, *[channel_envelope("a", p) for p in numbered(turn, start=number)]
+            )
         )
         expected += numbered(turn, start=number)
         number += turn
@@ -318,11 +364,11 @@ def test_version_1_gets_payloads_in_the_order_of_all_messages() -> None:
     assert [m.kind for m in new.receive_deliveries()[:4]] == [MESSAGE, ENVELOPE, MESSAGE, MESSAGE]
     old.send(wire_peer.ack(1, 0, 31))
     new.send(ack(5, 0, 31))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize("others", [0, 3, 200])
-def test_a_payload_that_version_1_cannot_carry_is_counted_and_holds_up_nothing(others: int) -> None:
+def test_uncarriable_payload_is_counted_and_skipped(others: int) -> None:
     bus = BrokerHarness(class_messages=2 * others + 1)
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     bad = b"\0with <\r\n\0> in it"
@@ -334,14 +380,14 @@ def test_a_payload_that_version_1_cannot_carry_is_counted_and_holds_up_nothing(o
     if heard:
         old.send(wire_peer.ack(1, 0, others), wire_peer.ack(1, others + 1, 2 * others + 1))
     bus.broker.drain_writable()
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     writer.send(publish_envelopes(1, 2 * others + 1, bad, b"\0next"))
     heard = old.receive_messages()
     bus.broker.drain_writable()
     assert [m.payload for m in heard + old.receive_messages()] == [b"next"]
 
 
-def test_many_that_cannot_be_carried_do_not_stop_what_is_sent_again() -> None:
+def test_uncarriable_payloads_do_not_stop_redeliveries() -> None:
     bus = BrokerHarness()
     writer = connect_version2(bus, publish_envelopes(1, 0, *[b"\0<\r\n\0>"] * 30, b"\0good"))
     former = connect_version2(bus, subscribe(1, 5))
@@ -352,25 +398,36 @@ def test_many_that_cannot_be_carried_do_not_stop_what_is_sent_again() -> None:
     assert not writer.session.parked_messages
 
 
-def test_version_1_ignores_what_is_not_open_yet_in_its_acks() -> None:
+def test_version_1_ack_ignores_delayed_messages() -> None:
     bus = BrokerHarness()
     at(bus, 50.0)
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a"), timed_envelope(b"b", not_before_ms=1000), timed_envelope(b"c")))
+    connect_version2(
+        bus,
+        publish_envelopes(
+            1,
+            0,
+            timed_envelope(b"a"),
+            timed_envelope(b"b", not_before_ms=1000),
+            timed_envelope(b"c"),
+        ),
+    )
     assert [m.payload for m in old.receive_messages()] == [b"a", b"c"]
     old.send(wire_peer.ack(1, 0, 3))
     at(bus, 51.0)
     assert [m.payload for m in old.receive_messages()] == [b"b"]
     old.send(wire_peer.ack(1, 1, 2))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_a_class_that_drops_the_oldest_drops_what_is_put_off_too() -> None:
+def test_drop_oldest_drops_delayed_messages() -> None:
     limits = Limits(class_messages=4)
     bus = BrokerHarness(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     at(bus, 50.0)
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=3), subscribe(1, 6, group="g"))
-    writer = connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", not_before_ms=1000)] * 4))
+    writer = connect_version2(
+        bus, publish_envelopes(1, 0, *[timed_envelope(b"x", not_before_ms=1000)] * 4)
+    )
     assert reader.receive_message_ids() == []
     writer.send(publish(1, 4, b"a", b"b", b"c", b"d"))
     assert sorted(reader.receive_message_ids()) == [4, 4, 5, 5, 6, 6, 7]
@@ -379,10 +436,10 @@ def test_a_class_that_drops_the_oldest_drops_what_is_put_off_too() -> None:
     reader.send(ack(5, 4, 8), ack(6, 4, 8))
     assert reader.receive_message_ids() == [7]
     reader.send(ack(5, 7, 8))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_a_single_plain_message_in_a_class_with_channels_has_none() -> None:
+def test_plain_message_in_class_with_channels_has_no_channel() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, channels=["a"]), subscribe(1, 6, channels=["#"]))
     writer = connect_version2(bus, publish_envelopes(1, 0, channel_envelope("a", b"")))
@@ -411,7 +468,7 @@ def own_channels(first: int, count: int, class_id: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("step", [1, 7, PLAIN_FRAMES_MAX * 8])
-def test_without_memory_for_channels_messages_wait_until_others_are_acknowledged(step: int) -> None:
+def test_messages_wait_without_memory_for_channels(step: int) -> None:
     bus = short()
     bus.skips_checks = step < PLAIN_FRAMES_MAX
     reader = connect_version2(bus, subscribe(1, 5, channels=["#"]))
@@ -432,7 +489,7 @@ def test_without_memory_for_channels_messages_wait_until_others_are_acknowledged
 
 
 @pytest.mark.parametrize("policy", [FullPolicy.DROP_NEWEST, FullPolicy.DROP_OLDEST])
-def test_without_memory_for_channels_the_policy_decides(policy: FullPolicy) -> None:
+def test_full_policy_applies_without_memory_for_channels(policy: FullPolicy) -> None:
     bus = short(policy)
     writer = connect_version2(bus)
     for first in range(0, 9000, 300):
@@ -445,7 +502,7 @@ def test_without_memory_for_channels_the_policy_decides(policy: FullPolicy) -> N
     assert writer.receive_replies()[-1].message_id == 9000
 
 
-def test_channels_that_nothing_stored_carries_do_not_keep_other_classes_waiting() -> None:
+def test_unused_channels_do_not_block_other_classes() -> None:
     bus = short()
     reader = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
     writer = connect_version2(bus, own_channels(0, 2500), classes=(1, 2))
@@ -463,7 +520,7 @@ def test_channels_that_nothing_stored_carries_do_not_keep_other_classes_waiting(
 
 
 @pytest.mark.parametrize("kind", ["uncarriable", "put off"])
-def test_what_is_dealt_with_one_by_one_gives_the_others_their_turn(kind: str) -> None:
+def test_slow_path_delivery_yields_to_others(kind: str) -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     count = 3 * REDELIVERY_MESSAGES

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import IN_FLIGHT_BYTES, LOOKED_MESSAGES_MAX, REDELIVERY_MESSAGES
+from simplebus.core.limits import IN_FLIGHT_BYTES, REDELIVERY_MESSAGES, SCAN_MESSAGES_MAX
 from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
     unsubscribe,
@@ -30,7 +30,7 @@ def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2
     return members
 
 
-def test_each_message_goes_to_one_member_and_all_get_as_many() -> None:
+def test_each_message_goes_to_one_member_evenly() -> None:
     bus = BrokerHarness()
     members = group_of(bus, 3)
     connect_version2(bus, publish(1, 0, *numbered(300)))
@@ -39,7 +39,7 @@ def test_each_message_goes_to_one_member_and_all_get_as_many() -> None:
     assert [len(ids) for ids in heard] == [100, 100, 100]
 
 
-def test_who_acknowledges_faster_is_handed_more() -> None:
+def test_faster_member_receives_more() -> None:
     bus = BrokerHarness()
     fast, slow = group_of(bus, 2, max_in_flight=10)
     connect_version2(bus, publish(1, 0, *numbered(100)))
@@ -51,7 +51,7 @@ def test_who_acknowledges_faster_is_handed_more() -> None:
     assert (len(held), len(heard)) == (10, 90)
 
 
-def test_one_session_may_be_several_members() -> None:
+def test_one_session_can_have_several_members() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="g"))
     connect_version2(bus, publish(1, 0, *numbered(10)))
@@ -65,7 +65,7 @@ def test_one_session_may_be_several_members() -> None:
 
 
 @pytest.mark.parametrize("how", ["leave", "unsubscribe"])
-def test_what_a_member_had_goes_to_the_others_when_it_goes(how: str) -> None:
+def test_messages_of_closed_member_go_to_others(how: str) -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_in_flight=4)
     connect_version2(bus, publish(1, 0, *numbered(8)))
@@ -74,13 +74,15 @@ def test_what_a_member_had_goes_to_the_others_when_it_goes(how: str) -> None:
         two.send(ack(5, sequence, sequence + 1))
     one.send(ack(5, held[0], held[0] + 1), nack(5, held[1], held[1] + 1, 60_000))
     one.disconnect() if how == "leave" else one.send(unsubscribe(5))
-    assert [(m.message_id, m.attempt) for m in two.receive_deliveries()] == [(i, 2) for i in held[2:]]
+    assert [(m.message_id, m.attempt) for m in two.receive_deliveries()] == [
+        (i, 2) for i in held[2:]
+    ]
     bus.broker.clock.now += 61
     bus.broker.run_due_wakeups()
     assert two.receive_message_ids() == [held[1]]
 
 
-def test_what_was_handed_out_and_not_sent_was_not_delivered() -> None:
+def test_assigned_unsent_messages_are_not_counted_as_delivered() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_deliveries=1)
     connect_version2(bus, publish(1, 0, b"a", b"b"))
@@ -90,7 +92,7 @@ def test_what_was_handed_out_and_not_sent_was_not_delivered() -> None:
     assert [(m.message_id, m.attempt) for m in two.receive_deliveries()] == [(0, 1)]
 
 
-def test_who_does_not_take_what_it_was_handed_loses_it_in_time() -> None:
+def test_unread_assignments_are_reclaimed_after_ack_timeout() -> None:
     bus = BrokerHarness()
     stuck, other = group_of(bus, 2, max_deliveries=1)
     connect_version2(bus, publish(1, 0, *numbered(4)))
@@ -101,10 +103,10 @@ def test_who_does_not_take_what_it_was_handed_loses_it_in_time() -> None:
     assert {m.attempt for m in got} == {1}
     assert stuck.receive_message_ids() == []
     other.send(ack(5, 0, 4))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_the_only_member_is_sent_once_what_it_took_late() -> None:
+def test_single_slow_member_receives_messages_once() -> None:
     bus = BrokerHarness()
     [only] = group_of(bus, 1)
     connect_version2(bus, publish(1, 0, *numbered(4)))
@@ -114,7 +116,7 @@ def test_the_only_member_is_sent_once_what_it_took_late() -> None:
     assert first + only.receive_message_ids() == [0, 1, 2, 3]
 
 
-def test_only_the_member_that_was_sent_a_message_can_decide_about_it() -> None:
+def test_only_receiving_member_can_settle_a_message() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2)
     connect_version2(bus, publish(1, 0, *numbered(10)))
@@ -129,7 +131,7 @@ def test_only_the_member_that_was_sent_a_message_can_decide_about_it() -> None:
     assert not set(mine) & set(others)
 
 
-def test_an_ack_does_not_reach_what_its_member_was_not_sent_yet() -> None:
+def test_ack_of_unsent_message_has_no_effect() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_in_flight=3)
     connect_version2(bus, publish(1, 0, *numbered(3)))
@@ -142,7 +144,7 @@ def test_an_ack_does_not_reach_what_its_member_was_not_sent_yet() -> None:
     assert set(between) <= set(left)
 
 
-def test_what_is_overdue_may_go_to_another_member_and_an_ack_comes_too_late() -> None:
+def test_overdue_message_moves_to_other_member_and_late_ack_is_ignored() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_in_flight=1)
     connect_version2(bus, publish(1, 0, b"a", b"b"))
@@ -156,7 +158,7 @@ def test_what_is_overdue_may_go_to_another_member_and_an_ack_comes_too_late() ->
     assert bus.statistics(1).in_flight == 0
 
 
-def test_a_message_is_given_up_after_its_last_delivery() -> None:
+def test_group_gives_up_after_max_deliveries() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_deliveries=2, max_in_flight=1)
     connect_version2(bus, publish(1, 0, b"a"))
@@ -166,10 +168,10 @@ def test_a_message_is_given_up_after_its_last_delivery() -> None:
         bus.tick()
     assert heard == 2
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_working_keeps_a_message() -> None:
+def test_working_prevents_redelivery_to_others() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2)
     connect_version2(bus, publish(1, 0, b"a"))
@@ -182,24 +184,28 @@ def test_working_keeps_a_message() -> None:
     assert one.receive_message_ids() + two.receive_message_ids() == [0]
 
 
-def test_a_message_that_expires_before_its_member_takes_it_is_not_sent() -> None:
+def test_message_expired_after_assignment_is_not_sent() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     [only] = group_of(bus, 1)
-    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a", expires_ms=1000), timed_envelope(b"b")))
+    connect_version2(
+        bus, publish_envelopes(1, 0, timed_envelope(b"a", expires_ms=1000), timed_envelope(b"b"))
+    )
     bus.broker.clock.now = 51.0
     assert only.receive_message_ids() == [1]
     only.send(ack(5, 1, 2))
     bus.broker.drain_writable()
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 1}
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_a_message_that_opens_later_goes_to_one_member_then() -> None:
+def test_delayed_message_goes_to_one_member() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     one, two = group_of(bus, 2)
-    connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=1000), timed_envelope(b"b")))
+    connect_version2(
+        bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=1000), timed_envelope(b"b"))
+    )
     assert one.receive_message_ids() + two.receive_message_ids() == [1]
     bus.broker.clock.now = bus.broker.next_wakeup
     assert bus.broker.next_wakeup == 51.0
@@ -208,7 +214,7 @@ def test_a_message_that_opens_later_goes_to_one_member_then() -> None:
     assert bus.broker.next_wakeup == float("inf")
 
 
-def test_a_filtered_group_passes_over_what_is_not_for_it() -> None:
+def test_filtered_group_skips_unmatched_messages() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, channels=["a"])
     contents = [channel_envelope("ab"[n % 2], b"%d" % n) for n in range(100)]
@@ -217,10 +223,10 @@ def test_a_filtered_group_passes_over_what_is_not_for_it() -> None:
     for member in (one, two):
         member.send(ack(5, 0, 100))
     bus.broker.drain_writable()
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_a_group_without_a_name_of_its_own_goes_with_its_last_member() -> None:
+def test_group_ends_with_its_last_member() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2)
     connect_version2(bus, publish(1, 0, *numbered(4)))
@@ -230,7 +236,7 @@ def test_a_group_without_a_name_of_its_own_goes_with_its_last_member() -> None:
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2, 3]
 
 
-def test_a_durable_group_outlives_all_its_members() -> None:
+def test_durable_group_survives_all_members() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, durable="d")
     writer = connect_version2(bus, publish(1, 0, *numbered(4)))
@@ -245,24 +251,26 @@ def test_a_durable_group_outlives_all_its_members() -> None:
     assert bus.statistics(1).subscriptions == ()
 
 
-def test_a_group_with_other_channels_is_another_group() -> None:
+def test_group_with_different_channels_is_refused() -> None:
     bus = BrokerHarness()
     group_of(bus, 1, channels=["a"])
     other = connect_version2(bus, subscribe(1, 5, group="g", channels=["b"]))
     assert other.receive_error_codes() == ["subscription_mismatch"]
 
 
-def test_what_one_member_refuses_is_handed_to_whoever_has_room() -> None:
+def test_nacked_message_goes_to_available_member() -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_in_flight=1)
     connect_version2(bus, publish(1, 0, b"a", b"b"))
     assert (one.receive_message_ids(), two.receive_message_ids()) == ([0], [1])
     two.send(ack(5, 1, 2))
     one.send(nack(5, 0, 1, 0))
-    assert [(m.message_id, m.attempt) for m in one.receive_deliveries() + two.receive_deliveries()] == [(0, 2)]
+    assert [
+        (m.message_id, m.attempt) for m in one.receive_deliveries() + two.receive_deliveries()
+    ] == [(0, 2)]
 
 
-def test_a_group_that_drops_the_newest_keeps_the_order_of_the_rest() -> None:
+def test_group_drop_newest_keeps_order() -> None:
     bus = BrokerHarness()
     [only] = group_of(bus, 1, max_in_flight=2, slow="drop_newest", max_pending=5)
     connect_version2(bus, publish(1, 0, *numbered(20)))
@@ -274,7 +282,7 @@ def test_a_group_that_drops_the_newest_keeps_the_order_of_the_rest() -> None:
     assert bus.statistics(1).dropped == {Reason.SLOW_CONSUMER: 15}
 
 
-def test_a_member_reaches_only_what_it_holds_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_acks_only_its_own_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = BrokerHarness()
     one, two = group_of(bus, 2, max_in_flight=1000)
     connect_version2(bus, publish(1, 0, *numbered(1000)))
@@ -294,10 +302,12 @@ def test_a_member_reaches_only_what_it_holds_itself(monkeypatch: pytest.MonkeyPa
     assert bus.statistics(1).in_flight == 0
 
 
-def test_a_group_looks_through_a_backlog_in_turns() -> None:
+def test_group_scans_backlog_in_turns() -> None:
     bus = BrokerHarness()
     count = 10 * REDELIVERY_MESSAGES
-    writer = connect_version2(bus, publish(1, 0, *[b""] * count), publish_envelopes(1, count, channel_envelope("x", b"!")))
+    writer = connect_version2(
+        bus, publish(1, 0, *[b""] * count), publish_envelopes(1, count, channel_envelope("x", b"!"))
+    )
     peer = connect_version2(bus, subscribe(1, 5, group="g", channels=["x"], start="earliest"))
     group = next(iter(bus.broker.classes[1].groups))
     turns, before = 0, 0
@@ -313,13 +323,15 @@ def test_a_group_looks_through_a_backlog_in_turns() -> None:
     assert peer.receive_message_ids() == [count]
 
 
-def test_only_some_groups_go_on_looking_in_one_turn_and_all_come_to_an_end() -> None:
+def test_group_scans_are_limited_per_turn_and_all_finish() -> None:
     bus = BrokerHarness()
     writer = connect_version2(bus, publish(1, 0, *[b""] * (3 * REDELIVERY_MESSAGES)))
-    most = LOOKED_MESSAGES_MAX // REDELIVERY_MESSAGES
+    most = SCAN_MESSAGES_MAX // REDELIVERY_MESSAGES
     number = 2 * most
     options = {"channels": ["x"], "start": "earliest"}
-    peer = connect_version2(bus, *[subscribe(1, n, group=f"g{n}", **options) for n in range(1, number + 1)])
+    peer = connect_version2(
+        bus, *[subscribe(1, n, group=f"g{n}", **options) for n in range(1, number + 1)]
+    )
     groups = list(bus.broker.classes[1].groups)
     for _ in range(2):
         before = [group.window.cursor for group in groups]
@@ -333,7 +345,7 @@ def test_only_some_groups_go_on_looking_in_one_turn_and_all_come_to_an_end() -> 
     assert len(peer.receive_deliveries()) == number
 
 
-def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight_to_it() -> None:
+def test_member_in_flight_bytes_are_limited() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     size = 900_000

@@ -9,10 +9,10 @@ from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    publish_envelopes,
     channel_envelope,
     connect_version2,
     publish,
+    publish_envelopes,
     subscribe,
     unsubscribe,
 )
@@ -30,13 +30,15 @@ def durables(bus: BrokerHarness) -> list[str]:
 
 def holder(bus: BrokerHarness, **options: object) -> Version2Peer:
     """Somebody who has been sent six messages and acknowledged two of them."""
-    peer = connect_version2(bus, subscribe(1, 5, durable="d", **options), publish(1, 0, *numbered(6)))
+    peer = connect_version2(
+        bus, subscribe(1, 5, durable="d", **options), publish(1, 0, *numbered(6))
+    )
     peer.receive_deliveries()
     peer.send(ack(5, 0, 2))
     return peer
 
 
-def test_a_durable_is_forgotten_when_nobody_was_connected_to_it_for_so_long() -> None:
+def test_idle_durable_expires() -> None:
     bus = BrokerHarness()
     holder(bus, idle_seconds=10).disconnect()
     go_on(bus, 9.9)
@@ -45,14 +47,14 @@ def test_a_durable_is_forgotten_when_nobody_was_connected_to_it_for_so_long() ->
     assert durables(bus) == []
     statistics = bus.statistics(1)
     assert statistics.dropped == {Reason.IDLE_DURABLE: 4}
-    assert (statistics.acknowledged, statistics.ring.messages) == (2, 0)
+    assert (statistics.acknowledged, statistics.ring.message_count) == (2, 0)
     again = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"new"))
     messages, told = again.receive_all()
     assert told[0].content == {"cursor": 6, "floor": 6, "resumed": False}
     assert [(m.message_id, m.attempt) for m in messages] == [(6, 1)]
 
 
-def test_without_idle_seconds_a_durable_is_kept_for_ever() -> None:
+def test_durable_without_idle_seconds_never_expires() -> None:
     bus = BrokerHarness()
     holder(bus).disconnect()
     go_on(bus, 1e9)
@@ -60,7 +62,7 @@ def test_without_idle_seconds_a_durable_is_kept_for_ever() -> None:
     assert bus.statistics(1).dropped == {}
 
 
-def test_time_counts_only_while_nobody_is_connected() -> None:
+def test_idle_time_counts_only_while_disconnected() -> None:
     bus = BrokerHarness()
     peer = holder(bus, idle_seconds=10)
     go_on(bus, 100)
@@ -73,20 +75,20 @@ def test_time_counts_only_while_nobody_is_connected() -> None:
     assert durables(bus) == []
 
 
-def test_unsubscribing_leaves_it_alone_as_well() -> None:
+def test_idle_time_starts_at_unsubscribe() -> None:
     bus = BrokerHarness()
     peer = holder(bus, idle_seconds=10)
     peer.send(unsubscribe(5))
     go_on(bus, 10)
     assert durables(bus) == []
     peer.send(subscribe(1, 5, durable="d", idle_seconds=10), unsubscribe(5, forget=True))
-    assert not bus.broker.connection_requests._idle_since
+    assert not bus.broker.subscription_manager._idle_since
 
 
 @pytest.mark.parametrize(
     ("said", "kept"), [([10, 30], 30), ([30, 10], 10), ([10, None], 10), ([None, 10], 10)]
 )
-def test_the_last_who_says_how_long_decides(said: list[int | None], kept: int) -> None:
+def test_last_idle_seconds_wins(said: list[int | None], kept: int) -> None:
     bus = BrokerHarness()
     for seconds in said:
         connect_version2(bus, subscribe(1, 5, durable="d", idle_seconds=seconds)).disconnect()
@@ -97,7 +99,7 @@ def test_the_last_who_says_how_long_decides(said: list[int | None], kept: int) -
 
 
 @pytest.mark.parametrize(("more", "kept"), [({}, 10), ({"idle_seconds": 30}, 30)])
-def test_a_durable_that_is_moved_is_kept_as_long(more: dict[str, object], kept: int) -> None:
+def test_seek_keeps_idle_seconds(more: dict[str, object], kept: int) -> None:
     bus = BrokerHarness()
     holder(bus, idle_seconds=10).disconnect()
     at = {"sequence": 3}
@@ -108,10 +110,12 @@ def test_a_durable_that_is_moved_is_kept_as_long(more: dict[str, object], kept: 
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
 
 
-def test_a_durable_group_is_alone_when_its_last_member_is_gone() -> None:
+def test_durable_group_is_idle_after_last_member() -> None:
     bus = BrokerHarness()
     group = {"durable": "d", "group": "g"}
-    one = connect_version2(bus, subscribe(1, 5, idle_seconds=10, **group), publish(1, 0, *numbered(4)))
+    one = connect_version2(
+        bus, subscribe(1, 5, idle_seconds=10, **group), publish(1, 0, *numbered(4))
+    )
     other = connect_version2(bus, subscribe(1, 5, idle_seconds=20, **group))
     one.receive_deliveries()
     one.disconnect()
@@ -125,16 +129,18 @@ def test_a_durable_group_is_alone_when_its_last_member_is_gone() -> None:
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 4}
 
 
-def test_what_others_need_stays() -> None:
+def test_expired_durable_keeps_messages_of_others() -> None:
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 1, durable="other")).disconnect()
     holder(bus, idle_seconds=10).disconnect()
     go_on(bus, 10)
     assert durables(bus) == ["other"]
-    assert connect_version2(bus, subscribe(1, 1, durable="other")).receive_message_ids() == list(range(6))
+    assert connect_version2(bus, subscribe(1, 1, durable="other")).receive_message_ids() == list(
+        range(6)
+    )
 
 
-def test_what_waits_for_a_first_subscription_goes_on_waiting() -> None:
+def test_expired_durable_keeps_backlog() -> None:
     bus = BrokerHarness()
     writer = connect_version2(bus, publish(1, 0, b"a", b"b"))
     reader = connect_version2(bus, subscribe(1, 1, durable="d", start="earliest", idle_seconds=10))
@@ -147,7 +153,7 @@ def test_what_waits_for_a_first_subscription_goes_on_waiting() -> None:
     assert connect_version2(bus, subscribe(1, 1)).receive_message_ids() == [0, 1, 3]
 
 
-def test_only_what_was_for_it_is_counted() -> None:
+def test_expired_durable_counts_only_matching_messages() -> None:
     bus = BrokerHarness()
     wish = {"durable": "d", "channels": ["a"], "idle_seconds": 10}
     connect_version2(bus, subscribe(1, 5, **wish)).disconnect()
@@ -155,11 +161,11 @@ def test_only_what_was_for_it_is_counted() -> None:
     connect_version2(bus, publish_envelopes(1, 0, *contents))
     go_on(bus, 10)
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     assert durables(bus) == []
 
 
-def test_who_waits_for_room_finds_what_it_has_left() -> None:
+def test_expired_durable_unblocks_publishers() -> None:
     bus = BrokerHarness(class_messages=4)
     connect_version2(bus, subscribe(1, 5, durable="d", idle_seconds=10)).disconnect()
     writer = connect_version2(bus, publish(1, 0, *numbered(6)))
@@ -170,9 +176,11 @@ def test_who_waits_for_room_finds_what_it_has_left() -> None:
     assert connect_version2(bus, subscribe(1, 1)).receive_message_ids() == [4, 5]
 
 
-def test_it_is_for_durables_and_at_most_a_year() -> None:
+def test_idle_seconds_requires_durable_and_is_limited() -> None:
     bus = BrokerHarness()
-    asker = connect_version2(bus, subscribe(1, 5, idle_seconds=10), subscribe(1, 6, group="g", idle_seconds=1))
+    asker = connect_version2(
+        bus, subscribe(1, 5, idle_seconds=10), subscribe(1, 6, group="g", idle_seconds=1)
+    )
     assert asker.receive_error_codes() == ["bad_request", "bad_request"]
     for seconds in (0, -1, 365 * 86_400 + 1, "10", True):
         asker.send(subscribe(1, 5, durable="d", idle_seconds=seconds))

@@ -10,17 +10,17 @@ from simplebus.core.errors import Reason
 from simplebus.core.group.group import GroupMember
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.group.key_ordered_member import KeyOrderedMember
-from simplebus.core.limits import IN_FLIGHT_BYTES, LANES_MESSAGES_MAX, Limits
+from simplebus.core.limits import IN_FLIGHT_BYTES, PARTITION_QUEUE_MESSAGES_MAX, Limits
 from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.settings import FullPolicy, Settings
 from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    publish_envelopes,
-    nack,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
     unsubscribe,
@@ -31,7 +31,10 @@ from tests.models.key_order_model import World, keyed
 
 def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
     """That many members, each of a session of its own, as subscription 5."""
-    members = [connect_version2(bus, subscribe(1, 5, group="g", by_key=True, **options)) for _ in range(count)]
+    members = [
+        connect_version2(bus, subscribe(1, 5, group="g", by_key=True, **options))
+        for _ in range(count)
+    ]
     for member in members:
         member.receive_replies()
     return members
@@ -60,7 +63,7 @@ def all_of(members: list[Version2Peer]) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def test_a_key_goes_to_one_member_one_message_after_the_other() -> None:
+def test_messages_of_a_key_go_to_one_member_in_order() -> None:
     bus = BrokerHarness()
     members = group_of(bus, 3)
     publish_keys(bus, *[b"key %d" % (number % 7) for number in range(70)])
@@ -73,20 +76,22 @@ def test_a_key_goes_to_one_member_one_message_after_the_other() -> None:
             member.send(ack(5, id_, id_ + 1))
     assert all(len(some) == 1 for some in who.values())
     assert len({member for some in who.values() for member in some}) > 1
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_what_has_no_key_goes_to_anybody_and_waits_for_nothing() -> None:
+def test_keyless_messages_go_to_any_member() -> None:
     bus = BrokerHarness()
     members = group_of(bus, 3)
-    connect_version2(bus, publish(1, 0, *numbered(30)), publish_envelopes(1, 30, *[timed_envelope(b"")] * 30))
+    connect_version2(
+        bus, publish(1, 0, *numbered(30)), publish_envelopes(1, 30, *[timed_envelope(b"")] * 30)
+    )
     heard = [member.receive_message_ids() for member in members]
     assert [len(ids) for ids in heard] == [20, 20, 20]
     assert sorted(id_ for ids in heard for id_ in ids) == list(range(60))
 
 
 @pytest.mark.parametrize("delay_ms", [None, 3000])
-def test_what_is_put_off_holds_its_own_key_back_and_no_other(delay_ms: int | None) -> None:
+def test_delayed_redelivery_blocks_only_its_key(delay_ms: int | None) -> None:
     bus = BrokerHarness()
     (only,) = group_of(bus, 1)
     publish_keys(bus, b"a", b"a", b"b", b"b")
@@ -101,7 +106,7 @@ def test_what_is_put_off_holds_its_own_key_back_and_no_other(delay_ms: int | Non
     assert [(m.message_id, m.attempt) for m in only.receive_deliveries()] == [(1, 1)]
 
 
-def test_what_is_overdue_comes_again_before_what_is_behind_it() -> None:
+def test_overdue_message_precedes_later_ones_of_its_key() -> None:
     bus = BrokerHarness()
     members = group_of(bus, 2)
     publish_keys(bus, b"a", b"a")
@@ -115,7 +120,7 @@ def test_what_is_overdue_comes_again_before_what_is_behind_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["leave", "unsubscribe"])
-def test_the_keys_of_a_member_that_goes_are_others_and_begin_where_it_was(how: str) -> None:
+def test_keys_of_closed_member_continue_at_others(how: str) -> None:
     bus = BrokerHarness()
     members = group_of(bus, 4)
     keys = [b"key %d" % number for number in range(40)]
@@ -135,7 +140,7 @@ def test_the_keys_of_a_member_that_goes_are_others_and_begin_where_it_was(how: s
         assert after[id_ + 40] is (again[id_] if id_ in theirs else before[id_])
 
 
-def test_a_key_that_moves_to_a_new_member_waits_until_what_is_out_is_settled() -> None:
+def test_moved_key_waits_for_message_in_flight() -> None:
     bus = BrokerHarness()
     members = group_of(bus, 1)
     keys = [b"key %d" % number for number in range(40)]
@@ -149,22 +154,25 @@ def test_a_key_that_moves_to_a_new_member_waits_until_what_is_out_is_settled() -
     assert set(after.values()) == set(members)
 
 
-def test_the_same_names_have_the_same_keys_whoever_came_first() -> None:
+def test_key_assignment_is_independent_of_join_order() -> None:
     whose = []
     for names in (["x", "y", "z"], ["z", "q", "x", "y"]):
         bus = BrokerHarness()
         members = {
-            name: connect_version2(bus, subscribe(1, 5, group="g", by_key=True), name=name) for name in names
+            name: connect_version2(bus, subscribe(1, 5, group="g", by_key=True), name=name)
+            for name in names
         }
         if "q" in members:
             members.pop("q").disconnect()
         publish_keys(bus, *[b"key %d" % number for number in range(40)])
-        whose.append({id_: name for name, member in members.items() for id_ in member.receive_message_ids()})
+        whose.append(
+            {id_: name for name, member in members.items() for id_ in member.receive_message_ids()}
+        )
     assert whose[0] == whose[1]
     assert len(whose[0]) == 40
 
 
-def test_a_member_without_room_holds_up_its_own_keys_only() -> None:
+def test_full_member_blocks_only_its_keys() -> None:
     bus = BrokerHarness()
     members = group_of(bus, 2, max_in_flight=1)
     publish_keys(bus, *[b"key %d" % number for number in range(40)])
@@ -187,7 +195,7 @@ def test_a_member_without_room_holds_up_its_own_keys_only() -> None:
     assert bus.statistics(1).in_flight == 1
 
 
-def test_the_keys_of_a_member_that_takes_nothing_are_others_until_it_does() -> None:
+def test_unresponsive_member_loses_its_keys_until_it_reads() -> None:
     bus = BrokerHarness()
     stuck, other = group_of(bus, 2)
     keys = [b"key %d" % number for number in range(40)]
@@ -203,7 +211,7 @@ def test_the_keys_of_a_member_that_takes_nothing_are_others_until_it_does() -> N
     assert stuck.receive_message_ids() == [id_ + 40 for id_ in theirs]
 
 
-def test_after_the_last_delivery_the_next_one_of_the_key_comes() -> None:
+def test_next_message_of_key_follows_given_up_one() -> None:
     bus = BrokerHarness()
     (only,) = group_of(bus, 1, max_deliveries=2)
     publish_keys(bus, b"a", b"a")
@@ -216,7 +224,7 @@ def test_after_the_last_delivery_the_next_one_of_the_key_comes() -> None:
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
 
 
-def test_what_expires_makes_way_for_its_key() -> None:
+def test_expired_message_unblocks_its_key() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1, max_in_flight=2)
@@ -237,11 +245,13 @@ def test_what_expires_makes_way_for_its_key() -> None:
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 2}
 
 
-def test_what_expires_behind_another_one_of_its_key_makes_room() -> None:
+def test_expired_waiting_message_frees_space() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1)
-    connect_version2(bus, publish_envelopes(1, 0, keyed(b"a"), *[keyed(b"a", expires_ms=1000)] * 50))
+    connect_version2(
+        bus, publish_envelopes(1, 0, keyed(b"a"), *[keyed(b"a", expires_ms=1000)] * 50)
+    )
     assert only.receive_message_ids() == [0]
     bus.broker.clock.now = 51.0
     bus.tick()
@@ -249,11 +259,13 @@ def test_what_expires_behind_another_one_of_its_key_makes_room() -> None:
     assert bus.statistics(1).subscriptions[0].waiting == 0
 
 
-def test_what_opens_later_holds_nothing_back_until_then() -> None:
+def test_delayed_message_does_not_block_its_key() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = group_of(bus, 1)
-    connect_version2(bus, publish_envelopes(1, 0, keyed(b"a", not_before_ms=1000), *[keyed(b"a")] * 3))
+    connect_version2(
+        bus, publish_envelopes(1, 0, keyed(b"a", not_before_ms=1000), *[keyed(b"a")] * 3)
+    )
     assert only.receive_message_ids() == [1]
     only.send(ack(5, 1, 2))
     assert only.receive_message_ids() == [2]
@@ -266,7 +278,7 @@ def test_what_opens_later_holds_nothing_back_until_then() -> None:
     assert only.receive_message_ids() == [3]
 
 
-def test_one_hot_key_does_not_stop_the_others() -> None:
+def test_hot_key_does_not_block_other_keys() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     (only,) = group_of(bus, 1)
@@ -275,24 +287,24 @@ def test_one_hot_key_does_not_stop_the_others() -> None:
     assert only.receive_message_ids() == [0, 5000]
 
 
-def test_a_group_looks_only_so_far_ahead() -> None:
+def test_key_ordered_group_limits_messages_behind_cursor() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     (only,) = group_of(bus, 1)
-    count = LANES_MESSAGES_MAX + 2000
+    count = PARTITION_QUEUE_MESSAGES_MAX + 2000
     publish_keys(bus, *[b"hot"] * count, b"cold")
     for _ in range(40):
         bus.broker.run_due_wakeups()
     (position,) = bus.broker.classes[1].groups
-    assert position.window.cursor == LANES_MESSAGES_MAX + 1
+    assert position.window.cursor == PARTITION_QUEUE_MESSAGES_MAX + 1
     assert only.receive_message_ids() == [0]
     bus.broker.check_invariants()
     only.send(ack(5, 0, 1))
     assert only.receive_message_ids() == [1]
-    assert position.window.cursor == LANES_MESSAGES_MAX + 2
+    assert position.window.cursor == PARTITION_QUEUE_MESSAGES_MAX + 2
 
 
-def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight() -> None:
+def test_key_ordered_member_in_flight_bytes_are_limited() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     (only,) = group_of(bus, 1)
@@ -309,7 +321,7 @@ def test_a_member_is_handed_no_more_bytes_than_may_be_in_flight() -> None:
 
 
 @pytest.mark.parametrize("slow", ["drop_oldest", "drop_newest"])
-def test_what_waits_in_a_lane_is_dropped_as_what_waits_elsewhere(slow: str) -> None:
+def test_waiting_messages_of_a_key_can_be_dropped(slow: str) -> None:
     bus = BrokerHarness()
     (only,) = group_of(bus, 1, slow=slow, max_pending=4)
     for _ in range(200):
@@ -323,7 +335,7 @@ def test_what_waits_in_a_lane_is_dropped_as_what_waits_elsewhere(slow: str) -> N
     assert bus.statistics(1).dropped == {Reason.SLOW_CONSUMER: 196}
 
 
-def test_a_group_is_by_key_or_it_is_not() -> None:
+def test_group_cannot_mix_key_order() -> None:
     bus = BrokerHarness()
     group_of(bus, 1)
     plain = connect_version2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="h"))
@@ -334,7 +346,7 @@ def test_a_group_is_by_key_or_it_is_not() -> None:
     assert plain.receive_error_codes() == ["bad_request"]
 
 
-def test_who_is_not_there_any_more_settles_only_what_it_was_sent() -> None:
+def test_resumed_member_settles_only_sent_messages() -> None:
     bus = BrokerHarness()
     (only,) = group_of(bus, 1, durable="d")
     publish_keys(bus, b"a", b"a", b"b", b"b")
@@ -345,13 +357,13 @@ def test_who_is_not_there_any_more_settles_only_what_it_was_sent() -> None:
     position.ack(0, 2)
     position.terminate(2, 4)
     bus.check_invariants()
-    assert position.window.unacked(0, 4) == [(1, 2), (3, 4)]
+    assert position.window.unacked_ranges(0, 4) == [(1, 2), (3, 4)]
     next_one = connect_version2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
     assert all_of([next_one]) == [[(1, 1), (1, 3)]]
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_what_comes_back_is_first_in_its_lane_though_a_part_of_it_is_purged() -> None:
+def test_redelivery_stays_first_in_partition_after_partial_purge() -> None:
     bus = BrokerHarness()
     only = connect_version2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
     publish_keys(bus, b"a", b"b", b"b")
@@ -365,7 +377,7 @@ def test_what_comes_back_is_first_in_its_lane_though_a_part_of_it_is_purged() ->
     assert all_of([next_one]) == [[(2, 1)], [(1, 2)]]
 
 
-def test_what_is_purged_makes_way_for_its_key() -> None:
+def test_purged_message_unblocks_its_key() -> None:
     bus = BrokerHarness()
     (only,) = group_of(bus, 1)
     publish_keys(bus, b"a", b"a", b"a")
@@ -377,8 +389,10 @@ def test_what_is_purged_makes_way_for_its_key() -> None:
     assert only.receive_message_ids() == [2]
 
 
-def test_what_the_class_drops_makes_way_for_its_key() -> None:
-    bus = BrokerHarness(Settings(limits=Limits(class_messages=4), full_policy=FullPolicy.DROP_OLDEST))
+def test_dropped_message_unblocks_its_key() -> None:
+    bus = BrokerHarness(
+        Settings(limits=Limits(class_messages=4), full_policy=FullPolicy.DROP_OLDEST)
+    )
     (only,) = group_of(bus, 1)
     publish_keys(bus, *[b"a"] * 4)
     assert only.receive_message_ids() == [0]
@@ -388,7 +402,7 @@ def test_what_the_class_drops_makes_way_for_its_key() -> None:
     assert only.receive_message_ids() == [3]
 
 
-def test_after_a_restart_what_was_sent_comes_before_what_has_opened_since() -> None:
+def test_sent_messages_precede_due_ones_after_restart() -> None:
     world = World()
     world.publish((b"a", "", None, 1000), (b"a", "", None, None))
     world.listen(world.members[0])
@@ -398,7 +412,7 @@ def test_after_a_restart_what_was_sent_comes_before_what_has_opened_since() -> N
     world.finish()
 
 
-def test_who_goes_gives_up_its_own_keys_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_member_releases_only_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = BrokerHarness()
     many = [subscribe(1, number, group="g", by_key=True) for number in range(1, 21)]
     sessions = [connect_version2(bus, *many) for _ in range(4)]

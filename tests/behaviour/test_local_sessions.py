@@ -8,18 +8,18 @@ import zlib
 import pytest
 
 from simplebus.core.broker.broker import FullPolicy, Settings
-from simplebus.core.dead_letters import are_kept_in
+from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import Limits
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
 from simplebus.core.protocol.events import (
-    AckedOne,
-    Nacked,
-    Published,
-    StillWorking,
-    SubscriptionAsked,
-    Terminated,
+    AckedRange,
+    NackReceived,
+    PublishedBatch,
+    SubscribeRequested,
+    TerminateReceived,
+    WorkingReceived,
 )
 from simplebus.core.protocol.requests import SubscribeRequest
 from tests.behaviour.wire_peer import BrokerHarness, build_batch
@@ -27,11 +27,11 @@ from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     unsubscribe,
 )
@@ -39,13 +39,13 @@ from tests.behaviour.wire_peer_v2 import (
 DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
 
 
-def published(class_id: int, *payloads: bytes) -> Published:
+def published(class_id: int, *payloads: bytes) -> PublishedBatch:
     """What somebody says who publishes these, on the channel `a.b`."""
     whole = [
         frames.encode(frames.ENVELOPE, class_id=class_id, content=encode(Envelope("a.b"), p))
         for p in payloads
     ]
-    return Published(class_id, batch_of(*whole))
+    return PublishedBatch(class_id, build_batch(*whole))
 
 
 def inside(bus: BrokerHarness) -> Version2Peer:
@@ -54,11 +54,11 @@ def inside(bus: BrokerHarness) -> Version2Peer:
 
 def asks(bus: BrokerHarness, peer: Version2Peer, number: int = 5, **options: object) -> None:
     wish = SubscribeRequest(**options)  # type: ignore[arg-type]
-    bus.broker.apply_event(peer.session, SubscriptionAsked(1, 1, number, wish))
+    bus.broker.apply_event(peer.session, SubscribeRequested(1, 1, number, wish))
     bus.check_invariants()
 
 
-def test_who_is_inside_publishes_subscribes_and_acknowledges() -> None:
+def test_local_session_publishes_subscribes_and_acks() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1))
     guest, binary = inside(bus), connect_version2(bus, subscribe(1, 3))
@@ -68,20 +68,20 @@ def test_who_is_inside_publishes_subscribes_and_acknowledges() -> None:
     got, told = guest.receive_all()
     assert [said.kind for said in told] == ["subscribe"]
     assert [(m.number, m.attempt, m.message_id) for m in got] == [(5, 1, 0), (5, 1, 1)]
-    bus.broker.apply_event(guest.session, AckedOne(5, 0, 1))
-    bus.broker.apply_event(guest.session, StillWorking(5, 1, 2))
-    bus.broker.apply_event(guest.session, Nacked(5, 1, 2, 0.0))
+    bus.broker.apply_event(guest.session, AckedRange(5, 0, 1))
+    bus.broker.apply_event(guest.session, WorkingReceived(5, 1, 2))
+    bus.broker.apply_event(guest.session, NackReceived(5, 1, 2, 0.0))
     assert [(m.attempt, m.message_id) for m in guest.receive_deliveries()] == [(2, 1)]
 
 
-def test_who_is_inside_may_be_silent_for_ever() -> None:
+def test_local_session_has_no_heartbeat_timeout() -> None:
     bus = BrokerHarness()
     guest = inside(bus)
     assert bus.tick(100) == []
     assert guest.read_bytes(1) == b""
 
 
-def test_who_goes_gives_back_what_it_held() -> None:
+def test_closed_local_session_returns_its_messages() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x"))
     guest = inside(bus)
@@ -92,7 +92,7 @@ def test_who_goes_gives_back_what_it_held() -> None:
     assert [m.attempt for m in other.receive_deliveries()] == [2]
 
 
-def test_who_parks_too_much_is_told() -> None:
+def test_local_session_with_too_many_parked_bytes_is_refused() -> None:
     limits = Limits(class_messages=1, frame_bytes=1000, pending_bytes=2_100_000)
     bus = BrokerHarness(Settings(limits=limits))
     bus.peer(connect1(1))
@@ -111,58 +111,58 @@ def test_who_parks_too_much_is_told() -> None:
 
 
 @pytest.mark.parametrize("group", [None, "g"])
-def test_what_is_terminated_never_comes_again_and_is_a_dead_letter(group: str | None) -> None:
+def test_terminated_message_becomes_dead_letter(group: str | None) -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x", b"y", b"z"))
     guest = inside(bus)
     asks(bus, guest, group=group, durable="d")
     assert guest.receive_message_ids() == [0, 1, 2]
-    bus.broker.apply_event(guest.session, Nacked(5, 1, 2, 0.0))
+    bus.broker.apply_event(guest.session, NackReceived(5, 1, 2, 0.0))
     assert guest.receive_message_ids() == [1]
-    bus.broker.apply_event(guest.session, Terminated(5, 1, 2))
-    bus.broker.apply_event(guest.session, Terminated(5, 1, 2))
+    bus.broker.apply_event(guest.session, TerminateReceived(5, 1, 2))
+    bus.broker.apply_event(guest.session, TerminateReceived(5, 1, 2))
     bus.broker.drain_writable()
     bus.check_invariants()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
     dead = bus.statistics(DEAD_1)
     assert dead.name == "dead.1"
     assert dead.published == 1
-    read, payload = decode(bus.broker.classes[DEAD_1].ring.frame(0)[9:-4])
+    read, payload = decode(bus.broker.classes[DEAD_1].ring.copy_frame(0)[9:-4])
     assert payload == b"y"
     assert ("dead-reason", "terminated") in read.headers
     assert ("dead-attempts", "2") in read.headers
-    bus.broker.apply_event(guest.session, AckedOne(5, 0, 1))
-    bus.broker.apply_event(guest.session, AckedOne(5, 2, 3))
+    bus.broker.apply_event(guest.session, AckedRange(5, 0, 1))
+    bus.broker.apply_event(guest.session, AckedRange(5, 2, 3))
     bus.broker.drain_writable()
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     bus.tick(100)
     assert guest.receive_message_ids() == []
 
 
-def test_what_is_due_again_can_be_terminated_and_what_was_never_sent_cannot() -> None:
+def test_waiting_redelivery_can_be_terminated_but_not_unsent() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x", b"y"))
     guest = inside(bus)
     asks(bus, guest, max_in_flight=1)
     assert guest.receive_message_ids() == [0]
     bus.tick(6)
-    bus.broker.apply_event(guest.session, Terminated(5, 0, 2))
+    bus.broker.apply_event(guest.session, TerminateReceived(5, 0, 2))
     bus.check_invariants()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
     assert guest.receive_message_ids() == [1]
 
 
-def test_what_a_member_does_not_hold_it_cannot_terminate() -> None:
+def test_member_terminates_only_its_own_messages() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x"))
     one, other = inside(bus), inside(bus)
     asks(bus, one, group="g")
     asks(bus, other, group="g")
     assert one.receive_message_ids() == [0]
-    bus.broker.apply_event(other.session, Terminated(5, 0, 1))
+    bus.broker.apply_event(other.session, TerminateReceived(5, 0, 1))
     bus.check_invariants()
     assert bus.statistics(1).dropped == {}
-    bus.broker.apply_event(one.session, Terminated(5, 0, 1))
+    bus.broker.apply_event(one.session, TerminateReceived(5, 0, 1))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
 
 
@@ -185,13 +185,15 @@ class Tapped:
             self.seen.append((who, cls.class_id, payload))  # type: ignore[attr-defined]
 
 
-def test_a_tap_sees_what_is_stored_once_and_in_order_and_who_published_it() -> None:
+def test_observer_sees_stored_messages_once_in_order() -> None:
     bus = BrokerHarness()
     tapped = Tapped(bus)
     one = bus.peer(connect1(1), publish1(1, b"lone"))
     one.session.peer = "one"
     one.send(publish1(1, b"a", b"bb"), publish1(1, b"c"))
-    two = connect_version2(bus, publish_envelopes(1, 0, channel_envelope("x", b"d"), channel_envelope("x", b"e")))
+    two = connect_version2(
+        bus, publish_envelopes(1, 0, channel_envelope("x", b"d"), channel_envelope("x", b"e"))
+    )
     two.session.peer = "two"
     two.send(publish_envelopes(1, 2, channel_envelope("x", b"f")))
     guest = inside(bus)
@@ -202,7 +204,7 @@ def test_a_tap_sees_what_is_stored_once_and_in_order_and_who_published_it() -> N
     assert tapped.seen[-2:] == [("two", 1, b"f"), ("a guest", 1, b"g")]
 
 
-def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
+def test_observer_sees_parked_messages_when_stored() -> None:
     bus = BrokerHarness(class_messages=2)
     tapped = Tapped(bus)
     reader = connect_version2(bus, subscribe(1, 5))
@@ -210,12 +212,12 @@ def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
     bus.broker.apply_event(guest.session, published(1, b"a", b"b", b"c"))
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
     reader.receive_message_ids()
-    bus.broker.apply_event(reader.session, AckedOne(5, 0, 1))
+    bus.broker.apply_event(reader.session, AckedRange(5, 0, 1))
     assert tapped.seen[-1] == ("a guest", 1, b"c")
     assert len(tapped.seen) == 3
 
 
-def test_what_is_not_stored_is_not_seen() -> None:
+def test_observer_does_not_see_refused_messages() -> None:
     settings = Settings(limits=Limits(class_messages=2), full_policy=FullPolicy.DROP_NEWEST)
     bus = BrokerHarness(settings)
     tapped = Tapped(bus)
@@ -223,7 +225,7 @@ def test_what_is_not_stored_is_not_seen() -> None:
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
 
 
-def test_where_the_oldest_make_room_all_are_seen() -> None:
+def test_observer_sees_all_messages_with_drop_oldest() -> None:
     settings = Settings(limits=Limits(class_messages=2), full_policy=FullPolicy.DROP_OLDEST)
     bus = BrokerHarness(settings)
     tapped = Tapped(bus)
@@ -231,7 +233,7 @@ def test_where_the_oldest_make_room_all_are_seen() -> None:
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b", b"c", b"d"]
 
 
-def test_dead_letters_are_seen_as_the_bus_s_own() -> None:
+def test_observer_sees_dead_letters_without_publisher() -> None:
     bus = BrokerHarness()
     tapped = Tapped(bus)
     peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, b"x"))
@@ -239,5 +241,5 @@ def test_dead_letters_are_seen_as_the_bus_s_own() -> None:
     peer.send(nack(5, 0, 1, 0))
     assert peer.receive_message_ids() == []
     assert tapped.seen[-1] == ("", DEAD_1, b"x")
-    assert are_kept_in(bus.statistics(DEAD_1).name)
+    assert is_dead_letter_class(bus.statistics(DEAD_1).name)
     peer.send(unsubscribe(5))

@@ -60,7 +60,7 @@ def deliver(client: StandIn, *messages: tuple[int, int], class_id: int = 1) -> N
     )
 
 
-def test_it_connects_and_waits_for_the_reply() -> None:
+def test_client_waits_for_connect_reply() -> None:
     client = StandIn([1, 2])
     client.subscribe(1, lambda message: None)
     assert said(client) == [(CONNECT, 0, 0, 0, b"[1,2]")]
@@ -75,7 +75,7 @@ def test_it_connects_and_waits_for_the_reply() -> None:
     assert said(client) == [(MESSAGE, 1, 0, 0, b"in time")]
 
 
-def test_its_acks_are_at_most_a_second_and_a_half_late() -> None:
+def test_client_acks_within_1500_ms() -> None:
     latest = []
     for moment in (0.0, 0.1, 0.499, 0.5, 0.6, 0.999, 1.0):
         client = greeted([1])
@@ -93,7 +93,7 @@ def test_its_acks_are_at_most_a_second_and_a_half_late() -> None:
     assert client.latest_ack == pytest.approx(LATEST_ACK, abs=0.01)
 
 
-def test_it_groups_what_is_consecutive_in_the_order_of_processing() -> None:
+def test_client_groups_consecutive_acks() -> None:
     client = greeted([1, 2])
     for class_id in (1, 2):
         client.subscribe(class_id, lambda message: None)
@@ -109,7 +109,7 @@ def test_it_groups_what_is_consecutive_in_the_order_of_processing() -> None:
     ]
 
 
-def test_it_counts_with_a_sign() -> None:
+def test_client_uses_signed_ids() -> None:
     client = greeted([1])
     client.subscribe(1, lambda message: None)
     said(client)
@@ -118,7 +118,7 @@ def test_it_counts_with_a_sign() -> None:
     assert [content for *_, content in said(client)] == [b"2147483646--2147483648", b"0-2"]
 
 
-def test_a_handler_that_throws_ends_it_but_not_its_timers() -> None:
+def test_client_timers_survive_handler_exception() -> None:
     client = greeted([1])
     handled: list[int] = []
     client.subscribe(1, StrictOrder())
@@ -135,7 +135,7 @@ def test_a_handler_that_throws_ends_it_but_not_its_timers() -> None:
     assert len(said(client)) == 1
 
 
-def test_handlers_take_their_time_one_after_the_other() -> None:
+def test_client_runs_handlers_sequentially() -> None:
     client = greeted([1])
     client.subscribe(1, StrictOrder(seconds=2.0))
     said(client)
@@ -146,7 +146,7 @@ def test_handlers_take_their_time_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_results_come_in_the_order_of_their_reservation(seed: int) -> None:
+def test_client_keeps_result_order(seed: int) -> None:
     shuffled = random.Random(seed)
     ring = Reservations()
     taken: list[object] = []
@@ -165,7 +165,7 @@ def test_results_come_in_the_order_of_their_reservation(seed: int) -> None:
     assert taken == [f"result {job}" for job in range(200)]
 
 
-def test_every_place_in_it_is_bounded() -> None:
+def test_client_queues_are_bounded() -> None:
     bounds = Bounds()
     assert (bounds.unserialised, bounds.raw, bounds.received) == (1_100, 10_000, 1_500)
     assert (bounds.chunks, bounds.acks) == (1_000, 2_000_000)
@@ -207,7 +207,7 @@ def test_every_place_in_it_is_bounded() -> None:
     assert client.processed == 30
 
 
-def test_a_heartbeat_is_nothing_to_it_and_an_unknown_type_a_fault() -> None:
+def test_client_ignores_heartbeat_and_fails_on_unknown_type() -> None:
     client = greeted([1])
     client.receive(build_frame(HEARTBEAT))
     assert client.idle

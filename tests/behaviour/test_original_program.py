@@ -56,26 +56,26 @@ def released(undelivered: list[Ranges]) -> Ranges:
 # The telling cases -------------------------------------------------------------------------------
 
 
-def test_what_one_of_two_acknowledged_is_not_released() -> None:
+def test_message_acked_by_one_of_two_is_not_released() -> None:
     bus, peers = subscribed_to_nine_messages(2)
     peers[0].send(ack(1, 0, 9))
     left = undelivered(bus, peers)
     assert left == [[], [(0, 9)]]
     assert released(left) == []
-    assert bus.statistics(1).ring.messages == 9
+    assert bus.statistics(1).ring.message_count == 9
 
 
-def test_what_two_acknowledged_in_turn_but_not_both_is_not_released() -> None:
+def test_messages_acked_alternately_are_not_released() -> None:
     bus, peers = subscribed_to_nine_messages(2)
     peers[0].send(ack(1, 0, 2))
     peers[1].send(ack(1, 3, 9))
     left = undelivered(bus, peers)
     assert left == [[(2, 9)], [(0, 3)]]
     assert released(left) == []
-    assert bus.statistics(1).ring.messages == 9
+    assert bus.statistics(1).ring.message_count == 9
 
 
-def test_what_all_of_three_acknowledged_is_released() -> None:
+def test_message_acked_by_all_is_released() -> None:
     bus, peers = subscribed_to_nine_messages(3)
     peers[0].send(ack(1, 0, 3), ack(1, 4, 8))
     peers[1].send(ack(1, 1, 5))
@@ -85,7 +85,7 @@ def test_what_all_of_three_acknowledged_is_released() -> None:
     assert released(left) == [(1, 3), (4, 5)]
 
 
-def test_acks_after_the_timeout_are_as_good_as_those_before_it() -> None:
+def test_ack_after_timeout_counts() -> None:
     bus, peers = subscribed_to_nine_messages(2)
     peers[0].send(ack(1, 0, 3))
     assert undelivered(bus, peers) == [[(3, 9)], [(0, 9)]]
@@ -100,7 +100,7 @@ def test_acks_after_the_timeout_are_as_good_as_those_before_it() -> None:
 # What it did right -------------------------------------------------------------------------------
 
 
-def test_a_subscribe_before_any_connect_is_remembered_silently() -> None:
+def test_subscribe_before_connect_is_remembered() -> None:
     bus = BrokerHarness()
     early = bus.peer(subscribe(1))
     publisher = bus.peer(connect(1), publish(1, b"a"))
@@ -108,7 +108,7 @@ def test_a_subscribe_before_any_connect_is_remembered_silently() -> None:
     assert publisher.send_refused(publish(2, b"b")) is Reason.UNKNOWN_CLASS
 
 
-def test_messages_wait_for_the_first_subscriber_and_the_second_gets_new_ones_only() -> None:
+def test_first_subscriber_receives_backlog_second_only_new_messages() -> None:
     bus = BrokerHarness()
     publisher = bus.peer(connect(1), publish(1, b"a", b"b"))
     first = bus.peer(subscribe(1))
@@ -119,7 +119,7 @@ def test_messages_wait_for_the_first_subscriber_and_the_second_gets_new_ones_onl
     assert second.receive_ids(1) == [2]
 
 
-def test_every_subscriber_gets_every_message_and_all_must_acknowledge_it() -> None:
+def test_every_subscriber_receives_and_must_ack_each_message() -> None:
     bus = BrokerHarness()
     peers = [bus.peer(connect(1), subscribe(1)) for _ in range(3)]
     peers[0].send(publish(1, *numbered(5)))
@@ -127,22 +127,22 @@ def test_every_subscriber_gets_every_message_and_all_must_acknowledge_it() -> No
         assert peer.receive_ids(1) == [0, 1, 2, 3, 4]
     for peer in peers[:2]:
         peer.send(ack(1, 0, 5))
-        assert bus.statistics(1).ring.messages == 5
+        assert bus.statistics(1).ring.message_count == 5
     peers[2].send(ack(1, 0, 5))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_acks_out_of_order_are_remembered_until_the_gap_closes() -> None:
+def test_out_of_order_acks_apply_when_gap_closes() -> None:
     bus, [peer] = subscribed_to_nine_messages(1)
     peer.send(ack(1, 5, 9), ack(1, 1, 3))
     assert bus.statistics(1).ring.floor == 0
     peer.send(ack(1, 0, 1))
     assert bus.statistics(1).ring.floor == 3
     peer.send(ack(1, 3, 5))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_a_message_is_overdue_five_to_six_ticks_after_it_was_sent() -> None:
+def test_message_is_overdue_after_ack_timeout() -> None:
     # Sent right after a beat it has six ticks, right before one a little more than five.
     bus, [peer] = subscribed_to_nine_messages(1)
     bus.tick(ACK_TIMEOUT - 1)
@@ -154,7 +154,7 @@ def test_a_message_is_overdue_five_to_six_ticks_after_it_was_sent() -> None:
 # What it did wrong -------------------------------------------------------------------------------
 
 
-def test_fewer_than_nine_bytes_are_waited_for() -> None:
+def test_incomplete_header_waits_for_more_bytes() -> None:
     # It searched them for a delimiter, found one in the header, and failed.
     bus = BrokerHarness()
     peer = bus.peer(connect(0x3C0D))
@@ -167,7 +167,7 @@ def test_fewer_than_nine_bytes_are_waited_for() -> None:
     assert [message.payload for message in peer.receive_messages()] == [b"hi"] * 9
 
 
-def test_a_full_class_never_drops_a_message_without_a_word() -> None:
+def test_full_class_does_not_drop_silently() -> None:
     # It made the publisher wait for a second and then forgot the message.
     for policy in FullPolicy:
         if policy is FullPolicy.SPILL:  # It needs a disk.
@@ -186,7 +186,7 @@ def test_a_full_class_never_drops_a_message_without_a_word() -> None:
         assert not publisher.session.parked_messages
 
 
-def test_an_overdue_message_is_sent_once_per_pause_and_not_in_every_turn() -> None:
+def test_overdue_message_is_sent_once_per_backoff() -> None:
     bus, [peer] = subscribed_to_nine_messages(1)
     bus.tick(ACK_TIMEOUT)
     assert peer.receive_ids(1) == list(range(9))
@@ -197,14 +197,14 @@ def test_an_overdue_message_is_sent_once_per_pause_and_not_in_every_turn() -> No
     assert bus.statistics(1).redelivered == 9
 
 
-def test_a_redelivered_frame_carries_the_tick_it_is_sent_in() -> None:
+def test_redelivered_frame_has_current_tick() -> None:
     # It kept its first timer index. With a pause that is a multiple of the timeout it is the same.
     bus, [peer] = subscribed_to_nine_messages(1)
     bus.tick(ACK_TIMEOUT + 2)
     assert {message.timer_index for message in peer.receive_messages()} == {2}
 
 
-def test_one_ack_may_span_what_was_sent_in_many_pieces_and_ticks() -> None:
+def test_ack_may_span_many_writes_and_ticks() -> None:
     # It took a range only when it lay within one range that it had noted.
     bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1))
@@ -216,24 +216,24 @@ def test_one_ack_may_span_what_was_sent_in_many_pieces_and_ticks() -> None:
     peer.send(ack(1, 1, 5))
     assert bus.statistics(1).acknowledged == 4
     peer.send(ack(1, 0, 6))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_an_ack_works_after_another_session_has_gone() -> None:
+def test_ack_works_after_another_session_closed() -> None:
     bus, [one, two] = subscribed_to_nine_messages(2)
     one.disconnect()
     two.send(ack(1, 0, 9))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_what_a_gone_session_had_not_acknowledged_is_not_kept_for_ever() -> None:
+def test_unacked_messages_of_closed_session_are_released() -> None:
     bus, [one, two] = subscribed_to_nine_messages(2)
     two.send(ack(1, 0, 9))
     one.disconnect()
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_what_the_last_session_had_not_acknowledged_goes_to_the_next() -> None:
+def test_unacked_messages_of_last_session_go_to_next() -> None:
     bus, [one] = subscribed_to_nine_messages(1)
     one.send(ack(1, 0, 3), ack(1, 5, 7))
     one.disconnect()
@@ -241,7 +241,7 @@ def test_what_the_last_session_had_not_acknowledged_goes_to_the_next() -> None:
     assert bus.peer(subscribe(1)).receive_ids(1) == [3, 4, 7, 8, 9]
 
 
-def test_subscribing_twice_brings_one_copy() -> None:
+def test_duplicate_subscribe_delivers_once() -> None:
     bus = BrokerHarness()
     peer = bus.peer(subscribe(1), subscribe(1), connect(1), subscribe(1) + subscribe(1))
     peer.send(publish(1, b"a"))
@@ -250,7 +250,7 @@ def test_subscribing_twice_brings_one_copy() -> None:
     assert peer.receive_ids(1) == [0]
 
 
-def test_a_delimiter_in_a_payload_cuts_it_there() -> None:
+def test_delimiter_in_payload_truncates_it() -> None:
     # The open problem of the original, and so of version 1: the rest is read as the next header.
     bus = BrokerHarness()
     subscriber = bus.peer(connect(1), subscribe(1))
@@ -260,7 +260,7 @@ def test_a_delimiter_in_a_payload_cuts_it_there() -> None:
     assert [message.payload for message in subscriber.receive_messages()] == [b"one"]
 
 
-def test_a_payload_may_end_in_a_line_end() -> None:
+def test_payload_may_end_with_line_end() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"Smith\r\n", b"<\r\n", b"\r\n>"))
     frames = [parse_frame(frame) for frame in peer.receive_frames()]

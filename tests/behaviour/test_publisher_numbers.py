@@ -8,7 +8,7 @@ import pytest
 
 from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import PUBLISHER_SECONDS, RECEIVE_BYTES, Limits
+from simplebus.core.limits import PRODUCER_STATE_SECONDS, RECEIVE_BYTES, Limits
 from simplebus.core.producer_state import NumberBitmap
 from simplebus.core.protocol.frames import Flags, Integers
 from tests.behaviour import wire_peer_v2
@@ -17,11 +17,11 @@ from tests.behaviour.wire_peer_v2 import (
     MESSAGE,
     Version2Peer,
     ack,
-    publish_envelopes,
-    connect,
     channel_envelope,
+    connect,
     connect_version2,
     publish,
+    publish_envelopes,
     subscribe,
 )
 from tests.support.oracles import ID_COUNT, build_frame, parse_frame
@@ -42,10 +42,10 @@ def in_turn(count: int, *, first: int = 0, classes: tuple[int, ...] = (1, 2)) ->
 def stored(bus: BrokerHarness, class_id: int) -> list[int]:
     """The payloads that a class holds, as `in_turn` has written them."""
     ring = bus.broker.classes[class_id].ring
-    return [int(parse_frame(ring.frame(s))[4]) for s in range(ring.floor, ring.head)]
+    return [int(parse_frame(ring.copy_frame(s))[4]) for s in range(ring.floor, ring.head)]
 
 
-def test_numbers_are_confirmed_as_messages_are_stored() -> None:
+def test_stored_messages_are_confirmed() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, publish(1, 0, b"a"))
     assert confirms(peer) == [1]
@@ -54,12 +54,12 @@ def test_numbers_are_confirmed_as_messages_are_stored() -> None:
 
 
 @pytest.mark.parametrize("count", [2, LARGE_BATCH_COUNT])
-def test_numbers_go_over_the_wrap(count: int) -> None:
+def test_message_numbers_wrap(count: int) -> None:
     bus = BrokerHarness()
-    publishers = bus.broker.connection_requests.producer_states
-    publisher = publishers.claim("a", "", 99).publisher
-    publisher.next = ID_COUNT - 1
-    publishers.leave(publisher, 0.0)
+    publishers = bus.broker.subscription_manager.producer_states
+    publisher = publishers.claim_name("a", "", 99).producer
+    publisher.next_number = ID_COUNT - 1
+    publishers.mark_disconnected(publisher, 0.0)
     peer = connect_version2(bus, classes=(1, 2), name="a")
     peer.send(in_turn(count, first=ID_COUNT - 1))
     assert confirms(peer) == [count - 1]
@@ -69,7 +69,7 @@ def test_numbers_go_over_the_wrap(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, LARGE_BATCH_COUNT])
-def test_what_was_stored_before_is_confirmed_again_and_counted(count: int) -> None:
+def test_duplicate_is_confirmed_and_counted(count: int) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, publish(1, 0, *numbered(LARGE_BATCH_COUNT)))
     assert confirms(peer) == [LARGE_BATCH_COUNT]
@@ -80,8 +80,10 @@ def test_what_was_stored_before_is_confirmed_again_and_counted(count: int) -> No
 
 
 @pytest.mark.parametrize("before", [0, 1, LARGE_BATCH_COUNT])
-@pytest.mark.parametrize("number", [1, 100, ID_COUNT // 2 - LARGE_BATCH_COUNT, ID_COUNT, 2 * ID_COUNT - 3])
-def test_a_gap_ends_the_session_behind_what_is_in_order(before: int, number: int) -> None:
+@pytest.mark.parametrize(
+    "number", [1, 100, ID_COUNT // 2 - LARGE_BATCH_COUNT, ID_COUNT, 2 * ID_COUNT - 3]
+)
+def test_number_gap_closes_session_after_storing_earlier_messages(before: int, number: int) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, publish(1, 0, *numbered(before)), name="a")
     wrong = before + number if number < ID_COUNT // 2 else number
@@ -94,7 +96,7 @@ def test_a_gap_ends_the_session_behind_what_is_in_order(before: int, number: int
 
 
 @pytest.mark.parametrize("count", [3, LARGE_BATCH_COUNT])
-def test_where_a_stream_breaks_off_what_is_stored_is_what_next_says(count: int) -> None:
+def test_next_number_matches_stored_messages_after_disconnect(count: int) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, classes=(1, 2), name="a")
     offence = build_frame(ord("x"))
@@ -107,7 +109,7 @@ def test_where_a_stream_breaks_off_what_is_stored_is_what_next_says(count: int) 
 
 
 @pytest.mark.parametrize("count", [4, LARGE_BATCH_COUNT])
-def test_messages_of_an_unknown_class_use_up_their_numbers(count: int) -> None:
+def test_refused_messages_use_their_numbers(count: int) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
     peer.send(in_turn(count, classes=(1, 9)))
@@ -121,10 +123,12 @@ def test_messages_of_an_unknown_class_use_up_their_numbers(count: int) -> None:
     assert bus.broker.refusal_counts == {Reason.UNKNOWN_CLASS: count // 2}
 
 
-def test_one_error_tells_of_messages_that_follow_one_another() -> None:
+def test_consecutive_refusals_share_one_error() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
-    peer.send(publish(9, 0, *numbered(30)) + publish_envelopes(9, 30, b"\0") + publish(1, 31, b"good"))
+    peer.send(
+        publish(9, 0, *numbered(30)) + publish_envelopes(9, 30, b"\0") + publish(1, 31, b"good")
+    )
     first, second, confirm = peer.receive_replies()
     assert (first.message_id, first.content["count"], first.last_field) == (0, 30, ord("1"))
     assert (second.message_id, second.content["count"], second.last_field) == (30, 1, ord("5"))
@@ -132,7 +136,7 @@ def test_one_error_tells_of_messages_that_follow_one_another() -> None:
 
 
 @pytest.mark.parametrize("count", [4, LARGE_BATCH_COUNT])
-def test_bad_acks_among_messages_lose_none_of_them(count: int) -> None:
+def test_illegal_acks_do_not_lose_messages(count: int) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
     peer.receive_replies()
@@ -145,7 +149,7 @@ def test_bad_acks_among_messages_lose_none_of_them(count: int) -> None:
     assert [s.message_id for s in told if s.kind == "confirm"] == [count]
 
 
-def test_very_many_bad_frames_cost_what_they_weigh() -> None:
+def test_cost_of_illegal_frames_is_linear() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     peer = connect_version2(bus, subscribe(1, 5))
@@ -161,7 +165,7 @@ def test_very_many_bad_frames_cost_what_they_weigh() -> None:
     assert bus.statistics(1).published == 10_000
 
 
-def test_confirms_that_nobody_reads_are_one_confirm() -> None:
+def test_unread_confirms_are_merged() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     peer = connect_version2(bus)
@@ -171,7 +175,7 @@ def test_confirms_that_nobody_reads_are_one_confirm() -> None:
     assert confirms(peer) == [1000]
 
 
-def test_errors_that_nobody_reads_end_the_session() -> None:
+def test_unread_errors_close_session() -> None:
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     bus.skips_checks = True
     peer = connect_version2(bus)
@@ -182,7 +186,7 @@ def test_errors_that_nobody_reads_end_the_session() -> None:
 
 
 @pytest.mark.parametrize("unknown", [1, 3])
-def test_where_classes_take_turns_nothing_is_lost_when_errors_end_the_session(unknown: int) -> None:
+def test_interleaved_messages_are_kept_when_errors_close_session(unknown: int) -> None:
     """Messages are handled class by class: the lower one's errors end it, or the higher one's."""
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     bus.skips_checks = True
@@ -203,10 +207,12 @@ def test_where_classes_take_turns_nothing_is_lost_when_errors_end_the_session(un
 
 
 def full(policy: FullPolicy, **limits: int) -> BrokerHarness:
-    return BrokerHarness(Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy))
+    return BrokerHarness(
+        Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy)
+    )
 
 
-def test_what_waits_for_room_is_confirmed_when_it_is_stored() -> None:
+def test_parked_messages_are_confirmed_when_stored() -> None:
     bus = full(FullPolicy.BLOCK)
     reader = connect_version2(bus, subscribe(1, 5))
     peer = connect_version2(bus, publish(1, 0, *numbered(14)))
@@ -220,7 +226,7 @@ def test_what_waits_for_room_is_confirmed_when_it_is_stored() -> None:
     assert confirms(peer) == [14]
 
 
-def test_a_full_class_that_drops_the_newest_says_so_before_it_confirms() -> None:
+def test_drop_newest_error_precedes_confirm() -> None:
     bus = full(FullPolicy.DROP_NEWEST)
     peer = connect_version2(bus, publish(1, 0, *numbered(14)))
     error, confirm = peer.receive_replies()
@@ -229,7 +235,7 @@ def test_a_full_class_that_drops_the_newest_says_so_before_it_confirms() -> None
     assert confirm.message_id == 14
 
 
-def test_a_full_class_that_drops_the_oldest_confirms() -> None:
+def test_drop_oldest_confirms() -> None:
     bus = full(FullPolicy.DROP_OLDEST)
     peer = connect_version2(bus, publish(1, 0, *numbered(14)))
     assert confirms(peer) == [14]
@@ -244,7 +250,7 @@ def reconnected(bus: BrokerHarness, *classes: int) -> tuple[Version2Peer, int]:
 
 
 @pytest.mark.parametrize("count", [30, LARGE_BATCH_COUNT])
-def test_what_waited_when_the_connection_was_lost_is_stored_once(count: int) -> None:
+def test_parked_messages_are_stored_once_after_reconnect(count: int) -> None:
     # One of the classes is full, so that later numbers are stored before earlier ones.
     bus = full(FullPolicy.BLOCK, class_messages=count)
     reader = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
@@ -267,7 +273,7 @@ def test_what_waited_when_the_connection_was_lost_is_stored_once(count: int) -> 
     assert bus.statistics(1).published == count - 3 + count // 2
 
 
-def test_an_offence_among_what_is_known_already_forgets_nothing() -> None:
+def test_error_among_duplicates_keeps_producer_state() -> None:
     bus = full(FullPolicy.BLOCK, class_messages=200)
     reader = connect_version2(bus, subscribe(2, 5), classes=(1, 2))
     connect_version2(bus, publish(2, 0, *[b"0"] * 200))
@@ -287,10 +293,10 @@ def test_an_offence_among_what_is_known_already_forgets_nothing() -> None:
     peer.send(in_turn(49, first=51))
     assert stored(bus, 1) == list(range(0, 100, 2))
     assert stored(bus, 2) == list(range(1, 100, 2))
-    assert not peer.session.decoder.producer.ahead  # type: ignore[union-attr]
+    assert not peer.session.decoder.producer.stored_ahead  # type: ignore[union-attr]
 
 
-def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
+def test_out_of_order_producer_state_is_limited_per_publisher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked_about = []
@@ -323,7 +329,7 @@ def test_publishers_that_leave_very_much_ahead_cost_nobody_else_anything(
     assert sum(asked_about) == 10
 
 
-def test_more_unconfirmed_than_the_credit_ends_the_session() -> None:
+def test_exceeding_credit_closes_session() -> None:
     bus = full(FullPolicy.BLOCK, credit_bytes=5000, frame_bytes=10_000)
     peer = connect_version2(bus, publish(1, 0, *numbered(10)))
     peer.send(publish(1, 10, *numbered(10, size=400)))
@@ -331,14 +337,14 @@ def test_more_unconfirmed_than_the_credit_ends_the_session() -> None:
     assert bus.statistics(1).published == 10
 
 
-def test_one_frame_may_always_be_under_way() -> None:
+def test_one_frame_may_exceed_credit() -> None:
     bus = full(FullPolicy.BLOCK, credit_bytes=1, frame_bytes=10_000)
     peer = connect_version2(bus, publish(1, 0, *numbered(10)))
     peer.send(publish(1, 10, b"x" * 9000))
     assert confirms(peer) == [10]
 
 
-def test_many_pieces_that_wait_are_confirmed_in_order() -> None:
+def test_parked_batches_are_confirmed_in_order() -> None:
     bus = full(FullPolicy.BLOCK, class_messages=4)
     bus.skips_checks = True
     reader = connect_version2(bus, subscribe(1, 5), subscribe(2, 6), classes=(1, 2))
@@ -364,7 +370,7 @@ def test_many_pieces_that_wait_are_confirmed_in_order() -> None:
 # Names -------------------------------------------------------------------------------------------
 
 
-def test_a_name_belongs_to_one_program_at_a_time() -> None:
+def test_publisher_name_belongs_to_one_instance() -> None:
     bus = BrokerHarness()
     connect_version2(bus, name="a", instance="i")
     for other in ({"instance": "j"}, {}):
@@ -372,7 +378,7 @@ def test_a_name_belongs_to_one_program_at_a_time() -> None:
         assert peer.send_refused(connect(name="a", **other)) is Reason.NAME_IN_USE
 
 
-def test_a_connect_that_is_refused_for_its_name_has_named_no_class() -> None:
+def test_connect_refused_for_publisher_name_creates_no_class() -> None:
     bus = BrokerHarness()
     connect_version2(bus, name="a", instance="i")
     peer = Version2Peer(bus, bus.broker.open_session())
@@ -381,9 +387,9 @@ def test_a_connect_that_is_refused_for_its_name_has_named_no_class() -> None:
     assert bus.broker.store.class_id_by_name == {}
 
 
-def test_a_name_is_remembered_for_an_hour() -> None:
+def test_producer_state_is_kept_for_an_hour() -> None:
     bus = BrokerHarness()
-    for passed, expected in ((PUBLISHER_SECONDS - 1, 1), (PUBLISHER_SECONDS + 1, 0)):
+    for passed, expected in ((PRODUCER_STATE_SECONDS - 1, 1), (PRODUCER_STATE_SECONDS + 1, 0)):
         peer = connect_version2(bus, name="a")
         peer.send(publish(1, peer.session.decoder.next_number, b"x"))  # type: ignore[union-attr]
         peer.disconnect()
@@ -393,21 +399,25 @@ def test_a_name_is_remembered_for_an_hour() -> None:
         again.send(connect(name="a"))
         assert again.receive_replies()[0].content["next"] == expected
         again.disconnect()
-        bus.broker.clock.now += 2 * PUBLISHER_SECONDS
+        bus.broker.clock.now += 2 * PRODUCER_STATE_SECONDS
         bus.tick()
 
 
-def test_without_a_name_nothing_is_remembered() -> None:
+def test_unnamed_publisher_has_no_producer_state() -> None:
     bus = BrokerHarness()
     connect_version2(bus, publish(1, 0, b"x")).disconnect()
-    assert len(bus.broker.connection_requests.producer_states) == 0
+    assert len(bus.broker.subscription_manager.producer_states) == 0
     assert confirms(connect_version2(bus, publish(1, 0, b"x"))) == [1]
 
 
-def test_a_channel_that_is_none_is_refused_and_the_next_message_goes_on() -> None:
+def test_invalid_channel_is_refused_without_closing() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
-    contents = [channel_envelope("a", b"x"), channel_envelope("a..b", b"x"), channel_envelope("b", b"y")]
+    contents = [
+        channel_envelope("a", b"x"),
+        channel_envelope("a..b", b"x"),
+        channel_envelope("b", b"y"),
+    ]
     peer.send(publish_envelopes(1, 0, *contents))
     error, confirm = peer.receive_replies()
     assert (error.content["code"], error.message_id) == ("bad_channel", 1)
@@ -415,5 +425,5 @@ def test_a_channel_that_is_none_is_refused_and_the_next_message_goes_on() -> Non
     assert bus.statistics(1).published == 2
 
 
-def test_a_broker_alone_is_no_more_than_this() -> None:
+def test_new_broker_has_refused_nothing() -> None:
     assert Broker().statistics().refused == {}

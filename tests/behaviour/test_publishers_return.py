@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason
-from simplebus.core.limits import PUBLISHER_REFUSALS_MAX, Limits
+from simplebus.core.limits import PRODUCER_REFUSALS_MAX, Limits
 from simplebus.core.producer_state import NumberBitmap, ProducerState, ProducerStates
-from simplebus.core.protocol.events import Refused
+from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.frames import MESSAGE
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
@@ -20,26 +20,26 @@ from tests.behaviour.wire_peer_v2 import (
     connect_version2,
     publish,
 )
-from tests.client.core.client_and_broker import Pair
+from tests.client.core.client_and_broker import ClientAndBroker
 
 
-def refused(first: int, count: int = 1, sentence: str = "no") -> Refused:
-    return Refused(Reason.DROP_NEWEST, sentence, MESSAGE, 1, first, count)
+def refused(first: int, count: int = 1, sentence: str = "no") -> FrameRefused:
+    return FrameRefused(Reason.DROP_NEWEST, sentence, MESSAGE, 1, first, count)
 
 
 def bus_that_lost(instance: str) -> Broker:
     """It had confirmed 0, 1 and 2 to this program, has 0 and 2 still, and is asked to go on."""
     broker = Broker(identity="one")
-    ahead = NumberBitmap.of(1, np.array([False, True]))
-    broker.connection_requests.producer_states.restore("tester", 1, ahead, 0.0, instance=instance)
+    ahead = NumberBitmap.from_flags(1, np.array([False, True]))
+    broker.subscription_manager.producer_states.restore("tester", 1, ahead, 0.0, instance=instance)
     return broker
 
 
-def test_numbers_of_confirmed_messages_that_are_gone_are_not_used_again() -> None:
-    pair = Pair(broker=Broker(identity="one"))
+def test_numbers_of_confirmed_messages_are_not_reused() -> None:
+    pair = ClientAndBroker(broker=Broker(identity="one"))
     pair.core.publish_many([b"0", b"1", b"2"], 1)
     pair.exchange()
-    pair.lose()
+    pair.disconnect()
     pair.broker = bus_that_lost("one")
     pair.connect()
     pair.core.publish_many([b"new 1", b"new 2", b"new 3"], 1)
@@ -49,14 +49,14 @@ def test_numbers_of_confirmed_messages_that_are_gone_are_not_used_again() -> Non
     assert pair.core.statistics().forgotten == 1
 
 
-def test_another_program_goes_on_behind_all_that_the_former_one_has_used() -> None:
-    pair = Pair(broker=bus_that_lost("another"))
+def test_next_instance_continues_after_used_numbers() -> None:
+    pair = ClientAndBroker(broker=bus_that_lost("another"))
     pair.core.publish_many([b"new 1", b"new 2", b"new 3"], 1)
     pair.exchange()
     assert pair.statistics().published == 3
 
 
-def test_who_comes_back_from_another_bus_has_new_numbers() -> None:
+def test_publisher_from_another_bus_gets_new_numbers() -> None:
     bus = BrokerHarness()
     bus.broker = bus_that_lost("one")
     peer = Version2Peer(bus, bus.broker.open_session())
@@ -66,9 +66,7 @@ def test_who_comes_back_from_another_bus_has_new_numbers() -> None:
 
 @pytest.mark.parametrize("unconfirmed", [5, 1 << 29, 1 << 30, (1 << 31) - 1])
 @pytest.mark.parametrize("name", ["new here", "tester"])
-def test_where_messages_are_kept_elsewhere_a_program_goes_on_with_its_own_numbers(
-    name: str, unconfirmed: int
-) -> None:
+def test_remote_storage_lets_publisher_continue_its_numbers(name: str, unconfirmed: int) -> None:
     """This door knows nothing of it, or that another program had its name."""
     bus = BrokerHarness()
     bus.broker = bus_that_lost("another")
@@ -84,7 +82,7 @@ def test_where_messages_are_kept_elsewhere_a_program_goes_on_with_its_own_number
 
 
 @pytest.mark.parametrize(("instance", "following"), [("one", 1), (None, 3)])
-def test_who_does_not_say_what_was_confirmed_is_told_the_first_that_is_not_stored(
+def test_next_is_first_unstored_number_without_unconfirmed_field(
     instance: str | None, following: int
 ) -> None:
     """Unless it is another program; and one that says nothing of itself is."""
@@ -101,7 +99,7 @@ def test_who_does_not_say_what_was_confirmed_is_told_the_first_that_is_not_store
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 3)), max_size=3),
     st.integers(0, 20),
 )
-def test_a_number_is_waited_for_unless_it_is_used_up_or_confirmed(
+def test_next_skips_used_and_confirmed_numbers(
     following: int, flags: list[bool], refusals: list[tuple[int, int]], unconfirmed: int
 ) -> None:
     used = set(range(following)) | {following + k for k, is_used in enumerate(flags) if is_used}
@@ -109,16 +107,20 @@ def test_a_number_is_waited_for_unless_it_is_used_up_or_confirmed(
         (first, count) for first, count in refusals if set(range(first, first + count)) <= used
     ]
     publishers = ProducerStates()
-    ahead = NumberBitmap.of(following, np.array(flags, np.bool_))
+    ahead = NumberBitmap.from_flags(following, np.array(flags, np.bool_))
     publishers.restore("a", following, ahead, 0.0, refusals=[refused(*each) for each in known])
-    publisher = publishers.claim("a", "", 1).publisher
-    lost = publishers.go_on(publisher, unconfirmed)
+    publisher = publishers.claim_name("a", "", 1).producer
+    lost = publishers.resume_at(publisher, unconfirmed)
     assert lost == len(set(range(unconfirmed)) - used)
     unheard = {n for first, count in known for n in range(first, first + count) if n >= unconfirmed}
-    assert publisher.next >= unconfirmed
-    assert all(publisher.next <= n for n in unheard)
-    numbers = np.arange(publisher.next, 40)
-    held = publisher.ahead.holds(numbers).tolist() if publisher.ahead else [False] * numbers.size
+    assert publisher.next_number >= unconfirmed
+    assert all(publisher.next_number <= n for n in unheard)
+    numbers = np.arange(publisher.next_number, 40)
+    held = (
+        publisher.stored_ahead.contains(numbers).tolist()
+        if publisher.stored_ahead
+        else [False] * numbers.size
+    )
     assert held == [n in used for n in numbers.tolist()]
     told = {
         n for each in publisher.refusals for n in range(each.refers_to, each.refers_to + each.count)
@@ -130,16 +132,16 @@ def full() -> Settings:
     return Settings(full_policy=FullPolicy.DROP_NEWEST, limits=Limits(class_messages=16))
 
 
-def test_an_error_that_was_lost_with_its_connection_is_said_again() -> None:
-    pair = Pair(full())
+def test_lost_error_is_repeated_after_reconnect() -> None:
+    pair = ClientAndBroker(full())
     pair.core.publish_many([b"%d" % n for n in range(15)], 1)
     pair.exchange()
     pair.core.publish_many([b"15", b"too much", b"and this"], 1)
     pair.core.publish(b"of another class", 2)
-    while pair.say():
+    while pair.send_chunk():
         pass
     counted = dict(pair.broker.refusal_counts)
-    pair.lose()
+    pair.disconnect()
     pair.connect()
     pair.exchange()
     assert pair.core.confirmed_position == 19
@@ -148,21 +150,21 @@ def test_an_error_that_was_lost_with_its_connection_is_said_again() -> None:
     assert pair.broker.refusal_counts[Reason.DROP_NEWEST] == counted[Reason.DROP_NEWEST] == 2
 
 
-def test_an_error_that_was_heard_is_not_said_again() -> None:
-    pair = Pair(full())
+def test_received_error_is_not_repeated() -> None:
+    pair = ClientAndBroker(full())
     pair.core.publish_many([b"%d" % n for n in range(18)], 1)
     pair.exchange()
     assert sorted(pair.core.pop_refusals()) == [16, 17]
-    pair.lose()
+    pair.disconnect()
     pair.connect()
     pair.exchange()
     assert pair.core.pop_refusals() == {}
-    assert pair.broker.connection_requests.producer_states.program("tester") == "one"
-    (publisher,) = pair.broker.connection_requests.producer_states
+    assert pair.broker.subscription_manager.producer_states.last_instance("tester") == "one"
+    (publisher,) = pair.broker.subscription_manager.producer_states
     assert publisher.refusals == []
 
 
-def test_who_does_not_say_what_was_confirmed_is_not_told_again() -> None:
+def test_errors_are_not_repeated_without_unconfirmed_field() -> None:
     bus = BrokerHarness(full())
     connect_version2(bus, publish(1, 0, *[b"x"] * 18), name="a").disconnect()
     peer = Version2Peer(bus, bus.broker.open_session())
@@ -174,19 +176,19 @@ def test_who_does_not_say_what_was_confirmed_is_not_told_again() -> None:
     assert (confirm.kind, confirm.message_id) == ("confirm", 18)
 
 
-def test_refusals_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.core.producer_state.PUBLISHERS_REFUSALS_MAX", 600)
+def test_remembered_refusals_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.core.producer_state.TOTAL_PRODUCER_REFUSALS_MAX", 600)
     publishers = ProducerStates()
     everybody: list[ProducerState] = []
     for session in range(3):
-        publisher = publishers.claim(f"{session}", "", session).publisher
+        publisher = publishers.claim_name(f"{session}", "", session).producer
         everybody.append(publisher)
-        for number in range(PUBLISHER_REFUSALS_MAX + 10):
-            publishers.refuse(publisher, refused(2 * number))
-    assert [len(each.refusals) for each in everybody] == [0, *[PUBLISHER_REFUSALS_MAX] * 2]
+        for number in range(PRODUCER_REFUSALS_MAX + 10):
+            publishers.add_refusal(publisher, refused(2 * number))
+    assert [len(each.refusals) for each in everybody] == [0, *[PRODUCER_REFUSALS_MAX] * 2]
     for number in range(1000, 100_000):
-        publishers.refuse(everybody[0], refused(number))
+        publishers.add_refusal(everybody[0], refused(number))
     assert [(each.refers_to, each.count) for each in everybody[0].refusals] == [(1000, 99_000)]
-    publishers.leave(everybody[1], 0.0)
-    publishers.forget(1e9)
-    assert publishers._refusals_count == 1 + PUBLISHER_REFUSALS_MAX
+    publishers.mark_disconnected(everybody[1], 0.0)
+    publishers.expire(1e9)
+    assert publishers._refusals_count == 1 + PRODUCER_REFUSALS_MAX

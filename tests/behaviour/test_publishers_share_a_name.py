@@ -13,10 +13,10 @@ import pytest
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
-from simplebus.core.limits import FRAME_BYTES_MIN, PUBLISHER_STEP, Limits
+from simplebus.core.limits import FRAME_BYTES_MIN, PRODUCER_TAKEOVER_STEP, Limits
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import Version2Peer, connect, publish
-from tests.client.core.client_and_broker import Pair
+from tests.client.core.client_and_broker import ClientAndBroker
 from tests.support.oracles import ID_COUNT, parse_frame
 
 UNKNOWN = 9
@@ -24,7 +24,9 @@ UNKNOWN = 9
 UNDER_WAY = [b"5", b"6", b"7", b"8", b"9"]
 
 
-def come(broker: Broker, name: str, instance: str | None, *, user: str = "") -> tuple[Version2Peer, int]:
+def come(
+    broker: Broker, name: str, instance: str | None, *, user: str = ""
+) -> tuple[Version2Peer, int]:
     """A program, and the number that it is to begin with."""
     bus = BrokerHarness()
     bus.broker = broker
@@ -43,13 +45,13 @@ def pass_by(broker: Broker, name: str, instance: str | None, count: int) -> None
 
 def stored(broker: Broker) -> list[bytes]:
     ring = broker.classes[1].ring
-    return [parse_frame(ring.frame(s))[4] for s in range(ring.floor, ring.head)]
+    return [parse_frame(ring.copy_frame(s))[4] for s in range(ring.floor, ring.head)]
 
 
-def confirmed_five() -> Pair:
+def confirmed_five() -> ClientAndBroker:
     """A program of which five messages are confirmed and five are under way, when its connection
     is lost."""
-    pair = Pair()
+    pair = ClientAndBroker()
     pair.core.publish_many([b"0", b"1", b"2", b"3", b"4"], 1)
     pair.exchange()
     assert pair.core.confirmed_position == 5
@@ -60,15 +62,15 @@ def confirmed_five() -> Pair:
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.parametrize("count", [0, 3, 5, 7])
 @pytest.mark.parametrize("another", ["another", None])
-def test_what_was_under_way_is_stored_whoever_had_the_name_meanwhile(
+def test_unconfirmed_messages_are_stored_after_other_instance(
     another: str | None, count: int, heard: bool
 ) -> None:
     """It may be there twice: nobody knows any longer whether the bus had it already."""
     pair = confirmed_five()
-    while pair.say() if heard else pair.core.send_queue.peek():
+    while pair.send_chunk() if heard else pair.core.send_queue.peek():
         if not heard:
             pair.core.send_queue.mark_sent(len(pair.core.send_queue.peek()))
-    pair.lose()
+    pair.disconnect()
     pass_by(pair.broker, "tester", another, count)
     pair.connect()
     pair.exchange()
@@ -79,41 +81,41 @@ def test_what_was_under_way_is_stored_whoever_had_the_name_meanwhile(
     assert statistics.resent == 5
 
 
-def test_without_anybody_in_between_it_is_there_once() -> None:
+def test_unconfirmed_messages_are_stored_once_without_other_instance() -> None:
     pair = confirmed_five()
-    while pair.say():
+    while pair.send_chunk():
         pass
-    pair.lose()
+    pair.disconnect()
     pair.connect()
     pair.exchange()
     assert stored(pair.broker) == [b"0", b"1", b"2", b"3", b"4", *UNDER_WAY]
 
 
-def test_two_that_take_turns_lose_nothing_and_never_meet() -> None:
+def test_alternating_instances_lose_nothing() -> None:
     broker = Broker()
-    pairs = [Pair(broker=broker, instance=instance) for instance in ("one", "two")]
+    pairs = [ClientAndBroker(broker=broker, instance=instance) for instance in ("one", "two")]
     for pair in pairs:
-        pair.lose()
+        pair.disconnect()
     for turn in range(20):
         for pair in pairs:
             pair.connect()
             pair.exchange()
             pair.core.publish(b"%d" % turn, 1)
             pair.core.send_queue.mark_sent(len(pair.core.send_queue.peek()))  # It gets lost.
-            pair.lose()
+            pair.disconnect()
     for pair in pairs:
         pair.connect()
         pair.exchange()
-        pair.lose()
+        pair.disconnect()
     assert Counter(stored(broker)) == dict.fromkeys((b"%d" % turn for turn in range(20)), 2)
 
 
 @pytest.mark.parametrize("unconfirmed", [0, 5, ID_COUNT - 1])
-def test_a_number_that_another_program_is_told_is_none_that_it_can_have_sent(
+def test_new_instance_gets_unused_number(
     unconfirmed: int,
 ) -> None:
     bus = BrokerHarness()
-    known = {"unconfirmed": unconfirmed, "bus": bus.broker.connection_requests.identity}
+    known = {"unconfirmed": unconfirmed, "bus": bus.broker.subscription_manager.identity}
     told = []
     for instance in ("one", "two", None, "one"):
         peer = Version2Peer(bus, bus.broker.open_session())
@@ -122,28 +124,28 @@ def test_a_number_that_another_program_is_told_is_none_that_it_can_have_sent(
         told.append((reply["next"] - unconfirmed) % ID_COUNT)
         assert reply["lost"] == 0
         peer.disconnect()
-    assert told == [0, *[PUBLISHER_STEP] * 3]  # The first one is nobody else.
+    assert told == [0, *[PRODUCER_TAKEOVER_STEP] * 3]  # The first one is nobody else.
 
 
-def test_steps_are_longer_than_all_that_can_be_under_way_and_come_round_late() -> None:
+def test_number_step_exceeds_credit_and_wraps_late() -> None:
     most = Limits().pending_bytes // FRAME_BYTES_MIN
-    assert most < PUBLISHER_STEP < ID_COUNT // 2
-    met = sorted(n * PUBLISHER_STEP % ID_COUNT for n in range(200))
+    assert most < PRODUCER_TAKEOVER_STEP < ID_COUNT // 2
+    met = sorted(n * PRODUCER_TAKEOVER_STEP % ID_COUNT for n in range(200))
     assert min(b - a for a, b in pairwise(met)) > most
 
 
-def test_a_program_that_was_let_go_of_is_believed_and_loses_nothing() -> None:
+def test_forgotten_publisher_is_trusted_and_loses_nothing() -> None:
     pair = confirmed_five()
-    pair.lose()
-    pair.broker.connection_requests.producer_states.forget(1e9)
-    assert len(pair.broker.connection_requests.producer_states) == 0
+    pair.disconnect()
+    pair.broker.subscription_manager.producer_states.expire(1e9)
+    assert len(pair.broker.subscription_manager.producer_states) == 0
     pair.connect()
     pair.exchange()
     assert stored(pair.broker) == [b"0", b"1", b"2", b"3", b"4", *UNDER_WAY]
     assert pair.core.statistics().forgotten == 0
 
 
-def test_users_have_nothing_to_do_with_one_another_s_names() -> None:
+def test_publisher_names_are_per_user() -> None:
     broker = Broker()
     ann, first = come(broker, "till", "1", user="ann")
     ann.send(publish(1, first, b"a", b"b"))

@@ -35,12 +35,12 @@ CLASS_BYTES_MIN = 4 * RING_BYTES_MIN
 
 
 @pytest.mark.parametrize("ack_timeout", [0, -1, 65536])
-def test_an_ack_timeout_that_the_wire_cannot_carry_is_refused(ack_timeout: int) -> None:
+def test_ack_timeout_beyond_wire_limit_is_refused(ack_timeout: int) -> None:
     with pytest.raises(ValueError, match="from 1 to 65535"):
         Settings(ack_timeout=ack_timeout)
 
 
-def test_a_tick_takes_time() -> None:
+def test_tick_seconds_must_be_positive() -> None:
     with pytest.raises(ValueError, match="tick_seconds"):
         Settings(tick_seconds=0)
 
@@ -60,14 +60,14 @@ def test_a_tick_takes_time() -> None:
         ("stall_seconds", float("nan")),
     ],
 )
-def test_limits_that_contradict_each_other_are_refused_by_name(name: str, value: float) -> None:
+def test_contradicting_limits_are_refused_by_name(name: str, value: float) -> None:
     small = {} if name == "frame_bytes" else {"frame_bytes": 1000}
     blamed = "class_bytes" if name == "total_bytes" else name
     with pytest.raises(ValueError, match=f"limit {blamed} must be"):
         Limits(**{**small, name: value})  # type: ignore[arg-type]
 
 
-def test_the_smallest_limits_fit_together() -> None:
+def test_smallest_limits_are_consistent() -> None:
     limits = Limits(
         frame_bytes=CLASS_BYTES_MIN // 2,
         class_bytes=CLASS_BYTES_MIN,
@@ -83,26 +83,28 @@ def test_the_smallest_limits_fit_together() -> None:
 # Sessions and Connect ----------------------------------------------------------------------------
 
 
-def test_session_ids_count_from_zero_whether_or_not_a_connect_comes() -> None:
+def test_session_ids_count_from_zero() -> None:
     bus = BrokerHarness()
     assert [bus.peer().session.session_id for _ in range(3)] == [0, 1, 2]
     bus.peer().disconnect()
     assert bus.peer().session.session_id == 4
 
 
-def test_a_connect_is_answered_with_the_session_id_in_little_endian() -> None:
+def test_connect_reply_has_little_endian_session_id() -> None:
     bus = BrokerHarness()
     bus.peer()
-    assert bus.peer(connect(1)).read_bytes(100) == bytes.fromhex("34" + "00" * 8 + "010000003c0d0a3e")
+    assert bus.peer(connect(1)).read_bytes(100) == bytes.fromhex(
+        "34" + "00" * 8 + "010000003c0d0a3e"
+    )
 
 
-def test_every_connect_is_answered_in_order() -> None:
+def test_connects_are_answered_in_order() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1) + connect(1) + connect())
     assert peer.receive_frames() == [build_frame(CONNECT, content=bytes(4))] * 3
 
 
-def test_the_session_id_that_looks_like_the_delimiter_is_passed_over() -> None:
+def test_session_id_equal_to_delimiter_is_skipped() -> None:
     bus = BrokerHarness()
     bus.broker._next_session_id = 1040846139
     peers = [bus.peer(connect()) for _ in range(3)]
@@ -112,14 +114,14 @@ def test_the_session_id_that_looks_like_the_delimiter_is_passed_over() -> None:
         assert parse_frame(reply)[4] == peer.session.session_id.to_bytes(4, "little")
 
 
-def test_classes_belong_to_everybody_and_outlive_who_named_them() -> None:
+def test_classes_outlive_their_creator() -> None:
     bus = BrokerHarness()
     bus.peer(connect(1)).disconnect()
     bus.peer(publish(1, b"a"))
     assert bus.peer(subscribe(1)).receive_payloads() == [b"a"]
 
 
-def test_a_connect_counts_whole_or_not_at_all() -> None:
+def test_connect_is_atomic() -> None:
     bus = BrokerHarness(classes=3)
     bus.peer(connect(1))
     assert bus.peer().send_refused(connect(2, 3, 4)) is Reason.TOO_MANY_CLASSES
@@ -128,7 +130,7 @@ def test_a_connect_counts_whole_or_not_at_all() -> None:
     assert bus.peer().send_refused(publish(4, b"x")) is Reason.UNKNOWN_CLASS
 
 
-def test_a_refused_connect_wakes_no_early_subscriber() -> None:
+def test_refused_connect_starts_no_early_subscription() -> None:
     bus = BrokerHarness(classes=1)
     early = bus.peer(subscribe(5))
     assert bus.peer().send_refused(connect(5, 6)) is Reason.TOO_MANY_CLASSES
@@ -137,7 +139,7 @@ def test_a_refused_connect_wakes_no_early_subscriber() -> None:
     assert early.receive_ids(5) == [0]
 
 
-def test_early_subscribers_are_served_in_the_order_they_came() -> None:
+def test_early_subscribers_are_served_in_order() -> None:
     bus = BrokerHarness()
     early = [bus.peer(subscribe(1)) for _ in range(3)]
     early[1].disconnect()
@@ -146,7 +148,7 @@ def test_early_subscribers_are_served_in_the_order_they_came() -> None:
     assert [s.session_id for s in bus.statistics(1).subscriptions] == [0, 2]
 
 
-def test_more_replies_than_may_be_pending_end_the_session() -> None:
+def test_too_many_pending_replies_close_session() -> None:
     # Each Connect has 15 bytes, and its reply 17.
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     peer = bus.peer(connect() * (RECEIVE_BYTES // 17))
@@ -157,7 +159,7 @@ def test_more_replies_than_may_be_pending_end_the_session() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, LARGE_BATCH_COUNT])
-def test_messages_arrive_in_order_with_consecutive_ids_and_the_same_bytes(count: int) -> None:
+def test_messages_arrive_in_order_unchanged(count: int) -> None:
     bus = BrokerHarness()
     subscriber = bus.peer(connect(1), subscribe(1))
     bus.peer(publish(1, *numbered(count)))
@@ -166,12 +168,12 @@ def test_messages_arrive_in_order_with_consecutive_ids_and_the_same_bytes(count:
     assert [message.payload for message in heard] == numbered(count)
 
 
-def test_a_publisher_that_subscribes_hears_itself() -> None:
+def test_publisher_receives_its_own_messages() -> None:
     bus = BrokerHarness()
     assert bus.peer(connect(1), subscribe(1), publish(1, b"a")).receive_payloads() == [b"a"]
 
 
-def test_classes_number_their_messages_apart() -> None:
+def test_message_ids_are_per_class() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     peer.send(publish(1, b"a") + publish(2, b"b") + publish(1, b"c"))
@@ -183,21 +185,21 @@ def test_classes_number_their_messages_apart() -> None:
     ]
 
 
-def test_messages_of_a_refused_stream_before_the_offence_are_stored() -> None:
+def test_messages_before_an_error_are_stored() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1))
     assert peer.send_refused(publish(1, b"a") + b"9" * 9 + b"<\r\n>") is Reason.UNKNOWN_TYPE
     assert bus.peer(subscribe(1)).receive_payloads() == [b"a"]
 
 
-def test_a_partial_frame_at_the_end_is_discarded() -> None:
+def test_partial_frame_at_disconnect_is_discarded() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1), publish(1, b"a") + publish(1, b"b")[:-1])
     peer.disconnect()
     assert bus.peer(subscribe(1)).receive_payloads() == [b"a"]
 
 
-def test_a_slow_subscriber_does_not_slow_another() -> None:
+def test_slow_subscriber_does_not_delay_others() -> None:
     bus = BrokerHarness()
     slow, fast = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     for number in range(5):
@@ -207,17 +209,17 @@ def test_a_slow_subscriber_does_not_slow_another() -> None:
     assert slow.receive_ids(1) == [0, 1, 2, 3, 4]
 
 
-def test_a_later_subscription_has_no_part_in_what_came_before() -> None:
+def test_later_subscription_receives_only_new_messages() -> None:
     bus = BrokerHarness()
     first = bus.peer(connect(1), subscribe(1), publish(1, b"a", b"b"))
     later = bus.peer(subscribe(1))
     assert later.receive_ids(1) == []
     assert first.receive_ids(1) == [0, 1]
     first.send(ack(1, 0, 2))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_the_one_that_stays_is_the_one_whose_leftovers_wait() -> None:
+def test_backlog_is_that_of_the_last_subscription() -> None:
     bus = BrokerHarness()
     one, two = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     bus.peer(publish(1, *numbered(9)))
@@ -229,7 +231,7 @@ def test_the_one_that_stays_is_the_one_whose_leftovers_wait() -> None:
     assert bus.peer(subscribe(1)).receive_ids(1) == [5, 6, 7, 8]
 
 
-def test_a_message_cut_off_in_the_middle_goes_to_the_next_subscription() -> None:
+def test_partially_sent_message_goes_to_next_subscription() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"a", b"b"))
     peer.read_bytes(17 + 13 + 3)
@@ -252,7 +254,7 @@ def acks(*ranges: tuple[int, int], times: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
-def test_acks_of_what_was_never_sent_are_counted_and_of_no_effect(times: int) -> None:
+def test_acks_of_unsent_messages_are_counted_and_ignored(times: int) -> None:
     # Alone, in the plain loop, and by arrays.
     bus, peer = heard_ten()
     peer.send(acks((10, 12), times=times))
@@ -266,7 +268,7 @@ def test_acks_of_what_was_never_sent_are_counted_and_of_no_effect(times: int) ->
 
 
 @pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
-def test_acks_without_a_subscription_are_counted_and_of_no_effect(times: int) -> None:
+def test_acks_without_subscription_are_counted_and_ignored(times: int) -> None:
     bus, peer = heard_ten()
     other = bus.peer(acks((0, 10), times=times))
     peer.send(ack_frame(9, b"0-1") * times)
@@ -277,7 +279,7 @@ def test_acks_without_a_subscription_are_counted_and_of_no_effect(times: int) ->
 
 
 @pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
-def test_acks_behind_the_floor_are_not_counted(times: int) -> None:
+def test_acks_below_floor_are_not_counted(times: int) -> None:
     bus, peer = heard_ten()
     peer.send(acks((0, 5), times=times))
     peer.send(acks((0, 3), (ID_COUNT - 4, ID_COUNT), times=times))
@@ -286,13 +288,13 @@ def test_acks_behind_the_floor_are_not_counted(times: int) -> None:
     assert bus.statistics(1).acknowledged == 5
 
 
-def test_the_timer_index_of_an_ack_is_not_looked_at() -> None:
+def test_timer_index_of_ack_is_ignored() -> None:
     bus, peer = heard_ten()
     peer.send(build_frame(ord("3"), class_id=1, timer_index=999, message_id=5, content=b"0-10"))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_an_ack_of_a_frame_begun_and_not_ended_counts() -> None:
+def test_ack_of_partially_sent_frame_counts() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"a", b"b"))
     begun = peer.read_bytes(17 + 3)
@@ -311,7 +313,7 @@ def start_at(bus: BrokerHarness, class_id: int, sequence: int) -> None:
 
 
 @pytest.mark.parametrize("times", [1, LARGE_BATCH_COUNT])
-def test_ids_go_over_the_wrap_from_publisher_to_ack(times: int) -> None:
+def test_ids_wrap_from_publish_to_ack(times: int) -> None:
     bus = BrokerHarness()
     publisher = bus.peer(connect(1))
     start_at(bus, 1, ID_COUNT - 3)
@@ -324,24 +326,24 @@ def test_ids_go_over_the_wrap_from_publisher_to_ack(times: int) -> None:
     peer.send(acks((ID_COUNT - 3, ID_COUNT), times=times))
     assert bus.statistics(1).ring.floor == ID_COUNT + 2
     peer.send(acks((2, 3), (ID_COUNT - 1, ID_COUNT), times=times))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     assert bus.broker.refusal_counts == {}
 
 
-def test_the_last_id_may_be_acknowledged_as_the_original_writes_it() -> None:
+def test_last_id_can_be_acked_in_original_form() -> None:
     bus = BrokerHarness()
     bus.peer(connect(1))
     start_at(bus, 1, ID_COUNT - 1)
     peer = bus.peer(subscribe(1), publish(1, b"a"))
     assert peer.receive_ids(1) == [ID_COUNT - 1]
     peer.send(ack_frame(1, b"2147483647--2147483648"))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
 # Beats, readiness, statistics --------------------------------------------------------------------
 
 
-def test_a_session_is_ready_once_when_there_is_something_to_send() -> None:
+def test_session_is_reported_ready_once() -> None:
     bus = BrokerHarness()
     one, two = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     ids = [one.session.session_id, two.session.session_id]
@@ -357,7 +359,7 @@ def test_a_session_is_ready_once_when_there_is_something_to_send() -> None:
     assert bus.broker.drain_writable() == ids[:1]
 
 
-def test_who_said_nothing_is_overdue() -> None:
+def test_silent_session_is_reported_by_tick() -> None:
     bus = BrokerHarness(hello_seconds=5)
     silent, polite = bus.peer(), bus.peer(heartbeat())
     assert bus.tick(5) == []
@@ -366,7 +368,7 @@ def test_who_said_nothing_is_overdue() -> None:
     assert polite.session.session_id in bus.broker.sessions
 
 
-def test_closing_twice_is_closing_once() -> None:
+def test_close_session_is_idempotent() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), subscribe(9))
     peer.disconnect()
@@ -376,7 +378,7 @@ def test_closing_twice_is_closing_once() -> None:
     assert bus.broker.drain_writable() == [1]
 
 
-def test_statistics_add_up_over_subscriptions_that_are_gone() -> None:
+def test_statistics_include_removed_subscriptions() -> None:
     bus, peer = heard_ten()
     peer.send(ack(1, 0, 4))
     bus.tick(6)
@@ -391,12 +393,12 @@ def test_statistics_add_up_over_subscriptions_that_are_gone() -> None:
     assert (statistics.published, statistics.delivered, statistics.redelivered) == (10, 10, 12)
     assert (statistics.acknowledged, statistics.in_flight) == (6, 4)
     assert statistics.sessions == 1
-    assert statistics.memory_bytes == bus.broker.budget.used > 0
+    assert statistics.memory_bytes == bus.broker.budget.used_bytes > 0
     [cls] = statistics.classes
-    assert (cls.class_id, cls.ring.messages, len(cls.subscriptions)) == (1, 4, 1)
+    assert (cls.class_id, cls.ring.message_count, len(cls.subscriptions)) == (1, 4, 1)
 
 
-def test_memory_goes_back_when_everything_is_acknowledged() -> None:
+def test_memory_is_returned_after_all_acks() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     for class_id in (1, 2):
@@ -407,4 +409,4 @@ def test_memory_goes_back_when_everything_is_acknowledged() -> None:
         peer.send(ack(class_id, 0, 500))
     bus.tick(2 * RING_IDLE_TICKS)
     assert bus.broker.statistics().memory_bytes == 0
-    assert [cls.backlog_window.marks_bytes for cls in bus.broker.classes.values()] == [0, 0]
+    assert [cls.backlog_window.flags_bytes for cls in bus.broker.classes.values()] == [0, 0]

@@ -20,13 +20,13 @@ from tests.behaviour.wire_peer_v2 import (
     SUBSCRIBE,
     Version2Peer,
     ack,
-    json_request,
-    publish_envelopes,
-    connect,
-    nack,
     channel_envelope,
+    connect,
     connect_version2,
+    json_request,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     unsubscribe,
     working,
@@ -64,7 +64,7 @@ def newcomer(bus: BrokerHarness) -> Version2Peer:
         b'{"version":2}x',
     ],
 )
-def test_a_greeting_that_is_none_is_answered_by_a_fatal_error(content: bytes) -> None:
+def test_invalid_connect_gets_fatal_error(content: bytes) -> None:
     bus = BrokerHarness()
     peer = newcomer(bus)
     with pytest.raises(RemoteProtocolError) as caught:
@@ -89,7 +89,7 @@ def test_a_greeting_that_is_none_is_answered_by_a_fatal_error(content: bytes) ->
         (b'{"classes":[5,6,7,"orders"]}', "too_many_classes"),
     ],
 )
-def test_a_later_connect_that_is_refused_changes_nothing(content: bytes, code: str) -> None:
+def test_refused_later_connect_changes_nothing(content: bytes, code: str) -> None:
     bus = BrokerHarness(classes=2)
     peer = connect_version2(bus, classes=({"id": 1, "name": "orders"},))
     peer.send(build_frame(CONNECT, message_id=4, content=content))
@@ -103,10 +103,12 @@ def test_a_later_connect_that_is_refused_changes_nothing(content: bytes, code: s
     assert bus.broker.store.class_id_by_name == {"orders": 1}
 
 
-def test_classes_are_named_by_id_by_name_and_by_both() -> None:
+def test_classes_are_referenced_by_id_name_or_both() -> None:
     bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.send(connect(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"}))
+    peer.send(
+        connect(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"})
+    )
     [answer] = peer.receive_replies()
     a, c = id_given("a"), id_given("c")
     assert answer.content["classes"] == {"a": a, "b": 65535, "c": c, "d": 5}
@@ -120,7 +122,7 @@ def id_given(name: str, behind: int = 0) -> int:
     return 32768 + (zlib.crc32(name.encode()) - behind) % 32768
 
 
-def test_buses_that_know_nothing_of_one_another_give_a_name_the_same_id() -> None:
+def test_independent_buses_choose_same_id_for_name() -> None:
     names = [f"class {n}" for n in range(50)]
     buses = BrokerHarness(), BrokerHarness()
     connect_version2(buses[0], classes=names)
@@ -128,7 +130,7 @@ def test_buses_that_know_nothing_of_one_another_give_a_name_the_same_id() -> Non
     assert buses[0].broker.store.class_id_by_name == buses[1].broker.store.class_id_by_name
 
 
-def test_an_id_that_is_taken_is_passed_over_for_the_one_below() -> None:
+def test_used_id_is_skipped_for_next_lower() -> None:
     bus = BrokerHarness()
     connect_version2(bus, classes=[id_given("ä"), id_given("ä", 1)])
     connect_version2(bus, classes=["ä"])
@@ -138,7 +140,7 @@ def test_an_id_that_is_taken_is_passed_over_for_the_one_below() -> None:
     assert bus.broker.store.class_id_by_name["b"] == 65535 not in taken
 
 
-def test_many_names_are_given_ids_at_once() -> None:
+def test_many_names_get_ids_in_one_connect() -> None:
     bus = BrokerHarness()
     names = [f"n{n}" for n in range(4096)]
     connect_version2(bus, classes=names)
@@ -149,7 +151,7 @@ def test_many_names_are_given_ids_at_once() -> None:
     )
 
 
-def test_heartbeats_may_come_before_the_greeting_and_nothing_else() -> None:
+def test_only_heartbeats_may_precede_connect() -> None:
     bus = BrokerHarness()
     peer = newcomer(bus)
     peer.send(heartbeat() * 2 + connect(1) + publish(1, 0, b"x"))
@@ -159,12 +161,12 @@ def test_heartbeats_may_come_before_the_greeting_and_nothing_else() -> None:
     assert late.send_refused(connect(1)) is Reason.BAD_CONNECT
 
 
-def test_what_a_peer_calls_itself_stays_on_one_line() -> None:
+def test_client_name_is_logged_on_one_line() -> None:
     peer = connect_version2(BrokerHarness(), client="evil\nline")
     assert "\n" not in peer.session.peer
 
 
-def test_the_shorter_heartbeat_counts_and_silence_ends_the_session() -> None:
+def test_shorter_heartbeat_applies_and_silence_closes_session() -> None:
     bus = BrokerHarness()
     peer = newcomer(bus)
     peer.send(connect(1, heartbeat=5))
@@ -175,7 +177,7 @@ def test_the_shorter_heartbeat_counts_and_silence_ends_the_session() -> None:
     assert (session, error.reason) == (peer.session, Reason.HEARTBEAT_TIMEOUT)
 
 
-def test_a_peer_whose_answer_is_not_known_yet_hears_that_the_bus_is_there() -> None:
+def test_heartbeat_is_sent_while_reply_is_pending() -> None:
     """It waits for a cluster, for one: it would take the bus for dead, and go."""
     bus = BrokerHarness()
     peer = newcomer(bus)
@@ -191,23 +193,25 @@ def test_a_peer_whose_answer_is_not_known_yet_hears_that_the_bus_is_there() -> N
 # Subscriptions -----------------------------------------------------------------------------------
 
 
-def test_several_subscriptions_of_one_session_are_told_apart() -> None:
+def test_subscriptions_of_one_session_are_distinguished() -> None:
     bus = BrokerHarness()
     reader = connect_version2(
         bus, subscribe(1, 7, channels=["a.*"]), subscribe(1, 9), subscribe(2, 3), classes=(1, 2)
     )
-    writer = connect_version2(bus, publish_envelopes(1, 0, channel_envelope("a.x", b"1"), channel_envelope("b", b"2")))
+    writer = connect_version2(
+        bus, publish_envelopes(1, 0, channel_envelope("a.x", b"1"), channel_envelope("b", b"2"))
+    )
     writer.send(publish(2, 2, b"3"))
     heard = [(m.class_id, m.number, m.message_id) for m in reader.receive_deliveries()]
     assert sorted(heard) == [(1, 7, 0), (1, 9, 0), (1, 9, 1), (2, 3, 0)]
     reader.send(ack(7, 0, 2), ack(3, 0, 1))
-    assert bus.statistics(2).ring.messages == 0
-    assert bus.statistics(1).ring.messages == 2
+    assert bus.statistics(2).ring.message_count == 0
+    assert bus.statistics(1).ring.message_count == 2
     reader.send(ack(9, 0, 2))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_a_number_may_be_used_again_after_an_unsubscribe() -> None:
+def test_subscription_number_can_be_reused_after_unsubscribe() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5))
     writer = connect_version2(bus, publish(1, 0, b"a"))
@@ -221,7 +225,7 @@ def test_a_number_may_be_used_again_after_an_unsubscribe() -> None:
     assert reader.receive_message_ids() == [1]  # And the peer was told anew whose it is: see Peer2.
 
 
-def test_after_an_unsubscribe_messages_are_announced_again() -> None:
+def test_deliver_frame_is_sent_again_after_unsubscribe() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5))
     writer = connect_version2(bus, publish(1, 0, b"a"))
@@ -253,9 +257,7 @@ def test_after_an_unsubscribe_messages_are_announced_again() -> None:
         ({"channels": ["a"] * 1025}, "bad_request"),
     ],
 )
-def test_a_subscription_that_cannot_be_granted_is_none(
-    options: dict[str, object], code: str
-) -> None:
+def test_refused_subscribe_creates_nothing(options: dict[str, object], code: str) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, publish(1, 0, b"waits"))
     peer.send(subscribe(1, 5, 3, **options))
@@ -267,9 +269,11 @@ def test_a_subscription_that_cannot_be_granted_is_none(
     assert peer.receive_message_ids() == [0]
 
 
-def test_requests_about_what_is_not_there_are_refused() -> None:
+def test_requests_for_missing_objects_are_refused() -> None:
     bus = BrokerHarness()
-    peer = connect_version2(bus, subscribe(9, 5), subscribe(1, 0), unsubscribe(4), json_request(FETCH, 9, 8))
+    peer = connect_version2(
+        bus, subscribe(9, 5), subscribe(1, 0), unsubscribe(4), json_request(FETCH, 9, 8)
+    )
     codes = ["unknown_class", "bad_request", "unknown_subscription", "unknown_class"]
     assert peer.receive_error_codes() == codes
     peer.send(ack(4, 0, 1), nack(4, 0, 1), working(4, 0, 1))
@@ -277,7 +281,7 @@ def test_requests_about_what_is_not_there_are_refused() -> None:
     assert bus.broker.refusal_counts[Reason.ACK_UNSUBSCRIBED] == 3
 
 
-def test_a_session_has_no_more_subscriptions_than_allowed() -> None:
+def test_subscriptions_per_session_are_limited() -> None:
     bus = BrokerHarness(subscriptions=2)
     peer = connect_version2(bus, *[subscribe(1, number) for number in (1, 2, 3)])
     assert peer.receive_error_codes() == ["too_many_subscriptions"]
@@ -299,7 +303,7 @@ def test_a_session_has_no_more_subscriptions_than_allowed() -> None:
         ({"time": 1e9}, []),
     ],
 )
-def test_a_subscription_begins_where_it_asks_to(start: object, expected: list[int]) -> None:
+def test_subscription_begins_at_requested_start(start: object, expected: list[int]) -> None:
     bus = BrokerHarness()
     writer = connect_version2(bus)
     for number in range(6):
@@ -313,7 +317,7 @@ def test_a_subscription_begins_where_it_asks_to(start: object, expected: list[in
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == []
 
 
-def test_what_waits_is_for_the_first_that_asks_for_it_and_no_more() -> None:
+def test_backlog_goes_to_first_waiting_subscription_only() -> None:
     bus = BrokerHarness()
     writer = connect_version2(bus, publish(1, 0, b"a", b"b"))
     new = connect_version2(bus, subscribe(1, 5, start="new"))
@@ -324,10 +328,10 @@ def test_what_waits_is_for_the_first_that_asks_for_it_and_no_more() -> None:
     assert first.receive_message_ids() == [0, 1]
     assert second.receive_message_ids() == []
     first.send(ack(5, 0, 2))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_who_had_less_leaves_the_rest_to_the_next_one() -> None:
+def test_unacked_messages_pass_to_next_subscription() -> None:
     # One that comes for the earliest has not seen what a former one has acknowledged.
     bus = BrokerHarness()
     writer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(6)))

@@ -13,12 +13,12 @@ from tests.behaviour.wire_peer_v2 import (
     FETCH,
     SUBSCRIBE,
     ack,
-    json_request,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    json_request,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     working,
 )
@@ -28,7 +28,7 @@ from tests.support.oracles import ID_COUNT, parse_frame, split_frames
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_no_more_is_in_flight_than_asked_for(most: int) -> None:
+def test_max_in_flight_is_respected(most: int) -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=most))
     connect_version2(bus, publish(1, 0, *numbered(10)))
@@ -39,7 +39,7 @@ def test_no_more_is_in_flight_than_asked_for(most: int) -> None:
     assert reader.receive_message_ids() == [1]
 
 
-def test_what_is_refused_with_a_delay_makes_room_at_once() -> None:
+def test_delayed_nack_frees_in_flight_capacity() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2))
     connect_version2(bus, publish(1, 0, *numbered(10)))
@@ -58,18 +58,21 @@ def test_what_is_refused_with_a_delay_makes_room_at_once() -> None:
     assert reader.receive_message_ids() == [4, 5]
 
 
-def test_what_another_one_left_is_sent_no_faster() -> None:
+def test_inherited_messages_respect_max_in_flight() -> None:
     bus = BrokerHarness()
     former = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
     assert len(former.receive_message_ids()) == 9
     former.disconnect()
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2))
     for first in range(0, 8, 2):
-        assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [(first, 2), (first + 1, 2)]
+        assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [
+            (first, 2),
+            (first + 1, 2),
+        ]
         reader.send(ack(5, first, first + 2))
 
 
-def test_many_bytes_in_flight_wait_for_acks_and_one_that_is_put_off_holds_up_nothing() -> None:
+def test_in_flight_bytes_limit_ignores_delayed_messages() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     reader = connect_version2(bus, subscribe(1, 5))
@@ -91,7 +94,7 @@ def test_many_bytes_in_flight_wait_for_acks_and_one_that_is_put_off_holds_up_not
 
 
 @pytest.mark.parametrize("slow", ["drop_oldest", "drop_newest"])
-def test_a_slow_subscription_drops_what_is_too_much_for_it(slow: str) -> None:
+def test_slow_subscription_drops_excess_messages(slow: str) -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, slow=slow, max_pending=4, max_in_flight=2))
     writer = connect_version2(bus, publish(1, 0, b"0", b"1", b"2"))
@@ -111,7 +114,7 @@ def test_a_slow_subscription_drops_what_is_too_much_for_it(slow: str) -> None:
 
 
 @pytest.mark.parametrize("slow", ["drop_oldest", "drop_newest", "disconnect"])
-def test_what_is_not_for_a_subscription_does_not_make_it_slow(slow: str) -> None:
+def test_unmatched_messages_do_not_count_towards_pending_limit(slow: str) -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, slow=slow, max_pending=2, channels=["a"]))
     contents = [channel_envelope("ba"[n % 10 == 0], b"%d" % n) for n in range(20)]
@@ -129,7 +132,7 @@ def test_what_is_not_for_a_subscription_does_not_make_it_slow(slow: str) -> None
     assert reader.receive_message_ids() == [30]
 
 
-def test_a_subscription_that_is_cut_off_is_named_by_its_request() -> None:
+def test_disconnect_error_names_subscribe_request() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, 77, slow="disconnect", max_pending=4))
     writer = connect_version2(bus, publish(1, 0, *numbered(4)))
@@ -144,7 +147,7 @@ def test_a_subscription_that_is_cut_off_is_named_by_its_request() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"group": "g"}])
-def test_what_waited_for_one_that_is_cut_off_is_dropped_unless_it_waits_for_the_next(
+def test_disconnected_slow_consumer_drops_its_messages(
     options: dict[str, object],
 ) -> None:
     for others in (0, 1):
@@ -156,14 +159,20 @@ def test_what_waited_for_one_that_is_cut_off_is_dropped_unless_it_waits_for_the_
         bus.broker.drain_writable()
         assert reader.receive_error_codes() == ["slow_consumer"]
         assert bus.statistics(1).dropped == ({Reason.SLOW_CONSUMER: 6} if others else {})
-        assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == ([] if others else list(range(6)))
+        assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == (
+            [] if others else list(range(6))
+        )
 
 
-def test_two_that_are_too_slow_go_while_a_publisher_waits_for_room() -> None:
+def test_two_slow_consumers_are_disconnected_while_publisher_is_blocked() -> None:
     bus = BrokerHarness(class_messages=6)
-    slow = [connect_version2(bus, subscribe(1, 5, slow="disconnect", max_pending=5)) for _ in range(2)]
+    slow = [
+        connect_version2(bus, subscribe(1, 5, slow="disconnect", max_pending=5)) for _ in range(2)
+    ]
     other = connect_version2(bus, subscribe(1, 5))
-    writer = connect_version2(bus, publish(1, 0, *numbered(5)), publish(1, 5, *numbered(7, start=5)))
+    writer = connect_version2(
+        bus, publish(1, 0, *numbered(5)), publish(1, 5, *numbered(7, start=5))
+    )
     bus.broker.drain_writable()
     assert [peer.receive_error_codes() for peer in slow] == [["slow_consumer"]] * 2
     heard: list[bytes] = []
@@ -178,7 +187,7 @@ def test_two_that_are_too_slow_go_while_a_publisher_waits_for_room() -> None:
 # Acks of what was not sent -----------------------------------------------------------------------
 
 
-def test_huge_ranges_cost_nothing_and_reach_what_was_sent() -> None:
+def test_huge_ranges_are_cheap_and_apply_to_sent_messages() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5), subscribe(1, 6, group="g"))
     connect_version2(bus, publish(1, 0, *numbered(3)))
@@ -188,14 +197,14 @@ def test_huge_ranges_cost_nothing_and_reach_what_was_sent() -> None:
     assert len(reader.receive_deliveries()) == 6
     for number in (5, 6):
         reader.send(ack(number, 0, ID_COUNT))
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 6}
 
 
 # Fetch and Deliver -------------------------------------------------------------------------------
 
 
-def test_a_fetch_changes_nobodys_position_and_interrupts_nobodys_messages() -> None:
+def test_fetch_does_not_affect_subscriptions() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(4)))
     begun = reader.read_bytes(150)
@@ -211,7 +220,7 @@ def test_a_fetch_changes_nobodys_position_and_interrupts_nobodys_messages() -> N
     ]
 
 
-def test_many_fetches_at_once_take_the_memory_of_one() -> None:
+def test_concurrent_fetches_use_memory_of_one() -> None:
     bus = BrokerHarness(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
     bus.skips_checks = True
     peer = connect_version2(bus)
@@ -229,13 +238,16 @@ def test_many_fetches_at_once_take_the_memory_of_one() -> None:
     assert most < 2 * 1024 * 1024
 
 
-def test_too_many_fetches_at_once_end_the_session() -> None:
+def test_too_many_concurrent_fetches_close_session() -> None:
     bus = BrokerHarness(frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
     bus.skips_checks = True
-    assert connect_version2(bus).send_refused(json_request(FETCH, 1, 3) * 10_000) is Reason.PENDING_LIMIT
+    assert (
+        connect_version2(bus).send_refused(json_request(FETCH, 1, 3) * 10_000)
+        is Reason.PENDING_LIMIT
+    )
 
 
-def test_those_who_need_the_most_are_cut_off_when_all_together_need_too_much() -> None:
+def test_largest_sessions_are_closed_at_total_pending_limit() -> None:
     most = 100_000 + RECEIVE_BYTES
     limits = Limits(frame_bytes=100_000, pending_bytes=most, total_pending_bytes=most)
     bus = BrokerHarness(Settings(limits=limits))
@@ -252,7 +264,7 @@ def test_those_who_need_the_most_are_cut_off_when_all_together_need_too_much() -
     assert "has the most" in error.sentence
 
 
-def test_those_who_begin_more_than_all_may_need_are_cut_off_before_the_next_beat() -> None:
+def test_total_pending_limit_is_checked_before_next_tick() -> None:
     most = 500_000 + RECEIVE_BYTES
     limits = Limits(frame_bytes=500_000, pending_bytes=most, total_pending_bytes=most)
     bus = BrokerHarness(Settings(limits=limits))
@@ -269,7 +281,7 @@ def test_those_who_begin_more_than_all_may_need_are_cut_off_before_the_next_beat
 
 
 @pytest.mark.parametrize("most", [1, 5, 13, 14, 40])
-def test_messages_of_many_feeds_are_announced_however_the_stream_is_cut(most: int) -> None:
+def test_deliver_frames_are_correct_after_cut_at_any_byte(most: int) -> None:
     bus = BrokerHarness()
     writer = connect_version2(bus, classes=(1, 2))
     reader = connect_version2(
@@ -308,7 +320,7 @@ def test_messages_of_many_feeds_are_announced_however_the_stream_is_cut(most: in
     assert [m.message_id for m in first_time if m.number == 4] == [0, 1]
 
 
-def test_a_filtered_subscription_lets_the_others_of_its_session_have_their_turn() -> None:
+def test_filtered_subscription_yields_to_others_of_its_session() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 1, channels=["a"]), subscribe(2, 2), classes=(1, 2))
     reader.receive_replies()
@@ -328,25 +340,27 @@ def keeping(full_policy: FullPolicy = FullPolicy.BLOCK, **keep: float) -> Broker
     return BrokerHarness(Settings(limits=limits, keep=Retention(**keep), full_policy=full_policy))  # type: ignore[arg-type]
 
 
-def test_messages_are_kept_by_count_after_everybody_has_them() -> None:
+def test_retention_by_count() -> None:
     bus = keeping(messages=5)
     reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(20)))
     assert len(reader.receive_message_ids()) == 20
     reader.send(ack(5, 0, 20))
-    assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == list(range(15, 20))
+    assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == list(
+        range(15, 20)
+    )
     peer = connect_version2(bus, json_request(FETCH, 1, 3, first=17))
     assert [m.message_id for m in peer.receive_deliveries()] == [17, 18, 19]
 
 
-def test_messages_are_kept_by_size() -> None:
+def test_retention_by_size() -> None:
     bus = keeping(bytes=5 * 113)
     reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(20, size=100)))
     assert len(reader.receive_message_ids()) == 20
     reader.send(ack(5, 0, 20))
-    assert bus.statistics(1).ring.messages == 5
+    assert bus.statistics(1).ring.message_count == 5
 
 
-def test_messages_are_kept_by_age() -> None:
+def test_retention_by_age() -> None:
     bus = keeping(seconds=60)
     reader = connect_version2(bus, subscribe(1, 5))
     writer = connect_version2(bus)
@@ -361,7 +375,7 @@ def test_messages_are_kept_by_age() -> None:
     assert bus.statistics(1).ring.floor == 5
 
 
-def test_a_full_class_gives_up_first_what_it_merely_keeps() -> None:
+def test_full_class_drops_retained_messages_first() -> None:
     bus = keeping(messages=1000)
     reader = connect_version2(bus, subscribe(1, 5))
     writer = connect_version2(bus, publish(1, 0, *numbered(90, size=9)))

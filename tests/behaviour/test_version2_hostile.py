@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import DENSE_READ_BYTES, RECEIVE_BYTES, TRICKLE_BYTES
+from simplebus.core.limits import RECEIVE_BYTES, SMALL_EVENTS_READ_BYTES, TRICKLE_BYTES
 from simplebus.core.protocol.requests import SubscribeRequest
 from tests.behaviour import wire_peer_v2
 from tests.behaviour.wire_peer import BrokerHarness, numbered
@@ -21,12 +21,12 @@ from tests.behaviour.wire_peer_v2 import (
     UNSUBSCRIBE,
     WORKING,
     ack,
-    json_request,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    json_request,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     working,
 )
@@ -52,7 +52,7 @@ SERVER_ONLY = [build_frame(kind) for kind in b"678E"]
 
 
 @pytest.mark.parametrize("frame", SERVER_ONLY)
-def test_what_only_a_server_says_is_not_understood(frame: bytes) -> None:
+def test_server_only_frames_are_refused(frame: bytes) -> None:
     peer = connect_version2(BrokerHarness())
     if frame[0] == NACK:
         peer.send(frame)
@@ -66,7 +66,7 @@ def test_what_only_a_server_says_is_not_understood(frame: bytes) -> None:
     "content",
     [b"", b"-", b"5", b"5-5", b"6-5", b"0-2147483649", b"a-b", b"1-2 x", b"1-2 ", b"1-2-3"],
 )
-def test_a_range_that_is_none_is_refused_and_the_session_goes_on(kind: int, content: bytes) -> None:
+def test_invalid_range_is_refused_without_closing(kind: int, content: bytes) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
     peer.receive_all()
@@ -77,7 +77,7 @@ def test_a_range_that_is_none_is_refused_and_the_session_goes_on(kind: int, cont
 
 
 @given(data=st.data())
-def test_bytes_changed_anywhere_harm_nobody_else(data: st.DataObject) -> None:
+def test_corrupted_bytes_do_not_affect_other_sessions(data: st.DataObject) -> None:
     bus = BrokerHarness()
     other = connect_version2(bus, subscribe(1, 5, start="new"), classes=(1,))
     other.receive_replies()
@@ -125,7 +125,7 @@ values = st.recursive(
     ),
     value=values,
 )
-def test_any_value_in_any_field_is_granted_or_refused(
+def test_any_field_value_is_accepted_or_refused(
     kind: int, key: int, request: int, number: int, field: str, value: object
 ) -> None:
     bus = BrokerHarness()
@@ -141,7 +141,7 @@ def test_any_value_in_any_field_is_granted_or_refused(
     assert answers[0].kind != "error" or not answers[0].content["fatal"]
 
 
-def test_a_request_number_comes_back_as_it_was() -> None:
+def test_request_number_is_echoed() -> None:
     peer = connect_version2(BrokerHarness())
     for content in (b"{}", b"no"):
         frame = build_frame(FETCH, class_id=1, message_id=0xFFFFFFFE, content=content)
@@ -150,7 +150,7 @@ def test_a_request_number_comes_back_as_it_was() -> None:
         assert parse_frame(answers[-1])[2] == 0xFFFFFFFE
 
 
-def test_very_many_patterns_and_channels_cost_what_they_weigh() -> None:
+def test_cost_of_patterns_and_channels_is_linear() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     writer = connect_version2(bus)
@@ -166,7 +166,7 @@ def test_very_many_patterns_and_channels_cost_what_they_weigh() -> None:
     assert [message.number for message in peer.receive_deliveries()] == [1, 7, 49]
 
 
-def test_bulk_is_read_in_ever_larger_pieces_and_what_costs_much_in_short_ones() -> None:
+def test_read_size_grows_for_bulk_and_shrinks_for_expensive_events() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     peer = connect_version2(bus)
@@ -181,6 +181,6 @@ def test_bulk_is_read_in_ever_larger_pieces_and_what_costs_much_in_short_ones() 
     assert peer.session.next_read_bytes == RECEIVE_BYTES, "a few are no matter"
     bad = build_frame(wire_peer_v2.ACK, class_id=5, content=b"bad")
     peer.send(bad * 1000)
-    assert peer.session.next_read_bytes == DENSE_READ_BYTES < TRICKLE_BYTES
+    assert peer.session.next_read_bytes == SMALL_EVENTS_READ_BYTES < TRICKLE_BYTES
     peer.send(bad * 10)
-    assert peer.session.next_read_bytes == DENSE_READ_BYTES
+    assert peer.session.next_read_bytes == SMALL_EVENTS_READ_BYTES

@@ -74,7 +74,7 @@ def build_batch(*whole: bytes) -> FrameBatch:
 
 def window_state(window: AckWindow | AckOracle) -> tuple[int, list[tuple[int, int]]]:
     """Where a window stands: its floor, and what is not acknowledged."""
-    return window.floor, window.unacked(window.floor, window.cursor)
+    return window.floor, window.unacked_ranges(window.floor, window.cursor)
 
 
 class Version1Message(NamedTuple):
@@ -131,8 +131,8 @@ class WirePeer:
         """Send these bytes, each argument as one read of the server or more."""
         broker, buffer = self.bus.broker, self.bus.buffer
         for data in said:
-            for at in range(0, len(data), len(buffer.space)):
-                count = buffer.fill(data[at : at + len(buffer.space)])
+            for at in range(0, len(data), len(buffer.writable)):
+                count = buffer.fill(data[at : at + len(buffer.writable)])
                 broker.receive(self.session, buffer, count)
                 self.bus.check_invariants()
 

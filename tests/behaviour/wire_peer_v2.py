@@ -145,7 +145,14 @@ class Version2Peer(WirePeer):
                 assert self.last_deliver is not None, "a message that was announced by nothing"
                 assert self.last_deliver[0] == class_id
                 messages.append(
-                    Version2Message(self.last_deliver[1], self.last_deliver[2], message_id, content, kind, class_id)
+                    Version2Message(
+                        self.last_deliver[1],
+                        self.last_deliver[2],
+                        message_id,
+                        content,
+                        kind,
+                        class_id,
+                    )
                 )
             else:
                 meaning = msgspec.json.decode(content) if kind in JSON else content
@@ -166,7 +173,9 @@ class Version2Peer(WirePeer):
         return [said.content["code"] for said in self.receive_replies() if said.kind == "error"]
 
 
-def connect_version2(bus: BrokerHarness, *said: bytes, classes: Sequence[object] = (1,), **more: object) -> Version2Peer:
+def connect_version2(
+    bus: BrokerHarness, *said: bytes, classes: Sequence[object] = (1,), **more: object
+) -> Version2Peer:
     """A peer connects, greets in version 2, hears the answer, and says this."""
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect(*classes, **more))

@@ -109,7 +109,7 @@ async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServe
             # A bridge that is killed before it can say how far it is says it all again.
             core = bus.connection.core
             back = SubscribeRequest(durable=made.name, start="earliest", seek=True)
-            inbox = core.subscribe(await bus.class_of("once"), back)
+            inbox = core.subscribe(await bus.resolve_class_id("once"), back)
             await bus.connection.answered(inbox.subscribe_request)
             await bus.connection.answered(core.unsubscribe(inbox, is_processed=False))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.bridge.reserved_headers import KEY, KEY_HEX, denied, key_headers, without_key
-from simplebus.nats.bus.convert import block_of, headers_of
+from simplebus.nats.bus.convert import format_header_block, parse_header_block
 
 
 @given(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(str.encode)))

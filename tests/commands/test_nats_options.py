@@ -174,7 +174,7 @@ def test_who_has_no_password_needs_a_certificate_that_says_who_it_is(tmp_path: P
     with pytest.raises(ValueError, match=r"^user x of \[\[nats.users\]\] cannot come in"):
         door(given)
     file.write_text(f"[nats]\nno_auth_user = 'x'\n{file.read_text()}")
-    assert door(given).settings.auth.silent_user() is not None
+    assert door(given).settings.auth.anonymous_user() is not None
 
 
 def test_secrets_can_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

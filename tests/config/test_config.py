@@ -375,7 +375,7 @@ def test_permissions_of_users_that_the_environment_names_may_stand_in_it(
     monkeypatch.setenv("SIMPLEBUS_NATS_USER", "ada")
     monkeypatch.setenv("SIMPLEBUS_NATS_PASSWORD", "secret")
     auth = given(file)[1].settings.auth
-    assert auth.permissions(auth.users[0]) == SubjectPermissions(publish_allow=("a",))
+    assert auth.permissions_of(auth.users[0]) == SubjectPermissions(publish_allow=("a",))
 
 
 def test_a_file_that_is_not_there_is_a_sentence(

@@ -573,7 +573,7 @@ def test_who_breaks_the_protocol_is_cut_off_and_told_why(run: Run) -> None:
     async def main() -> None:
         with pytest.raises(BusConnectionError, match="memory has ended: unknown_type"):  # noqa: PT012
             async with MemoryBus() as bus:
-                link = bus.connection.writer.link
+                link = bus.connection.writer.transport
                 assert link is not None
                 link.send(memoryview(b"\xff" * 20 + b"<\r\n>"))
                 await bus.publish(b"", class_id=1)

@@ -15,7 +15,7 @@ import trio
 
 from simplebus.core.errors import Reason
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.server import Front
+from simplebus.nats.server.server import NatsServer
 from simplebus.nats.server.slow_consumers import PublisherStall, StallablePublisher
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.nats_listener import NatsDoor
@@ -129,14 +129,14 @@ def kept(door: NatsDoor) -> list[int]:
 async def test_an_internal_error_costs_one_client_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    honest = Front.receive
+    honest = NatsServer.receive
 
-    def faulty(self: Front, session, buffer, count):  # type: ignore[no-untyped-def]
+    def faulty(self: NatsServer, session, buffer, count):  # type: ignore[no-untyped-def]
         if b"trip" in bytes(buffer.space[:count]):
             raise AssertionError("a fault of ours")
         honest(self, session, buffer, count)
 
-    monkeypatch.setattr(Front, "receive", faulty)
+    monkeypatch.setattr(NatsServer, "receive", faulty)
     async with nats_server() as (server, door), bystanders(server) as exchange:
         unlucky = await greeted(server)
         await unlucky.send(b"PUB trip 0\r\n\r\n")

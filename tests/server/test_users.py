@@ -56,7 +56,7 @@ OLD = User("old", addresses=("127.0.0.0/8",), permissions=Permissions(publish=ru
 @contextlib.asynccontextmanager
 async def guarded(*users: User, **more: object) -> AsyncIterator[RunningServer]:
     known = Users(users, Passwords(b"by chance"))
-    settings = NatsSettings(auth=NatsAuth(shared=known))
+    settings = NatsSettings(auth=NatsAuth(shared_users=known))
     classes = (NamedClass(id=5, name="orders", subjects=["*.paid", "*.secret", "eu.test"]),)
     async with serving(users=known, nats_port=0, nats=settings, classes=classes, **more) as server:
         yield server

@@ -17,7 +17,7 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
 )
 from tests.core.broker.test_purge import purge
-from tests.core.subscription.test_pending_dead_letters import make_room, small
+from tests.core.subscription.test_pending_dead_letters import purge_dead_letters, two_dead_letters_settings
 from tests.models.key_order_model import keyed
 from tests.storage.journaled_broker import KeptBus
 from tests.storage.test_recover_redelivery import KINDS, heard, reader_of
@@ -27,18 +27,18 @@ def after_a_crash(bus: KeptBus, path: Path) -> KeptBus:
     now = bus.broker.clock.now = bus.broker.clock.now + 1  # What has changed is looked at now.
     bus.sync()
     bus.crash()
-    return KeptBus(path, settings=small(), now=now)
+    return KeptBus(path, settings=two_dead_letters_settings(), now=now)
 
 
 def taken_out(bus: KeptBus) -> list[str]:
     """What lies among the dead letters, which is thrown away."""
     bus.sync()
-    return make_room(bus)
+    return purge_dead_letters(bus)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) -> None:
-    bus = KeptBus(tmp_path, settings=small())
+    bus = KeptBus(tmp_path, settings=two_dead_letters_settings())
     reader = reader_of(bus, **kind)
     connect_version2(bus, publish_envelopes(1, 0, *map(keyed, (b"a", b"b", b"c", b"d", b"e", b"f"))))
     assert heard(reader) == [(n, 1) for n in range(6)]
@@ -60,7 +60,7 @@ def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) ->
 def test_what_was_sent_as_often_as_it_may_be_is_given_up_by_whoever_is_there(
     tmp_path: Path,
 ) -> None:
-    bus = KeptBus(tmp_path, settings=small())
+    bus = KeptBus(tmp_path, settings=two_dead_letters_settings())
     reader = reader_of(bus, max_deliveries=1)
     connect_version2(bus, publish(1, 0, b"a", b"b", b"c"))
     heard(reader)

@@ -34,7 +34,7 @@ from simplebus.core.errors import BusConnectionError, LocalProtocolError, Remote
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frames import Flags, Integers
-from simplebus.nats.bus.convert import block_of
+from simplebus.nats.bus.convert import format_header_block
 from simplebus.nats.bus.convert import class_subject as subject_of
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.nats.client.client import Replies
@@ -229,7 +229,7 @@ class FarNats:
     def _block(self, dressed: Envelope) -> bytes:
         """Its headers; empty for none."""
         headers = (*without_words(dressed.headers), *key_headers(dressed.key))
-        return block_of(headers) or (encode.block() if self._stream else b"")
+        return format_header_block(headers) or (encode.block() if self._stream else b"")
 
     # One by one ----------------------------------------------------------------------------------
 

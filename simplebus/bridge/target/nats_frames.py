@@ -18,7 +18,7 @@ from simplebus.core.errors import LocalProtocolError
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope, encode, stuff, unstuff
 from simplebus.core.protocol.frames import DELIMITER, Integers
-from simplebus.nats.bus.convert import headers_of
+from simplebus.nats.bus.convert import parse_header_block
 from simplebus.nats.client.events import Messages
 
 _KNOWN_MAX = 4096

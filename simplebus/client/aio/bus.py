@@ -22,9 +22,9 @@ from simplebus.client.aio.publisher import Publisher
 from simplebus.client.aio.subscription import RawSubscription, Subscription
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Message
-from simplebus.client.handler_errors import Failures
-from simplebus.client.inspect import Fetching, answer, purged, question, span
-from simplebus.client.message_builder import About
+from simplebus.client.handler_errors import HandlerErrors
+from simplebus.client.inspect import FetchOperation, get_inquire_reply, get_purged_count, build_inquire_request, check_range
+from simplebus.client.message_builder import PublishOptions
 from simplebus.client.message_types import Registry
 from simplebus.client.request_reply import QUIET_ANSWERS, Handler, Replies, check_handler
 from simplebus.client.subscribe_options import (
@@ -54,7 +54,7 @@ class Bus(Publisher):
 
     def __init__(self, wire: ClientConnection, registry: Registry, tasks: anyio.abc.TaskGroup) -> None:
         super().__init__(wire, registry)
-        self.failures = Failures()
+        self.failures = HandlerErrors()
         """What handlers raised. For this package."""
         self.block_error: BaseException | None = None
         """Why the block was ended although it was not through: what leaving raises. For this
@@ -351,7 +351,7 @@ class Bus(Publisher):
         class_id: int | str | None = None,
         timeout: float = 5.0,
         as_: type[T],
-        **about: Unpack[About],
+        **about: Unpack[PublishOptions],
     ) -> T: ...
 
     @overload
@@ -362,7 +362,7 @@ class Bus(Publisher):
         class_id: int | str | None = None,
         timeout: float = 5.0,
         as_: None = None,
-        **about: Unpack[About],
+        **about: Unpack[PublishOptions],
     ) -> Message[bytes]: ...
 
     async def request(
@@ -372,7 +372,7 @@ class Bus(Publisher):
         class_id: int | str | None = None,
         timeout: float = 5.0,
         as_: Any = None,
-        **about: Unpack[About],
+        **about: Unpack[PublishOptions],
     ) -> Any:
         """Publish a message and return the first reply to it: as a value of the type `as_`, or the
         message. It expires when nobody waits for its reply any longer.
@@ -419,11 +419,11 @@ class Bus(Publisher):
         LocalProtocolError for a message that asks for no reply, or for one anywhere but where
         replies are, and what `publish` does."""
         class_id, envelope = request_reply.reply_to(message)
-        request_reply.check_home(class_id, envelope, await self.class_of(request_reply.CLASS))
+        request_reply.check_home(class_id, envelope, await self.resolve_class_id(request_reply.CLASS))
         payload = self._outbound.payload(value)
         self.connection.check()
         if not confirm:
-            if self._source.published_bytes >= self._writer.write_at:
+            if self._publish_buffer.published_bytes >= self._writer.free_until_bytes:
                 await self._writer.make_room()
             self._core.publish(payload, class_id, envelope)
             return
@@ -435,7 +435,7 @@ class Bus(Publisher):
         """The subscription that replies to this bus come to; made by the first request."""
         async with self._replies_lock:
             if self._replies is None:
-                asking = Replies(await self.class_of(request_reply.CLASS))
+                asking = Replies(await self.resolve_class_id(request_reply.CLASS))
                 messages = self.subscribe(asking.class_id, asking.channel, start="new")
                 await self._tasks.start(self._receive_replies, asking, messages)
                 self._replies = asking
@@ -476,9 +476,9 @@ class Bus(Publisher):
         first one on that it accepted at or after a `time`, if there is one. Nobody's position
         changes; they cannot be acknowledged."""
         target = Target.of(what, self._registry)
-        fetching = Fetching(await self.class_of(target.what), target, first, count, time)
+        fetching = FetchOperation(await self.resolve_class_id(target.what), target, first, count, time)
         while not fetching.is_done:
-            fetching.take(await self.connection.ask(partial(fetching.ask, self._core)))
+            fetching.accept_reply(await self.connection.ask(partial(fetching.send_request, self._core)))
         return fetching.messages
 
     @overload
@@ -507,8 +507,8 @@ class Bus(Publisher):
 
         Raises RefusedError for a class or a session that is not there, and none is made.
         """
-        asked = question(what, channel, session, self._registry)
-        return answer(await self.connection.ask(partial(self._core.inquire, asked)))
+        asked = build_inquire_request(what, channel, session, self._registry)
+        return get_inquire_reply(await self.connection.ask(partial(self._core.inquire, asked)))
 
     async def keep_last_values(self, what: type | int | str) -> None:
         """Have a class keep the last message of each channel from now on, besides everything else
@@ -518,7 +518,7 @@ class Bus(Publisher):
         the class win.
         """
         target = Target.of(what, self._registry)
-        class_id = await self.class_of(target.what)
+        class_id = await self.resolve_class_id(target.what)
         await self.connection.ask(partial(self._core.keep_last_values, class_id))
 
     async def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
@@ -528,8 +528,8 @@ class Bus(Publisher):
         What this program has published before counts, as far as it is stored.
         """
         target = Target.of(what, self._registry)
-        return purged(
+        return get_purged_count(
             await self.connection.ask(
-                partial(self._core.purge, await self.class_of(target.what), *span(first, last))
+                partial(self._core.purge, await self.resolve_class_id(target.what), *check_range(first, last))
             )
         )

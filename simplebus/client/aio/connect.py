@@ -23,7 +23,7 @@ from simplebus.client.context_guard import guarded_async_context
 from simplebus.client.core import arguments
 from simplebus.client.core.client import ClientCore
 from simplebus.client.credentials import Access, resolve_access
-from simplebus.client.handler_errors import raise_any
+from simplebus.client.handler_errors import raise_errors
 from simplebus.client.message_types import DEFAULT, Registry
 from simplebus.client.reconnect import Schedule
 from simplebus.core.limits import (
@@ -165,7 +165,7 @@ async def open_bus(
             raise failure
     if bus.block_error is not None and not isinstance(bus.block_error, Exception):
         raise bus.block_error
-    raise_any(bus.failures.all(), wire.confirms.take_unclaimed(), wire.unconfirmed() or bus.block_error)
+    raise_errors(bus.failures.to_exception_group(), wire.confirms.take_unclaimed(), wire.unconfirmed() or bus.block_error)
 
 
 def _lone_end(group: BaseExceptionGroup[BaseException]) -> BaseException | None:

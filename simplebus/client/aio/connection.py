@@ -62,7 +62,7 @@ class ClientConnection(ConnectionWaiters):
         self._beat_wanted = WakeupEvent()
         core.on_ack = self._acked
         core.set_notice_handler(lambda sentence: log.warning("the bus says: %s", sentence))
-        fork_safety.watch(self)
+        fork_safety.register(self)
 
     # Connections ---------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class ClientConnection(ConnectionWaiters):
                     self._place, self.core.publish_buffer.forgotten_count - known
                 )
                 schedule.made(attempt.address, anyio.current_time())
-                self._link = self.writer.link = link
+                self._link = self.writer.transport = link
                 return
         raise schedule.problem or addresses.connect_timeout_error(
             self._place, schedule.timeout, is_connected=False
@@ -108,7 +108,7 @@ class ClientConnection(ConnectionWaiters):
         """Move bytes until the connection is lost."""
         async with anyio.create_task_group() as tasks:
             self._serving = tasks.cancel_scope
-            if self.writer.link is None:  # Somebody who wrote has found it lost already.
+            if self.writer.transport is None:  # Somebody who wrote has found it lost already.
                 return
             for task in (self._read, self.writer.run):
                 tasks.start_soon(task, link)
@@ -143,8 +143,8 @@ class ClientConnection(ConnectionWaiters):
 
     def lose(self, error: Exception | None) -> None:
         """The connection is gone."""
-        if self.writer.link is not None:
-            self.writer.link = None
+        if self.writer.transport is not None:
+            self.writer.transport = None
             self._loss = addresses.connection_lost_error(self._place, error)
             self._serving.cancel()
 
@@ -153,14 +153,14 @@ class ClientConnection(ConnectionWaiters):
         waits is the parent's."""
         if self.end is None:
             self.end = end
-            self.writer.write_at = 0
-            self.writer.link = None
+            self.writer.free_until_bytes = 0
+            self.writer.transport = None
 
     def _over(self, end: BusConnectionError) -> None:
         """There will be no other connection: whoever waits learns so."""
         if self.end is None:
             self.end = end
-            self.writer.write_at = 0
+            self.writer.free_until_bytes = 0
             self.core.fail_requests(end)
             self.answer()
             self.confirms.wake_all()
@@ -254,10 +254,10 @@ class ClientConnection(ConnectionWaiters):
             with anyio.move_on_after(seconds, shield=shield), suppress(BusConnectionError, OSError):
                 await self.flush()
                 self._is_last = True
-                link = self.writer.link
+                link = self.writer.transport
                 if link is not None:
                     link.end()
-                while link is not None and self.writer.link is link:
+                while link is not None and self.writer.transport is link:
                     await self.changed.wait()
         finally:
             self._scope.cancel()

@@ -19,7 +19,7 @@ import anyio
 from simplebus.client.aio.cancellation import ignore_cancellation, is_cancelled_by_scope
 from simplebus.client.aio.subscription import BaseSubscription
 from simplebus.client.core.messages import Message
-from simplebus.client.handler_errors import Failures
+from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.request_reply import Handler, check_outcome
 from simplebus.core.errors import BusConnectionError, BusError, RefusedError
 
@@ -36,7 +36,7 @@ class HandlerRunner:
         subscription: BaseSubscription[Any],
         handler: Handler,
         *,
-        failures: Failures,
+        failures: HandlerErrors,
         concurrency: int,
     ) -> None:
         self.is_opening = True
@@ -58,7 +58,7 @@ class HandlerRunner:
 
     def open(self, class_id: int) -> None:
         """Subscribe now."""
-        self._subscription.open(class_id)
+        self._subscription.subscribe(class_id)
         self.is_opening = False
 
     async def run(self) -> None:
@@ -66,7 +66,7 @@ class HandlerRunner:
         wire, subscription = self._bus.connection, self._subscription
         try:
             if self.is_opening:
-                self.open(await self._bus.class_of(subscription.target.what))
+                self.open(await self._bus.resolve_class_id(subscription.target.what))
                 wire.changed.set()
             await wire.answered(subscription.inbox.subscribe_request)
             async with anyio.create_task_group() as workers:
@@ -78,7 +78,7 @@ class HandlerRunner:
             self._failures.add(self._handler, subscription.target, error)
         finally:
             if not self.is_opening:
-                subscription.close(processed=False)
+                subscription.unsubscribe(processed=False)
             self.is_opening = False
             wire.changed.set()
 

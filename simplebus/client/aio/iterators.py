@@ -72,7 +72,7 @@ class MessageIterator(_SubscriptionIterator, Generic[T]):
             return message
         subscription = self._subscription
         await subscription.refill(self._loop_key)
-        subscription.prepare()
+        subscription.prepare_messages()
         self._ready = self._inbox.prepared_messages
         return next(self._ready)
 
@@ -98,7 +98,7 @@ class ValueIterator(_SubscriptionIterator, Generic[T]):
                 return value
             subscription = self._subscription
             await subscription.refill(self._loop_key)
-            subscription.prepare(values=True)
+            subscription.prepare_messages(values=True)
             assert self._inbox.decode is not None
             self._ready = map(self._inbox.decode, self._inbox.prepared_payloads)
             return next(self._ready)
@@ -115,4 +115,4 @@ class BatchIterator(_SubscriptionIterator):
 
     async def __anext__(self) -> Batch:
         await self._subscription.refill(self._loop_key)
-        return self._subscription.take_batch()
+        return self._subscription.next_batch()

@@ -19,12 +19,12 @@ import anyio.lowlevel
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.core.client import ClientStatistics
 from simplebus.client.message_builder import (
-    DURABILITIES,
-    About,
+    DURABILITY_NAMES,
+    PublishOptions,
     BusFullError,
     DurabilityName,
     Outbound,
-    Route,
+    PublishRoute,
 )
 from simplebus.client.message_types import Binding, Registry
 from simplebus.client.pending_confirms import group
@@ -40,18 +40,18 @@ class Publisher:
         self.connection = wire
         """For this package."""
         self._core = wire.core
-        self._source = wire.core.publish_buffer
+        self._publish_buffer = wire.core.publish_buffer
         self._writer = wire.writer
         self._registry = registry
         self._outbound = Outbound(wire.core, registry)
-        self._routes, self._envelope = self._outbound.routes, self._outbound.envelope
-        self._put = wire.core.publish
+        self._routes, self._envelope = self._outbound.route_by_type, self._outbound.envelope
+        self._append = wire.core.publish
         self._handler_runners: list[HandlerRunner] = []
 
     @property
     def durability(self) -> DurabilityName:
         """Where a message is when it is confirmed, by the bus that was connected to last."""
-        return DURABILITIES[self._core.durability]
+        return DURABILITY_NAMES[self._core.durability]
 
     async def publish(
         self,
@@ -59,7 +59,7 @@ class Publisher:
         *,
         class_id: int | str | None = None,
         confirm: bool = True,
-        **about: Unpack[About],
+        **about: Unpack[PublishOptions],
     ) -> None:
         """Publish a message, and return when the bus has confirmed it.
 
@@ -71,11 +71,11 @@ class Publisher:
         what is none, BusConnectionError when the bus is gone.
         """
         if class_id is None:
-            encode, id_ = self._routes.get(type(message)) or await self._route(type(message))
+            encode, id_ = self._routes.get(type(message)) or await self._new_route(type(message))
             payload = encode(message)
         else:
             payload = message  # type: ignore[assignment]
-            id_ = class_id if type(class_id) is int else await self._named(class_id)
+            id_ = class_id if type(class_id) is int else await self._class_id(class_id)
         envelope = self._envelope(**about) if about else None
         if confirm:
             self.connection.check()
@@ -83,27 +83,27 @@ class Publisher:
             if refused := await self.connection.confirmed(position, position):
                 raise refused[0]
             return
-        if self._source.published_bytes >= self._writer.write_at:
+        if self._publish_buffer.published_bytes >= self._writer.free_until_bytes:
             await self._writer.make_room()
-        self._put(payload, id_, envelope)
+        self._append(payload, id_, envelope)
 
     def publish_nowait(
-        self, message: object, *, class_id: int | str | None = None, **about: Unpack[About]
+        self, message: object, *, class_id: int | str | None = None, **about: Unpack[PublishOptions]
     ) -> int:
         """Publish a message without waiting. Returns its position: how many were published before.
 
         Raises BusFullError when it would have to wait, and what `publish` does.
         """
         if class_id is None:
-            encode, id_ = self._routes.get(type(message)) or self._route_now(type(message))
+            encode, id_ = self._routes.get(type(message)) or self._new_route_nowait(type(message))
             payload = encode(message)
         else:
             payload = message  # type: ignore[assignment]
-            id_ = class_id if type(class_id) is int else self._named_now(class_id)
+            id_ = class_id if type(class_id) is int else self._class_id_nowait(class_id)
         envelope = self._envelope(**about) if about else None
-        if self._source.published_bytes >= self._writer.write_at and not self._writer.has_room():
+        if self._publish_buffer.published_bytes >= self._writer.free_until_bytes and not self._writer.has_room():
             raise BusFullError("nothing was published: too much waits to be confirmed by the bus")
-        return self._put(payload, id_, envelope)
+        return self._append(payload, id_, envelope)
 
     async def publish_many(
         self,
@@ -111,7 +111,7 @@ class Publisher:
         *,
         class_id: int | str | None = None,
         confirm: bool = True,
-        **about: Unpack[About],
+        **about: Unpack[PublishOptions],
     ) -> None:
         """Publish many messages at once, as `publish` does each.
 
@@ -120,10 +120,10 @@ class Publisher:
         runs: list[tuple[int, list[Any]]] = []
         if class_id is None:
             for type_, run in groupby(messages, type):
-                encode, id_ = self._routes.get(type_) or await self._route(type_)
+                encode, id_ = self._routes.get(type_) or await self._new_route(type_)
                 runs.append((id_, list(map(encode, run))))
         else:
-            runs.append((await self._named(class_id), list(messages)))
+            runs.append((await self._class_id(class_id), list(messages)))
         envelope = self._envelope(**about) if about else None
         await anyio.lowlevel.checkpoint()
         if confirm:
@@ -151,7 +151,7 @@ class Publisher:
 
     # Classes -------------------------------------------------------------------------------------
 
-    async def class_of(self, what: Binding[Any] | int | str) -> int:
+    async def resolve_class_id(self, what: Binding[Any] | int | str) -> int:
         """The id of a class, which the bus is asked for if it has a name. For this package."""
         known = self._outbound.known_id(what)
         if known is None:
@@ -160,29 +160,29 @@ class Publisher:
             known = self._outbound.learn(what)
         return known
 
-    async def _named(self, class_id: int | str) -> int:
+    async def _class_id(self, class_id: int | str) -> int:
         """The class id that belongs to what the user has given."""
         known = self._outbound.known_id(class_id)
         if known is None:
-            await self._handlers_open()
-            known = await self.class_of(class_id)
+            await self._wait_for_handlers()
+            known = await self.resolve_class_id(class_id)
         return known
 
-    async def _route(self, type_: type) -> Route:
+    async def _new_route(self, type_: type) -> PublishRoute:
         """The way of a type's values, found for the first time."""
         binding = self._registry.bindings[type_]
-        await self._handlers_open()
-        return self._outbound.route(binding, await self.class_of(binding))
+        await self._wait_for_handlers()
+        return self._outbound.route(binding, await self.resolve_class_id(binding))
 
-    async def _handlers_open(self) -> None:
+    async def _wait_for_handlers(self) -> None:
         while any(handling.is_opening for handling in self._handler_runners):
             await self.connection.changed.wait()
 
-    def _route_now(self, type_: type) -> Route:
+    def _new_route_nowait(self, type_: type) -> PublishRoute:
         binding = self._registry.bindings[type_]
-        return self._outbound.route(binding, self._named_now(binding))
+        return self._outbound.route(binding, self._class_id_nowait(binding))
 
-    def _named_now(self, what: Binding[Any] | int | str) -> int:
+    def _class_id_nowait(self, what: Binding[Any] | int | str) -> int:
         """The same without waiting; the bus is asked, for the next time."""
         known = self._outbound.known_id(what)
         if known is None:

@@ -63,18 +63,18 @@ class BaseSubscription(Entry[T]):
     ) -> None:
         super().__init__(bus.connection.core, target, request, auto_ack=auto_ack)
         self._bus = bus
-        self._wire = bus.connection
-        self._arrived = WakeupEvent()
-        self._since_turn = 0
+        self._connection = bus.connection
+        self._messages_arrived = WakeupEvent()
+        self._returned_since_checkpoint = 0
         """Messages handed out since other tasks had their turn."""
 
     async def __aenter__(self) -> Self:
         self.check_fresh()
-        self.open(await self._bus.class_of(self.target.what))
+        self.subscribe(await self._bus.resolve_class_id(self.target.what))
         try:
-            await self._wire.answered(self.inbox.subscribe_request)
+            await self._connection.answered(self.inbox.subscribe_request)
         except BaseException:
-            self.close(processed=False)
+            self.unsubscribe(processed=False)
             raise
         return self
 
@@ -86,9 +86,9 @@ class BaseSubscription(Entry[T]):
     ) -> None:
         if is_cancellation(error):
             self.inbox.put_back_unprocessed()
-        request = self.close(processed=kind is None)
+        request = self.unsubscribe(processed=kind is None)
         if kind is None:  # A later subscription then no longer meets this one at the bus.
-            await self._wire.heard(request)
+            await self._connection.heard(request)
 
     def messages(self) -> AsyncIterable[Message[T]]:
         """Iterate over messages: what came with a value, and the value."""
@@ -96,7 +96,7 @@ class BaseSubscription(Entry[T]):
 
     def batches(self) -> AsyncIterable[Batch]:
         """Iterate over batches: many messages at the price of one."""
-        return AsyncIterable(lambda: BatchIterator(self), self._get_batch)
+        return AsyncIterable(lambda: BatchIterator(self), self._wait_for_batch)
 
     async def get(self, timeout: float | None = None) -> Message[T]:
         """The next message. Says that the one before is processed, unless a loop is at that.
@@ -116,7 +116,7 @@ class BaseSubscription(Entry[T]):
                 raise nothing_came(self.target, timeout)
             for message in inbox.prepared_messages:  # Another task has prepared some.
                 return message
-            self.prepare()
+            self.prepare_messages()
 
     async def take(self, most: int, timeout: float | None = None) -> list[Message[T]]:
         """The messages that are there, up to `most`; otherwise the first that come, or, after so
@@ -125,63 +125,63 @@ class BaseSubscription(Entry[T]):
             raise ValueError(f"take needs a number of messages from 1 on, got {most}")
         with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
             await self.refill()
-        return [] if self.inbox.is_empty else list(self.take_batch(most))
+        return [] if self.inbox.is_empty else list(self.next_batch(most))
 
     # For the loops and the bus -------------------------------------------------------------------
 
-    def open(self, class_id: int) -> None:
+    def subscribe(self, class_id: int) -> None:
         """Begin, without waiting until the bus knows."""
-        self._wire.check()
-        self._wire.opened(self.enter(class_id), self._arrived)
+        self._connection.check()
+        self._connection.opened(self.enter(class_id), self._messages_arrived)
 
-    def close(self, *, processed: bool) -> OpenRequest:
+    def unsubscribe(self, *, processed: bool) -> OpenRequest:
         """End. `processed` says what became of the last message. Returns what the bus is to
         answer."""
         request = self.leave(processed=processed)
-        self._wire.closed(self.inbox)
+        self._connection.closed(self.inbox)
         return request
 
     async def refill(self, loop: object | None = None) -> None:
         """Return once there is something to hand out, to a loop or to who asks one by one. What
         that was handed before is processed."""
-        inbox, wire = self.inbox, self._wire
+        inbox, wire = self.inbox, self._connection
         wire.check_thread()
         inbox.settle_previous(loop)
         if not inbox.is_empty:
             wire.check()
             wire.writer.push_due_acks()
-            if self._since_turn >= MESSAGES_PER_TURN:
-                self._since_turn = 0
+            if self._returned_since_checkpoint >= MESSAGES_PER_TURN:
+                self._returned_since_checkpoint = 0
                 await anyio.lowlevel.checkpoint()
             return
         if inbox.has_waiting_consumer and self._auto_ack:
             raise LocalProtocolError("another task already waits for this subscription's messages")
-        self._since_turn = 0
+        self._returned_since_checkpoint = 0
         inbox.has_waiting_consumer = True
         try:
             wire.writer.push()  # Acknowledgements leave before we wait.
             wire.changed.set()
             while inbox.is_empty:
                 wire.check()
-                await self._arrived.wait()
+                await self._messages_arrived.wait()
         finally:
             inbox.has_waiting_consumer = False
         inbox.settle_previous(loop)  # Other tasks may have taken some meanwhile.
 
-    def prepare(self, *, values: bool = False) -> None:
+    def prepare_messages(self, *, values: bool = False) -> None:
         """Have the messages of the next turn ready."""
-        self._since_turn += self.inbox.prepare_messages(MESSAGES_PER_TURN, as_values=values)
-        self._wire.handed_out()
+        self._returned_since_checkpoint += self.inbox.prepare_messages(MESSAGES_PER_TURN, as_values=values)
+        self._connection.handed_out()
 
-    async def _get_batch(self) -> Batch:
+    async def _wait_for_batch(self) -> Batch:
         await self.refill()
-        return self.take_batch()
+        return self.next_batch()
 
-    def take_batch(self, most: int | None = None) -> Batch:
+    def next_batch(self, most: int | None = None) -> Batch:
         batch = self.inbox.pop_batch(most)
         assert batch is not None, "refill returned, and there was nothing"
-        self._since_turn += len(batch)
-        self._wire.handed_out()
+        self._returned_since_checkpoint += len(batch)
+        self._connection.handed_out()
         return batch
 
 

@@ -120,7 +120,7 @@ class SocketTransport:
     def __init__(self, sock: socket.socket, tls: TlsSocket | None = None) -> None:
         self._socket = sock
         self._stream: socket.socket | TlsSocket = tls or sock
-        fork_safety.watch(self)
+        fork_safety.register(self)
 
     def send(self, data: memoryview) -> int:
         try:

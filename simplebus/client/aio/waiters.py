@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 
 from simplebus.client.aio.wakeup_event import WakeupEvent
-from simplebus.client.aio.writer import Writer
+from simplebus.client.aio.writer import TransportWriter
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.pending_confirms import Confirms
@@ -33,7 +33,7 @@ class ConnectionWaiters:
         """Set when bytes were written, a connection was made or lost, or a consumer ran out of
         messages."""
         self.confirms = Confirms()
-        self.writer = Writer(core, self.changed, check=self.check, lose=self.lose)
+        self.writer = TransportWriter(core, self.changed, check=self.check, lose=self.lose)
         self.awaited: list[tuple[OpenRequest, Callable[[], None]]] = []
         """What the bus has yet to answer, and what is done then."""
         self.end: BusConnectionError | None = None
@@ -121,7 +121,7 @@ class ConnectionWaiters:
     async def heard(self, request: OpenRequest) -> None:
         """Wait until the bus has answered, with whatever: not for long, and not for a connection
         that is to be made first."""
-        if self.writer.link is None:
+        if self.writer.transport is None:
             return
         with suppress(RefusedError, BusConnectionError), anyio.move_on_after(CLOSE_SECONDS):
             await self.answered(request)
@@ -130,7 +130,7 @@ class ConnectionWaiters:
         """Ask the bus, again if the connection is lost before the answer."""
         while True:
             self.check()
-            if self.writer.link is None:
+            if self.writer.transport is None:
                 await self.changed.wait()
                 continue
             try:

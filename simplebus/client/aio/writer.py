@@ -22,7 +22,7 @@ WRITE_BYTES = 256 * 1024
 _TURN_BYTES = 1024 * 1024
 
 
-class Writer:
+class TransportWriter:
     """A wire's half that writes."""
 
     def __init__(
@@ -33,10 +33,10 @@ class Writer:
         check: Callable[[], None],
         lose: Callable[[Exception], None],
     ) -> None:
-        self.write_at = 0
+        self.free_until_bytes = 0
         """When so many bytes were ever handed over, a publisher must call `make_room` first; 0
         while the task sleeps, so that the next publisher wakes it."""
-        self.link: Transport | None = None
+        self.transport: Transport | None = None
         """Where to write to; None while there is no connection on which the bus has answered."""
         self._core = core
         self._changed = changed
@@ -44,7 +44,7 @@ class Writer:
         self._lose = lose
         self._has_work = False
         """Whether the task has something to do."""
-        self._is_stuck = False
+        self._is_blocked = False
         """Whether the link took less than it was given."""
         self._work = WakeupEvent()
         self._line = anyio.Lock()
@@ -52,27 +52,27 @@ class Writer:
 
     async def run(self, link: Transport) -> None:
         """Write what others left, on this link."""
-        self._has_work, self._is_stuck = True, False
+        self._has_work, self._is_blocked = True, False
         while True:
             if not self._has_work:
                 await self._work.wait()
                 continue
-            if self._is_stuck:
+            if self._is_blocked:
                 try:
                     await link.wait_sendable()
                 except OSError as error:
                     self._lose(error)
-                self._is_stuck = False
+                self._is_blocked = False
             self.push()
-            if not self._is_stuck:
+            if not self._is_blocked:
                 self._has_work = False
-                self.write_at = 0
+                self.free_until_bytes = 0
             self._changed.set()
 
     def push(self) -> None:
         """Write what the link takes now; the task does the rest."""
-        link = self.link
-        if self._is_stuck or link is None:
+        link = self.transport
+        if self._is_blocked or link is None:
             return
         outgoing = self._core.send_queue
         enough = outgoing.sent_bytes + _TURN_BYTES
@@ -81,11 +81,11 @@ class Writer:
                 taken = link.send(data)
                 outgoing.mark_sent(taken)
                 if not taken or outgoing.sent_bytes > enough:
-                    self._is_stuck = True
+                    self._is_blocked = True
                     self.push_soon()
                     return
             if not link.flush():
-                self._is_stuck = True
+                self._is_blocked = True
                 self.push_soon()
         except OSError as error:
             self._lose(error)
@@ -128,7 +128,7 @@ class Writer:
     def _let_publish(self) -> None:
         """Publishers go on without a thought until there is enough for a write."""
         core = self._core
-        self.write_at = core.publish_buffer.published_bytes + max(
+        self.free_until_bytes = core.publish_buffer.published_bytes + max(
             1, WRITE_BYTES - core.send_queue.queued_bytes
         )
         self.push_soon()

@@ -26,9 +26,9 @@ from simplebus.client.context_guard import guarded_context
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Message
 from simplebus.client.credentials import Access, resolve_access
-from simplebus.client.handler_errors import Failures, raise_any
-from simplebus.client.inspect import Fetching, answer, purged, question, span
-from simplebus.client.message_builder import About
+from simplebus.client.handler_errors import HandlerErrors, raise_errors
+from simplebus.client.inspect import FetchOperation, get_inquire_reply, get_purged_count, build_inquire_request, check_range
+from simplebus.client.message_builder import PublishOptions
 from simplebus.client.message_types import DEFAULT, Registry
 from simplebus.client.reconnect import Schedule
 from simplebus.client.request_reply import QUIET_ANSWERS, Handler, Replies, check_handler
@@ -98,7 +98,7 @@ def connect_blocking(
         seconds = CLOSE_SECONDS
     finally:
         wire.close(seconds)
-    raise_any(bus.failures.all(), wire.confirms.take_unclaimed(), wire.unconfirmed())
+    raise_errors(bus.failures.to_exception_group(), wire.confirms.take_unclaimed(), wire.unconfirmed())
 
 
 class BlockingBus(BlockingPublisher):
@@ -106,7 +106,7 @@ class BlockingBus(BlockingPublisher):
 
     def __init__(self, wire: BlockingWire, registry: Registry) -> None:
         super().__init__(wire, registry)
-        self.failures = Failures()
+        self.failures = HandlerErrors()
         """What handlers raised. For this package."""
         self._handled: list[BlockingHandling] = []
         self._replies: tuple[Replies, BlockingRawSubscription] | None = None
@@ -375,7 +375,7 @@ class BlockingBus(BlockingPublisher):
         class_id: int | str | None = None,
         timeout: float = 5.0,
         as_: type[T],
-        **about: Unpack[About],
+        **about: Unpack[PublishOptions],
     ) -> T: ...
 
     @overload
@@ -386,7 +386,7 @@ class BlockingBus(BlockingPublisher):
         class_id: int | str | None = None,
         timeout: float = 5.0,
         as_: None = None,
-        **about: Unpack[About],
+        **about: Unpack[PublishOptions],
     ) -> Message[bytes]: ...
 
     def request(
@@ -396,7 +396,7 @@ class BlockingBus(BlockingPublisher):
         class_id: int | str | None = None,
         timeout: float = 5.0,
         as_: Any = None,
-        **about: Unpack[About],
+        **about: Unpack[PublishOptions],
     ) -> Any:
         """Publish a message and return the first reply to it, as `simplebus.Bus.request`."""
         decode = None if as_ is None else self._registry.bindings[as_].decode
@@ -450,9 +450,9 @@ class BlockingBus(BlockingPublisher):
     ) -> list[Message[Any]]:
         """Messages of a class that the bus still holds, as `simplebus.Bus.fetch`."""
         target = Target.of(what, self._registry)
-        fetching = Fetching(self.class_of(target.what), target, first, count, time)
+        fetching = FetchOperation(self.class_of(target.what), target, first, count, time)
         while not fetching.is_done:
-            fetching.take(self.wire.ask(partial(fetching.ask, self._core)))
+            fetching.accept_reply(self.wire.ask(partial(fetching.send_request, self._core)))
         return fetching.messages
 
     @overload
@@ -475,8 +475,8 @@ class BlockingBus(BlockingPublisher):
         session: int | None = None,
     ) -> InquireReply:
         """What waits for what, as `simplebus.Bus.explain`."""
-        asked = question(what, channel, session, self._registry)
-        return answer(self.wire.ask(partial(self._core.inquire, asked)))
+        asked = build_inquire_request(what, channel, session, self._registry)
+        return get_inquire_reply(self.wire.ask(partial(self._core.inquire, asked)))
 
     def keep_last_values(self, what: type | int | str) -> None:
         """Have a class keep its last values, as `simplebus.Bus.keep_last_values`."""
@@ -486,6 +486,6 @@ class BlockingBus(BlockingPublisher):
     def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
         """Have stored messages of a class be nobody's any more, as `simplebus.Bus.purge`."""
         target = Target.of(what, self._registry)
-        return purged(
-            self.wire.ask(partial(self._core.purge, self.class_of(target.what), *span(first, last)))
+        return get_purged_count(
+            self.wire.ask(partial(self._core.purge, self.class_of(target.what), *check_range(first, last)))
         )

@@ -99,7 +99,7 @@ class BlockingWire:
         self.one_thread = OneThread()
         """Held by whoever uses the bus."""
         self.core.set_notice_handler(lambda sentence: log.warning("the bus says: %s", sentence))
-        fork_safety.watch(self)
+        fork_safety.register(self)
 
     def check(self) -> None:
         """Raise BusConnectionError when there is no connection and will be none."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simplebus.client.blocking.subscription import BlockingBaseSubscription
 from simplebus.client.core.messages import Message
-from simplebus.client.handler_errors import Failures
+from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.request_reply import Handler, check_outcome
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class BlockingHandling:
         bus: BlockingBus,
         subscription: BlockingBaseSubscription[Any],
         handler: Handler,
-        failures: Failures,
+        failures: HandlerErrors,
     ) -> None:
         self._bus = bus
         self._subscription = subscription

@@ -15,12 +15,12 @@ from typing import Any, Unpack
 from simplebus.client.blocking.connection import BlockingWire
 from simplebus.client.core.client import ClientStatistics
 from simplebus.client.message_builder import (
-    DURABILITIES,
-    About,
+    DURABILITY_NAMES,
+    PublishOptions,
     BusFullError,
     DurabilityName,
     Outbound,
-    Route,
+    PublishRoute,
 )
 from simplebus.client.message_types import Binding, Registry
 from simplebus.client.pending_confirms import group
@@ -37,12 +37,12 @@ class BlockingPublisher:
         self._outgoing = wire.core.send_queue
         self._registry = registry
         self._outbound = Outbound(wire.core, registry)
-        self._routes = self._outbound.routes
+        self._routes = self._outbound.route_by_type
 
     @property
     def durability(self) -> DurabilityName:
         """Where a message is when it is confirmed, by the bus that was connected to last."""
-        return DURABILITIES[self._core.durability]
+        return DURABILITY_NAMES[self._core.durability]
 
     def publish(
         self,
@@ -50,7 +50,7 @@ class BlockingPublisher:
         *,
         class_id: int | str | None = None,
         confirm: bool = True,
-        **about: Unpack[About],
+        **about: Unpack[PublishOptions],
     ) -> None:
         """Publish a message, and return when the bus has confirmed it.
 
@@ -72,7 +72,7 @@ class BlockingPublisher:
                 raise refused[0]
 
     def publish_nowait(
-        self, message: object, *, class_id: int | str | None = None, **about: Unpack[About]
+        self, message: object, *, class_id: int | str | None = None, **about: Unpack[PublishOptions]
     ) -> int:
         """Publish a message without waiting, but for the id of a class that is used for the first
         time. Returns its position: how many were published before.
@@ -97,7 +97,7 @@ class BlockingPublisher:
         *,
         class_id: int | str | None = None,
         confirm: bool = True,
-        **about: Unpack[About],
+        **about: Unpack[PublishOptions],
     ) -> None:
         """Publish many messages at once, as `publish` does each.
 
@@ -142,13 +142,13 @@ class BlockingPublisher:
             known = self._outbound.learn(what)
         return known
 
-    def _route(self, type_: type) -> Route:
+    def _route(self, type_: type) -> PublishRoute:
         """The way of a type's values, found for the first time."""
         binding = self._registry.bindings[type_]
         return self._outbound.route(binding, self.class_of(binding))
 
     def _ready(
-        self, message: Any, class_id: int | str | None, about: About
+        self, message: Any, class_id: int | str | None, about: PublishOptions
     ) -> tuple[bytes, int, Envelope | None]:
         """What the core is given."""
         if class_id is None:

@@ -227,7 +227,7 @@ def _bounds(plan: Plan) -> dict[str, tuple[set[str], set[str]]]:
         found[repr(user.name)] = free, {repr(str(rule)) for rule in denied}
     for each in auth.users:
         name = f"{(each.name or each.nkey)!r} of the NATS port"
-        if (says := auth.permissions(each)) is None:
+        if (says := auth.permissions_of(each)) is None:
             found[name] = {*_RIGHTS}, set()
             continue
         allows = zip(_RIGHTS[1:], (says.publish_allow, says.subscribe_allow), strict=True)

@@ -25,10 +25,10 @@ from simplebus.core.group.group import GroupMember
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.core.users.permissions import Right, Scope, Verdict
+from simplebus.core.users.permissions import AdminRight, ClassAccess, ClassPermissions
 from simplebus.core.users.users import Users
 
-_EMPTY_SCOPE = Scope(everything=False, allow=(), nothing=True, deny=())
+_EMPTY_SCOPE = ClassPermissions(everything=False, allow=(), nothing=True, deny=())
 
 
 class DurableOwners:
@@ -46,7 +46,11 @@ class DurableOwners:
         self._close_session = close_session
 
     def check_can_resume(
-        self, session: Session, cls: MessageClass, position: BrokerSubscription, scope: Scope | None
+        self,
+        session: Session,
+        cls: MessageClass,
+        position: BrokerSubscription,
+        scope: ClassPermissions | None,
     ) -> None:
         """Check that a session may resume a durable or join a group.
 
@@ -64,7 +68,7 @@ class DurableOwners:
         if position.owner and not (position.group or self._can_configure(session, cls)):
             raise _unauthorized_error(session, position, "it belongs to another user")
         owner_scope = self._owner_scope(cls, position)
-        if scope is not None and scope_key(owner_scope) != scope.key:
+        if scope is not None and scope_key(owner_scope) != scope.comparison_key:
             raise _unauthorized_error(
                 session, position, "it receives messages that this user may not see"
             )
@@ -99,8 +103,8 @@ class DurableOwners:
             grants = session.grants
             if grants is None:
                 continue
-            scope: Scope | None = grants.subscribing(cls.class_id, cls.name)
-            scope = None if scope is not None and scope.verdict is Verdict.ALL else scope
+            scope: ClassPermissions | None = grants.subscribe_permissions(cls.class_id, cls.name)
+            scope = None if scope is not None and scope.access is ClassAccess.ALL else scope
             for subscription in list(session.subscriptions.values()):
                 position = (
                     subscription.group if isinstance(subscription, GroupMember) else subscription
@@ -124,17 +128,19 @@ class DurableOwners:
     @staticmethod
     def _can_configure(session: Session, cls: MessageClass) -> bool:
         grants = session.grants
-        return grants is None or grants.has(Right.CONFIGURE, cls.class_id, cls.name)
+        return grants is None or grants.has_right(AdminRight.CONFIGURE, cls.class_id, cls.name)
 
-    def _owner_scope(self, cls: MessageClass, position: BrokerSubscription) -> Scope | None:
+    def _owner_scope(
+        self, cls: MessageClass, position: BrokerSubscription
+    ) -> ClassPermissions | None:
         """Return the part of the class that the owner may see now; None for everything."""
         users = self.get_users()
-        user = users.named(position.owner) if users is not None else None
-        grants = users.grants(user) if users is not None and user is not None else None
+        user = users.find_by_name(position.owner) if users is not None else None
+        grants = users.get_grants(user) if users is not None and user is not None else None
         if grants is None:
             return None
-        scope = grants.subscribing(cls.class_id, cls.name)
-        return None if scope.verdict is Verdict.ALL else scope
+        scope = grants.subscribe_permissions(cls.class_id, cls.name)
+        return None if scope.access is ClassAccess.ALL else scope
 
 
 def _unauthorized_error(

@@ -12,14 +12,19 @@ from simplebus.core.channel.pattern import is_literal
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.protocol.events import Refused
+from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.ring.columns import MessageRow
 from simplebus.core.session.session import Session
-from simplebus.core.users.permissions import Right, Scope, Verdict, is_private
+from simplebus.core.users.permissions import (
+    AdminRight,
+    ClassAccess,
+    ClassPermissions,
+    has_private_channels,
+)
 
 __all__ = [
-    "Right",
+    "AdminRight",
     "check_class_references",
     "check_fetch",
     "check_right",
@@ -28,7 +33,7 @@ __all__ = [
 ]
 
 
-def check_right(session: Session, right: Right, cls: MessageClass | None = None) -> None:
+def check_right(session: Session, right: AdminRight, cls: MessageClass | None = None) -> None:
     """Check that a session has a right in a class, or in all classes if `cls` is None.
 
     Raises:
@@ -38,7 +43,7 @@ def check_right(session: Session, right: Right, cls: MessageClass | None = None)
     if grants is None:
         return
     class_id, name = (None, "") if cls is None else (cls.class_id, cls.name)
-    if not grants.has(right, class_id, name):
+    if not grants.has_right(right, class_id, name):
         where = "all classes" if cls is None else f"class {_class_label(cls)}"
         raise _unauthorized_error(session, f"lacks the right {right.value!r} in {where}")
 
@@ -55,10 +60,10 @@ def check_fetch(session: Session, cls: MessageClass) -> None:
     grants = session.grants
     if grants is None:
         return
-    can_see_all = grants.subscribing(cls.class_id, cls.name).verdict is Verdict.ALL
-    if can_see_all and grants.permissions.wildcards and not is_private(cls.name):
+    can_see_all = grants.subscribe_permissions(cls.class_id, cls.name).access is ClassAccess.ALL
+    if can_see_all and grants.permissions.wildcards and not has_private_channels(cls.name):
         return
-    check_right(session, Right.FETCH, cls)
+    check_right(session, AdminRight.FETCH, cls)
 
 
 def check_class_references(
@@ -88,14 +93,14 @@ def check_class_references(
             class_id = class_registry.class_id_by_name.get(name, -1)
         if class_id in known:
             name = known[class_id].name
-        if not grants.knows(class_id, name):
+        if not grants.has_any_access(class_id, name):
             shown = name or class_id
             raise _unauthorized_error(session, f"has no permissions in class {shown!r}")
         is_new_id = class_id >= 0 and class_id not in known
-        if name and is_new_id and not grants.knows(class_id, ""):
+        if name and is_new_id and not grants.has_any_access(class_id, ""):
             # Other clients use the class by its id, so a permission for the new name is not enough.
             raise _unauthorized_error(session, f"has no permissions in class {class_id}")
-        if named is not None and named.subjects and not grants.has(Right.CONFIGURE):
+        if named is not None and named.subjects and not grants.has_right(AdminRight.CONFIGURE):
             # A binding reads, and may reject, messages of all NATS clients on the subject.
             raise _unauthorized_error(
                 session, "may not bind subjects: it lacks the right 'configure' in all classes"
@@ -103,7 +108,7 @@ def check_class_references(
         if (
             named is not None
             and named.last_values
-            and not grants.has(Right.CONFIGURE, class_id, name)
+            and not grants.has_right(AdminRight.CONFIGURE, class_id, name)
         ):
             shown = name or class_id
             raise _unauthorized_error(
@@ -127,11 +132,13 @@ def check_subscribe(session: Session, reference: int | str, class_registry: Clas
         name = cls.name
     elif not isinstance(reference, int):
         class_id = -1  # The id of a class that does not exist is provisional.
-    if grants.subscribing(class_id, name).verdict is Verdict.NONE:
+    if grants.subscribe_permissions(class_id, name).access is ClassAccess.NONE:
         raise _unauthorized_error(session, f"may not subscribe to class {reference!r}")
 
 
-def visible_scope(session: Session, cls: MessageClass, channels: Sequence[str]) -> Scope | None:
+def visible_scope(
+    session: Session, cls: MessageClass, channels: Sequence[str]
+) -> ClassPermissions | None:
     """Return the part of a class that a session may see; None for everything.
 
     Args:
@@ -151,15 +158,15 @@ def visible_scope(session: Session, cls: MessageClass, channels: Sequence[str]) 
             f"may only subscribe to single channels of class {_class_label(cls)}, "
             "without wildcards",
         )
-    scope = grants.subscribing(cls.class_id, cls.name)
-    if scope.verdict is Verdict.NONE:
+    scope = grants.subscribe_permissions(cls.class_id, cls.name)
+    if scope.access is ClassAccess.NONE:
         raise _unauthorized_error(session, f"may not subscribe to class {_class_label(cls)}")
-    if channels and not any(map(scope.may_allow, channels)):
+    if channels and not any(map(scope.can_overlap, channels)):
         shown = ", ".join(channels)[:80]
         raise _unauthorized_error(
             session, f"may not subscribe to {shown} of class {_class_label(cls)}"
         )
-    return None if scope.verdict is Verdict.ALL else scope
+    return None if scope.access is ClassAccess.ALL else scope
 
 
 def can_use_wildcards(session: Session, cls: MessageClass, channels: Sequence[str]) -> bool:
@@ -170,12 +177,14 @@ def can_use_wildcards(session: Session, cls: MessageClass, channels: Sequence[st
     grants = session.grants
     if grants is None or (channels and all(map(is_literal, channels))):
         return True
-    if is_private(cls.name) and not grants.has(Right.FETCH, cls.class_id, cls.name):
+    if has_private_channels(cls.name) and not grants.has_right(
+        AdminRight.FETCH, cls.class_id, cls.name
+    ):
         return False
     return grants.permissions.wildcards
 
 
-def mask_unknown_class(session: Session, refusal: Refused) -> Refused:
+def mask_unknown_class(session: Session, refusal: FrameRefused) -> FrameRefused:
     """Return a refusal for an unknown class as it may be sent to the session.
 
     A session without permissions in the class gets `unauthorized`, so it cannot find out which
@@ -186,19 +195,19 @@ def mask_unknown_class(session: Session, refusal: Refused) -> Refused:
     if (
         grants is None
         or refusal.reason is not Reason.UNKNOWN_CLASS
-        or grants.knows(refusal.class_id, "")
+        or grants.has_any_access(refusal.class_id, "")
     ):
         return refusal
     sentence = f"user {session.user!r} has no permissions in class {refusal.class_id}"
-    return replace(refusal, reason=Reason.UNAUTHORIZED, sentence=sentence)
+    return replace(refusal, reason=Reason.UNAUTHORIZED, message=sentence)
 
 
 def can_publish(session: Session, cls: MessageClass, row: MessageRow | None) -> bool:
     """Return True if a session may publish a message. `row` is None for one without an envelope."""
     assert session.grants is not None
-    scope = session.grants.publishing(cls.class_id, cls.name)
-    if scope.verdict is not Verdict.SOME:
-        return scope.verdict is Verdict.ALL
+    scope = session.grants.publish_permissions(cls.class_id, cls.name)
+    if scope.access is not ClassAccess.SOME:
+        return scope.access is ClassAccess.ALL
     return bool(cls.channels.allowed_flags(scope, 0 if row is None else row.channel)[0])
 
 

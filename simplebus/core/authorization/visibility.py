@@ -11,11 +11,11 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.core.users.permissions import Scope
+from simplebus.core.users.permissions import ClassPermissions
 
 
 def create_effective_filter(
-    cls: MessageClass, channels: Sequence[str], scope: Scope | None
+    cls: MessageClass, channels: Sequence[str], scope: ClassPermissions | None
 ) -> ChannelFilter | None:
     """Return a filter for the requested channels within `scope`; None for all channels.
 
@@ -29,15 +29,15 @@ def create_effective_filter(
         budget = cls.ring.budget
         raise RemoteProtocolError(
             Reason.MEMORY_LIMIT,
-            f"the bus has no memory for {len(channels)} patterns: {budget.left} bytes are left "
-            f"of {budget.limit}",
+            f"the bus has no memory for {len(channels)} patterns: {budget.available_bytes} bytes "
+            f"are left of {budget.limit_bytes}",
         )
     return channel_filter
 
 
-def scope_key(scope: Scope | None) -> object:
+def scope_key(scope: ClassPermissions | None) -> object:
     """Return a key that is equal for scopes with the same permissions."""
-    return None if scope is None else scope.key
+    return None if scope is None else scope.comparison_key
 
 
 def visible_scope_key(position: BrokerSubscription) -> object:
@@ -45,7 +45,9 @@ def visible_scope_key(position: BrokerSubscription) -> object:
     return None if position.channel_filter is None else scope_key(position.channel_filter.scope)
 
 
-def apply_scope(cls: MessageClass, position: BrokerSubscription, scope: Scope | None) -> None:
+def apply_scope(
+    cls: MessageClass, position: BrokerSubscription, scope: ClassPermissions | None
+) -> None:
     """Restrict a named position to the scope of the user who resumes it.
 
     Raises:

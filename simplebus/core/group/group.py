@@ -27,7 +27,7 @@ from simplebus.core.limits import (
 from simplebus.core.protocol.frames import Integers
 from simplebus.core.redelivery.ack_timer import Span, TimerWheel
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.delivery_state import Sets, Standing
+from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.copied_frames import CopiedFrames
@@ -103,9 +103,9 @@ class GroupMember:
         """Messages assigned and not sent yet."""
         return sum(span.last - span.first for span in self.unsent_spans)
 
-    def in_flight_sets(self) -> Sets:
+    def in_flight_sets(self) -> ScheduledSets:
         """Return the messages in flight; only some of them if there are many."""
-        return self.ack_timer.sets()
+        return self.ack_timer.scheduled_sets()
 
     def assign(self, spans: list[Span], tick: int) -> None:
         """Queue `spans` for sending to this member."""
@@ -124,7 +124,7 @@ class GroupMember:
 
     def pop_in_flight(self) -> list[tuple[int, Span]]:
         """Remove and return the spans in flight, each with the tick at which it is overdue."""
-        spans = self.ack_timer.clear()
+        spans = self.ack_timer.pop_all()
         self._adjust_load([span for _, span in spans], -1)
         return spans
 
@@ -136,7 +136,7 @@ class GroupMember:
         """Add stored `spans` to the counts, or subtract them if `sign` is -1."""
         for span in spans:
             self.assigned_count += sign * (span.last - span.first)
-            self.assigned_bytes += sign * self.group.ring.size(span.first, span.last)
+            self.assigned_bytes += sign * self.group.ring.range_bytes(span.first, span.last)
         self.group.update_availability(self)
 
     def has_in_flight(
@@ -150,7 +150,7 @@ class GroupMember:
 
     def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
         """Yield the spans in flight, each with the tick at which it is overdue."""
-        for due, attempts, held in self.ack_timer.sets():
+        for due, attempts, held in self.ack_timer.scheduled_sets():
             for first, last in held:
                 yield due, Span(first, last, attempts)
 
@@ -240,11 +240,11 @@ class Group(BrokerSubscription):
     def has_consumer(self) -> bool:
         return bool(self.members)
 
-    def build_delivery_state(self) -> Standing:
+    def build_delivery_state(self) -> DeliveryState:
         """Return the delivery state. Messages in flight are counted over all members."""
         state = super().build_delivery_state()
         in_flight = sum(member.assigned_count for member in self.members)
-        return state._replace(in_flight=in_flight, sent=[], waiting=[])
+        return state._replace(in_flight_count=in_flight, ack_timer_sets=[], waiting_sequences=[])
 
     # Members -------------------------------------------------------------------------------------
 
@@ -370,10 +370,10 @@ class Group(BrokerSubscription):
         """
         kept: Ranges = []
         for first, end in selection.sendable:
-            size = self.ring.size(first, end)
+            size = self.ring.range_bytes(first, end)
             if size > space_bytes:
                 if space_bytes > 0:
-                    kept.append((first, self.ring.piece(first, end, space_bytes)[1]))
+                    kept.append((first, self.ring.view_frames(first, end, space_bytes)[1]))
                 return replace(selection, sendable=kept), kept[-1][1]
             kept.append((first, end))
             space_bytes -= size
@@ -384,7 +384,7 @@ class Group(BrokerSubscription):
     ) -> None:
         """Copy the front of an assigned span into `pieces`, without expired messages."""
         before, window = pieces.count, self.window
-        ranges = window.unacked(span.first, span.last)
+        ranges = window.unacked_ranges(span.first, span.last)
         picked = selection.select_from_ranges(
             self.ring, ranges, self.channel_filter, self._clock.now
         )
@@ -507,10 +507,12 @@ class Group(BrokerSubscription):
             spans = list(member.iter_spans())
             message_count = _count_messages(spans)
             assert member.assigned_count == message_count, (member.assigned_count, message_count)
-            assert member.assigned_bytes == sum(self.ring.size(s.first, s.last) for s in spans)
+            assert member.assigned_bytes == sum(
+                self.ring.range_bytes(s.first, s.last) for s in spans
+            )
             assert member.assigned_count <= member.in_flight_max
             for span in spans:
-                unacked = self.window.unacked(span.first, span.last)
+                unacked = self.window.unacked_ranges(span.first, span.last)
                 assert unacked == [(span.first, span.last)], "assigned and acknowledged"
         self._available_members.check_invariants()
         assert len(self._available_members) == sum(member.free_count > 0 for member in self.members)

@@ -15,8 +15,8 @@ import numpy as np
 from simplebus.core.group.partition_queues import NO_PARTITION
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, SEND_BYTES
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.envelope import key_of
-from simplebus.core.protocol.envelope_reader import EnvelopeReader
+from simplebus.core.protocol.envelope import extract_key
+from simplebus.core.protocol.envelope_reader import UniformEnvelopeReader
 from simplebus.core.protocol.frames import FrameBatch, Integers, Words, unaligned
 from simplebus.core.ring.ring import Ring
 
@@ -60,9 +60,9 @@ def stored_partitions(ring: Ring, first: int, last: int) -> list[int]:
             return partitions + [NO_PARTITION] * (last - first)
         if last - first <= _SCALAR_FRAMES_MAX:
             return partitions + [
-                _frame_partition(ring.frame(sequence)) for sequence in range(first, last)
+                _frame_partition(ring.copy_frame(sequence)) for sequence in range(first, last)
             ]
-        batch, first = ring.batch(first, last, SEND_BYTES)
+        batch, first = ring.view_batch(first, last, SEND_BYTES)
         partitions += batch_partitions(batch)
     return partitions
 
@@ -79,18 +79,18 @@ def batch_partitions(batch: FrameBatch) -> list[int]:
 def _frame_partition(frame: bytes) -> int:
     if frame[0] != frames.ENVELOPE:
         return NO_PARTITION
-    return partition_of_key(key_of(frame[HEADER_BYTES:-DELIMITER_BYTES]))
+    return partition_of_key(extract_key(frame[HEADER_BYTES:-DELIMITER_BYTES]))
 
 
 def _uniform_batch_partitions(batch: FrameBatch) -> list[int] | None:
     """Return the partitions of a batch of envelopes with nearly uniform fields, or None."""
     if (batch.data[batch.starts] != frames.ENVELOPE).any():
         return None
-    reader = EnvelopeReader.of(batch)
+    reader = UniformEnvelopeReader.for_batch(batch)
     if reader is None:
         return None
-    begins, ends = reader.keys()
-    odd_indexes = reader.odd_ones()
+    begins, ends = reader.locate_keys()
+    odd_indexes = reader.irregular_indexes()
     if odd_indexes is None:
         return None
     partitions: list[int] = _hash_keys(batch, begins, ends).tolist()

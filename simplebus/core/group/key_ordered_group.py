@@ -36,8 +36,8 @@ from simplebus.core.limits import (
 )
 from simplebus.core.protocol.frames import Integers
 from simplebus.core.redelivery.ack_timer import Span
-from simplebus.core.redelivery.delivery_state import Standing
-from simplebus.core.redelivery.handover import Left
+from simplebus.core.redelivery.delivery_state import DeliveryState
+from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.session.outbox import Outbox
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.subscription import selection
@@ -106,7 +106,7 @@ class KeyOrderedGroup(Group):
         if expires is None or min(sequences) >= ring.timed_until:
             return []
         numbers = np.array(sequences)
-        expired: list[int] = numbers[expires[ring.slots(numbers)] <= self._clock.now].tolist()
+        expired: list[int] = numbers[expires[ring.slots_of(numbers)] <= self._clock.now].tolist()
         return expired
 
     def skip_expired(self, expired: list[int]) -> None:
@@ -121,10 +121,10 @@ class KeyOrderedGroup(Group):
         """Return the frames of messages with `attempts` attempts, and their due tick."""
         ring, timer_index = self.ring, tick % self._timer_index_modulus
         if len(sequences) == 1:
-            ring.stamp(sequences[0], sequences[0] + 1, timer_index)
-            data = ring.frame(sequences[0])
+            ring.set_timer_index(sequences[0], sequences[0] + 1, timer_index)
+            data = ring.copy_frame(sequences[0])
         else:
-            data = ring.joined(np.array(sequences), timer_index)
+            data = ring.copy_frames(np.array(sequences), timer_index)
         attempt = max(attempts + 1, 1)
         self.attempts_by_sequence.update(dict.fromkeys(sequences, attempt))
         if attempts > 0:
@@ -402,8 +402,8 @@ class KeyOrderedGroup(Group):
     def _message_sizes(self, sequences: list[int]) -> list[int]:
         ring = self.ring
         if len(sequences) <= _SCALAR_MESSAGES_MAX:
-            return [ring.size(sequence, sequence + 1) for sequence in sequences]
-        begins, ends = ring.places(np.array(sequences))
+            return [ring.range_bytes(sequence, sequence + 1) for sequence in sequences]
+        begins, ends = ring.frame_bounds(np.array(sequences))
         sizes: list[int] = (ends - begins).tolist()
         return sizes
 
@@ -431,7 +431,7 @@ class KeyOrderedGroup(Group):
         """Acknowledge messages and make those behind them ready."""
         if len(sequences) > PLAIN_FRAMES_MAX:
             numbers = np.array(sequences)
-            self.window.ack(numbers, numbers + 1)
+            self.window.ack_ranges(numbers, numbers + 1)
         else:
             for sequence in sequences:
                 self.window.ack_range(sequence, sequence + 1)
@@ -482,7 +482,9 @@ class KeyOrderedGroup(Group):
             Span(begin, end, span.attempts)
             for span in list(self._iter_spans())
             if span.attempts > 0
-            for begin, end in self.window.unacked(max(first, span.first), min(last, span.last))
+            for begin, end in self.window.unacked_ranges(
+                max(first, span.first), min(last, span.last)
+            )
         ]
 
     def delay_redeliveries(self, delays: Iterable[tuple[int, int, float]]) -> None:
@@ -501,7 +503,7 @@ class KeyOrderedGroup(Group):
         )
         delayed_spans, self._delayed_spans = sorted(self._delayed_spans), []
         for due, _, span in delayed_spans:
-            for begin, end in self.window.unacked(span.first, span.last):
+            for begin, end in self.window.unacked_ranges(span.first, span.last):
                 sequences = range(begin, end)
                 self.attempts_by_sequence.update(dict.fromkeys(sequences, span.attempts))
                 first = self._partitions.enqueue(
@@ -511,9 +513,9 @@ class KeyOrderedGroup(Group):
                 for sequence in first:
                     self._delay_span(due, Span(sequence, sequence + 1, span.attempts))
 
-    def apply_handover(self, handover: Left, tick_seconds: float) -> None:
+    def apply_handover(self, handover: PositionHandover, tick_seconds: float) -> None:
         now = self._clock.now
-        pauses = handover.pauses(self._clock, tick_seconds)
+        pauses = handover.remaining_delays(self._clock, tick_seconds)
         self.delay_redeliveries((first, last, now + pause) for first, last, pause in pauses)
 
     def _mark_done(self, first: int, last: int) -> None:
@@ -613,8 +615,12 @@ class KeyOrderedGroup(Group):
 
     # Statistics and checks -----------------------------------------------------------------------
 
-    def build_delivery_state(self) -> Standing:
-        return super().build_delivery_state()._replace(behind=len(self._unassigned_sequences))
+    def build_delivery_state(self) -> DeliveryState:
+        return (
+            super()
+            .build_delivery_state()
+            ._replace(blocked_by_key_count=len(self._unassigned_sequences))
+        )
 
     def statistics(self) -> SubscriptionStatistics:
         result, waiting = super().statistics(), len(self._unassigned_sequences)

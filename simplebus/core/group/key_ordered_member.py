@@ -16,7 +16,7 @@ from simplebus.core.group.keys_in_flight import KeyOrderedInFlight
 from simplebus.core.limits import INQUIRY_SPANS_MAX, REDELIVERY_BYTES
 from simplebus.core.protocol.frames import Integers
 from simplebus.core.redelivery.ack_timer import Span
-from simplebus.core.redelivery.delivery_state import Sets
+from simplebus.core.redelivery.delivery_state import ScheduledSets
 from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.session.outbox import Outbox
 
@@ -185,7 +185,7 @@ class KeyOrderedMember(GroupMember):
     def unsent_count(self) -> int:
         return sum(len(batch.sequences) for batch in self._assigned_batches)
 
-    def in_flight_sets(self) -> Sets:
+    def in_flight_sets(self) -> ScheduledSets:
         sets: dict[tuple[int, int], SequenceSet] = {}
         for sequence, (due, _) in islice(self._in_flight.held_messages.items(), INQUIRY_SPANS_MAX):
             key = (due, self.group.attempts_by_sequence.get(sequence, 0))

@@ -36,7 +36,7 @@ from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.ring.memory_budget import MemoryBudget, MemoryShare
 from simplebus.core.ring.ring import Ring
 from simplebus.core.settings import FullPolicy, Retention, Settings
-from simplebus.core.users.permissions import Called, called_so
+from simplebus.core.users.permissions import ClassIdentity, unresolved_class
 
 
 class _BudgetSizes(NamedTuple):
@@ -55,7 +55,7 @@ class _BudgetSizes(NamedTuple):
 def _compute_budgets(settings: Settings) -> _BudgetSizes:
     total = settings.limits.total_bytes
     spill_reads = max(total // SPILL_MEMORY_DIVISOR, 4 * settings.limits.frame_bytes)
-    rings = max(total - spill_reads, total // 2) if settings.spills else total
+    rings = max(total - spill_reads, total // 2) if settings.has_spilling_class else total
     largest_message = 2 * (settings.limits.frame_bytes + RING_BYTES_MIN)
     reserved = min(max(rings // DEAD_LETTERS_RESERVE_DIVISOR, largest_message), rings // 8)
     if reserved < 2 * RING_BYTES_MIN:  # Too small for any ring.
@@ -91,7 +91,7 @@ class ClassRegistry:
         """Set when classes may be larger than memory."""
         self.budget = MemoryBudget(sizes.rings)
         self.dead_letter_budget = MemoryShare(
-            sizes.dead_letters, self.budget, set_aside=sizes.dead_letters_reserved
+            sizes.dead_letters, self.budget, reserved=sizes.dead_letters_reserved
         )
         self.class_factory: Callable[[Ring, Retention, FullPolicy], MessageClass] = MessageClass
         self.dedup_window_seconds = 0.0
@@ -120,27 +120,27 @@ class ClassRegistry:
         """Apply new settings to all classes. Messages beyond a lowered limit are not dropped."""
         self.settings = settings
         sizes = _compute_budgets(settings)
-        self.budget.limit, self.spill_budget.limit = sizes.rings, sizes.spill_reads
-        self.dead_letter_budget.resize(sizes.dead_letters, set_aside=sizes.dead_letters_reserved)
+        self.budget.limit_bytes, self.spill_budget.limit_bytes = sizes.rings, sizes.spill_reads
+        self.dead_letter_budget.resize(sizes.dead_letters, reserved=sizes.dead_letters_reserved)
         for cls in self.classes.values():
             self._apply_class_settings(cls)
 
-    def find_dead_letter_sources(self, text: str) -> list[Called]:
+    def find_dead_letter_sources(self, text: str) -> list[ClassIdentity]:
         """Return (id, name) of the classes whose dead letters are stored in `dead.<text>`.
 
         `text` is a class name, the id of a class without a name, or the beginning of a name that is
         too long for the prefix.
         """
-        found = called_so(text)
-        ids = {self.class_id_by_name.get(text, -1), *(class_id for class_id, _ in found)}
+        sources = unresolved_class(text)
+        ids = {self.class_id_by_name.get(text, -1), *(class_id for class_id, _ in sources)}
         if len(dead_letters.CLASS_PREFIX + text) >= NAME_CHARACTERS_MAX:
             ids |= {
                 class_id
                 for name, class_id in self.class_id_by_name.items()
                 if name.startswith(text)
             }
-        found += [(id_, self.classes[id_].name) for id_ in sorted(ids) if id_ in self.classes]
-        return list(dict.fromkeys(found))
+        sources += [(id_, self.classes[id_].name) for id_ in sorted(ids) if id_ in self.classes]
+        return list(dict.fromkeys(sources))
 
     def create_classes(
         self,
@@ -208,9 +208,9 @@ class ClassRegistry:
     def _apply_class_settings(self, cls: MessageClass) -> None:
         """Apply the settings for the class's current name."""
         settings, limits = self.settings, self.settings.limits
-        own = settings.of_class(cls.class_id, cls.name)
+        own = settings.settings_for_class(cls.class_id, cls.name)
         cls.set_retention(settings.keep if own.keep is None else own.keep)
-        cls.full_policy = settings.policy(own)
+        cls.full_policy = settings.full_policy_for(own)
         if cls.full_policy is FullPolicy.SPILL and cls.name == BRIDGE_RECORDS_CLASS:
             cls.full_policy = FullPolicy.BLOCK
         ring = cls.ring
@@ -263,15 +263,15 @@ class ClassRegistry:
         self, references: Sequence[int | str | NamedClass]
     ) -> list[tuple[int, str]] | None:
         """Return the result of `resolve_ids` if all references are plain and known, else None."""
-        found = []
+        ids_and_names = []
         for reference in references:
             if isinstance(reference, str) and reference in self.class_id_by_name:
-                found.append((self.class_id_by_name[reference], reference))
+                ids_and_names.append((self.class_id_by_name[reference], reference))
             elif isinstance(reference, int) and reference in self.classes:
-                found.append((reference, ""))
+                ids_and_names.append((reference, ""))
             else:
                 return None
-        return found
+        return ids_and_names
 
     def resolve_ids(self, references: Sequence[int | str | NamedClass]) -> list[tuple[int, str]]:
         """Return (id, name) of each referenced class. Changes nothing.
@@ -296,7 +296,7 @@ class ClassRegistry:
             )
 
         other_free_ids = filter(is_free, range(CLASS_ID_MAX, -1, -1))
-        found: list[tuple[int, str]] = []
+        ids_and_names: list[tuple[int, str]] = []
         for named in named_classes:
             name = named.name or ""
             known_id = self.class_id_by_name.get(name, new_id_by_name.get(name)) if name else None
@@ -326,8 +326,8 @@ class ClassRegistry:
                         ),
                     )
                 new_id_by_name[name], new_name_by_id[class_id] = class_id, name
-            found.append((class_id, name))
-        return found
+            ids_and_names.append((class_id, name))
+        return ids_and_names
 
     def bind_subject(self, subject: str, class_: int | str) -> int:
         """Store what NATS clients publish on a subject in a class, which is created if needed.
@@ -360,14 +360,14 @@ class ClassRegistry:
         Raises:
             RemoteProtocolError: As `check_declaration` does. Nothing has changed then.
         """
-        found, bound = self.check_declaration(references)
-        self.create_classes(found, creator=creator)
-        for (class_id, _), reference in zip(found, references, strict=True):
+        ids_and_names, bindings = self.check_declaration(references)
+        self.create_classes(ids_and_names, creator=creator)
+        for (class_id, _), reference in zip(ids_and_names, references, strict=True):
             if isinstance(reference, NamedClass) and reference.last_values:
                 self.enable_last_values(class_id)
-        for class_id, subject in bound:
+        for class_id, subject in bindings:
             self.subject_bindings.bind(class_id, subject)
-        return found
+        return ids_and_names
 
     @property
     def is_remote(self) -> bool:
@@ -398,24 +398,24 @@ class ClassRegistry:
                 `ClassSubjectBindings.check_bindings` do; bad_request if a class cannot keep last
                 values.
         """
-        found = self.resolve_ids(references)
-        self.select_new_ids(class_id for class_id, _ in found)
+        ids_and_names = self.resolve_ids(references)
+        self.select_new_ids(class_id for class_id, _ in ids_and_names)
         if self.is_remote and any(isinstance(o, NamedClass) and o.last_values for o in references):
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
                 "a stateless server, with its classes in a JetStream cluster, keeps no last values",
             )
-        for (class_id, name), reference in zip(found, references, strict=True):
+        for (class_id, name), reference in zip(ids_and_names, references, strict=True):
             if isinstance(reference, NamedClass) and reference.last_values:
                 self._check_last_values(class_id, name)
         bindings = [
             (class_id, subject)
-            for (class_id, _), reference in zip(found, references, strict=True)
+            for (class_id, _), reference in zip(ids_and_names, references, strict=True)
             if isinstance(reference, NamedClass)
             for subject in reference.subjects
         ]
         self.subject_bindings.check_bindings(bindings)
-        return found, bindings
+        return ids_and_names, bindings
 
     def _check_last_values(self, class_id: int, name: str) -> None:
         """Raise RemoteProtocolError (bad_request) if a class cannot keep last values as it spills.
@@ -424,9 +424,11 @@ class ClassRegistry:
         """
         if not name and class_id in self.classes:
             name = self.classes[class_id].name
-        own = self.settings.of_class(class_id, name)
-        spills = self.settings.policy(own) is FullPolicy.SPILL and name != BRIDGE_RECORDS_CLASS
-        if spills and own.last_values is None:
+        own = self.settings.settings_for_class(class_id, name)
+        can_spill = (
+            self.settings.full_policy_for(own) is FullPolicy.SPILL and name != BRIDGE_RECORDS_CLASS
+        )
+        if can_spill and own.last_values is None:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
                 f"class {name or class_id} spills to disk and therefore keeps no last values",
@@ -441,7 +443,7 @@ class ClassRegistry:
         name = dead_letters.dead_letter_class_name(source_class)
         class_id = self.class_id_by_name.get(name)
         if class_id is None:
-            found = self.resolve_ids([name])
-            self.create_classes(found, are_internal=True)
-            [(class_id, _)] = found
+            ids_and_names = self.resolve_ids([name])
+            self.create_classes(ids_and_names, are_internal=True)
+            [(class_id, _)] = ids_and_names
         return self.classes[class_id]

@@ -68,11 +68,11 @@ class LastValues:
             return np.zeros(0, np.int64)
         if last - first <= self._last_sequences.size:
             return np.flatnonzero(self._are_values(first, last, now)) + first
-        found = np.sort(
+        sequences = np.sort(
             self._last_sequences[(self._last_sequences >= first) & (self._last_sequences < last)]
         )
-        expires = self._ring.rows_at(found).expires
-        return found if expires is None else found[expires > now]
+        expires = self._ring.read_rows_at(sequences).expires
+        return sequences if expires is None else sequences[expires > now]
 
     def lowest_value(self, end_sequence: int, now: float) -> int:
         """Return the sequence of the lowest value below `end_sequence`, else `end_sequence`."""
@@ -108,12 +108,12 @@ class LastValues:
 
     def _is_value(self, sequence: int, now: float) -> bool:
         """Return True if a scanned message is a last value."""
-        row = self._ring.row(sequence)
+        row = self._ring.read_row(sequence)
         return bool(self._last_sequences[row.channel] == sequence and row.expires > now)
 
     def _are_values(self, first: int, last: int, now: float) -> Flags:
         """Return which of the scanned messages `first` to `last - 1` are last values."""
-        rows = self._ring.rows(first, last)
+        rows = self._ring.read_rows(first, last)
         are_values: Flags = self._last_sequences[rows.channels] == np.arange(first, last)
         if rows.expires is not None:
             are_values &= rows.expires > now
@@ -130,8 +130,8 @@ class LastValues:
             if last - first <= _SCALAR_MESSAGES_MAX:
                 self._scan_one_by_one(first, last)
             else:
-                batch, last = ring.batch(first, last, SEND_BYTES)
-                channels = ring.rows(first, last).channels
+                batch, last = ring.view_batch(first, last, SEND_BYTES)
+                channels = ring.read_rows(first, last).channels
                 self._grow_to(channels if isinstance(channels, int) else int(channels.max()))
                 # numpy assigns in order, so the newest message of a channel wins.
                 sequences = np.arange(first, last)
@@ -143,9 +143,9 @@ class LastValues:
 
     def _scan_one_by_one(self, first: int, last: int) -> None:
         for sequence in range(first, last):
-            channel = self._ring.row(sequence).channel
+            channel = self._ring.read_row(sequence).channel
             self._grow_to(channel)
-            piece, _ = self._ring.piece(sequence, sequence + 1, SEND_BYTES)
+            piece, _ = self._ring.view_frames(sequence, sequence + 1, SEND_BYTES)
             self._last_sequences[channel] = -1 if has_empty_payload(piece) else sequence
 
     def _grow_to(self, channel_number: int) -> None:
@@ -168,14 +168,14 @@ class LastValues:
         ring = self._ring
         if ring.floor < min(self._compaction_end, end_sequence):
             return min(self._compaction_end, end_sequence)
-        total_bytes = ring.size(ring.floor, end_sequence)
+        total_bytes = ring.range_bytes(ring.floor, end_sequence)
         if total_bytes <= self._check_threshold_bytes:
             if total_bytes < self._check_threshold_bytes // 4:
                 self._check_threshold_bytes = max(
                     COMPACTION_BYTES_MIN, self._check_threshold_bytes // 2
                 )
             return ring.floor
-        value_bytes = ring.sizes(self.find_sequences(ring.floor, end_sequence, now))
+        value_bytes = ring.sequences_bytes(self.find_sequences(ring.floor, end_sequence, now))
         if total_bytes - value_bytes > max(value_bytes, COMPACTION_BYTES_MIN):
             self._compaction_end, self._check_threshold_bytes = end_sequence, COMPACTION_BYTES_MIN
             return end_sequence
@@ -189,10 +189,10 @@ class LastValues:
 
         At least one is returned if there is any.
         """
-        found = self.find_sequences(self._ring.floor, end_sequence, now)[:REDELIVERY_MESSAGES]
-        begins, ends = self._ring.places(found)
+        sequences = self.find_sequences(self._ring.floor, end_sequence, now)[:REDELIVERY_MESSAGES]
+        begins, ends = self._ring.frame_bounds(sequences)
         total_bytes = np.cumsum(ends - begins)
-        return found[: max(1, int(total_bytes.searchsorted(size_bytes, side="right")))]
+        return sequences[: max(1, int(total_bytes.searchsorted(size_bytes, side="right")))]
 
     def is_ring_mostly_values(self, now: float) -> bool:
         """Return True if over 3/4 of the ring are last values, by bytes or by number.
@@ -203,7 +203,7 @@ class LastValues:
         if not 0 <= ring.head - self._fill_checked_head < max(1, len(ring) // 8):
             values = self.find_sequences(ring.floor, ring.head, now)
             self._fill_checked_head = ring.head
-            self._is_mostly_values = 4 * ring.sizes(
+            self._is_mostly_values = 4 * ring.sequences_bytes(
                 values
             ) > 3 * ring.frame_bytes or 4 * values.size > 3 * len(ring)
         return self._is_mostly_values
@@ -215,7 +215,7 @@ def has_empty_payload(frame: memoryview) -> bool:
         return len(frame) == FRAME_BYTES_MIN
     if len(frame) > _FIELDS_BYTES_MAX:
         return False
-    return not envelope_batch.payload_of(bytes(frame[HEADER_BYTES:-DELIMITER_BYTES]))
+    return not envelope_batch.extract_payload(bytes(frame[HEADER_BYTES:-DELIMITER_BYTES]))
 
 
 def empty_payload_flags(batch: FrameBatch) -> Flags:

@@ -28,9 +28,9 @@ from simplebus.core.message_class.last_values import LastValues
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.requests import Start, SubscribeRequest
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.handover import Left
+from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.redelivery.sequence_set import SequenceSet
-from simplebus.core.ring.columns import AT_ONCE, NEVER, MessageRow
+from simplebus.core.ring.columns import NEVER, NO_DELAY, MessageRow
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy, Retention
@@ -92,7 +92,7 @@ class MessageClass:
         """Durables and groups by `position_key`."""
         self.backlog_window = AckWindow(floor=0)
         """Messages that no position has acknowledged; see the module."""
-        self.backlog_handover = Left()
+        self.backlog_handover = PositionHandover()
         """Delivery state of the backlog's messages that former subscriptions received."""
         self.spill: ClassSpill | None = None
         """Spill state; None if the class fits in memory."""
@@ -211,7 +211,7 @@ class MessageClass:
             return False
         if not self._has_retention:
             return False
-        ring.release(min(floor, max(ring.after(size_bytes), ring.floor + 1)))
+        ring.release(min(floor, max(ring.sequence_after_bytes(size_bytes), ring.floor + 1)))
         return True
 
     def _compute_retention_floor(self, now: float) -> int:
@@ -220,7 +220,7 @@ class MessageClass:
         if retention.messages:
             floor = max(floor, ring.head - retention.messages)
         if retention.bytes and ring.frame_bytes > retention.bytes:
-            floor = max(floor, ring.after(ring.frame_bytes - retention.bytes))
+            floor = max(floor, ring.sequence_after_bytes(ring.frame_bytes - retention.bytes))
         elif retention.bytes and spill is not None:
             excess_bytes = spill.frame_bytes + ring.frame_bytes - retention.bytes
             if excess_bytes > 0:
@@ -296,7 +296,7 @@ class MessageClass:
 
     def create_window(
         self, start: str | Start, channel_filter: ChannelFilter | None = None, now: float = 0.0
-    ) -> tuple[AckWindow, Left]:
+    ) -> tuple[AckWindow, PositionHandover]:
         """Create the ack window of a new position.
 
         Args:
@@ -314,7 +314,7 @@ class MessageClass:
             case "waiting" if self.has_backlog:
                 return self._take_over_backlog()
             case "waiting":
-                return AckWindow(floor=ring.head), Left()
+                return AckWindow(floor=ring.head), PositionHandover()
             case "new":
                 floor = ring.head
             case "earliest":
@@ -326,7 +326,7 @@ class MessageClass:
                     raise ValueError(
                         f"class {self.class_id} spills to disk and therefore keeps no last values"
                     )
-                return self._create_last_values_window(channel_filter, now), Left()
+                return self._create_last_values_window(channel_filter, now), PositionHandover()
             case Start(sequence=int(sequence), time=None):
                 floor = sequence
             case Start(sequence=None, time=float(time)):
@@ -337,7 +337,7 @@ class MessageClass:
                     f'{{"sequence": n}} or {{"time": seconds}}, got {start!r}'
                 )
         self._extend_backlog_to_head()
-        return AckWindow(floor=min(max(floor, self.first_sequence), ring.head)), Left()
+        return AckWindow(floor=min(max(floor, self.first_sequence), ring.head)), PositionHandover()
 
     def _extend_backlog_to_head(self) -> None:
         """Keep all stored messages in the backlog, as the new position does not take it over."""
@@ -349,20 +349,20 @@ class MessageClass:
     ) -> AckWindow:
         """Return a window with everything but the last values of the channels acknowledged."""
         ring = self.ring
-        found = self.last_values.find_sequences(ring.floor, ring.head, now)
+        sequences = self.last_values.find_sequences(ring.floor, ring.head, now)
         if channel_filter is not None:
-            is_wanted = channel_filter.match_numbers(ring.rows_at(found).channels)
-            found = found[np.broadcast_to(is_wanted, found.shape)]
+            is_wanted = channel_filter.match_numbers(ring.read_rows_at(sequences).channels)
+            sequences = sequences[np.broadcast_to(is_wanted, sequences.shape)]
         self._extend_backlog_to_head()
-        window = AckWindow(floor=int(found[0]) if found.size else ring.head)
+        window = AckWindow(floor=int(sequences[0]) if sequences.size else ring.head)
         window.cursor = ring.head
         acked = np.ones(window.cursor - window.floor, np.bool_)
-        acked[found - window.floor] = False
-        window.set_marks(np.packbits(acked).tobytes())
+        acked[sequences - window.floor] = False
+        window.restore_flags(np.packbits(acked).tobytes())
         return window
 
-    def _take_over_backlog(self) -> tuple[AckWindow, Left]:
-        handover, self.backlog_handover = self.backlog_handover, Left()
+    def _take_over_backlog(self) -> tuple[AckWindow, PositionHandover]:
+        handover, self.backlog_handover = self.backlog_handover, PositionHandover()
         window, head = self.backlog_window, self.ring.head
         if self.subscriptions and window.cursor < head:
             # Later messages were for the existing positions.
@@ -374,12 +374,12 @@ class MessageClass:
     def _add_to_backlog(self, position: BrokerSubscription) -> None:
         """Add the unacknowledged messages of the last position to the backlog."""
         window = position.window
-        left = position.build_handover().joined(self.backlog_handover)
+        handover = position.build_handover().merge(self.backlog_handover)
         if self.backlog_window.floor < self.backlog_window.cursor:
-            window = window.union(self.backlog_window)
+            window = window.merge_unacked(self.backlog_window)
         self.backlog_window, self.backlog_handover = (
             window,
-            left.within(window.floor, window.cursor),
+            handover.restrict_to(window.floor, window.cursor),
         )
 
     def check_invariants(self) -> None:
@@ -460,16 +460,16 @@ class TimeIndex:
             self._step_seconds *= 2
 
     def find_sequence(self, time: float, head: int) -> int:
-        """Return a sequence that no message accepted at `time` or later is below, or `head`.
+        """Return the first sequence that was possibly accepted at `time` or later, or `head`.
 
         At most one step of earlier messages is included.
         """
-        at = bisect_right(self._start_times, time) - 1
-        if at < 0:
+        index = bisect_right(self._start_times, time) - 1
+        if index < 0:
             return 0
-        if time >= self._end_times[at]:
-            at += 1
-        return self._first_sequences[at] if at < len(self._first_sequences) else head
+        if time >= self._end_times[index]:
+            index += 1
+        return self._first_sequences[index] if index < len(self._first_sequences) else head
 
     def time_of(self, sequence: int) -> float:
         """Return the approximate time when a message was accepted; 0.0 if unknown."""
@@ -517,5 +517,5 @@ def build_row(cls: MessageClass, frame: memoryview, now: float) -> MessageRow | 
     return MessageRow(
         channel_numbers[0],
         NEVER if expires_ms is None else now + expires_ms / 1000,
-        AT_ONCE if not not_before_ms else now + not_before_ms / 1000,
+        NO_DELAY if not not_before_ms else now + not_before_ms / 1000,
     )

@@ -30,10 +30,10 @@ def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitL
     if first >= last:
         return 0
     purged.remove(0, cls.first_sequence)
-    if purged.ranges >= PURGED_RANGES_MAX and first > cls.first_sequence:
+    if purged.range_count >= PURGED_RANGES_MAX and first > cls.first_sequence:
         raise RemoteProtocolError(
             Reason.MEMORY_LIMIT,
-            f"class {cls.class_id} has {purged.ranges} purged ranges between stored messages, "
+            f"class {cls.class_id} has {purged.range_count} purged ranges between stored messages, "
             f"{PURGED_RANGES_MAX} are allowed; purge or acknowledge the oldest messages first",
         )
     before = len(purged)
@@ -47,9 +47,9 @@ def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitL
     cls.dropped_counts[Reason.PURGED] += count
     if commit_log is not None:
         commit_log.append_purge(cls.class_id, first, last)
-    is_oldest_purged = bool(purged.within(cls.first_sequence, cls.first_sequence + 1))
+    is_oldest_purged = bool(purged.ranges_within(cls.first_sequence, cls.first_sequence + 1))
     if is_oldest_purged:  # Purged messages are not subject to retention.
-        [(_, end)] = purged.within(cls.first_sequence, ring.head)[:1]
+        [(_, end)] = purged.ranges_within(cls.first_sequence, ring.head)[:1]
         cls.release_below(min(end, cls.floor()))
     return count
 
@@ -69,5 +69,5 @@ def _purge_backlog(cls: MessageClass, first: int, last: int) -> None:
 
 def apply_purges(cls: MessageClass, position: BrokerSubscription) -> None:
     """Acknowledge all purged messages in a new position."""
-    for first, last in cls.purged_sequences.within(cls.first_sequence, cls.ring.head):
+    for first, last in cls.purged_sequences.ranges_within(cls.first_sequence, cls.ring.head):
         position.purge(first, last)

@@ -14,7 +14,7 @@ from typing import Protocol
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.events import FetchAsked, PurgeAsked
+from simplebus.core.protocol.events import FetchRequested, PurgeRequested
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.requests import FetchReply, FetchRequest, PurgeReply
 from simplebus.core.ring.memory_budget import MemoryBudget
@@ -180,7 +180,7 @@ class RemoteQuery:
         self,
         remote_class: RemoteStorage,
         session: Session,
-        event: FetchAsked | PurgeAsked,
+        event: FetchRequested | PurgeRequested,
         mark_ready: Callable[[Outbox], None],
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> None:
@@ -209,14 +209,14 @@ class RemoteQuery:
                     frames.encode(
                         frames.PURGE,
                         class_id=self._remote_class.class_id,
-                        message_id=self._event.request,
+                        message_id=self._event.request_number,
                         content=PurgeReply(purged=count).encode(),
                     )
                 )
         return True
 
     def _send_query(self) -> None:
-        request = self._event.asked
+        request = self._event.body
         if isinstance(request, FetchRequest):
             self._remote_class.fetch_messages(request, self._on_outcome)
         else:
@@ -229,7 +229,7 @@ class RemoteQuery:
             self._mark_ready(self._session.outbox)
 
     def _send_fetch_reply(self, fetch_result: RemoteFetchResult) -> None:
-        request = self._event.asked
+        request = self._event.body
         assert isinstance(request, FetchRequest)
         ring = Ring(
             class_id=self._remote_class.class_id,
@@ -237,7 +237,7 @@ class RemoteQuery:
             bytes_max=1 << 40,
             budget=MemoryBudget(1 << 40),  # The ring lives only until the reply is queued.
         )
-        ring.begin(fetch_result.first_sequence)
+        ring.set_next_sequence(fetch_result.first_sequence)
         for batch in fetch_result.batches:
             ring.append(batch, 0)
         first = fetch_result.first_sequence
@@ -247,7 +247,7 @@ class RemoteQuery:
         pieces: list[memoryview] = []
         next_sequence, free_bytes = first, FETCH_BYTES_MAX
         while next_sequence < last and free_bytes > 0:
-            piece, next_sequence = ring.piece(next_sequence, last, free_bytes)
+            piece, next_sequence = ring.view_frames(next_sequence, last, free_bytes)
             pieces.append(piece)
             free_bytes -= len(piece)
         times: list[tuple[int, float]] = []
@@ -264,7 +264,7 @@ class RemoteQuery:
         frame = frames.encode(
             frames.FETCH,
             class_id=self._remote_class.class_id,
-            message_id=self._event.request,
+            message_id=self._event.request_number,
             content=reply.encode(),
         )
         self._session.outbox.queue_fetch_reply(self._remote_class.class_id, pieces, frame)

@@ -98,13 +98,15 @@ class ClassSpill:
         return self._index_bytes[-1] - self._bytes_before(self.first_sequence)
 
     def _bytes_before(self, sequence: int) -> int:
-        at = bisect_right(self._index_sequences, sequence)
-        return self._index_bytes[at - 1] if at else 0
+        index = bisect_right(self._index_sequences, sequence)
+        return self._index_bytes[index - 1] if index else 0
 
     def sequence_after(self, size_bytes: int) -> int:
         """Return a sequence that has about `size_bytes` of spilled frames before it."""
-        at = bisect_right(self._index_bytes, self._bytes_before(self.first_sequence) + size_bytes)
-        return self._index_sequences[at - 1] if at else self.first_sequence
+        index = bisect_right(
+            self._index_bytes, self._bytes_before(self.first_sequence) + size_bytes
+        )
+        return self._index_sequences[index - 1] if index else self.first_sequence
 
     def record_spilled(self, end_sequence: int, size_bytes: int) -> None:
         """Record an eviction of `size_bytes` that ended at `end_sequence`."""
@@ -129,7 +131,7 @@ class ClassSpill:
         cls, ring = self._cls, self._cls.ring
         if not len(ring) or (self.bytes_max and self.frame_bytes >= self.bytes_max):
             return False
-        end = ring.after(max(size_bytes, ring.frame_bytes // SPILL_EVICTION_DIVISOR))
+        end = ring.sequence_after_bytes(max(size_bytes, ring.frame_bytes // SPILL_EVICTION_DIVISOR))
         if len(ring) >= ring.messages_max:
             end = max(end, ring.floor + max(1, len(ring) // SPILL_EVICTION_DIVISOR))
         end = min(end, self._spill_manager.commit_log.written_head(cls.class_id, ring.head))
@@ -141,7 +143,7 @@ class ClassSpill:
                 if not reader.start():
                     return False
                 self._add_reader(reader)
-        self.record_spilled(end, ring.size(ring.floor, end))
+        self.record_spilled(end, ring.range_bytes(ring.floor, end))
         ring.release(end)
         return True
 
@@ -166,9 +168,9 @@ class ClassSpill:
     def release_below(self, floor: int) -> None:
         """Forget messages below `floor`. The ring must have released them before."""
         self.first_sequence = min(max(self.first_sequence, floor), self._cls.ring.floor)
-        at = bisect_right(self._index_sequences, self.first_sequence) - 1
-        if at > 0:
-            del self._index_sequences[:at], self._index_bytes[:at]
+        index = bisect_right(self._index_sequences, self.first_sequence) - 1
+        if index > 0:
+            del self._index_sequences[:index], self._index_bytes[:index]
 
 
 class SpillReader:
@@ -192,10 +194,10 @@ class SpillReader:
         ring = Ring(
             class_id=self._cls.class_id,
             messages_max=MESSAGES_MAX,
-            bytes_max=self._spill_manager.budget.limit,
+            bytes_max=self._spill_manager.budget.limit_bytes,
             budget=self._spill_manager.budget,
         )
-        ring.begin(self.position.window.floor)
+        ring.set_next_sequence(self.position.window.floor)
         return ring
 
     def start(self) -> bool:
@@ -261,15 +263,15 @@ class SpillReader:
         self._is_suspended = False
         if ring.head < window.floor:  # The position has skipped messages that are not read yet.
             ring.free()
-            ring.begin(window.floor)
+            ring.set_next_sequence(window.floor)
             self._pending_read = None
         ring.release(min(window.floor, ring.head))
         if self._pending_read is not None:
             return False
         cursor = max(window.cursor, ring.floor)
-        if cursor < ring.head and ring.size(cursor, ring.head) >= SPILL_READ_BYTES:
+        if cursor < ring.head and ring.range_bytes(cursor, ring.head) >= SPILL_READ_BYTES:
             return False
-        if self._out_of_memory_state == (window.floor, window.in_flight):
+        if self._out_of_memory_state == (window.floor, window.in_flight_count):
             return False
         self._out_of_memory_state = None
         self._compact_ring()
@@ -295,9 +297,9 @@ class SpillReader:
         previous_head = ring.head
         if previous_head >= class_ring.head:
             return False
-        last = class_ring.batch(previous_head, class_ring.head, SPILL_READ_BYTES)[1]
+        last = class_ring.view_batch(previous_head, class_ring.head, SPILL_READ_BYTES)[1]
         if not self._copy_messages(class_ring, ring, window, last):
-            self._out_of_memory_state = (window.floor, window.in_flight)
+            self._out_of_memory_state = (window.floor, window.in_flight_count)
         return self._requeue_if_grown(previous_head)
 
     def _requeue_if_grown(self, previous_head: int) -> bool:
@@ -317,7 +319,7 @@ class SpillReader:
                     break
         except MemoryError:
             window = self.position.window
-            self._out_of_memory_state = (window.floor, window.in_flight)
+            self._out_of_memory_state = (window.floor, window.in_flight_count)
         if self._requeue_if_grown(previous_head):
             self._spill_manager.notify_position(self.position)
 
@@ -381,8 +383,10 @@ class SpillReader:
                 if not is_needed:
                     _append_whole_batch(target, _empty_messages(target.class_id, end - begin))
                 while is_needed and begin < end:
-                    batch, batch_end = source.batch(begin, end, SPILL_READ_BYTES)
-                    rows = source.rows(begin, batch_end) if begin < source.special_until else None
+                    batch, batch_end = source.view_batch(begin, end, SPILL_READ_BYTES)
+                    rows = (
+                        source.read_rows(begin, batch_end) if begin < source.special_until else None
+                    )
                     if target.append(batch, 0, rows) < batch.count:
                         return False
                     begin = batch_end
@@ -393,14 +397,14 @@ class SpillReader:
     def _compact_ring(self) -> None:
         """Free messages that were acknowledged out of order, if they use much of the memory."""
         ring, window = self._ring, self.position.window
-        delivered_bytes = ring.size(ring.floor, min(window.cursor, ring.head))
+        delivered_bytes = ring.range_bytes(ring.floor, min(window.cursor, ring.head))
         if delivered_bytes < max(4 * SPILL_READ_BYTES, 2 * self._compacted_bytes):
             return
-        if 2 * window.in_flight > window.cursor - window.floor:
+        if 2 * window.in_flight_count > window.cursor - window.floor:
             return  # Most messages are still needed.
         compacted = self._create_ring()
         if self._copy_messages(ring, compacted, window, ring.head):
-            self._compacted_bytes = compacted.size(
+            self._compacted_bytes = compacted.range_bytes(
                 compacted.floor, min(window.cursor, compacted.head)
             )
             self._replace_ring(compacted)
@@ -487,7 +491,7 @@ def _split_by_ack_state(window: AckWindow, first: int, last: int) -> list[tuple[
     """
     parts: list[tuple[int, int, bool]] = []
     sent_end = min(last, window.cursor)
-    needed_ranges = window.unacked(first, sent_end)
+    needed_ranges = window.unacked_ranges(first, sent_end)
     if sent_end < last:
         begin = max(first, sent_end)
         if needed_ranges and needed_ranges[-1][1] == begin:

@@ -11,7 +11,7 @@ import numpy as np
 from simplebus.core.limits import RECEIVE_BYTES
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol import envelope_batch, frames
-from simplebus.core.protocol.frame_splitter import Scratch, split
+from simplebus.core.protocol.frame_splitter import SplitterScratch, split_frames
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.ring.columns import MessageRows, Times
 
@@ -25,7 +25,7 @@ class StoredFrameReader:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._scratch_bytes = RECEIVE_BYTES
-        self._scratch: Scratch | None = None
+        self._scratch: SplitterScratch | None = None
 
     def split_frames(self, buffer: bytearray, begin: int, end: int, count: int) -> list[FrameBatch]:
         """Return the frames in `buffer[begin:end]`.
@@ -37,10 +37,10 @@ class StoredFrameReader:
         """
         if self._scratch is None or end - begin > self._scratch_bytes:
             self._scratch_bytes = max(self._scratch_bytes, 1 << (end - begin).bit_length())
-            self._scratch = Scratch(self._scratch_bytes)
+            self._scratch = SplitterScratch(self._scratch_bytes)
         batches = []
         while begin < end:
-            batch = split(buffer, begin, end, self._scratch)
+            batch = split_frames(buffer, begin, end, self._scratch)
             if batch is None:
                 raise ValueError(f"{end - begin} bytes after the last frame are not a frame")
             batches.append(batch)
@@ -72,7 +72,7 @@ class StoredFrameReader:
         for begin, end in pairwise(bounds):
             run, rows = batch.slice(begin, end), None
             if run.data[0] == frames.ENVELOPE:
-                read = envelope_batch.scan(run)
+                read = envelope_batch.scan_envelopes(run)
                 if read.count < run.count:
                     raise ValueError("an envelope cannot be read")
                 run_times = (

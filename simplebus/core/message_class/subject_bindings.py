@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from simplebus.core.channel.pattern import OPEN, REST, SOME, check_pattern
+from simplebus.core.channel.pattern import ONE_OR_MORE, TAIL_WILDCARDS, ZERO_OR_MORE, check_pattern
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import SUBJECT_BINDINGS_MAX
 
@@ -93,10 +93,10 @@ def check_subject(subject: str) -> str:
             f"cannot bind the subject {subject!r}: subjects that begin with "
             f"{' or '.join(RESERVED_SUBJECT_PREFIXES)} are reserved",
         )
-    if subject.rpartition(".")[2] in OPEN - {SOME}:
+    if subject.rpartition(".")[2] in TAIL_WILDCARDS - {ONE_OR_MORE}:
         raise RemoteProtocolError(
             Reason.BAD_CHANNEL,
-            f"cannot bind the subject {subject!r}: {REST} is a wildcard of channels only; "
-            f"expected {SOME} for one or more segments",
+            f"cannot bind the subject {subject!r}: {ZERO_OR_MORE} is a wildcard of channels only; "
+            f"expected {ONE_OR_MORE} for one or more segments",
         )
     return subject

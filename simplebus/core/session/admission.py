@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.protocol.events import Event, Greeted
+from simplebus.core.protocol.events import ConnectRequested, Event
 from simplebus.core.session.rate_limits import SessionRateLimits
 from simplebus.core.session.session import Session
 from simplebus.core.users.users import User, Users
@@ -56,19 +56,19 @@ def admit_session(
     """
     if users is not None:
         version, auth = 1, None
-        if isinstance(first_event, Greeted):
-            version, auth = 2, first_event.asked.auth
+        if isinstance(first_event, ConnectRequested):
+            version, auth = 2, first_event.body.auth
         try:
             if session.admission_error is not None:
                 raise session.admission_error
-            user = users.admit(
+            user = users.authenticate(
                 auth, certified=session.certificate_names, address=session.address, version=version
             )
             connection_limits.check_user(user)
         except RemoteProtocolError as error:
             refusal_counts[error.reason] += 1
             raise
-        session.user, session.grants = user.name, users.grants(user)
+        session.user, session.grants = user.name, users.get_grants(user)
         session.token_buckets = connection_limits.rate_limits.token_buckets_for(
             user, session.address
         )

@@ -124,8 +124,8 @@ class Outbox:
         No other bytes may be waiting.
         """
         if messages:
-            named = frames.encode(frames.DELIVER, class_id=class_id)
-            reply = b"".join([named, *messages, reply])
+            deliver_frame = frames.encode(frames.DELIVER, class_id=class_id)
+            reply = b"".join([deliver_frame, *messages, reply])
             self._last_deliver = None
         self._unsent_bytes = memoryview(reply)
 
@@ -248,5 +248,5 @@ class NullOutbox(Outbox):
     def __init__(self) -> None:
         super().__init__(-1)
 
-    def wake(self, source: SendSource) -> None:
+    def enqueue(self, source: SendSource) -> None:
         pass

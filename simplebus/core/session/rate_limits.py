@@ -11,7 +11,7 @@ import ipaddress
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.limits import TOKEN_BUCKETS_MAX
-from simplebus.core.users.rate_limit import UNLIMITED, Meter, Rate
+from simplebus.core.users.rate_limit import UNLIMITED, RateLimit, RateLimiter
 from simplebus.core.users.users import User, Users
 
 _NETWORK_BITS = 64
@@ -36,25 +36,25 @@ class SessionRateLimits:
 
     def __init__(self, clock: BrokerClock) -> None:
         self._clock = clock
-        self._user_buckets: dict[str, Meter] = {}
-        self._address_buckets: dict[str, Meter] = {}
+        self._user_buckets: dict[str, RateLimiter] = {}
+        self._address_buckets: dict[str, RateLimiter] = {}
         """Buckets by address, the most recently used last."""
         self._address_rate = UNLIMITED
         self._is_unlimited = False
 
-    def set_address_rate(self, rate: Rate) -> None:
+    def set_address_rate(self, rate: RateLimit) -> None:
         """Limit the rate of all connections of one address together."""
         self._address_rate = rate
         if not rate:
             self._address_buckets.clear()
         for bucket in self._address_buckets.values():
-            bucket.set(rate, self._clock.now)
+            bucket.update_limit(rate, self._clock.now)
 
     def remove_limits(self) -> None:
         """Remove all limits, so that waiting messages are accepted."""
         self._is_unlimited = True
         for bucket in (*self._user_buckets.values(), *self._address_buckets.values()):
-            bucket.set(UNLIMITED, self._clock.now)
+            bucket.update_limit(UNLIMITED, self._clock.now)
 
     def apply_users(self, users: Users | None) -> None:
         """Apply the rates of a new user table."""
@@ -62,27 +62,27 @@ class SessionRateLimits:
         for name, bucket in list(self._user_buckets.items()):
             rate = rates.get(name, UNLIMITED)
             if rate:
-                bucket.set(rate, self._clock.now)
+                bucket.update_limit(rate, self._clock.now)
             else:
                 del self._user_buckets[name]
 
-    def token_buckets_for(self, user: User | None, address: str) -> tuple[Meter, ...]:
+    def token_buckets_for(self, user: User | None, address: str) -> tuple[RateLimiter, ...]:
         """Return the buckets that limit a connection of this user and address."""
-        buckets: list[Meter] = []
+        buckets: list[RateLimiter] = []
         if self._is_unlimited:
             return ()
         if user is not None and user.rate:
             bucket = self._user_buckets.get(user.name)
             if bucket is None:
-                bucket = self._user_buckets[user.name] = Meter(user.rate, self._clock.now)
+                bucket = self._user_buckets[user.name] = RateLimiter(user.rate, self._clock.now)
             buckets.append(bucket)
         if self._address_rate and address:
             buckets.append(self._address_bucket(address_network(address)))
         return tuple(buckets)
 
-    def _address_bucket(self, address: str) -> Meter:
+    def _address_bucket(self, address: str) -> RateLimiter:
         buckets = self._address_buckets
-        bucket = buckets.pop(address, None) or Meter(self._address_rate, self._clock.now)
+        bucket = buckets.pop(address, None) or RateLimiter(self._address_rate, self._clock.now)
         while len(buckets) >= TOKEN_BUCKETS_MAX:
             del buckets[next(iter(buckets))]
         buckets[address] = bucket

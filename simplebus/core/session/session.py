@@ -25,14 +25,14 @@ from simplebus.core.limits import (
     Limits,
 )
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.events import AckedOne, Event, PublishedOne
+from simplebus.core.protocol.events import AckedRange, Event, PublishedFrame
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.session import version2
 from simplebus.core.session.outbox import Outbox, SendSource
 from simplebus.core.session.version1 import Version1Decoder
 from simplebus.core.session.version2 import Version2Decoder
-from simplebus.core.users.rate_limit import Meter
+from simplebus.core.users.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from simplebus.core.group.group import GroupMember
@@ -69,7 +69,7 @@ class Session:
         """Error with which the peer is refused, whatever its credentials."""
         self.is_authenticating = False
         """True while its credentials are being checked."""
-        self.token_buckets: tuple[Meter, ...] = ()
+        self.token_buckets: tuple[RateLimiter, ...] = ()
         """Rate limits of its messages; empty for unlimited."""
         self.receiver = FrameReceiver(frame_bytes_max=frame_bytes_max)
         self.outbox = Outbox(session_id)
@@ -187,7 +187,7 @@ class Session:
         Raises:
             RemoteProtocolError: The bytes are not a legal frame.
         """
-        if not self.receiver.received_bytes and buffer.space[0] == _TLS_HANDSHAKE_BYTE:
+        if not self.receiver.received_bytes and buffer.writable[0] == _TLS_HANDSHAKE_BYTE:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_TYPE,
                 "the peer began a TLS handshake; this listener does not support TLS",
@@ -200,7 +200,7 @@ class Session:
 
     def receive_single(
         self, buffer: ReceiveBuffer, received_bytes: int
-    ) -> PublishedOne | AckedOne | None:
+    ) -> PublishedFrame | AckedRange | None:
         """Return the event of a read that holds exactly one message or ack. Uses no arrays.
 
         Returns:
@@ -209,12 +209,12 @@ class Session:
         if (
             received_bytes > _SINGLE_FRAME_BYTES_MAX
             or self.decoder is None
-            or not self.receiver.is_lone_frame(buffer, received_bytes)
+            or not self.receiver.has_single_frame(buffer, received_bytes)
         ):
             return None
-        event = self.decoder.decode_single(buffer.space[:received_bytes])
+        event = self.decoder.decode_single(buffer.writable[:received_bytes])
         if event is not None:
-            self.receiver.took_lone_frame(received_bytes)
+            self.receiver.record_single_frame(received_bytes)
         return event
 
     def _decode_first_frames(self, batch: FrameBatch) -> Iterator[Event]:
@@ -251,15 +251,15 @@ class Session:
         has_sent_nothing = outbox.sent_bytes == self._last_sent_bytes
         self._last_received_bytes = receiver.received_bytes
         sent_no_frame = (
-            receiver.frames == 0 and receiver.tail_bytes == 0
+            receiver.frame_count == 0 and receiver.tail_bytes == 0
         ) or not self.is_authenticated
         sent_no_frame = sent_no_frame and not self.is_authenticating
-        has_partial_frame = receiver.tail_bytes and receiver.frames == self._last_frame_count
+        has_partial_frame = receiver.tail_bytes and receiver.frame_count == self._last_frame_count
         is_send_blocked = has_sent_nothing and not outbox.is_idle
         is_blocking_others = is_blocking_publishers and is_send_blocked
         self.send_blocked_ticks = self.send_blocked_ticks + 1 if is_send_blocked else 0
         self.parked_ticks = self.parked_ticks + 1 if self.parked_messages else 0
-        self._last_frame_count, self._last_sent_bytes = receiver.frames, outbox.sent_bytes
+        self._last_frame_count, self._last_sent_bytes = receiver.frame_count, outbox.sent_bytes
         if self.is_reading_paused or self.is_local:  # Nothing is read here, so nothing can be late.
             sent_no_frame = has_partial_frame = False
         self._no_frame_ticks = self._no_frame_ticks + 1 if sent_no_frame else 0

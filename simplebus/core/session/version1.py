@@ -18,15 +18,15 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import CLASS_ID_MAX, DELIMITER_BYTES, HEADER_BYTES, PLAIN_FRAMES_MAX
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import (
-    Acked,
-    AckedOne,
-    Connected,
+    AckedRange,
+    AckedRanges,
     Event,
-    Published,
-    PublishedOne,
-    Subscribed,
+    PublishedBatch,
+    PublishedFrame,
+    Version1Connected,
+    Version1Subscribed,
 )
-from simplebus.core.protocol.frames import Flags, FrameBatch, Keys
+from simplebus.core.protocol.frames import Flags, FrameBatch, TypeAndClassKeys
 
 # With more changes of type or class in one batch, sorting is faster than decoding run by run.
 _RUN_COUNT_MAX = PLAIN_FRAMES_MAX
@@ -50,7 +50,7 @@ class Version1Decoder:
     def mark_unparked(self, batch: FrameBatch, stored_count: int) -> None:
         """Record that the first `stored_count` messages of the first waiting batch were stored."""
 
-    def decode_single(self, frame: memoryview) -> PublishedOne | AckedOne | None:
+    def decode_single(self, frame: memoryview) -> PublishedFrame | AckedRange | None:
         """Return the event of a single complete message or ack. None leaves it to `decode_events`.
 
         Raises:
@@ -58,10 +58,10 @@ class Version1Decoder:
         """
         frame_type, key = frame[0], frame[1] << 8 | frame[2]
         if frame_type == frames.MESSAGE:
-            return PublishedOne(key, frame) if key in self.known_classes else None
+            return PublishedFrame(key, frame) if key in self.known_classes else None
         if frame_type == frames.ACK:
-            first, last = frames.ack_range(frame[HEADER_BYTES:-DELIMITER_BYTES])
-            return AckedOne(key, first, last)
+            first, last = frames.parse_ack_range(frame[HEADER_BYTES:-DELIMITER_BYTES])
+            return AckedRange(key, first, last)
         return None
 
     def decode_events(self, batch: FrameBatch) -> Iterator[Event]:
@@ -69,7 +69,7 @@ class Version1Decoder:
         if batch.count == 1:
             yield from self._decode_run(batch)
             return
-        changes = batch.changes()
+        changes = batch.key_changes()
         if np.count_nonzero(changes) <= _RUN_COUNT_MAX:
             yield from self._decode_runs(batch, np.flatnonzero(changes) + 1)
             return
@@ -103,7 +103,7 @@ class Version1Decoder:
             )
             first = last
 
-    def _decode_sorted(self, batch: FrameBatch, keys: Keys) -> Iterator[Event]:
+    def _decode_sorted(self, batch: FrameBatch, keys: TypeAndClassKeys) -> Iterator[Event]:
         """Yield the events of messages, acks and heartbeats, grouped by kind and class, acks first.
 
         Nothing is yielded before all frames are known to be legal. Otherwise only the frames before
@@ -123,7 +123,7 @@ class Version1Decoder:
             else:
                 continue
             sorted_classes = classes[order]
-            gathered = batch.take(order)
+            gathered = batch.select(order)
             first = 0
             changes = np.flatnonzero(sorted_classes[1:] != sorted_classes[:-1]) + 1
             for last in (*changes.tolist(), order.size):
@@ -144,9 +144,9 @@ class Version1Decoder:
         """Return the events of acks or messages of one class, and the number of legal frames."""
         frame_type, key = first_type_and_key(batch)
         if frame_type == frames.ACK:
-            firsts, lasts = frames.ack_ranges(batch)
-            return [Acked(key, firsts, lasts)], firsts.size
-        return [Published(key, batch)], batch.count if key in self.known_classes else 0
+            firsts, lasts = frames.parse_ack_ranges(batch)
+            return [AckedRanges(key, firsts, lasts)], firsts.size
+        return [PublishedBatch(key, batch)], batch.count if key in self.known_classes else 0
 
     def _decode_run(self, batch: FrameBatch) -> Iterator[Event]:
         """Yield the events of frames of one type and class."""
@@ -168,23 +168,23 @@ class Version1Decoder:
                 Reason.UNKNOWN_CLASS,
                 f"a message for class {key} came before any Connect that names this class",
             )
-        yield Published(key, batch)
+        yield PublishedBatch(key, batch)
 
     def _decode_subscribe(self, key: int, batch: FrameBatch) -> Iterator[Event]:
-        yield Subscribed(key)
+        yield Version1Subscribed(key)
 
     def _decode_acks(self, key: int, batch: FrameBatch) -> Iterator[Event]:
-        firsts, lasts = frames.ack_ranges(batch)
+        firsts, lasts = frames.parse_ack_ranges(batch)
         if firsts.size:
-            yield Acked(key, firsts, lasts)
+            yield AckedRanges(key, firsts, lasts)
         if firsts.size < batch.count:
             bad = batch.slice(firsts.size, firsts.size + 1)
-            frames.ack_range(frame_content(bad))
+            frames.parse_ack_range(frame_content(bad))
             raise AssertionError("the array parser refused an ack that the plain parser accepts")
 
     def _decode_connect(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         for index in range(batch.count):
-            yield Connected(_parse_class_ids(frame_content(batch.slice(index, index + 1))))
+            yield Version1Connected(_parse_class_ids(frame_content(batch.slice(index, index + 1))))
 
 
 Version1Decoder.HANDLERS = {

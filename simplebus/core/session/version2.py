@@ -30,21 +30,21 @@ from simplebus.core.producer_state import NumberBitmap, ProducerState
 from simplebus.core.protocol import frames, inquiry, requests
 from simplebus.core.protocol.envelope import unstuff
 from simplebus.core.protocol.events import (
-    Acked,
-    AckedOne,
+    AckedRange,
+    AckedRanges,
+    ConnectRequested,
     Event,
-    FetchAsked,
-    Greeted,
-    InquiryAsked,
-    Nacked,
-    Published,
-    PublishedOne,
-    PurgeAsked,
-    Refused,
-    StillWorking,
-    SubscriptionAsked,
-    Terminated,
-    UnsubscriptionAsked,
+    FetchRequested,
+    FrameRefused,
+    InquireRequested,
+    NackReceived,
+    PublishedBatch,
+    PublishedFrame,
+    PurgeRequested,
+    SubscribeRequested,
+    TerminateReceived,
+    UnsubscribeRequested,
+    WorkingReceived,
 )
 from simplebus.core.protocol.frames import Flags, FrameBatch, Integers
 from simplebus.core.session.version1 import Version1Decoder, frame_content
@@ -162,7 +162,7 @@ class Version2Decoder(Version1Decoder):
             (number - self.next_number + _HALF_NUMBER_RANGE) & MESSAGE_ID_MASK
         ) - _HALF_NUMBER_RANGE
 
-    def decode_single(self, frame: memoryview) -> PublishedOne | AckedOne | None:
+    def decode_single(self, frame: memoryview) -> PublishedFrame | AckedRange | None:
         frame_type, key = frame[0], frame[1] << 8 | frame[2]
         if frame_type in _MESSAGE_TYPES:
             number = int.from_bytes(frame[_NUMBER_OFFSET:7], "big")
@@ -173,19 +173,19 @@ class Version2Decoder(Version1Decoder):
             ):
                 return None
             self.next_number = (number + 1) & MESSAGE_ID_MASK
-            return PublishedOne(key, frame)
+            return PublishedFrame(key, frame)
         if frame_type == frames.ACK:
             try:
-                first, last = frames.ack_range(frame[HEADER_BYTES:-DELIMITER_BYTES])
+                first, last = frames.parse_ack_range(frame[HEADER_BYTES:-DELIMITER_BYTES])
             except RemoteProtocolError:
                 return None
-            return AckedOne(key, first, last)
+            return AckedRange(key, first, last)
         return None
 
     def decode_events(self, batch: FrameBatch) -> Iterator[Event]:
         published: Flags | None = None
         if (
-            batch.count == 1 or not batch.changes().any()
+            batch.count == 1 or not batch.key_changes().any()
         ):  # All frames have the same type and class.
             if batch.data[0] not in _MESSAGE_TYPES:
                 yield from self._decode_run(batch)
@@ -214,7 +214,7 @@ class Version2Decoder(Version1Decoder):
         if gap is not None:
             kept_flags[message_indexes[fresh.size] :] = False
         if kept_flags.any():
-            kept = batch.take(np.flatnonzero(kept_flags))
+            kept = batch.select(np.flatnonzero(kept_flags))
             yield from self._decode_numbered(kept, numbers[: fresh.size][fresh])
         ahead = self.producer.stored_ahead
         if ahead is not None and self._distance_from_next(ahead.end) <= 0:
@@ -229,10 +229,10 @@ class Version2Decoder(Version1Decoder):
         may be stored already, because the messages of one class are handled in one piece.
         """
         handled_before = self._handled_count()
-        yielded: list[Published | Refused] = []
+        yielded: list[PublishedBatch | FrameRefused] = []
         try:
             for event in super().decode_events(batch):
-                if isinstance(event, Published | Refused):
+                if isinstance(event, PublishedBatch | FrameRefused):
                     yielded.append(event)
                 yield event
         except BaseException:
@@ -278,7 +278,7 @@ class Version2Decoder(Version1Decoder):
             fresh &= ~ahead.contains(numbers[: fresh.size])
         return fresh, gap
 
-    def _repeat_refusals(self, numbers: Integers) -> Iterator[Refused]:
+    def _repeat_refusals(self, numbers: Integers) -> Iterator[FrameRefused]:
         """Yield the former refusals of messages that were sent again."""
         for refusal in self.producer.refusals:
             offsets = (numbers - refusal.refers_to) & MESSAGE_ID_MASK
@@ -286,7 +286,9 @@ class Version2Decoder(Version1Decoder):
             bounds = np.flatnonzero(np.diff(offsets) != 1) + 1
             for row in np.split(offsets, bounds) if offsets.size else ():
                 number = (refusal.refers_to + int(row[0])) & MESSAGE_ID_MASK
-                yield replace(refusal, refers_to=number, count=row.size, published=0, again=True)
+                yield replace(
+                    refusal, refers_to=number, count=row.size, published_count=0, is_repeated=True
+                )
 
     def _message_flags(self, types: npt.NDArray[np.integer]) -> Flags:
         flags: Flags = (types == frames.MESSAGE) | (types == frames.ENVELOPE)
@@ -294,7 +296,7 @@ class Version2Decoder(Version1Decoder):
 
     def _decode_messages(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         if key in self.known_classes:
-            yield Published(key, batch)
+            yield PublishedBatch(key, batch)
             return
         yield from build_refusals(
             batch,
@@ -307,15 +309,15 @@ class Version2Decoder(Version1Decoder):
         index, max_count = 0, batch.count
         while index < batch.count:
             part = batch.slice(index, min(index + max_count, batch.count))
-            firsts, lasts = frames.ack_ranges(part)
+            firsts, lasts = frames.parse_ack_ranges(part)
             if firsts.size:
-                yield Acked(key, firsts, lasts)
+                yield AckedRanges(key, firsts, lasts)
             index += firsts.size
             max_count *= 2
             if firsts.size < part.count:
                 bad = part.slice(firsts.size, firsts.size + 1)
                 try:
-                    frames.ack_range(frame_content(bad))
+                    frames.parse_ack_range(frame_content(bad))
                 except RemoteProtocolError as error:
                     yield _build_refusal(error, bad)
                 index += 1
@@ -388,46 +390,46 @@ def is_version2_connect(frame: FrameBatch) -> bool:
     )
 
 
-def parse_connect(frame: FrameBatch) -> Greeted:
+def parse_connect(frame: FrameBatch) -> ConnectRequested:
     """Return the event of a Connect. Raises RemoteProtocolError (bad_connect)."""
     request = requests.decode(
         requests.ConnectRequest, frame_content(frame), reason=Reason.BAD_CONNECT
     )
-    return Greeted(_unpack_header(frame)[2], request)
+    return ConnectRequested(_unpack_header(frame)[2], request)
 
 
-def _parse_subscribe(key: int, frame: FrameBatch) -> SubscriptionAsked:
+def _parse_subscribe(key: int, frame: FrameBatch) -> SubscribeRequested:
     _, _, request_number, number = _unpack_header(frame)
     if number == 0:
         raise RemoteProtocolError(
             Reason.BAD_REQUEST, "a Subscribe has subscription number 0, expected 1 to 65535"
         )
     request_body = requests.decode(requests.SubscribeRequest, frame_content(frame))
-    return SubscriptionAsked(request_number, key, number, request_body)
+    return SubscribeRequested(request_number, key, number, request_body)
 
 
-def _parse_unsubscribe(key: int, frame: FrameBatch) -> UnsubscriptionAsked:
+def _parse_unsubscribe(key: int, frame: FrameBatch) -> UnsubscribeRequested:
     request = requests.decode(requests.UnsubscribeRequest, frame_content(frame))
-    return UnsubscriptionAsked(_unpack_header(frame)[2], key, request)
+    return UnsubscribeRequested(_unpack_header(frame)[2], key, request)
 
 
-def _parse_fetch(key: int, frame: FrameBatch) -> FetchAsked:
-    return FetchAsked(
+def _parse_fetch(key: int, frame: FrameBatch) -> FetchRequested:
+    return FetchRequested(
         _unpack_header(frame)[2], key, requests.decode(requests.FetchRequest, frame_content(frame))
     )
 
 
-def _parse_inquire(key: int, frame: FrameBatch) -> InquiryAsked:
-    return InquiryAsked(_unpack_header(frame)[2], inquiry.question(frame_content(frame)))
+def _parse_inquire(key: int, frame: FrameBatch) -> InquireRequested:
+    return InquireRequested(_unpack_header(frame)[2], inquiry.decode_inquiry(frame_content(frame)))
 
 
-def _parse_purge(key: int, frame: FrameBatch) -> PurgeAsked:
-    return PurgeAsked(
+def _parse_purge(key: int, frame: FrameBatch) -> PurgeRequested:
+    return PurgeRequested(
         _unpack_header(frame)[2], key, requests.decode(requests.PurgeRequest, frame_content(frame))
     )
 
 
-def _parse_nack(key: int, frame: FrameBatch) -> Nacked | Terminated:
+def _parse_nack(key: int, frame: FrameBatch) -> NackReceived | TerminateReceived:
     content = frame_content(frame)
     match = _NACK_PATTERN.fullmatch(content)
     if match is None:
@@ -437,12 +439,12 @@ def _parse_nack(key: int, frame: FrameBatch) -> Nacked | Terminated:
             f"a Nack held {shown!r}; expected first-last, optionally a space and milliseconds or "
             "terminate, optionally a line feed and an error text",
         )
-    first, last = frames.ack_range(match[1], "a Nack")
+    first, last = frames.parse_ack_range(match[1], "a Nack")
     error, attempt = _parse_error_text(match[3] or b""), _unpack_header(frame)[2]
     if match[2] == b"terminate":
-        return Terminated(key, first, last, error, attempt)
+        return TerminateReceived(key, first, last, error, attempt)
     delay_seconds = None if match[2] is None else int(match[2]) / 1000
-    return Nacked(key, first, last, delay_seconds, error, attempt)
+    return NackReceived(key, first, last, delay_seconds, error, attempt)
 
 
 def _parse_error_text(stuffed: bytes) -> str:
@@ -462,16 +464,16 @@ def _parse_error_text(stuffed: bytes) -> str:
         ) from None
 
 
-def _parse_working(key: int, frame: FrameBatch) -> StillWorking:
-    return StillWorking(
-        key, *frames.ack_range(frame_content(frame), "a Working"), _unpack_header(frame)[2]
+def _parse_working(key: int, frame: FrameBatch) -> WorkingReceived:
+    return WorkingReceived(
+        key, *frames.parse_ack_range(frame_content(frame), "a Working"), _unpack_header(frame)[2]
     )
 
 
-def _build_refusal(error: RemoteProtocolError, frame: FrameBatch) -> Refused:
+def _build_refusal(error: RemoteProtocolError, frame: FrameBatch) -> FrameRefused:
     frame_type, key, request, _ = _unpack_header(frame)
     about_class = frame_type in (frames.SUBSCRIBE, frames.FETCH, frames.PURGE)
-    return Refused(
+    return FrameRefused(
         error.reason,
         error.sentence,
         frame_type=frame_type,
@@ -498,11 +500,11 @@ def message_numbers(
     return words.astype(np.int64)
 
 
-def _event_numbers(event: Published | Refused) -> Iterable[int]:
+def _event_numbers(event: PublishedBatch | FrameRefused) -> Iterable[int]:
     """Return the numbers of the messages of an event."""
-    if isinstance(event, Published):
+    if isinstance(event, PublishedBatch):
         return cast(list[int], message_numbers(event.frames, None).tolist())
-    return ((event.refers_to + k) & MESSAGE_ID_MASK for k in range(event.published))
+    return ((event.refers_to + k) & MESSAGE_ID_MASK for k in range(event.published_count))
 
 
 def _are_consecutive(numbers: Integers, first: int) -> bool:
@@ -535,26 +537,26 @@ def first_message_number(batch: FrameBatch) -> int:
 
 def build_refusals(
     batch: FrameBatch, reason: Reason, detail: str, *, is_counted_by_refusal: bool = False
-) -> Iterator[Refused]:
+) -> Iterator[FrameRefused]:
     """Yield the refusal of messages that are not stored: one for each run of consecutive numbers.
 
     With `is_counted_by_refusal` the messages were not counted elsewhere.
     """
     frame_type, class_id, number, _ = _unpack_header(batch)
     if batch.count == 1:
-        yield Refused(
-            reason, detail, frame_type, class_id, number, published=int(is_counted_by_refusal)
+        yield FrameRefused(
+            reason, detail, frame_type, class_id, number, published_count=int(is_counted_by_refusal)
         )
         return
     numbers, types = message_numbers(batch, None), batch.data[batch.starts]
     breaks = np.flatnonzero((np.diff(numbers) != 1) | (types[1:] != types[:-1])) + 1
     for first, last in pairwise([0, *breaks.tolist(), numbers.size]):
-        yield Refused(
+        yield FrameRefused(
             reason,
             detail,
             frame_type=int(types[first]),
             class_id=class_id,
             refers_to=int(numbers[first]),
             count=last - first,
-            published=last - first if is_counted_by_refusal else 0,
+            published_count=last - first if is_counted_by_refusal else 0,
         )

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.channel.pattern import REST, is_literal
-from simplebus.core.channel.subscription_index import Sublist
+from simplebus.core.channel.pattern import ZERO_OR_MORE, is_literal
+from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import (
     CHANNEL_BYTES,
     CHANNEL_NAMES_MAX,
@@ -29,9 +29,9 @@ from simplebus.core.limits import (
     PATTERN_SEGMENT_BYTES,
 )
 from simplebus.core.protocol.frames import Flags
-from simplebus.core.ring.columns import Columns
+from simplebus.core.ring.columns import RingColumns
 from simplebus.core.ring.ring import Ring
-from simplebus.core.users.permissions import Scope
+from simplebus.core.users.permissions import ClassPermissions
 
 _TABLE_SIZE_MIN = 16
 _NOT_MATCHED, _MATCHED, _UNKNOWN = range(3)
@@ -59,7 +59,7 @@ class ChannelFilter:
         patterns: Sequence[str],
         name_by_number: list[str],
         number_by_name: Mapping[str, int],
-        scope: Scope | None = None,
+        scope: ClassPermissions | None = None,
     ) -> None:
         """Create a filter.
 
@@ -71,9 +71,11 @@ class ChannelFilter:
         """
         self.patterns = tuple(patterns)
         self.scope = scope
-        self.watched_patterns = self.patterns or (REST,)
+        self.watched_patterns = self.patterns or (ZERO_OR_MORE,)
         """Patterns by which new channels are looked up."""
-        self._pattern_matcher: Sublist[None] = Sublist(cache_names=0, cache_values=0)
+        self._pattern_matcher: SubscriptionIndex[None] = SubscriptionIndex(
+            cache_names=0, cache_values=0
+        )
         for pattern in self.watched_patterns:
             self._pattern_matcher.insert(pattern, None)
         self._name_by_number, self._number_by_name = name_by_number, number_by_name
@@ -98,7 +100,7 @@ class ChannelFilter:
             self._matched_count += numbers.size
             return
         for number in numbers.tolist():
-            is_wanted = self.scope.allows(self._name_by_number[number])
+            is_wanted = self.scope.is_allowed(self._name_by_number[number])
             self._match_states[number] = _MATCHED if is_wanted else _NOT_MATCHED
             self._matched_count += is_wanted
 
@@ -139,8 +141,8 @@ class ChannelFilter:
 
     def _evaluate_channel(self, number: int) -> None:
         name = self._name_by_number[number]
-        is_wanted = self._pattern_matcher.matches(name)
-        is_wanted = is_wanted and (self.scope is None or self.scope.allows(name))
+        is_wanted = self._pattern_matcher.has_match(name)
+        is_wanted = is_wanted and (self.scope is None or self.scope.is_allowed(name))
         self._match_states[number] = _MATCHED if is_wanted else _NOT_MATCHED
         self._matched_count += is_wanted
 
@@ -163,7 +165,7 @@ class ChannelTable:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._columns = ring.columns
-        self.borrowing_columns: dict[Columns, None] = {}
+        self.borrowing_columns: dict[RingColumns, None] = {}
         """Columns of other rings whose messages carry these channels."""
         self._name_by_number = [""]
         """Channel name by number; "" for a free number."""
@@ -173,7 +175,7 @@ class ChannelTable:
         """By number, True if it stands for a channel. Shape (capacity,)."""
         self._capacity = 0
         """Numbers that are charged to the memory budget, in every table that has a row for each."""
-        self._filter_index: Sublist[ChannelFilter] = Sublist()
+        self._filter_index: SubscriptionIndex[ChannelFilter] = SubscriptionIndex()
         self._filters: dict[ChannelFilter, None] = {}
         self._name_count_max = CHANNEL_NAMES_MAX
         self._fully_used_floor = -1
@@ -187,14 +189,16 @@ class ChannelTable:
         """Return the number of known channels."""
         return len(self._number_by_name) - 1
 
-    def are_all_allowed(self, scope: Scope, names: Sequence[str]) -> bool:
+    def are_all_allowed(self, scope: ClassPermissions, names: Sequence[str]) -> bool:
         """Return True if `scope` allows messages of all of these known channels."""
         numbers = list(map(self._number_by_name.__getitem__, names))
-        return scope.allows_all(self._name_by_number, self.generation, numbers)
+        return scope.is_all_allowed(self._name_by_number, self.generation, numbers)
 
-    def allowed_flags(self, scope: Scope, numbers: npt.NDArray[np.uint32] | int) -> Flags:
+    def allowed_flags(
+        self, scope: ClassPermissions, numbers: npt.NDArray[np.uint32] | int
+    ) -> Flags:
         """Return for which channel numbers `scope` allows messages. One number gives shape (1,)."""
-        return scope.of(self._name_by_number, self.generation, numbers)
+        return scope.allowed_flags(self._name_by_number, self.generation, numbers)
 
     def name_of(self, number: int) -> str:
         """Return the channel with this number; "" for none."""
@@ -203,7 +207,11 @@ class ChannelTable:
     def count_stored(self, name: str) -> int:
         """Return how many stored messages carry this channel."""
         number = self._number_by_name.get(name, 0)
-        return int(self._columns.uses[number]) if 0 < number < self._columns.uses.size else 0
+        return (
+            int(self._columns.channel_counts[number])
+            if 0 < number < self._columns.channel_counts.size
+            else 0
+        )
 
     def find_filters(self, name: str) -> tuple[ChannelFilter, ...]:
         """Return the filters with a pattern that matches this channel."""
@@ -232,7 +240,7 @@ class ChannelTable:
         return [known[name] for name in names]
 
     def add_filter(
-        self, patterns: Sequence[str], scope: Scope | None = None
+        self, patterns: Sequence[str], scope: ClassPermissions | None = None
     ) -> ChannelFilter | None:
         """Add a filter for these patterns and this scope. Returns None if there is no memory."""
         channel_filter = ChannelFilter(
@@ -258,7 +266,7 @@ class ChannelTable:
             return 0
         is_idle = self._is_number_used.copy()
         for columns in (self._columns, *self.borrowing_columns):
-            is_idle[np.flatnonzero(columns.uses[: is_idle.size])] = False
+            is_idle[np.flatnonzero(columns.channel_counts[: is_idle.size])] = False
         idle_numbers = np.flatnonzero(is_idle)
         if idle_numbers.size <= max_count:
             self._fully_used_floor = self._ring.floor
@@ -289,8 +297,8 @@ class ChannelTable:
         self._return_budget(self._capacity * self._bytes_per_number)
         self._capacity = 0
         self._name_count_max = CHANNEL_NAMES_MAX
-        self._columns.rest()
-        self._filter_index.forget_matches()
+        self._columns.reset_channel_counts()
+        self._filter_index.clear_cache()
         for channel_filter in self._filters:
             channel_filter.reset()
         self.generation += 1
@@ -313,17 +321,21 @@ class ChannelTable:
     @property
     def _bytes_per_number(self) -> int:
         """Bytes per channel number, without its name."""
-        return 2 * self._columns.uses.itemsize + self._is_number_used.itemsize + len(self._filters)
+        return (
+            2 * self._columns.channel_counts.itemsize
+            + self._is_number_used.itemsize
+            + len(self._filters)
+        )
 
     def _take_budget(self, size: int) -> bool:
-        if not self._ring.budget.take(size):
+        if not self._ring.budget.acquire(size):
             return False
         self.memory_bytes += size
         return True
 
     def _return_budget(self, size: int) -> None:
         self.memory_bytes -= size
-        self._ring.budget.give(size)
+        self._ring.budget.release(size)
 
     def _add_names(self, names: list[str]) -> None:
         """Assign numbers to channels and add them to the filters that match."""
@@ -354,7 +366,8 @@ class ChannelTable:
         assert len(self._free_numbers) + len(named) + 1 == len(self._name_by_number)
         assert not any(self._name_by_number[number] for number in self._free_numbers)
         assert all(
-            self._name_by_number[number] for number in np.flatnonzero(self._columns.uses[1:]) + 1
+            self._name_by_number[number]
+            for number in np.flatnonzero(self._columns.channel_counts[1:]) + 1
         )
         for channel_filter in self._filters:
             channel_filter.check_invariants()

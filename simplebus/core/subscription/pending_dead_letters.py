@@ -72,13 +72,17 @@ class PendingDeadLetters:
 
     def subtract_from(self, ranges: Ranges) -> Ranges:
         """Return the parts of `ranges` that are not pending."""
-        return [part for first, last in ranges for part in self._all_sequences.without(first, last)]
+        return [
+            part
+            for first, last in ranges
+            for part in self._all_sequences.missing_ranges(first, last)
+        ]
 
     def next_batch(self, first: int, last: int) -> tuple[Ranges, Reason, int] | None:
         """Return the lowest ranges of first..last-1 with one reason and attempt count, or None."""
         limit = DEAD_LETTER_BATCH_MESSAGES
         candidates = [
-            (sequences.within(first, last, limit), *key)
+            (sequences.ranges_within(first, last, limit), *key)
             for key, sequences in self._sequences_by_reason.items()
         ]
         batches = [batch for batch in candidates if batch[0]]

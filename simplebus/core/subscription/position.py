@@ -24,13 +24,13 @@ from itertools import chain, islice
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
 from simplebus.core.limits import IN_FLIGHT_BYTES, MESSAGES_MAX, SCAN_SPANS_MAX
-from simplebus.core.redelivery.ack_timer import Span, TimerWheel, check_once, parted
+from simplebus.core.redelivery.ack_timer import Span, TimerWheel, check_covered_once, split_spans
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
-from simplebus.core.redelivery.delivery_state import Standing
-from simplebus.core.redelivery.failure_reasons import LastErrors
-from simplebus.core.redelivery.handover import Left
-from simplebus.core.redelivery.in_flight_bytes import Weight
+from simplebus.core.redelivery.delivery_state import DeliveryState
+from simplebus.core.redelivery.failure_reasons import FailureReasons
+from simplebus.core.redelivery.handover import PositionHandover
+from simplebus.core.redelivery.in_flight_bytes import InFlightBytes
 from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.outbox import NullOutbox, Outbox
@@ -66,7 +66,7 @@ class Position(ABC):
             [Ranges, Reason, int], int | None
         ] = lambda ranges, reason, attempts: None,
         schedule_wakeup: Callable[[float], None] = lambda due: None,
-        failure_reasons: LastErrors | None = None,
+        failure_reasons: FailureReasons | None = None,
         redeliveries: Iterable[Span] = (),
     ) -> None:
         """Create a position. `redeliveries` are the spans that its window has in flight."""
@@ -120,18 +120,18 @@ class Position(ABC):
         """
         self._schedule_wakeup = schedule_wakeup
         """Called with the time at which `handle_wakeup` is to be called."""
-        self._failure_reasons = LastErrors() if failure_reasons is None else failure_reasons
-        self._in_flight_bytes = Weight(ring)
+        self._failure_reasons = FailureReasons() if failure_reasons is None else failure_reasons
+        self._in_flight_bytes = InFlightBytes(ring)
         """Bytes of the messages in flight."""
         self._peeked_end = window.cursor
         self._zero_copy_end = 0
         """Messages from the cursor up to here can be sent without inspection."""
         self._backlog_counter: BacklogCounter | None = None
         """Counter of matching messages ahead of the cursor; created when first needed."""
-        self._passed_count = window.in_flight
+        self._passed_count = window.in_flight_count
         """Messages that the cursor has passed, or that waited behind it from the start."""
         self._skipped_count = 0
-        """Those of them that are finished without an ack."""
+        """The part of `_passed_count` that was finished without an ack."""
         self._ack_timer = TimerWheel()
         self._nack_timer = TimerWheel()
         self._delayed_spans: list[tuple[float, int, Span]] = []
@@ -158,7 +158,7 @@ class Position(ABC):
     @property
     def acknowledged_count(self) -> int:
         """Number of acknowledged messages."""
-        return self._passed_count - self._skipped_count - self.window.in_flight
+        return self._passed_count - self._skipped_count - self.window.in_flight_count
 
     @property
     def is_connected(self) -> bool:
@@ -198,22 +198,22 @@ class Position(ABC):
             return False
         return self.delivery_policy.in_flight_max is None or self._in_flight_capacity() > 0
 
-    def build_delivery_state(self) -> Standing:
+    def build_delivery_state(self) -> DeliveryState:
         """Return where the messages behind the cursor are, for inquiries."""
         waiting = (
             [self._unsent_sequences, self._resend_sequences]
             if self.delivery_policy.in_flight_max is not None
             else []
         )
-        in_flight, pauses = self._ack_timer.sets(), self._nack_timer.sets()
-        return Standing(
+        in_flight, pauses = self._ack_timer.scheduled_sets(), self._nack_timer.scheduled_sets()
+        return DeliveryState(
             self._in_flight_count(),
             in_flight,
             pauses,
             self._delayed_spans,
             self._redelivery_queue,
             waiting,
-            unburied=len(self.pending_dead_letters),
+            pending_dead_letter_count=len(self.pending_dead_letters),
         )
 
     def statistics(self) -> SubscriptionStatistics:
@@ -225,7 +225,7 @@ class Position(ABC):
             group=self.group,
             floor=self.window.floor,
             cursor=self.window.cursor,
-            in_flight=self.window.in_flight,
+            in_flight=self.window.in_flight_count,
             waiting=self.class_ring.head - self.window.cursor,
             delivered=self.delivered_count,
             redelivered=self.redelivered_count,
@@ -240,7 +240,7 @@ class Position(ABC):
         if limit is None:
             return MESSAGES_MAX
         count = self._in_flight_count()
-        if 0 < count < limit and self._in_flight_bytes.of(count, window) >= IN_FLIGHT_BYTES:
+        if 0 < count < limit and self._in_flight_bytes.estimate(count, window) >= IN_FLIGHT_BYTES:
             return 0
         return max(0, limit - count)
 
@@ -251,11 +251,11 @@ class Position(ABC):
             + len(self._resend_sequences)
             + len(self.pending_dead_letters)
         )
-        return self.window.in_flight - waiting
+        return self.window.in_flight_count - waiting
 
     def _unsettled_ranges(self, first: int, last: int) -> Ranges:
         """Return the ranges of first..last-1 that are neither acknowledged nor given up."""
-        ranges = self.window.unacked(first, last)
+        ranges = self.window.unacked_ranges(first, last)
         return (
             self.pending_dead_letters.subtract_from(ranges) if self.pending_dead_letters else ranges
         )
@@ -303,7 +303,9 @@ class Position(ABC):
         if not self.has_waiting_redeliveries:
             self.window.ack_range(first, last)
             return
-        for begin, end in self._unsent_sequences.without(max(first, self.window.floor), last):
+        for begin, end in self._unsent_sequences.missing_ranges(
+            max(first, self.window.floor), last
+        ):
             self._resend_sequences.remove(begin, end)
             self.pending_dead_letters.remove(begin, end)
             self.window.ack_range(begin, end)
@@ -331,19 +333,19 @@ class Position(ABC):
         """
         waiting = self._resend_sequences
         if not attempt:
-            return waiting.within(first, last)
+            return waiting.ranges_within(first, last)
         ranges = [
             r
-            for _, _, sequences in self._nack_timer.sets(attempt)
-            for r in sequences.within(first, last)
+            for _, _, sequences in self._nack_timer.scheduled_sets(attempt)
+            for r in sequences.ranges_within(first, last)
         ]
         delayed = (span for _, _, span in self._delayed_spans)
         for span in islice(
             chain(self._redelivery_queue, self._spilled_redeliveries, delayed), SCAN_SPANS_MAX
         ):
             if span.attempts == attempt:
-                ranges += waiting.within(max(first, span.first), min(last, span.last))
-        return [r for begin, end in ranges for r in waiting.within(begin, end)]
+                ranges += waiting.ranges_within(max(first, span.first), min(last, span.last))
+        return [r for begin, end in ranges for r in waiting.ranges_within(begin, end)]
 
     def nack(
         self,
@@ -372,7 +374,7 @@ class Position(ABC):
         self, span: Span, delay_seconds: float | None, tick: int, error: str
     ) -> None:
         """Schedule the redelivery of a rejected span after its backoff or after `delay_seconds`."""
-        self._failure_reasons.note(self, span.first, span.last, error)
+        self._failure_reasons.record(self, span.first, span.last, error)
         self.nack_count += 1
         if delay_seconds is None:
             due = tick + self.delivery_policy.nack_delay_ticks(span.attempts)
@@ -389,7 +391,7 @@ class Position(ABC):
     def _postpone_timeouts(
         self, ack_timer: TimerWheel, first: int, last: int, tick: int, attempt: int
     ) -> None:
-        ack_timer.postpone(
+        ack_timer.reschedule(
             first,
             last,
             lambda attempts: tick + self.delivery_policy.redelivery_delay_ticks(attempts),
@@ -446,7 +448,7 @@ class Position(ABC):
         """
         self.outbox.remove(self)
         self.outbox = NullOutbox()
-        for due, span in self._ack_timer.clear():
+        for due, span in self._ack_timer.pop_all():
             self._mark_waiting(span)
             self._requeue_unacked(span, due)
         redeliveries = sorted(
@@ -465,7 +467,7 @@ class Position(ABC):
     def mark_removed(self) -> None:
         """Cancel wakeups and forget the failure reasons of a removed position."""
         self._schedule_wakeup(NEVER)
-        self._failure_reasons.forget(self)
+        self._failure_reasons.forget_position(self)
 
     def attach(self, outbox: Outbox, number: int) -> None:
         """Attach a session's outbox."""
@@ -486,7 +488,7 @@ class Position(ABC):
     def switch_ring(self, ring: Ring) -> None:
         """Send from `ring` from now on."""
         self.ring = ring
-        self._in_flight_bytes = Weight(ring)
+        self._in_flight_bytes = InFlightBytes(ring)
         self._backlog_counter = None
         self._zero_copy_end = 0
 
@@ -512,12 +514,12 @@ class Position(ABC):
             if span.attempts != 1 and span.last > floor and span.first < span.last
         )
 
-    def build_handover(self) -> Left:
+    def build_handover(self) -> PositionHandover:
         """Return the redelivery state that a successor takes over."""
         floor = self.window.floor
         ticks = [(span.first, span.last, due) for due, span in self._iter_redelivered()]
         ticks += self.inherited_delays
-        for due, _, sequences in self._nack_timer.sets():
+        for due, _, sequences in self._nack_timer.scheduled_sets():
             ticks += [(first, last, due) for first, last in sequences]
         times = [
             (span.first, span.last, due)
@@ -529,11 +531,13 @@ class Position(ABC):
             for span in chain(self._iter_spans(), self.pending_dead_letters)
             if span.attempts > 0
         ]
-        return Left(sorted(sent), sorted(ticks), sorted(times)).within(floor, self.window.cursor)
+        return PositionHandover(sorted(sent), sorted(ticks), sorted(times)).restrict_to(
+            floor, self.window.cursor
+        )
 
     def _iter_redelivered(self) -> Iterator[tuple[int, Span]]:
         """Yield the spans in flight that were sent more than once, each with its due tick."""
-        for due, attempts, sequences in self._ack_timer.sets():
+        for due, attempts, sequences in self._ack_timer.scheduled_sets():
             if attempts > 1:
                 for first, last in sequences:
                     yield due, Span(first, last, attempts)
@@ -542,18 +546,20 @@ class Position(ABC):
         """Delay redeliveries: rows (first, last, due) with `due` in seconds since 1970."""
         future_delays = [row for row in sorted(delays) if row[2] > self._clock.now]
         self._redelivery_queue, spans = deque(), self._redelivery_queue
-        for span, due in parted(spans, future_delays):
+        for span, due in split_spans(spans, future_delays):
             if due is None:
                 self._redelivery_queue.append(span)
             else:
                 self._delay_span(due, span)
 
-    def apply_handover(self, handover: Left, tick_seconds: float) -> None:
+    def apply_handover(self, handover: PositionHandover, tick_seconds: float) -> None:
         """Continue the delays of a predecessor."""
-        self.delay_redeliveries(handover.times)
-        future_delays = sorted(row for row in handover.ticks if row[2] > self._clock.tick)
+        self.delay_redeliveries(handover.not_before_times)
+        future_delays = sorted(
+            row for row in handover.not_before_ticks if row[2] > self._clock.tick
+        )
         self._redelivery_queue, spans = deque(), self._redelivery_queue
-        for span, due in parted(spans, future_delays):
+        for span, due in split_spans(spans, future_delays):
             if due is None:
                 self._redelivery_queue.append(span)
             else:
@@ -579,14 +585,16 @@ class Position(ABC):
             assert self.is_queued, "a position with messages to send is not queued"
         spans, given_up = list(self._iter_spans()), SequenceSet()
         for span in spans:
-            if span.given_up:
+            if span.give_up_reason:
                 given_up.add(span.first, span.last)
         unsettled = self._unsettled_ranges(window.floor, window.cursor)
-        remaining = [part for first, last in unsettled for part in given_up.without(first, last)]
-        check_once((span for span in spans if not span.given_up), remaining)
+        remaining = [
+            part for first, last in unsettled for part in given_up.missing_ranges(first, last)
+        ]
+        check_covered_once((span for span in spans if not span.give_up_reason), remaining)
         self.pending_dead_letters.check_invariants()
         for span in self.pending_dead_letters:
-            assert window.unacked(span.first, span.last) == [(span.first, span.last)]
+            assert window.unacked_ranges(span.first, span.last) == [(span.first, span.last)]
         self._check_waiting_sequences()
 
     def _check_waiting_sequences(self) -> None:

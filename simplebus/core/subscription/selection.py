@@ -18,7 +18,7 @@ import numpy as np
 
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol import envelope_batch, frames
-from simplebus.core.protocol.frames import DELIMITER, Flags, ranges_of
+from simplebus.core.protocol.frames import DELIMITER, Flags, flags_to_ranges
 from simplebus.core.ring.ring import Ring
 from simplebus.core.subscription.channel_filter import ChannelFilter
 
@@ -63,7 +63,7 @@ def select_messages(
         return MessageSelection([(first, last)] * (first < last), [], [], [])
     if last - first <= _SCALAR_MESSAGES_MAX:
         return _select_one_by_one(ring, first, last, channel_filter, now)
-    rows = ring.rows(first, last)
+    rows = ring.read_rows(first, last)
     sendable: Flags = np.ones(last - first, np.bool_)
     if channel_filter is not None:
         sendable &= channel_filter.match_numbers(rows.channels)
@@ -89,7 +89,7 @@ def _select_one_by_one(
     """Slow path of `select_messages` for few messages."""
     selected = MessageSelection([], [], [], [])
     for sequence in range(first, last):
-        row = ring.row(sequence)
+        row = ring.read_row(sequence)
         target = selected.sendable
         if channel_filter is not None and not channel_filter.is_match(row.channel):
             target = selected.skipped
@@ -114,7 +114,7 @@ def matching_run_end(ring: Ring, first: int, last: int, channel_filter: ChannelF
 
     None of them may expire or be delayed.
     """
-    channels = ring.channels(first, last)
+    channels = ring.read_channels(first, last)
     if not channel_filter.is_match(channels if isinstance(channels, int) else int(channels[0])):
         return first  # The others need not be matched.
     if isinstance(channels, int):
@@ -125,7 +125,7 @@ def matching_run_end(ring: Ring, first: int, last: int, channel_filter: ChannelF
 
 def first_unexpired(ring: Ring, first: int, last: int, now: float) -> int:
     """Return the first message of first..last-1 that has not expired, or `last`."""
-    expires = ring.rows(first, last).expires
+    expires = ring.read_rows(first, last).expires
     if expires is None:
         return first
     expired = expires <= now
@@ -137,8 +137,8 @@ def count_matching(ring: Ring, first: int, last: int, channel_filter: ChannelFil
     if channel_filter is None or first >= last:
         return max(0, last - first)
     if last - first == 1:
-        return int(channel_filter.is_match(ring.row(first).channel))
-    matched = channel_filter.match_numbers(ring.channels(first, last))
+        return int(channel_filter.is_match(ring.read_row(first).channel))
+    matched = channel_filter.match_numbers(ring.read_channels(first, last))
     count = int(np.count_nonzero(matched))
     return count * (last - first) if matched.size == 1 else count
 
@@ -148,7 +148,9 @@ def find_first_matching(
 ) -> tuple[int, int]:
     """Return how many of first..last-1 match, up to `max_count`, and where those end."""
     matched = (
-        None if channel_filter is None else channel_filter.match_numbers(ring.channels(first, last))
+        None
+        if channel_filter is None
+        else channel_filter.match_numbers(ring.read_channels(first, last))
     )
     if matched is None or (matched.size == 1 and matched[0]):
         count = min(max_count, last - first)
@@ -163,7 +165,7 @@ def matching_ranges(
     """Return the ranges of first..last-1 that match."""
     if channel_filter is None or first >= last:
         return [(first, last)] * (first < last)
-    matched = channel_filter.match_numbers(ring.channels(first, last))
+    matched = channel_filter.match_numbers(ring.read_channels(first, last))
     if matched.size == 1:  # All have the same channel.
         return [(first, last)] * bool(matched[0])
     return _flags_to_ranges(matched, first)
@@ -171,7 +173,7 @@ def matching_ranges(
 
 def due_times(ring: Ring, first: int, last: int) -> list[tuple[float, int, int]]:
     """Return rows (due, first, last) for delayed messages, in runs of equal times."""
-    times = ring.rows(first, last).not_before
+    times = ring.read_rows(first, last).not_before
     assert times is not None, "delayed messages have a time"
     breaks = (np.flatnonzero(times[1:] != times[:-1]) + 1).tolist()
     return [
@@ -213,9 +215,9 @@ def strip_envelopes(ring: Ring, first: int, last: int) -> tuple[bytes, list[int]
     plain: list[bytes] = []
     uncarriable: list[int] = []
     for sequence in range(first, last):
-        frame = ring.frame(sequence)
+        frame = ring.copy_frame(sequence)
         if frame[0] == frames.ENVELOPE:
-            payload = envelope_batch.payload_of(frame[HEADER_BYTES:-DELIMITER_BYTES])
+            payload = envelope_batch.extract_payload(frame[HEADER_BYTES:-DELIMITER_BYTES])
             if DELIMITER in payload:
                 uncarriable.append(sequence)
                 continue
@@ -227,4 +229,4 @@ def strip_envelopes(ring: Ring, first: int, last: int) -> tuple[bytes, list[int]
 def _flags_to_ranges(flags: Flags | None, first: int) -> Ranges:
     if flags is None:
         return []
-    return [(first + a, first + b) for a, b in ranges_of(flags)]
+    return [(first + a, first + b) for a, b in flags_to_ranges(flags)]

@@ -117,8 +117,8 @@ class BrokerSubscription(Position):
                 del ranges[REDELIVERY_PIECES:]
             self.scanned_count += max(0, last - first)
             deliveries_max = self.delivery_policy.deliveries_max
-            if span.given_up or (deliveries_max and span.attempts >= deliveries_max):
-                reason = span.given_up or Reason.MAX_DELIVERIES
+            if span.give_up_reason or (deliveries_max and span.attempts >= deliveries_max):
+                reason = span.give_up_reason or Reason.MAX_DELIVERIES
                 last = self._give_up_leading(ranges, last, span.attempts, reason)
                 ranges = []
             else:
@@ -211,13 +211,13 @@ class BrokerSubscription(Position):
         """
         if not ranges:
             return end_sequence
-        self.ring.stamp(ranges[0][0], ranges[-1][1], tick % self._timer_index_modulus)
+        self.ring.set_timer_index(ranges[0][0], ranges[-1][1], tick % self._timer_index_modulus)
         plain_only = not self.delivery_policy.accepts_envelopes
         for begin, end in ranges:
             while begin < end:
                 if pieces.free_bytes <= 0:
                     return begin
-                piece, piece_end = self.ring.piece(begin, end, pieces.free_bytes)
+                piece, piece_end = self.ring.view_frames(begin, end, pieces.free_bytes)
                 if plain_only and begin < self.ring.envelopes_until:
                     self.scanned_count += SCAN_COST_OF_COPY * (piece_end - begin)
                     payload_frames, uncarriable = selection.strip_envelopes(
@@ -245,8 +245,8 @@ class BrokerSubscription(Position):
             last = min(last, self._zero_copy_end)
         if first >= last or (self.has_frames_to_copy and self.has_to_inspect):
             return memoryview(b"")
-        piece, last = self.ring.piece(first, last, SEND_BYTES)
-        self.ring.stamp(first, last, tick % self._timer_index_modulus)
+        piece, last = self.ring.view_frames(first, last, SEND_BYTES)
+        self.ring.set_timer_index(first, last, tick % self._timer_index_modulus)
         self._peeked_end = last
         self.attempt = 1
         return piece
@@ -255,7 +255,7 @@ class BrokerSubscription(Position):
         first, last = self.window.cursor, self._peeked_end
         rest = b""
         if sent_bytes < len(piece):
-            last, missing = self.ring.cut(first, last, sent_bytes)
+            last, missing = self.ring.locate_cut(first, last, sent_bytes)
             if missing:
                 rest = bytes(piece[sent_bytes : sent_bytes + missing])
                 last += 1
@@ -308,10 +308,14 @@ class BrokerSubscription(Position):
     def purge(self, first: int, last: int) -> None:
         """Remove the stored messages first..last-1 from this subscription."""
         window = self.window
-        first, cursor, in_flight_before = max(first, window.floor), window.cursor, window.in_flight
+        first, cursor, in_flight_before = (
+            max(first, window.floor),
+            window.cursor,
+            window.in_flight_count,
+        )
         if first < min(last, cursor):
             self._mark_done(first, min(last, cursor))
-            removed_count = in_flight_before - window.in_flight
+            removed_count = in_flight_before - window.in_flight_count
             self._skipped_count += removed_count
             self.dropped_count += removed_count
         if cursor < last:
@@ -368,7 +372,7 @@ class BrokerSubscription(Position):
 
     def count_pending(self) -> int:
         """Return the number of stored, unacknowledged messages, as far as they are counted."""
-        return self.window.in_flight + (
+        return self.window.in_flight_count + (
             self._backlog_counter.count if self._backlog_counter is not None else 0
         )
 
@@ -404,7 +408,9 @@ class BrokerSubscription(Position):
         self._slow_check_tick = tick
         first, cursor = self.window.floor, self.window.cursor
         last = min(self.ring.timed_until, first + SCAN_MESSAGES_MAX)
-        ranges = self.window.unacked(first, last) + [(max(first, cursor), last)] * (cursor < last)
+        ranges = self.window.unacked_ranges(first, last) + [(max(first, cursor), last)] * (
+            cursor < last
+        )
         selected = selection.select_from_ranges(
             self.ring, ranges, self.channel_filter, self._clock.now
         )
@@ -466,7 +472,7 @@ class BrokerSubscription(Position):
     def skip_unavailable(self, first: int, last: int, reason: Reason) -> None:
         """Skip messages first..last-1, which cannot be read. Earlier messages are still sent."""
         cursor = self.window.cursor
-        ranges = self.window.unacked(first, last)
+        ranges = self.window.unacked_ranges(first, last)
         self._mark_skipped(ranges)
         lost_count = selection.count_sequences(ranges)
         if cursor < last:
@@ -506,7 +512,9 @@ class BrokerSubscription(Position):
         window, ring = self.window, self.ring
         first, cursor = window.floor, window.cursor
         last = min(ring.timed_until, first + scan_count)
-        ranges = window.unacked(first, last) + ([(max(first, cursor), last)] * (cursor < last))
+        ranges = window.unacked_ranges(first, last) + (
+            [(max(first, cursor), last)] * (cursor < last)
+        )
         selected = selection.select_from_ranges(ring, ranges, self.channel_filter, self._clock.now)
         floor = _first_sendable(selected, last)
         if self.pending_dead_letters:
@@ -567,7 +575,7 @@ class BrokerSubscription(Position):
         """Give up spans: some now, the rest in later turns."""
         remaining = DEAD_LETTER_BATCH_MESSAGES
         for span in spans:
-            self._failure_reasons.note(self, span.first, span.last, error)
+            self._failure_reasons.record(self, span.first, span.last, error)
             if remaining > 0:
                 ranges = self._unsettled_ranges(span.first, span.last)
                 remaining -= selection.count_sequences(ranges)
@@ -587,7 +595,7 @@ class BrokerSubscription(Position):
         leading = selection.limit_ranges(ranges, DEAD_LETTER_BATCH_MESSAGES)
         if leading:
             first, end = leading[0][0], leading[-1][1]
-            end = self.ring.piece(first, end, REDELIVERY_BYTES)[1]
+            end = self.ring.view_frames(first, end, REDELIVERY_BYTES)[1]
             leading = selection.ranges_before(leading, end)
             end_sequence = (
                 end
@@ -640,7 +648,7 @@ class BrokerSubscription(Position):
                 return True
             ranges, reason, attempts = batch
             ranges = selection.limit_ranges(ranges, DEAD_LETTER_BATCH_MESSAGES)
-            end = ring.piece(ranges[0][0], ranges[-1][1], REDELIVERY_BYTES)[1]
+            end = ring.view_frames(ranges[0][0], ranges[-1][1], REDELIVERY_BYTES)[1]
             ranges = selection.ranges_before(ranges, end)
             refused_from = self._dead_letter(ranges, reason, attempts)
             self._mark_skipped(

@@ -102,7 +102,7 @@ class HttpGate:
             auth = credentials(authorization)
         except RemoteProtocolError:
             return True
-        return auth is not None and bool(auth.user or auth.token)
+        return auth is not None and bool(auth.verify_password or auth.token)
 
 
 def credentials(authorization: str) -> Auth | None:

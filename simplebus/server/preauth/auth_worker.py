@@ -84,7 +84,7 @@ class Gatekeeper:
 
         Raises RemoteProtocolError (too_many_attempts).
         """
-        if auth is None or not (auth.user or auth.token):
+        if auth is None or not (auth.verify_password or auth.token):
             return
         place = address_network(address)
         self._check_may_try(place, auth)

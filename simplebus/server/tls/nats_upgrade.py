@@ -17,7 +17,7 @@ import trio
 
 from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
-from simplebus.nats.server.server import Front
+from simplebus.nats.server.server import NatsServer
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.server.users import certificate_names, find_certificate_user
 from simplebus.net.tls import TlsSocket
@@ -41,7 +41,7 @@ class NatsTlsConnection(Connection[NatsSession]):
         sock: socket.socket,
         session: NatsSession,
         listener: NatsDoor,
-        nats_server: Front,
+        nats_server: NatsServer,
         *,
         certificate: ReloadableCertificate,
         user_by_spelling: Mapping[str, str],

@@ -309,7 +309,7 @@ def test_a_reply_goes_where_replies_are_or_nowhere(run: Run, server: BusServer) 
             simplebus.connect(server.address) as bus,
             bus.subscribe("asked") as requests,
         ):
-            home = await bus.class_of("simplebus.replies")
+            home = await bus.resolve_class_id("simplebus.replies")
             where = (
                 (str(home + 1), "simplebus.replies.a"),
                 (str(home), "vault.open"),

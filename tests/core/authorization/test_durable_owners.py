@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from simplebus.core.errors import Reason
-from simplebus.core.users.passwords import quick_hash
-from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.passwords import hash_token
+from simplebus.core.users.permissions import (
+    AdminRight,
+    PermissionRule,
+    PermissionRules,
+    Permissions,
+)
 from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
@@ -18,12 +23,14 @@ from tests.behaviour.wire_peer_v2 import (
 )
 
 
-def user(name: str, *subscribe: str, admin: tuple[tuple[Right, str], ...] = ()) -> User:
-    rules = Rules(tuple(map(Rule.parse, subscribe)) or None)
-    return User(name, token=quick_hash(name), permissions=Permissions(Rules(), rules, admin))
+def user(name: str, *subscribe: str, admin: tuple[tuple[AdminRight, str], ...] = ()) -> User:
+    rules = PermissionRules(tuple(map(PermissionRule.parse, subscribe)) or None)
+    return User(
+        name, token=hash_token(name), permissions=Permissions(PermissionRules(), rules, admin)
+    )
 
 
-BOSS = User("boss", token=quick_hash("boss"))
+BOSS = User("boss", token=hash_token("boss"))
 USERS = Users(
     [
         BOSS,
@@ -31,7 +38,7 @@ USERS = Users(
         user("bob"),
         user("eu", "1 eu.#"),
         user("eu2", "1 eu.#"),
-        user("keeper", admin=((Right.CONFIGURE, "*"),)),
+        user("keeper", admin=((AdminRight.CONFIGURE, "*"),)),
     ]
 )
 
@@ -55,35 +62,38 @@ def takes_up(bus: BrokerHarness, who: str, **what: object) -> str:
     return "" if told.kind == "subscribe" else str(told.content["message"])
 
 
-def test_a_durable_is_who_made_its_own(bus: BrokerHarness) -> None:
+def test_durable_belongs_to_its_creator(bus: BrokerHarness) -> None:
     for who in ("ada", "eu"):
         assert takes_up(bus, who, durable=who) == ""
-        assert (
-            takes_up(bus, "bob", durable=who) == f"user 'bob': the durable {who!r} is not its own"
+        refused = takes_up(bus, "bob", durable=who)
+        assert refused == (
+            f"user 'bob' may not use the durable {who!r}: it belongs to another user"
         )
         for other in (who, "keeper", "boss"):
             assert takes_up(bus, other, durable=who) == ""
 
 
-def test_nobody_takes_up_what_is_for_more_than_he_may_see(bus: BrokerHarness) -> None:
+def test_resume_is_refused_if_owner_sees_more(bus: BrokerHarness) -> None:
     for maker in ("boss", "ada"):
         assert takes_up(bus, maker, durable="d", group="g") == ""
         said = takes_up(bus, "eu", durable="d", group="g")
-        assert said == "user 'eu': the durable 'd' is for more than it may see"
+        assert said == (
+            "user 'eu' may not use the durable 'd': it receives messages that this user may not see"
+        )
         assert takes_up(bus, "bob", durable="d", group="g") == ""
 
 
-def test_a_group_is_for_all_who_may_see_the_same(bus: BrokerHarness) -> None:
+def test_group_is_open_to_users_with_same_scope(bus: BrokerHarness) -> None:
     first = peer(bus, "eu", subscribe(1, 1, group="g"))
     assert takes_up(bus, "eu2", group="g") == ""
     assert "shared by users who may see other channels" in takes_up(bus, "ada", group="g")
     assert [said.kind for said in first.receive_replies()] == ["subscribe"]
 
 
-def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: BrokerHarness) -> None:
+def test_only_owner_and_configurers_may_move_or_remove(bus: BrokerHarness) -> None:
     takes_up(bus, "ada", durable="p")
     said = takes_up(bus, "bob", durable="p", seek=True, start="new")
-    assert said == "user 'bob': the durable 'p' is not its own to move or to forget"
+    assert said == ("user 'bob' may not move or remove the durable 'p': it belongs to another user")
     for who in ("keeper", "ada"):
         assert takes_up(bus, who, durable="p", seek=True, start="new") == ""
     takes_up(bus, "ada", durable="d", group="g")
@@ -107,7 +117,7 @@ def test_moving_and_forgetting_are_for_the_maker_and_who_configures(bus: BrokerH
         {"max_deliveries": 1, "ack_seconds": 0.1},
     ],
 )
-def test_how_a_group_goes_on_is_for_its_maker_and_who_configures(
+def test_only_owner_and_configurers_may_change_policy(
     bus: BrokerHarness, terms: dict[str, object]
 ) -> None:
     takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
@@ -121,21 +131,23 @@ def test_how_a_group_goes_on_is_for_its_maker_and_who_configures(
         takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
 
 
-def test_what_was_nobodys_is_whose_who_may_see_all_of_it(bus: BrokerHarness) -> None:
+def test_durable_without_owner_is_adopted_by_user_who_sees_all(bus: BrokerHarness) -> None:
     bus.broker.users = None
     anybody = connect_version2(bus, subscribe(1, 1, durable="d"))
     anybody.disconnect()
     bus.broker.users = USERS
-    assert (
-        takes_up(bus, "eu", durable="d") == "user 'eu': the durable 'd' is for more than it may see"
+    assert takes_up(bus, "eu", durable="d") == (
+        "user 'eu' may not use the durable 'd': it receives messages that this user may not see"
     )
     assert takes_up(bus, "ada", durable="d") == ""
-    assert takes_up(bus, "bob", durable="d") == "user 'bob': the durable 'd' is not its own"
+    assert takes_up(bus, "bob", durable="d") == (
+        "user 'bob' may not use the durable 'd': it belongs to another user"
+    )
 
 
-def test_a_class_that_gets_a_name_is_judged_by_that(bus: BrokerHarness) -> None:
-    secret = Rules(deny=(Rule.parse("secret*"),))
-    spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=secret))
+def test_naming_a_class_reapplies_permissions(bus: BrokerHarness) -> None:
+    secret = PermissionRules(deny=(PermissionRule.parse("secret*"),))
+    spy = User("spy", token=hash_token("spy"), permissions=Permissions(subscribe=secret))
     bus.broker.users = Users([BOSS, spy])
     listener = connect_version2(bus, subscribe(7, 1), classes=[7], auth={"token": "spy"})
     boss = connect_version2(bus, classes=[{"id": 7, "name": "secret7"}, 8], auth={"token": "boss"})
@@ -146,15 +158,15 @@ def test_a_class_that_gets_a_name_is_judged_by_that(bus: BrokerHarness) -> None:
     assert error.reason is Reason.UNAUTHORIZED
 
 
-def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_name(
+def test_denied_class_denies_its_dead_letters(
     bus: BrokerHarness,
 ) -> None:
     def denied(who: str, what: str) -> User:
-        rules = Rules(deny=(Rule.parse(what),))
-        return User(who, token=quick_hash(who), permissions=Permissions(subscribe=rules))
+        rules = PermissionRules(deny=(PermissionRule.parse(what),))
+        return User(who, token=hash_token(who), permissions=Permissions(subscribe=rules))
 
     users = bus.broker.users = Users([BOSS, denied("by-id", "7"), denied("by-name", "orders")])
-    users.called = bus.broker.store.class_registry.find_dead_letter_sources
+    users.resolve_class_name = bus.broker.store.class_registry.find_dead_letter_sources
     early = connect_version2(bus, classes=["dead.7"], auth={"token": "by-name"})
     dead_of_7 = bus.broker.store.class_id_by_name["dead.7"]
     early.send(subscribe(dead_of_7, 1))
@@ -170,12 +182,14 @@ def test_what_is_denied_of_a_class_is_denied_of_its_dead_letters_by_id_and_by_na
             assert [told.content["code"] for told in one.receive_replies()] == [Reason.UNAUTHORIZED]
 
 
-def test_a_name_that_is_too_long_for_its_dead_letters_is_denied_there_too(bus: BrokerHarness) -> None:
+def test_denied_long_class_name_denies_its_dead_letters(
+    bus: BrokerHarness,
+) -> None:
     long = "x" * 198
-    rules = Rules(deny=(Rule.parse(long),))
-    spy = User("spy", token=quick_hash("spy"), permissions=Permissions(subscribe=rules))
+    rules = PermissionRules(deny=(PermissionRule.parse(long),))
+    spy = User("spy", token=hash_token("spy"), permissions=Permissions(subscribe=rules))
     users = bus.broker.users = Users([BOSS, spy])
-    users.called = bus.broker.store.class_registry.find_dead_letter_sources
+    users.resolve_class_name = bus.broker.store.class_registry.find_dead_letter_sources
     connect_version2(bus, classes=[long], auth={"token": "boss"})
     dead = bus.broker.store.class_registry.open_dead_letter_class(long)
     one = connect_version2(bus, classes=[1], auth={"token": "spy"})

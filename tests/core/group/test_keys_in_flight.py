@@ -42,7 +42,7 @@ class Model:
 
 @pytest.mark.parametrize("grows", [5, 0])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_lives(seed: int, grows: int) -> None:
+def test_random_operations_match_model(seed: int, grows: int) -> None:
     """With 0, what was sent again is due when it was due before."""
     chance, model = random.Random(seed), Model()
     sent, tick, head = model.sent, 0, 0
@@ -96,7 +96,7 @@ def test_random_lives(seed: int, grows: int) -> None:
             model.check()
 
 
-def test_what_was_sent_again_within_its_pause_counts_once() -> None:
+def test_message_sent_again_is_held_once() -> None:
     model = Model()
     sent = model.sent
     model.put(list(range(400)), 1, 17)
@@ -120,7 +120,7 @@ class Counted(dict[int, tuple[int, int]]):
         return super().get(*given)  # type: ignore[arg-type]
 
 
-def test_what_is_said_of_a_range_again_costs_no_look_at_its_messages() -> None:
+def test_repeated_range_operations_do_not_inspect_messages() -> None:
     model = Model()
     sent = model.sent
     sent.held_messages = held = Counted()
@@ -138,7 +138,7 @@ def test_what_is_said_of_a_range_again_costs_no_look_at_its_messages() -> None:
     assert held.asked == 40_000
 
 
-def test_what_is_gone_is_looked_at_once() -> None:
+def test_removed_messages_are_inspected_once() -> None:
     model = Model()
     model.sent.held_messages = held = Counted()
     model.put(list(range(20_000)), 1, 30)
@@ -156,7 +156,7 @@ def in_buckets(sent: KeyOrderedInFlight) -> int:
     )
 
 
-def test_who_is_given_more_time_one_by_one_lies_in_one_place() -> None:
+def test_extended_message_is_in_one_bucket() -> None:
     model = Model()
     model.put(list(range(100)), 1, 30)
     for tick in range(50):
@@ -167,7 +167,7 @@ def test_who_is_given_more_time_one_by_one_lies_in_one_place() -> None:
     assert in_buckets(model.sent) == 100
 
 
-def test_what_was_taken_out_is_forgotten_long_before_it_is_due() -> None:
+def test_stale_entries_are_dropped_before_they_are_due() -> None:
     model = Model()
     for first in range(0, 100_000, 100):
         model.put(list(range(first, first + 100)), 1, 3_600)

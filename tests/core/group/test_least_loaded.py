@@ -66,7 +66,7 @@ class TakersMachine(RuleBasedStateMachine):
 TestTakers = TakersMachine.TestCase
 
 
-def test_places_that_somebody_had_before_are_not_kept() -> None:
+def test_stale_heap_entries_are_dropped() -> None:
     takers, one = LeastLoadedMembers(), One()
     for n in range(1000):
         one.assigned_count = n
@@ -74,7 +74,7 @@ def test_places_that_somebody_had_before_are_not_kept() -> None:
         assert len(takers._heap) <= 65
 
 
-def test_handing_out_a_message_costs_the_same_however_many_members_there_are(
+def test_assignment_cost_is_independent_of_member_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus, many, room = BrokerHarness(), 300, GroupMember.free_count
@@ -98,7 +98,7 @@ def test_handing_out_a_message_costs_the_same_however_many_members_there_are(
     assert looks <= 10 * many
 
 
-def test_what_members_of_one_session_had_is_handed_out_once_when_it_goes(
+def test_messages_of_a_closed_session_are_redistributed_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus = BrokerHarness()

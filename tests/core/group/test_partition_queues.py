@@ -11,7 +11,7 @@ from simplebus.core.group import key_hash
 from simplebus.core.group.key_assignment import HASH_BUCKET_COUNT, KeyAssignment
 from simplebus.core.group.key_hash import batch_partitions, hash_bytes, partition_of_key
 from simplebus.core.group.partition_queues import NO_PARTITION, PartitionQueues
-from simplebus.core.protocol.envelope import key_of
+from simplebus.core.protocol.envelope import extract_key
 from simplebus.core.protocol.envelope_batch import Envelope, decode, encode, stuff
 from simplebus.core.protocol.frames import ENVELOPE, MESSAGE
 from tests.behaviour.wire_peer import build_batch
@@ -36,7 +36,7 @@ ENVELOPES = st.builds(
 
 
 @given(STEPS)
-def test_of_each_lane_the_one_that_came_first_is_out_and_the_others_follow_in_order(
+def test_partition_queues_match_model(
     steps: list[tuple[bool, int, int]],
 ) -> None:
     lanes = PartitionQueues()
@@ -61,7 +61,7 @@ def test_of_each_lane_the_one_that_came_first_is_out_and_the_others_follow_in_or
         assert sorted(lanes) == sorted(s for row in rows.values() for s in row)
 
 
-def test_many_come_in_at_once() -> None:
+def test_enqueue_of_many_messages() -> None:
     lanes = PartitionQueues()
     assert lanes.enqueue(range(6), [7, 0, 7, 9, 9, 0]) == [0, 1, 3, 5]
     assert lanes.dequeue([0]) == [2]
@@ -71,12 +71,12 @@ def test_many_come_in_at_once() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_a_lane_follows_from_the_key(key: bytes) -> None:
+def test_partition_depends_on_key(key: bytes) -> None:
     assert (partition_of_key(key) == NO_PARTITION) == (not key)
     assert 0 <= partition_of_key(key) < 1 << 32
 
 
-def test_the_lane_of_a_key_never_changes() -> None:
+def test_key_hash_is_stable() -> None:
     """What is kept past a process, or told by others, may depend on it."""
     found = [hash_bytes(key) for key in (b"a", b"order 4711", b"x" * 100)]
     assert found == [0x8EDC7F633D12C505, 0x7EAFEE70A5081854, 0x9281D684EF4F59C4]
@@ -85,7 +85,7 @@ def test_the_lane_of_a_key_never_changes() -> None:
 
 
 @given(ENVELOPES, st.lists(ENVELOPES, max_size=4), st.sampled_from([3, 40]), st.booleans())
-def test_the_lanes_of_many_are_those_of_each(
+def test_batch_partitions_match_single_frames(
     usual: Envelope, others: list[Envelope], times: int, plain_ones: bool
 ) -> None:
     """Few and mixed ones take the loop, many with the same fields the arrays."""
@@ -102,12 +102,12 @@ def test_the_lanes_of_many_are_those_of_each(
 
 
 @given(st.lists(KEYS, min_size=20, max_size=60))
-def test_the_lanes_of_many_keys_are_those_of_each(keys: list[bytes]) -> None:
+def test_batch_partitions_match_single_keys(keys: list[bytes]) -> None:
     batch = build_batch(*(build_frame(ENVELOPE, content=keyed(key or b"k")) for key in keys))
     assert batch_partitions(batch) == [partition_of_key(key or b"k") for key in keys]
 
 
-def test_many_alike_are_read_in_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uniform_batch_is_hashed_with_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [b"key %d" % number for number in range(40)]
     batch = build_batch(*(build_frame(ENVELOPE, content=keyed(key)) for key in keys))
     expected = [partition_of_key(key) for key in keys]
@@ -118,17 +118,17 @@ def test_many_alike_are_read_in_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(ENVELOPES, st.binary(max_size=20))
-def test_the_key_of_a_content_is_what_decoding_finds(envelope: Envelope, payload: bytes) -> None:
-    assert key_of(encode(envelope, payload)) == envelope.key
+def test_extract_key_matches_decode(envelope: Envelope, payload: bytes) -> None:
+    assert extract_key(encode(envelope, payload)) == envelope.key
 
 
-def test_a_key_that_ends_with_the_content_is_read_whole() -> None:
-    assert key_of(stuff(b"\x10\x00\x03<\r\n")) == b"<\r\n"
-    assert key_of(b"\x10\x00\x00") == b""
+def test_extract_key_at_end_of_content() -> None:
+    assert extract_key(stuff(b"\x10\x00\x03<\r\n")) == b"<\r\n"
+    assert extract_key(b"\x10\x00\x00") == b""
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=14))
-def test_who_has_a_share_follows_from_who_is_there(steps: list[tuple[bool, int]]) -> None:
+def test_assignment_depends_only_on_members(steps: list[tuple[bool, int]]) -> None:
     owners: KeyAssignment[int] = KeyAssignment()
     for comes, who in steps:
         if comes and who not in owners:
@@ -158,7 +158,7 @@ def test_who_has_a_share_follows_from_who_is_there(steps: list[tuple[bool, int]]
         [b"x" * 60 + b"%06d" % n for n in range(5000)],
     ],
 )
-def test_keys_that_differ_little_are_dealt_out_to_all(keys: list[bytes]) -> None:
+def test_similar_keys_are_spread_over_members(keys: list[bytes]) -> None:
     owners: KeyAssignment[int] = KeyAssignment()
     for who in range(4):
         owners.add_member(who, f"worker-{who}/1")
@@ -171,7 +171,7 @@ def test_keys_that_differ_little_are_dealt_out_to_all(keys: list[bytes]) -> None
     )
 
 
-def test_shares_are_about_equal_and_few_of_them_move() -> None:
+def test_removing_a_member_moves_only_its_partitions() -> None:
     owners: KeyAssignment[int] = KeyAssignment()
     for who in range(8):
         owners.add_member(who, str(who))
@@ -186,7 +186,7 @@ def test_shares_are_about_equal_and_few_of_them_move() -> None:
     assert all(b in (a, 3) for a, b in zip(after, before, strict=True))
 
 
-def test_who_comes_takes_from_few_and_who_goes_leaves_to_few() -> None:
+def test_adding_a_member_affects_few_members() -> None:
     owners: KeyAssignment[int] = KeyAssignment()
     for who in range(2000):
         owners.add_member(who, str(who))

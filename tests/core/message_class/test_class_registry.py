@@ -20,12 +20,14 @@ LIMITS = Limits(
 )
 
 
-def table(**own: ClassSettings) -> ClassRegistry:
+def create_registry(**own: ClassSettings) -> ClassRegistry:
     return ClassRegistry(Settings(limits=LIMITS, keep=Retention(messages=5), classes=own))
 
 
-def test_a_class_obeys_what_is_said_of_its_name_from_when_it_has_it() -> None:
-    classes = table(logs=ClassSettings(Retention(seconds=9.0), FullPolicy.DROP_OLDEST, 7, 1 << 19))
+def test_applies_named_settings_once_class_is_named() -> None:
+    classes = create_registry(
+        logs=ClassSettings(Retention(seconds=9.0), FullPolicy.DROP_OLDEST, 7, 1 << 19)
+    )
     classes.create_classes([(3, "")])
     cls = classes.classes[3]
     assert (cls.retention, cls.full_policy) == (Retention(messages=5), FullPolicy.BLOCK)
@@ -35,7 +37,7 @@ def test_a_class_obeys_what_is_said_of_its_name_from_when_it_has_it() -> None:
     assert (cls.ring.messages_max, cls.ring.bytes_max) == (7, 1 << 19)
 
 
-def test_what_is_said_of_a_name_wins_over_what_is_said_of_an_id() -> None:
+def test_settings_by_name_override_settings_by_id() -> None:
     classes = ClassRegistry(
         Settings(
             classes={
@@ -49,14 +51,14 @@ def test_what_is_said_of_a_name_wins_over_what_is_said_of_an_id() -> None:
         FullPolicy.DROP_NEWEST,
         FullPolicy.DROP_OLDEST,
     ]
-    other = table(logs=ClassSettings(keep=Retention()))
+    other = create_registry(logs=ClassSettings(keep=Retention()))
     other.create_classes([(1, "logs"), (2, "news")])
     assert [bool(other.classes[n].retention) for n in (1, 2)] == [False, True]
 
 
-def test_no_class_holds_more_than_any_may_and_dead_letters_less() -> None:
+def test_class_settings_cannot_exceed_global_limits() -> None:
     much = ClassSettings(full_policy=FullPolicy.BLOCK, messages_max=1000, bytes_max=1 << 30)
-    classes = table(orders=much, **{"dead.orders": much})
+    classes = create_registry(orders=much, **{"dead.orders": much})
     classes.create_classes([(1, "orders"), (2, "dead.orders")])
     orders, dead = classes.classes[1], classes.classes[2]
     assert (orders.ring.messages_max, orders.ring.bytes_max) == (100, 1 << 20)
@@ -67,11 +69,11 @@ def test_no_class_holds_more_than_any_may_and_dead_letters_less() -> None:
     st.lists(st.sampled_from([1, 2, 3, 4, "one", "two", "three", NamedClass(id=4, name="one")])),
     st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from(["", "one", "two"]))),
 )
-def test_classes_that_are_all_known_are_found_as_others_are(
+def test_fast_resolve_of_known_classes_matches_full_resolve(
     asked: list[int | str | NamedClass], there: list[tuple[int, str]]
 ) -> None:
     """The quick way, against the one for everything."""
-    classes = table()
+    classes = create_registry()
     for class_id, name in there:
         if (
             classes.class_id_by_name.get(name, class_id) == class_id
@@ -87,7 +89,7 @@ def test_classes_that_are_all_known_are_found_as_others_are(
         assert once == list(dict.fromkeys(found))
 
 
-def test_more_than_there_can_be_are_not_looked_at() -> None:
+def test_deduplicate_rejects_more_references_than_possible_classes() -> None:
     classes = ClassRegistry(Settings(Limits(classes=3)))
     assert classes.deduplicate([1, "a", 1, "a", 2]) == [1, "a", 2]
     with pytest.raises(RemoteProtocolError) as caught:
@@ -97,7 +99,7 @@ def test_more_than_there_can_be_are_not_looked_at() -> None:
     assert len(classes.deduplicate([*range(4), *"abc"])) == 7
 
 
-def test_one_class_that_is_named_very_often_is_named_once_and_read_slowly() -> None:
+def test_connect_that_repeats_a_class_names_it_once_and_reduces_read_size() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
     often = b'{"version":2,"classes":[' + b",".join([b"1"] * 65_536) + b"]}"

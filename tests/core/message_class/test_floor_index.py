@@ -12,25 +12,25 @@ from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.subscription.subscription import BrokerSubscription
 
 
-class Position:
+class CountingPosition:
     """What `Floors` knows of one; counts how often it is looked at."""
 
-    looks = 0
+    inspection_count = 0
 
     def __init__(self, floor: int) -> None:
         self._window = AckWindow(floor=floor)
 
     @property
     def window(self) -> AckWindow:
-        Position.looks += 1
+        CountingPosition.inspection_count += 1
         return self._window
 
 
-def position(floor: int) -> BrokerSubscription:
-    return cast(Any, Position(floor))
+def create_position(floor: int) -> BrokerSubscription:
+    return cast(Any, CountingPosition(floor))
 
 
-class FloorsMachine(RuleBasedStateMachine):
+class FloorIndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.floors = FloorIndex()
@@ -38,7 +38,7 @@ class FloorsMachine(RuleBasedStateMachine):
 
     @rule(floor=st.integers(0, 50))
     def add(self, floor: int) -> None:
-        self.positions.append(position(floor))
+        self.positions.append(create_position(floor))
         self.floors.add(self.positions[-1])
 
     @precondition(lambda self: self.positions)
@@ -54,33 +54,35 @@ class FloorsMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.positions)
     @invariant()
-    def both_find_the_same(self) -> None:
+    def matches_full_scan(self) -> None:
         assert self.floors.lowest_floor() == min(p.window.floor for p in self.positions)
 
 
-TestFloors = FloorsMachine.TestCase
+TestFloorIndex = FloorIndexMachine.TestCase
 
 
-def test_a_move_costs_a_look_or_two_however_many_positions_there_are() -> None:
-    floors, positions = FloorIndex(), [position(0) for _ in range(1000)]
+def test_lowest_floor_inspects_constant_number_of_positions_per_move() -> None:
+    floors, positions = FloorIndex(), [create_position(0) for _ in range(1000)]
     for each in positions:
         floors.add(each)
-    Position.looks = 0
+    CountingPosition.inspection_count = 0
     for n in range(10):
         for each in positions:
             each.window.floor = n + 1
             floors.lowest_floor()
     assert floors.lowest_floor() == 10
     moves = 10 * len(positions)
-    assert Position.looks <= moves + 2 * moves + 1  # To move it; to note it; to find it right.
+    assert (
+        CountingPosition.inspection_count <= moves + 2 * moves + 1
+    )  # To move it; to note it; to find it right.
 
 
-def test_positions_that_are_gone_are_not_kept() -> None:
+def test_removed_positions_leave_no_heap_entries() -> None:
     floors = FloorIndex()
-    stays = position(0)
+    stays = create_position(0)
     floors.add(stays)
     for n in range(1000):
-        gone = position(n)
+        gone = create_position(n)
         floors.add(gone)
         floors.remove(gone)
         assert len(floors) <= 66

@@ -20,12 +20,12 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     PURGE,
     ack,
-    json_request,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    json_request,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
 )
 from tests.models.last_value_model import (
@@ -41,7 +41,7 @@ from tests.support.oracles import build_frame
 # What a late subscriber is sent ------------------------------------------------------------------
 
 
-def test_a_late_subscriber_begins_with_the_last_message_of_each_channel() -> None:
+def test_last_values_start_sends_newest_message_per_channel() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     for channel, text in (("a", b"1"), ("b", b"2"), ("", b"3"), ("a", b"4"), ("", b"5")):
@@ -56,7 +56,7 @@ def test_a_late_subscriber_begins_with_the_last_message_of_each_channel() -> Non
     assert payloads(connect_version2(bus, subscribe(1, 9, start="new"))) == []
 
 
-def test_a_class_that_keeps_none_has_those_that_are_stored() -> None:
+def test_last_values_start_without_retention_uses_stored_messages() -> None:
     bus = BrokerHarness()
     first = connect_version2(bus, classes=[1])
     for number, channel in enumerate("abab"):
@@ -68,7 +68,7 @@ def test_a_class_that_keeps_none_has_those_that_are_stored() -> None:
     assert len(bus.broker.classes[1].ring) == 2, "the late one has not acknowledged them"
 
 
-def test_what_waits_for_a_first_subscription_is_left_to_it() -> None:
+def test_last_values_start_leaves_backlog_to_first_subscription() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     for text in (b"1", b"2"):
@@ -78,14 +78,18 @@ def test_what_waits_for_a_first_subscription_is_left_to_it() -> None:
     assert payloads(connect_version2(bus, subscribe(1, 4))) == [b"1", b"2"]
 
 
-def test_last_values_are_redelivered_and_acknowledged_like_all_others() -> None:
+def test_last_values_are_redelivered_and_acknowledged() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     for channel in ("a", "b", "a", "c"):
         writer.put(channel, channel.encode())
     drained(bus)
     reader = late(bus, durable="d")
-    assert [(got.message_id, got.attempt) for got in reader.receive_deliveries()] == [(1, 1), (2, 1), (3, 1)]
+    assert [(got.message_id, got.attempt) for got in reader.receive_deliveries()] == [
+        (1, 1),
+        (2, 1),
+        (3, 1),
+    ]
     reader.send(ack(9, 1, 2), nack(9, 2, 3, 0))
     assert [(got.message_id, got.attempt) for got in reader.receive_deliveries()] == [(2, 2)]
     reader.disconnect()
@@ -102,7 +106,7 @@ def test_last_values_are_redelivered_and_acknowledged_like_all_others() -> None:
     assert (statistics.last_values, statistics.in_flight) == (3, 0)
 
 
-def test_a_group_that_begins_with_last_values_shares_them() -> None:
+def test_group_shares_last_values_among_members() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     for number in range(8):
@@ -113,7 +117,7 @@ def test_a_group_that_begins_with_last_values_shares_them() -> None:
     assert sorted(payloads(first) + payloads(second)) == [b"4", b"5", b"6", b"7"]
 
 
-def test_one_at_a_time_and_in_order_where_so_few_may_be_in_flight() -> None:
+def test_last_values_respect_max_in_flight_and_order() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     for number in range(6):
@@ -129,7 +133,7 @@ def test_one_at_a_time_and_in_order_where_so_few_may_be_in_flight() -> None:
     assert seen == [3, 4, 5, 6]
 
 
-def test_a_seek_goes_back_to_the_last_values() -> None:
+def test_seek_to_last_values() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     reader = connect_version2(bus, subscribe(1, 9, durable="d"))
@@ -141,7 +145,7 @@ def test_a_seek_goes_back_to_the_last_values() -> None:
     assert payloads(late(bus, durable="d", seek=True)) == [b"2", b"3"]
 
 
-def test_an_empty_payload_takes_the_value_away_and_is_delivered() -> None:
+def test_empty_payload_removes_last_value_and_is_delivered() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     reader = connect_version2(bus, subscribe(1, 4))
@@ -155,7 +159,7 @@ def test_an_empty_payload_takes_the_value_away_and_is_delivered() -> None:
     assert bus.broker.classes[1].last_values.count_values(0.0) == 3
 
 
-def test_what_has_expired_is_no_value_and_is_let_go_of_without_traffic() -> None:
+def test_expired_last_value_is_released_by_tick() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     bus.broker.clock.now = 100.0
@@ -169,7 +173,7 @@ def test_what_has_expired_is_no_value_and_is_let_go_of_without_traffic() -> None
     assert glance(bus) == [b"long"]
 
 
-def test_a_value_whose_time_has_not_come_is_sent_when_it_has() -> None:
+def test_delayed_last_value_is_sent_when_due() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     about = Envelope("a", not_before_ms=10_000)
@@ -181,14 +185,14 @@ def test_a_value_whose_time_has_not_come_is_sent_when_it_has() -> None:
     assert payloads(reader) == [b"later"]
 
 
-def test_who_asks_for_a_start_that_is_none_hears_which_there_are() -> None:
+def test_invalid_start_is_refused_with_valid_starts() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 4, start="lastvalues"))
     (said,) = reader.receive_replies()
     assert '"last_values"' in said.content["message"]
 
 
-def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
+def test_purged_message_is_no_last_value() -> None:
     for keeps in (False, True):
         bus = BrokerHarness()
         writer = Writer(bus)
@@ -211,7 +215,7 @@ def test_a_purged_message_is_no_value_and_does_not_come_back() -> None:
 # Which classes keep them -------------------------------------------------------------------------
 
 
-def test_settings_say_which_classes_keep_them_and_win() -> None:
+def test_settings_override_requested_last_values() -> None:
     own = {"yes": ClassSettings(last_values=True), "no": ClassSettings(last_values=False)}
     bus = BrokerHarness(Settings(classes=own))
     classes: list[object] = [
@@ -229,7 +233,7 @@ def test_settings_say_which_classes_keep_them_and_win() -> None:
     assert bus.broker.classes[3].has_last_values, "who does not ask takes nothing away"
 
 
-def test_retention_holds_beside_them() -> None:
+def test_retention_and_last_values_combine() -> None:
     own = {1: ClassSettings(last_values=True, keep=Retention(messages=2))}
     bus = BrokerHarness(Settings(classes=own))
     writer = Writer(bus)
@@ -250,7 +254,7 @@ def test_retention_holds_beside_them() -> None:
     assert bus.broker.classes[1].ring.floor == 11, "the two that are kept, one of them a value"
 
 
-def test_what_is_kept_for_a_time_goes_without_traffic_class_by_class() -> None:
+def test_timed_retention_releases_messages_by_tick() -> None:
     own = {
         1: ClassSettings(keep=Retention(seconds=10)),
         2: ClassSettings(keep=Retention(seconds=30)),
@@ -283,7 +287,7 @@ ABOUT = st.builds(
 
 
 @given(st.lists(st.tuples(st.none() | ABOUT, st.sampled_from([b"", b"x", b"<\r\n", b"\0"]))))
-def test_which_payloads_are_empty_is_found_in_arrays_and_one_by_one(
+def test_empty_payload_flags_match_single_frame_check(
     messages: list[tuple[Envelope | None, bytes]],
 ) -> None:
     whole = []
@@ -303,7 +307,7 @@ def test_which_payloads_are_empty_is_found_in_arrays_and_one_by_one(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_many_values_are_found_in_arrays_as_they_are_one_by_one(seed: int) -> None:
+def test_find_sequences_matches_model(seed: int) -> None:
     dice = np.random.default_rng(seed)
     bus = BrokerHarness()
     bus.skips_checks = True
@@ -335,7 +339,7 @@ def test_many_values_are_found_in_arrays_as_they_are_one_by_one(seed: int) -> No
 
 
 @pytest.mark.parametrize("channels", [1, 40])
-def test_expired_ones_are_none_however_they_are_looked_for(channels: int) -> None:
+def test_expired_messages_are_no_last_values(channels: int) -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
     for number in range(channels):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.limits import TIME_INDEX_STEPS_MAX, TIME_INDEX_STEP_SECONDS
+from simplebus.core.limits import TIME_INDEX_STEP_SECONDS, TIME_INDEX_STEPS_MAX
 from simplebus.core.message_class import message_class
 from simplebus.core.message_class.message_class import TimeIndex
 from simplebus.core.redelivery.ack_window import AckWindow
@@ -18,7 +18,7 @@ from simplebus.core.redelivery.ack_window import AckWindow
     floor=st.integers(0, 20),
     asked=st.floats(-1, 5000),
 )
-def test_nothing_that_was_accepted_then_or_later_is_missed(
+def test_find_sequence_never_skips_later_messages(
     gaps: list[float], most: int, floor: int, asked: float
 ) -> None:
     index, times = TimeIndex(), list[float]()
@@ -44,7 +44,7 @@ def test_nothing_that_was_accepted_then_or_later_is_missed(
     most=st.sampled_from([3, 8, TIME_INDEX_STEPS_MAX]),
     data=st.data(),
 )
-def test_each_stored_message_is_in_a_step_that_began_before_it(
+def test_list_steps_covers_all_stored_messages(
     gaps: list[float], most: int, data: st.DataObject
 ) -> None:
     index, times = TimeIndex(), list[float]()
@@ -72,7 +72,7 @@ def test_each_stored_message_is_in_a_step_that_began_before_it(
     assert index.list_steps(first, last, max_count=2) == steps[:2]
 
 
-def test_a_long_pause_is_not_skipped_however_coarse_the_index_has_become() -> None:
+def test_coarse_time_index_keeps_long_gaps() -> None:
     index = TimeIndex()
     for n in range(TIME_INDEX_STEPS_MAX + 2):
         index.record(n * 100.0, n)
@@ -80,7 +80,7 @@ def test_a_long_pause_is_not_skipped_however_coarse_the_index_has_become() -> No
     assert index.find_sequence(50.0, TIME_INDEX_STEPS_MAX + 2) <= 1
 
 
-def test_an_index_that_is_short_again_is_fine_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_index_becomes_fine_again_after_trim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_class, "TIME_INDEX_STEPS_MAX", 16)
     index = TimeIndex()
     for n in range(200):
@@ -92,10 +92,10 @@ def test_an_index_that_is_short_again_is_fine_again(monkeypatch: pytest.MonkeyPa
     assert index.find_sequence(10 + 207 / 50, 208) == 207
 
 
-pieces = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=6)
+acked_ranges = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=6)
 
 
-def window_of(floor: int, cursor: int, acked: list[tuple[int, int]]) -> AckWindow:
+def create_window(floor: int, cursor: int, acked: list[tuple[int, int]]) -> AckWindow:
     window = AckWindow(floor=floor)
     window.cursor = max(floor, cursor)
     for first, count in acked:
@@ -104,15 +104,20 @@ def window_of(floor: int, cursor: int, acked: list[tuple[int, int]]) -> AckWindo
     return window
 
 
-def unacked(window: AckWindow) -> set[int]:
-    ranges = window.unacked(window.floor, window.cursor)
+def unacked_sequences(window: AckWindow) -> set[int]:
+    ranges = window.unacked_ranges(window.floor, window.cursor)
     return {s for first, last in ranges for s in range(first, last)}
 
 
 @given(
-    st.integers(0, 20), st.integers(0, 30), pieces, st.integers(0, 20), st.integers(0, 30), pieces
+    st.integers(0, 20),
+    st.integers(0, 30),
+    acked_ranges,
+    st.integers(0, 20),
+    st.integers(0, 30),
+    acked_ranges,
 )
-def test_what_either_has_not_acknowledged_is_left(
+def test_union_of_windows_keeps_messages_unacked_in_either(
     floor: int,
     cursor: int,
     acked: list[tuple[int, int]],
@@ -120,10 +125,12 @@ def test_what_either_has_not_acknowledged_is_left(
     other_cursor: int,
     other_acked: list[tuple[int, int]],
 ) -> None:
-    one = window_of(floor, cursor, acked)
-    other = window_of(other_floor, other_cursor, other_acked)
-    expected = unacked(one) | unacked(other) | set(range(one.cursor, other.cursor))
-    joined = one.union(other)
+    one = create_window(floor, cursor, acked)
+    other = create_window(other_floor, other_cursor, other_acked)
+    expected = (
+        unacked_sequences(one) | unacked_sequences(other) | set(range(one.cursor, other.cursor))
+    )
+    joined = one.merge_unacked(other)
     joined.check()
-    assert unacked(joined) == expected
+    assert unacked_sequences(joined) == expected
     assert joined.cursor == max(one.cursor, other.cursor)

@@ -12,10 +12,10 @@ from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.server.run import ServeOptions, serve
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import CONNECT, json_request, connect_version2
+from tests.behaviour.wire_peer_v2 import CONNECT, connect_version2, json_request
 
 
-def refusal(bound: ClassSubjectBindings, *pairs: tuple[int, str]) -> Reason:
+def refusal_reason(bound: ClassSubjectBindings, *pairs: tuple[int, str]) -> Reason:
     before = len(bound)
     with pytest.raises(RemoteProtocolError) as caught:
         bound.check_bindings(pairs)
@@ -23,7 +23,7 @@ def refusal(bound: ClassSubjectBindings, *pairs: tuple[int, str]) -> Reason:
     return caught.value.reason
 
 
-def test_what_is_bound_is_told_to_who_watches_whenever_it_begins_to() -> None:
+def test_observers_receive_existing_and_new_bindings() -> None:
     bound = ClassSubjectBindings()
     early: list[tuple[int, str, bool]] = []
     late: list[tuple[int, str, bool]] = []
@@ -51,29 +51,29 @@ def test_what_is_bound_is_told_to_who_watches_whenever_it_begins_to() -> None:
     "subject",
     ["", "a..b", "a b", "a.>.b", "orders.#", "#", "x" * 5000, "$JS.ACK.>", "_INBOX.a"],
 )
-def test_what_is_no_subject_cannot_be_bound(subject: str) -> None:
+def test_invalid_subject_cannot_be_bound(subject: str) -> None:
     bound = ClassSubjectBindings()
-    assert refusal(bound, (1, "fine"), (1, subject)) is Reason.BAD_CHANNEL
+    assert refusal_reason(bound, (1, "fine"), (1, subject)) is Reason.BAD_CHANNEL
     with pytest.raises(RemoteProtocolError, match="cannot bind the subject"):
         bound.bind(1, subject)
 
 
-def test_the_wildcard_of_channels_is_named_in_the_refusal() -> None:
+def test_channel_wildcard_in_subject_is_explained() -> None:
     with pytest.raises(RemoteProtocolError, match=r"'orders.#': # is a wildcard.*expected >"):
         ClassSubjectBindings().bind(1, "orders.#")
     ClassSubjectBindings().bind(1, "orders.a#b.>")
     assert matches("orders.a#b.>", "orders.a#b.c")
 
 
-def test_so_many_may_be_bound_and_no_more() -> None:
+def test_number_of_bindings_is_limited() -> None:
     bound = ClassSubjectBindings()
     for number in range(SUBJECT_BINDINGS_MAX):
         bound.bind(number % 3, f"s.{number}")
     bound.check_bindings([(0, "s.0")])
-    assert refusal(bound, (0, "s.1")) is Reason.BAD_REQUEST
+    assert refusal_reason(bound, (0, "s.1")) is Reason.BAD_REQUEST
 
 
-def test_a_class_that_subjects_are_bound_to_is_made() -> None:
+def test_bind_subject_creates_class() -> None:
     broker = Broker()
     assert broker.store.class_registry.bind_subject("orders.>", 7) == 7
     named = broker.store.class_registry.bind_subject("orders.eu.>", "orders")
@@ -85,7 +85,7 @@ def test_a_class_that_subjects_are_bound_to_is_made() -> None:
     assert "never" not in broker.store.class_id_by_name
 
 
-def test_classes_that_contradict_each_other_are_not_made() -> None:
+def test_conflicting_declarations_create_nothing() -> None:
     broker = Broker()
     for two in (
         [NamedClass(id=1, name="a", subjects=["x"]), NamedClass(id=1, name="b")],
@@ -98,21 +98,23 @@ def test_classes_that_contradict_each_other_are_not_made() -> None:
     assert len(broker.store.subject_bindings) == 0
 
 
-async def test_a_server_does_not_start_with_them() -> None:
+async def test_server_does_not_start_with_conflicting_classes() -> None:
     classes = NamedClass(id=1, name="a"), NamedClass(id=1, name="b")
     with pytest.raises(RemoteProtocolError, match="the class 'b' was named with id 1"):
         await serve(Settings(), ServeOptions(port=0, classes=classes))
 
 
-def test_a_connect_binds_subjects_to_the_classes_that_it_names() -> None:
+def test_connect_binds_subjects() -> None:
     bus = BrokerHarness()
-    connect_version2(bus, classes=[{"name": "orders", "subjects": ["orders.>", "paid"]}, {"id": 9}, 10])
+    connect_version2(
+        bus, classes=[{"name": "orders", "subjects": ["orders.>", "paid"]}, {"id": 9}, 10]
+    )
     orders = bus.broker.store.class_id_by_name["orders"]
     assert bus.broker.store.subject_bindings.subjects_of(orders) == ("orders.>", "paid")
     assert len(bus.broker.store.subject_bindings) == 2
 
 
-def test_a_connect_with_a_subject_that_is_none_changes_nothing() -> None:
+def test_connect_with_invalid_subject_changes_nothing() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
     two = [{"name": "fine", "subjects": ["fine"]}, {"id": 5, "subjects": ["a..b"]}]

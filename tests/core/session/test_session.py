@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
 from simplebus.core.protocol.events import (
-    Acked,
-    AckedOne,
-    Connected,
+    AckedRange,
+    AckedRanges,
     Event,
-    Published,
-    PublishedOne,
-    Subscribed,
+    PublishedBatch,
+    PublishedFrame,
+    Version1Connected,
+    Version1Subscribed,
 )
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
@@ -59,19 +59,19 @@ def session_of(*known: int, frame_bytes_max: int = 1 << 20) -> Session:
 def facts(event: Event) -> list[Fact]:
     """An event's frames one by one."""
     match event:
-        case Published(class_id, batch):
+        case PublishedBatch(class_id, batch):
             payloads = [parse_frame(frame)[4] for frame in split_frames(batch.data.tobytes())[0]]
             return [("published", class_id, payload) for payload in payloads]
-        case PublishedOne(class_id, frame):
+        case PublishedFrame(class_id, frame):
             return [("published", class_id, parse_frame(bytes(frame))[4])]
-        case Acked(class_id, firsts, lasts):
+        case AckedRanges(class_id, firsts, lasts):
             ranges = zip(firsts.tolist(), lasts.tolist(), strict=True)
             return [("acked", class_id, first, last) for first, last in ranges]
-        case AckedOne(class_id, first, last):
+        case AckedRange(class_id, first, last):
             return [("acked", class_id, first, last)]
-        case Connected(class_ids):
+        case Version1Connected(class_ids):
             return [("connected", class_ids)]
-        case Subscribed(class_id):
+        case Version1Subscribed(class_id):
             return [("subscribed", class_id)]
 
 
@@ -95,7 +95,7 @@ def understood(*chunks: bytes, known: Iterable[int] = ()) -> list[Fact]:
     return heard
 
 
-def test_each_kind_of_frame_is_understood() -> None:
+def test_decodes_each_frame_type() -> None:
     assert understood(connect(1, 2)) == [("connected", (1, 2))]
     assert understood(subscribe(7)) == [("subscribed", 7)]
     assert understood(publish(7, b"hi\r\n"), known=[7]) == [("published", 7, b"hi\r\n")]
@@ -103,7 +103,7 @@ def test_each_kind_of_frame_is_understood() -> None:
     assert understood(heartbeat()) == []
 
 
-def test_the_fields_that_the_protocol_ignores_are_ignored() -> None:
+def test_ignored_header_fields_have_no_effect() -> None:
     def wild(frame_type: int, content: bytes) -> bytes:
         return build_frame(
             frame_type, class_id=0x0A3E, message_id=0x7FFFFFFF, timer_index=65535, content=content
@@ -116,7 +116,7 @@ def test_the_fields_that_the_protocol_ignores_are_ignored() -> None:
     assert understood(wild(ord("3"), b"4-5")) == [("acked", 0x0A3E, 4, 5)]
 
 
-def test_a_single_message_or_ack_is_understood_without_arrays() -> None:
+def test_decode_single_handles_message_and_ack() -> None:
     for known, said, expected in (
         ((7,), publish(7, b"hi"), [("published", 7, b"hi")]),
         ((), ack(7, 5, 6), [("acked", 7, 5, 6)]),
@@ -126,7 +126,7 @@ def test_a_single_message_or_ack_is_understood_without_arrays() -> None:
         event = session.receive_single(BUFFER, BUFFER.fill(said))
         assert event is not None
         assert facts(event) == expected
-        assert session.receiver.frames == 2
+        assert session.receiver.frame_count == 2
 
 
 @pytest.mark.parametrize(
@@ -147,21 +147,21 @@ def test_a_single_message_or_ack_is_understood_without_arrays() -> None:
         build_frame(0x39),
     ],
 )
-def test_anything_but_a_single_message_or_ack_is_left_alone(said: bytes) -> None:
+def test_decode_single_leaves_other_frames(said: bytes) -> None:
     session = session_of(7)
     hear(session, connect())
     assert session.receive_single(BUFFER, BUFFER.fill(said)) is None
-    assert session.receiver.frames == 1
+    assert session.receiver.frame_count == 1
 
 
-def test_the_end_of_a_frame_is_no_single_message() -> None:
+def test_end_of_a_frame_is_not_a_single_message() -> None:
     session = session_of(7)
     outer = publish(7, publish(7, b"inner")[:-4])
     assert hear(session, outer[:9], outer[9:]) == ([("published", 7, outer[9:-4])], None)
 
 
 @pytest.mark.parametrize("count", [1, 2, PLAIN_FRAMES_MAX, LARGE_BATCH_COUNT])
-def test_a_run_of_one_type_and_class_is_one_event(count: int) -> None:
+def test_run_of_one_type_and_class_is_one_event(count: int) -> None:
     session = session_of(7)
     data = publish(7, *numbered(count))
     events = list(session.receive(BUFFER, BUFFER.fill(data)))
@@ -169,7 +169,7 @@ def test_a_run_of_one_type_and_class_is_one_event(count: int) -> None:
     assert facts(events[0]) == [("published", 7, payload) for payload in numbered(count)]
 
 
-def test_frames_of_several_kinds_keep_their_order() -> None:
+def test_mixed_frames_keep_their_order() -> None:
     assert understood(
         connect(1) + subscribe(1) + publish(1, b"a", b"b") + ack(1, 0, 1) + publish(1, b"c"),
         known=[1],
@@ -183,7 +183,7 @@ def test_frames_of_several_kinds_keep_their_order() -> None:
     ]
 
 
-def test_each_connect_is_an_event_of_its_own() -> None:
+def test_each_connect_is_one_event() -> None:
     assert understood(connect(1) + connect(2) + connect()) == [
         ("connected", (1,)),
         ("connected", (2,)),
@@ -191,7 +191,7 @@ def test_each_connect_is_an_event_of_its_own() -> None:
     ]
 
 
-def test_classes_in_turn_are_gathered_and_acks_go_first() -> None:
+def test_interleaved_classes_are_grouped_acks_first() -> None:
     some = [publish(1 + i % 2, b"%d" % i) + ack(1, i, i + 1) for i in range(LARGE_BATCH_COUNT)]
     heard = understood(b"".join(some), known=[1, 2])
     assert heard == [
@@ -201,20 +201,20 @@ def test_classes_in_turn_are_gathered_and_acks_go_first() -> None:
     ]
 
 
-def test_nothing_moves_across_a_frame_that_is_no_message_ack_or_heartbeat() -> None:
+def test_sorting_does_not_cross_other_frames() -> None:
     turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(LARGE_BATCH_COUNT))
     heard = understood(turns + subscribe(2) + turns, known=[1, 2])
     assert heard.index(("subscribed", 2)) == LARGE_BATCH_COUNT == len(heard) // 2
 
 
-def test_a_class_may_be_named_in_the_same_breath() -> None:
+def test_connect_and_message_in_one_read() -> None:
     known: set[int] = set()
     session = Session(3, frame_bytes_max=1 << 20, known_classes=known, peer="test")
     turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(LARGE_BATCH_COUNT))
     heard = 0
     for event in session.receive(BUFFER, BUFFER.fill(connect(1, 2) + turns)):
         heard += len(facts(event))
-        if isinstance(event, Connected):
+        if isinstance(event, Version1Connected):
             known.update(event.class_ids)
     assert heard == 1 + LARGE_BATCH_COUNT
 
@@ -231,7 +231,7 @@ OFFENCES = {
 @pytest.mark.parametrize(("reason", "offence"), OFFENCES.items())
 @pytest.mark.parametrize("kinds", [1, 2])
 @pytest.mark.parametrize("before", [0, 1, 3, LARGE_BATCH_COUNT])
-def test_an_offence_ends_the_session_behind_the_frames_before_it(
+def test_error_is_raised_after_preceding_events(
     reason: Reason, offence: bytes, kinds: int, before: int
 ) -> None:
     # Alone, in a few runs, and where frames are sorted.
@@ -244,14 +244,14 @@ def test_an_offence_ends_the_session_behind_the_frames_before_it(
     assert sorted(heard) == sorted(expected)
 
 
-def test_every_other_type_byte_is_refused() -> None:
+def test_unknown_frame_type_is_refused() -> None:
     for frame_type in sorted({*range(256)} - {*b"01234"}):
         for count in (1, 2):
             heard = hear(session_of(), build_frame(frame_type) * count)
             assert heard == ([], Reason.UNKNOWN_TYPE), (frame_type, count)
 
 
-def test_an_error_says_what_came_and_what_was_expected() -> None:
+def test_error_states_received_and_expected() -> None:
     for offence, words in (
         (build_frame(0x4D), ["0x4d", "digits 0 to 4"]),
         (publish(9, b""), ["class 9", "Connect"]),
@@ -272,7 +272,7 @@ arrays = st.lists(st.integers(-1, 65537), max_size=6).map(lambda ids: str(ids).e
 
 
 @given(st.one_of(json_like, arrays, json_like.map(lambda inner: b"[" + inner + b"]")))
-def test_a_connect_names_what_its_grammar_says_or_nothing(content: bytes) -> None:
+def test_connect_accepts_only_valid_class_lists(content: bytes) -> None:
     expected = parse_connect(content)
     heard, reason = hear(session_of(), build_frame(CONNECT, content=content))
     if expected is None:
@@ -302,7 +302,7 @@ def test_a_connect_names_what_its_grammar_says_or_nothing(content: bytes) -> Non
     .map(b"".join)
     .flatmap(chunkings)
 )
-def test_events_do_not_depend_on_where_the_stream_was_cut(chunks: Chunks) -> None:
+def test_events_are_independent_of_read_boundaries(chunks: Chunks) -> None:
     def without_repeats(heard: list[Fact]) -> list[Fact]:
         # Subscribing again changes nothing, and may be left out.
         repeats = zip(heard, [None, *heard], strict=False)
@@ -330,43 +330,43 @@ def ticks_until_overdue(
     return None
 
 
-def test_a_session_that_says_nothing_is_cut_off_after_the_hello_timeout() -> None:
+def test_silent_session_is_closed_after_hello_timeout() -> None:
     assert ticks_until_overdue(session_of()) == (31, Reason.HELLO_TIMEOUT)
 
 
-def test_the_first_byte_is_a_hello() -> None:
+def test_first_byte_ends_hello_timeout() -> None:
     session = session_of()
     hear(session, b"3")
     assert ticks_until_overdue(session) == (61, Reason.FRAME_TIMEOUT)
 
 
-def test_a_frame_begun_and_not_ended_is_cut_off_after_the_frame_timeout() -> None:
+def test_incomplete_frame_is_closed_after_frame_timeout() -> None:
     session = session_of()
     hear(session, heartbeat() + heartbeat()[:5])
     overdue = ticks_until_overdue(session)
     assert overdue in {(61, Reason.FRAME_TIMEOUT), (62, Reason.FRAME_TIMEOUT)}
 
 
-def test_a_frame_that_dribbles_in_is_cut_off_all_the_same() -> None:
+def test_slowly_arriving_frame_is_closed_after_frame_timeout() -> None:
     session = session_of(1)
     hear(session, publish(1, b"")[:9])
     assert ticks_until_overdue(session, said=b"x") == (61, Reason.FRAME_TIMEOUT)
 
 
-def test_frames_cut_by_every_tick_but_ended_in_time_are_no_offence() -> None:
+def test_frames_completed_in_time_keep_session_open() -> None:
     session = session_of()
     frame = heartbeat()
     hear(session, frame[:5])
     assert ticks_until_overdue(session, said=frame[5:] + frame[:5]) is None
 
 
-def test_silence_after_a_whole_frame_is_no_offence() -> None:
+def test_silence_after_complete_frame_keeps_session_open() -> None:
     session = session_of()
     hear(session, heartbeat())
     assert ticks_until_overdue(session) is None
 
 
-def test_shorter_ticks_are_counted_by_their_length() -> None:
+def test_timeouts_are_measured_in_seconds_not_ticks() -> None:
     session = session_of()
     ticks = next(
         n
@@ -376,7 +376,7 @@ def test_shorter_ticks_are_counted_by_their_length() -> None:
     assert 300 <= ticks <= 302
 
 
-def test_a_peer_that_takes_no_bytes_is_cut_off_only_while_it_holds_back_a_class() -> None:
+def test_stalled_peer_is_closed_only_if_it_blocks_a_class() -> None:
     session = session_of()
     hear(session, heartbeat())
     session.outbox.queue_reply(b"waits to be taken")
@@ -385,7 +385,7 @@ def test_a_peer_that_takes_no_bytes_is_cut_off_only_while_it_holds_back_a_class(
     assert ticks_until_overdue(session, holds_back=True) == (11, Reason.STALLED)
 
 
-def test_a_peer_that_takes_a_byte_now_and_then_is_not_stalled() -> None:
+def test_slowly_reading_peer_is_not_stalled() -> None:
     session = session_of()
     hear(session, heartbeat())
     session.outbox.queue_reply(b"x" * 100)
@@ -397,13 +397,13 @@ def test_a_peer_that_takes_a_byte_now_and_then_is_not_stalled() -> None:
         assert session.tick(LIMITS, 1.0, is_blocking_publishers=True) is None
 
 
-def test_a_peer_with_nothing_to_take_is_not_stalled() -> None:
+def test_peer_without_waiting_bytes_is_not_stalled() -> None:
     session = session_of()
     hear(session, heartbeat())
     assert ticks_until_overdue(session, holds_back=True) is None
 
 
-def test_bytes_kept_for_a_session_are_its_tail_its_replies_and_what_is_parked() -> None:
+def test_pending_bytes_are_tail_replies_and_parked_messages() -> None:
     session = session_of()
     assert session.pending_bytes == 0
     hear(session, heartbeat() + b"12345")
@@ -413,7 +413,7 @@ def test_bytes_kept_for_a_session_are_its_tail_its_replies_and_what_is_parked() 
     assert session.pending_bytes == 110
 
 
-def test_a_delimiter_in_a_payload_makes_its_rest_a_frame_of_its_own() -> None:
+def test_delimiter_in_payload_starts_a_new_frame() -> None:
     data = publish(1, b"one")[:-4] + DELIMITER + b"two two two" + DELIMITER
     heard, reason = hear(session_of(1), data)
     assert (heard, reason) == ([("published", 1, b"one")], Reason.UNKNOWN_TYPE)

@@ -23,8 +23,8 @@ from tests.behaviour.wire_peer import (
     heartbeat,
     numbered,
     publish,
-    window_state,
     subscribe,
+    window_state,
 )
 from tests.support.oracles import ID_COUNT, AckOracle, build_frame
 from tests.support.strategies import SUBSCRIBE, ack_frame
@@ -86,13 +86,13 @@ def outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
         for subscription in cls.subscriptions
     ]
     stored = {
-        class_id: [cls.ring.frame(s) for s in range(cls.ring.floor, cls.ring.head)]
+        class_id: [cls.ring.copy_frame(s) for s in range(cls.ring.floor, cls.ring.head)]
         for class_id, cls in broker.classes.items()
     }
     return (
         reason,
         dict(broker.refusal_counts),
-        speaker.session.receiver.frames,
+        speaker.session.receiver.frame_count,
         heard,
         unacked,
         stored,
@@ -109,7 +109,7 @@ def assert_same_outcome(some: Sequence[bytes]) -> None:
 
 
 @given(st.lists(usual_frames, min_size=1, max_size=12), st.sampled_from([1, 12]), st.randoms())
-def test_messages_and_acks_of_many_classes_mix_as_if_they_came_one_by_one(
+def test_mixed_batch_has_same_effect_as_single_frames(
     some: list[bytes], times: int, random: Random
 ) -> None:
     # Shuffled, there are more changes of type and class than runs are gone through one by one.
@@ -125,7 +125,7 @@ def test_messages_and_acks_of_many_classes_mix_as_if_they_came_one_by_one(
     st.sampled_from([1, 12]),
     st.randoms(),
 )
-def test_anything_else_between_them_keeps_its_place(
+def test_other_frames_keep_their_place_in_mixed_batch(
     some: list[bytes], rare: list[bytes], bad: list[bytes], times: int, random: Random
 ) -> None:
     some = some * times + rare + bad
@@ -139,7 +139,7 @@ def test_anything_else_between_them_keeps_its_place(
     st.integers(1, 100),
     st.randoms(),
 )
-def test_full_classes_end_up_as_if_frames_came_one_by_one(
+def test_mixed_batch_into_full_classes_matches_single_frames(
     some: list[bytes], times: int, class_messages: int, random: Random
 ) -> None:
     # What waits for room meanwhile may differ, as acks go before messages. What comes out may not.
@@ -160,8 +160,12 @@ def test_full_classes_end_up_as_if_frames_came_one_by_one(
     assert outcomes[0] == outcomes[1]
 
 
-def test_classes_in_turn_engage_sorting_and_lose_nothing() -> None:
-    some = [publish(class_id, payload) for payload in numbered(LARGE_BATCH_COUNT) for class_id in CLASSES]
+def test_interleaved_classes_are_sorted_without_loss() -> None:
+    some = [
+        publish(class_id, payload)
+        for payload in numbered(LARGE_BATCH_COUNT)
+        for class_id in CLASSES
+    ]
     bus = BrokerHarness()
     speaker = bus.peer(connect(*CLASSES), *(subscribe(c) for c in CLASSES))
     speaker.send(b"".join(some))
@@ -173,7 +177,7 @@ def test_classes_in_turn_engage_sorting_and_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize("bad_at", [0, 1, LARGE_BATCH_COUNT, 2 * LARGE_BATCH_COUNT - 1])
-def test_frames_before_a_bad_one_count_and_those_behind_it_do_not(bad_at: int) -> None:
+def test_frames_before_an_illegal_one_are_applied(bad_at: int) -> None:
     some = [publish(1 if i % 2 else 256, b"%d" % i) for i in range(2 * LARGE_BATCH_COUNT)]
     some[bad_at] = ack_frame(0, b"8-5")
     bus = BrokerHarness()
@@ -183,14 +187,20 @@ def test_frames_before_a_bad_one_count_and_those_behind_it_do_not(bad_at: int) -
     assert bus.statistics(256).published == (bad_at + 1) // 2
 
 
-def test_acks_over_the_wrap_among_many_mean_the_right_messages() -> None:
-    ranges = [(i % ID_COUNT, i % ID_COUNT + 1) for i in range(ID_COUNT - 30, ID_COUNT + LARGE_BATCH_COUNT)]
+def test_acks_across_the_wrap_in_mixed_batch() -> None:
+    ranges = [
+        (i % ID_COUNT, i % ID_COUNT + 1) for i in range(ID_COUNT - 30, ID_COUNT + LARGE_BATCH_COUNT)
+    ]
     oracle = AckOracle(floor=ID_COUNT - 30, cursor=ID_COUNT + LARGE_BATCH_COUNT)
     window = AckWindow(floor=ID_COUNT - 30)
     window.cursor = ID_COUNT + LARGE_BATCH_COUNT
     pairs = np.array(ranges[1:], np.int64)
-    window.ack(*window.sequences(pairs[:, 0], pairs[:, 1]))
+    window.ack_ranges(*window.ids_to_sequences(pairs[:, 0], pairs[:, 1]))
     window.check()
     for first, last in ranges[1:]:
         oracle.ack_ids(first, last)
-    assert window_state(window) == window_state(oracle) == (ID_COUNT - 30, [(ID_COUNT - 30, ID_COUNT - 29)])
+    assert (
+        window_state(window)
+        == window_state(oracle)
+        == (ID_COUNT - 30, [(ID_COUNT - 30, ID_COUNT - 29)])
+    )

@@ -15,10 +15,10 @@ from simplebus.core.subscription.backlog import BacklogCounter
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    publish_envelopes,
     channel_envelope,
     connect_version2,
     publish,
+    publish_envelopes,
     subscribe,
 )
 
@@ -33,7 +33,7 @@ steps = st.lists(
 
 
 @given(steps=steps, filtered=st.booleans(), part=st.sampled_from([1, 5, REDELIVERY_MESSAGES]))
-def test_what_is_counted_is_what_is_there(
+def test_backlog_count_matches_full_count(
     steps: list[tuple[str, int, str]], filtered: bool, part: int
 ) -> None:
     bus = BrokerHarness()
@@ -63,7 +63,7 @@ def test_what_is_counted_is_what_is_there(
     assert ahead.counted_end == ring.head
 
 
-def test_however_often_something_is_published_each_message_is_counted_once(
+def test_backlog_counts_each_message_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus = BrokerHarness()
@@ -84,13 +84,15 @@ def test_however_often_something_is_published_each_message_is_counted_once(
     assert looked <= 20 * 50
 
 
-def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
+def test_old_backlog_is_counted_in_parts_per_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
-    writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)]))
+    writer = connect_version2(
+        bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)])
+    )
     terms = {"max_pending": 7, "slow": "drop_oldest", "channels": ["a"], "max_in_flight": 1}
     connect_version2(bus, subscribe(1, 5, durable="d", **terms)).disconnect()
     writer.send(publish(1, 1000, b""))
@@ -101,14 +103,16 @@ def test_what_has_piled_up_is_counted_in_parts_and_a_beat_goes_on(
     assert durable.dropped_count == 493
 
 
-def test_what_has_piled_up_for_many_is_counted_for_some_of_them_at_a_time(
+def test_old_backlog_of_many_positions_is_counted_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
     monkeypatch.setattr("simplebus.core.store.store.SCAN_MESSAGES_MAX", 300)
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, durable="keeps")).disconnect()
-    writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)]))
+    writer = connect_version2(
+        bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)])
+    )
     for slow in ("drop_oldest", "drop_newest"):
         terms = {"max_pending": 7, "slow": slow, "channels": ["a"], "start": "earliest"}
         for n in range(10):

@@ -14,32 +14,34 @@ from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.subscription import channel_filter
 from simplebus.core.subscription.channel_filter import ChannelFilter, ChannelTable
-from simplebus.core.users.permissions import Rule, Rules, Scope
+from simplebus.core.users.permissions import ClassPermissions, PermissionRule, PermissionRules
 from tests.behaviour.wire_peer import build_batch
 from tests.behaviour.wire_peer_v2 import publish_envelopes
 from tests.core.channel.channel_oracle import is_match
 
 NAMES = ["", "a", "b", "a.x", "a.y", "c", "d", "e", "f"]
-SCOPES: list[tuple[tuple[Rule, ...] | None, tuple[Rule, ...]]] = [
+SCOPES: list[tuple[tuple[PermissionRule, ...] | None, tuple[PermissionRule, ...]]] = [
     (None, ()),
-    (None, (Rule("1", "a.#"),)),
-    ((Rule("1", "#"),), (Rule("1", "c"),)),
-    ((Rule("1", "a"), Rule("1", "a.*")), ()),
+    (None, (PermissionRule("1", "a.#"),)),
+    ((PermissionRule("1", "#"),), (PermissionRule("1", "c"),)),
+    ((PermissionRule("1", "a"), PermissionRule("1", "a.*")), ()),
 ]
 PATTERNS = ["#", "a", "a.*", ">", "c", "*", "x.y"]
 
 
-def ring(memory: int = 1 << 24) -> Ring:
+def create_ring(memory: int = 1 << 24) -> Ring:
     return Ring(class_id=1, messages_max=1 << 16, bytes_max=1 << 22, budget=MemoryBudget(memory))
 
 
-def wants(table: ChannelTable, *patterns: str, scope: Scope | None = None) -> ChannelFilter:
+def add_filter(
+    table: ChannelTable, *patterns: str, scope: ClassPermissions | None = None
+) -> ChannelFilter:
     wanted = table.add_filter(patterns, scope)
     assert wanted is not None
     return wanted
 
 
-def store(table: ChannelTable, there: Ring, names: list[str]) -> None:
+def store_messages(table: ChannelTable, there: Ring, names: list[str]) -> None:
     """One message on each of these channels, as the store does it."""
     found = table.intern_names(names)
     assert found is not None
@@ -62,10 +64,8 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=30), st.sampled_from([3, 5, 1000]))
-def test_who_wants_what_is_what_the_patterns_say(
-    script: list[tuple[str, list[str] | int]], most: int
-) -> None:
-    there = ring()
+def test_filters_match_like_patterns(script: list[tuple[str, list[str] | int]], most: int) -> None:
+    there = create_ring()
     stored: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel_filter, "CHANNEL_NAMES_MAX", most)
@@ -75,13 +75,13 @@ def test_who_wants_what_is_what_the_patterns_say(
         for what, value in script:
             if isinstance(value, list):
                 if what == "store":
-                    store(table, there, value)
+                    store_messages(table, there, value)
                     stored += value
                 else:
-                    wanted.append(wants(table, *value))
+                    wanted.append(add_filter(table, *value))
             elif what == "see":
-                scope = Rules(*SCOPES[value % len(SCOPES)]).scope(1, "")
-                wanted.append(wants(table, *["#"] * (value % 2), scope=scope))
+                scope = PermissionRules(*SCOPES[value % len(SCOPES)]).for_class(1, "")
+                wanted.append(add_filter(table, *["#"] * (value % 2), scope=scope))
             elif what == "drop" and wanted:
                 table.remove_filter(wanted.pop(value % len(wanted)))
             elif what == "rest":
@@ -91,19 +91,19 @@ def test_who_wants_what_is_what_the_patterns_say(
             elif what == "release":
                 there.release(min(there.head, there.floor + value))
             elif wanted and len(there):
-                look(wanted[value % len(wanted)], there, stored)
+                check_filter(wanted[value % len(wanted)], there, stored)
             table.check_invariants()
         for each in wanted:
             if len(there):
-                look(each, there, stored)
+                check_filter(each, there, stored)
 
 
-def look(wanted: ChannelFilter, there: Ring, stored: list[str]) -> None:
-    channels = there.rows(there.floor, there.head).channels
+def check_filter(wanted: ChannelFilter, there: Ring, stored: list[str]) -> None:
+    channels = there.read_rows(there.floor, there.head).channels
     carried = stored[there.floor : there.head]
     expected = [
         any(is_match(pattern, name) for pattern in wanted.patterns or ["#"])
-        and (wanted.scope is None or wanted.scope.allows(name))
+        and (wanted.scope is None or wanted.scope.is_allowed(name))
         for name in carried
     ]
     if wanted.is_match_all:
@@ -112,18 +112,18 @@ def look(wanted: ChannelFilter, there: Ring, stored: list[str]) -> None:
     assert found.tolist() == expected
 
 
-def test_names_that_nothing_stored_carries_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_channels_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 10)
     monkeypatch.setattr(channel_filter, "FORGET_CHANNELS_MIN", 2)
-    there = ring()
+    there = create_ring()
     table = ChannelTable(there)
     for number in range(100):
-        store(table, there, [f"n{number}"])
+        store_messages(table, there, [f"n{number}"])
         there.release(max(0, there.head - 3))
     assert len(table) <= 10
 
 
-def test_who_wants_many_new_channels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filter_is_updated_once_for_many_new_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
     add = ChannelFilter.add_channels
 
@@ -132,70 +132,70 @@ def test_who_wants_many_new_channels_is_told_once(monkeypatch: pytest.MonkeyPatc
         add(self, numbers)
 
     monkeypatch.setattr(ChannelFilter, "add_channels", counted)
-    there = ring()
+    there = create_ring()
     table = ChannelTable(there)
     beginnings = [".".join(steps) for steps in product("a*", repeat=8)]
-    wanted = [wants(table, *[f"{begin}.{end}" for begin in beginnings]) for end in "#>*"]
-    few = wants(table, "a.#", "*.b")
+    wanted = [add_filter(table, *[f"{begin}.{end}" for begin in beginnings]) for end in "#>*"]
+    few = add_filter(table, "a.#", "*.b")
     names = [f"{'a.' * 8}{n}" for n in range(500)]
-    store(table, there, [*names, *names, "", "x.b"])
+    store_messages(table, there, [*names, *names, "", "x.b"])
     assert sorted(map(id, told)) == sorted(map(id, [*wanted, few, few]))
     for each in (*wanted, few):
-        look(each, there, [*names, *names, "", "x.b"])
+        check_filter(each, there, [*names, *names, "", "x.b"])
 
 
-def test_a_number_that_is_used_again_is_wanted_by_whom_its_new_channel_concerns(
+def test_reused_channel_number_matches_by_its_new_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 2)
-    there = ring()
+    there = create_ring()
     table = ChannelTable(there)
-    before = wants(table, "a", "c")
-    store(table, there, ["a"])
-    later = wants(table, "a", "b")
+    before = add_filter(table, "a", "c")
+    store_messages(table, there, ["a"])
+    later = add_filter(table, "a", "b")
     there.release(1)
-    store(table, there, ["b", "c"])
+    store_messages(table, there, ["b", "c"])
     assert table.intern_names(["a", "b", "c"]) is not None
     for wanted in (before, later):
-        look(wanted, there, ["a", "b", "c"])
+        check_filter(wanted, there, ["a", "b", "c"])
 
 
-def test_without_memory_a_channel_has_no_number_until_others_are_let_go_of() -> None:
-    there = ring(1 << 18)
+def test_intern_fails_without_memory_until_channels_are_released() -> None:
+    there = create_ring(1 << 18)
     table = ChannelTable(there)
-    wanted = wants(table, "n.*.#")
+    wanted = add_filter(table, "n.*.#")
     held = 0
     while table.intern_names([f"n.{held}"]) is not None:
-        store(table, there, [f"n.{held}"])
+        store_messages(table, there, [f"n.{held}"])
         held += 1
     assert 100 < held < 1500
     assert table.intern_names([f"n.{held - 1}", "", "n.0"]) is not None
     assert table.intern_names(["n.x"]) is None
-    used = there.budget.used
+    used = there.budget.used_bytes
     there.release(held - 3)
     assert table.intern_names(["n.x", "n.y"]) is not None
     table.check_invariants()
-    assert there.budget.used < used
+    assert there.budget.used_bytes < used
     assert len(table) == 5
     names = [f"n.{number}" for number in range(held)]
-    look(wanted, there, names)
+    check_filter(wanted, there, names)
 
 
-def test_a_channel_that_no_message_carried_in_the_end_is_forgotten_too() -> None:
-    there = ring(1 << 20)
+def test_channel_without_stored_message_is_forgotten() -> None:
+    there = create_ring(1 << 20)
     table = ChannelTable(there)
     for number in range(10_000):
         assert table.intern_names([f"{number}"]) is not None
     table.check_invariants()
-    assert there.budget.used == table.memory_bytes <= 1 << 20
+    assert there.budget.used_bytes == table.memory_bytes <= 1 << 20
 
 
-def test_no_more_channels_are_forgotten_at_a_time_than_new_ones_warrant() -> None:
-    there = ring()
+def test_forgets_about_as_many_channels_as_new_ones_arrive() -> None:
+    there = create_ring()
     table = ChannelTable(there)
     names = [f"n{number}" for number in range(40_000)]
-    store(table, there, names[:20_000])
-    store(table, there, names[20_000:])
+    store_messages(table, there, names[:20_000])
+    store_messages(table, there, names[20_000:])
     there.release(there.head)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "_name_count_max", 0)
@@ -209,62 +209,64 @@ def test_no_more_channels_are_forgotten_at_a_time_than_new_ones_warrant() -> Non
     table.check_invariants()
 
 
-def test_a_class_at_rest_gives_back_what_it_keeps_for_channels() -> None:
-    there = ring()
+def test_idle_class_releases_channel_memory() -> None:
+    there = create_ring()
     table = ChannelTable(there)
-    wanted = wants(table, "n.*")
-    before = there.budget.used
-    store(table, there, [f"n.{number}" for number in range(1000)])
-    look(wanted, there, [f"n.{number}" for number in range(1000)])
+    wanted = add_filter(table, "n.*")
+    before = there.budget.used_bytes
+    store_messages(table, there, [f"n.{number}" for number in range(1000)])
+    check_filter(wanted, there, [f"n.{number}" for number in range(1000)])
     assert not there.tick()
     there.release(there.head)
     while not there.tick():
         pass
     assert [table.shrink_idle(600) for _ in range(3)] == [600, 400, 0]
     assert table.shrink_idle(1) == 0
-    assert there.budget.used == before
-    assert (len(table._name_by_number), there.columns.uses.size) == (1, 1)
-    store(table, there, ["n.1", "x", ""])
-    look(wanted, there, [*[""] * 1000, "n.1", "x", ""])
+    assert there.budget.used_bytes == before
+    assert (len(table._name_by_number), there.columns.channel_counts.size) == (1, 1)
+    store_messages(table, there, ["n.1", "x", ""])
+    check_filter(wanted, there, [*[""] * 1000, "n.1", "x", ""])
 
 
-def test_patterns_and_verdicts_are_paid_for_and_given_back() -> None:
-    there = ring()
+def test_filter_memory_is_charged_and_returned() -> None:
+    there = create_ring()
     table = ChannelTable(there)
-    everything = [wants(table, "#", f"a.{number}.*") for number in range(100)]
-    patterns_bytes = there.budget.used
+    everything = [add_filter(table, "#", f"a.{number}.*") for number in range(100)]
+    patterns_bytes = there.budget.used_bytes
     assert patterns_bytes > 100 * 2 * 2500
     assert table.intern_names([f"{number}" for number in range(1000)]) is not None
     table.check_invariants()
     assert sum(wanted._match_states.size for wanted in everything) <= table._capacity * 100
-    assert there.budget.used > patterns_bytes + 1000 * (256 + 100)
+    assert there.budget.used_bytes > patterns_bytes + 1000 * (256 + 100)
     for wanted in everything:
         table.remove_filter(wanted)
         table.check_invariants()
-    there.budget.limit = there.budget.used + 1000
+    there.budget.limit_bytes = there.budget.used_bytes + 1000
     assert table.add_filter(["a"]) is None
     table.check_invariants()
 
 
-def test_who_wants_every_channel_there_is_is_known_without_a_look_at_messages(
+def test_filter_that_matches_all_channels_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 3)
     monkeypatch.setattr(channel_filter, "FORGET_CHANNELS_MIN", 1)
-    there = ring()
+    there = create_ring()
     table = ChannelTable(there)
-    everything = wants(table, "#")
-    some = wants(table, scope=Rules(deny=(Rule("1", "secret.#"),)).scope(1, ""))
-    named = wants(table, ">")  # Not those without a channel.
-    store(table, there, ["a", "", "b.c"])
+    everything = add_filter(table, "#")
+    some = add_filter(
+        table, scope=PermissionRules(deny=(PermissionRule("1", "secret.#"),)).for_class(1, "")
+    )
+    named = add_filter(table, ">")  # Not those without a channel.
+    store_messages(table, there, ["a", "", "b.c"])
     assert [each.is_match_all for each in (everything, some, named)] == [True, True, False]
-    store(table, there, ["secret.x"])
+    store_messages(table, there, ["secret.x"])
     assert [each.is_match_all for each in (everything, some)] == [True, False]
-    late = wants(table, "#")
+    late = add_filter(table, "#")
     assert not late.is_match_all  # It has not seen those channels yet.
-    look(late, there, ["a", "", "b.c", "secret.x"])
+    check_filter(late, there, ["a", "", "b.c", "secret.x"])
     assert late.is_match_all
     there.release(there.head)
-    store(table, there, ["d", "e", "f"])  # The others are forgotten.
+    store_messages(table, there, ["d", "e", "f"])  # The others are forgotten.
     assert table.count_stored("secret.x") == 0
     assert [each.is_match_all for each in (everything, some, late)] == [True, True, True]

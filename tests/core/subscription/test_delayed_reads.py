@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from simplebus.core.limits import ACK_READ_DELAY_MESSAGES_MAX, PLAIN_FRAMES_MAX, RECENT_PUBLISH_TICKS
+from simplebus.core.limits import (
+    ACK_READ_DELAY_MESSAGES_MAX,
+    PLAIN_FRAMES_MAX,
+    RECENT_PUBLISH_TICKS,
+)
 from simplebus.core.message_class.message_class import MessageClass
 from tests.behaviour.wire_peer import (
     BrokerHarness,
@@ -15,7 +19,7 @@ from tests.behaviour.wire_peer import (
 )
 
 
-def test_a_peer_that_acknowledged_a_little_may_rest_once() -> None:
+def test_read_may_be_delayed_once_after_few_acks() -> None:
     bus = BrokerHarness()
     publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
     assert not bus.broker.can_delay_read(subscriber.session)
@@ -26,7 +30,7 @@ def test_a_peer_that_acknowledged_a_little_may_rest_once() -> None:
     assert not bus.broker.can_delay_read(subscriber.session)
 
 
-def test_a_peer_that_acknowledged_much_may_not_rest() -> None:
+def test_read_is_not_delayed_after_many_acks() -> None:
     bus = BrokerHarness()
     count = ACK_READ_DELAY_MESSAGES_MAX + 1
     publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
@@ -36,7 +40,7 @@ def test_a_peer_that_acknowledged_much_may_not_rest() -> None:
     assert not bus.broker.can_delay_read(subscriber.session)
 
 
-def test_many_acks_in_one_read_count_by_their_messages() -> None:
+def test_recent_acks_are_counted_by_message() -> None:
     bus = BrokerHarness()
     ranges = [(i * 10, i * 10 + 10) for i in range(PLAIN_FRAMES_MAX + 1)]
     bus.peer(connect(1), publish(1, *[b"x"] * 10 * len(ranges)))
@@ -47,7 +51,7 @@ def test_many_acks_in_one_read_count_by_their_messages() -> None:
     assert not bus.broker.can_delay_read(subscriber.session)
 
 
-def test_a_peer_that_published_lately_may_not_rest() -> None:
+def test_read_is_not_delayed_for_recent_publisher() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"to myself", b"again"))
     peer.receive_messages()
@@ -58,7 +62,7 @@ def test_a_peer_that_published_lately_may_not_rest() -> None:
     assert bus.broker.can_delay_read(peer.session)
 
 
-def test_who_holds_back_a_class_is_known_without_a_walk_over_all_classes() -> None:
+def test_blocking_check_does_not_iterate_all_classes() -> None:
     bus = BrokerHarness(class_messages=2)
     publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1, 2), subscribe(1))
     publisher.send(publish(1, b"a", b"b", b"waits"))
@@ -72,7 +76,7 @@ def test_who_holds_back_a_class_is_known_without_a_walk_over_all_classes() -> No
     assert not bus.broker.is_blocking_publishers(publisher.session)
 
 
-def test_a_peer_that_holds_back_a_full_class_may_not_rest() -> None:
+def test_read_is_not_delayed_if_it_blocks_a_full_class() -> None:
     bus = BrokerHarness(class_messages=2)
     publisher, subscriber = bus.peer(connect(1)), bus.peer(connect(1), subscribe(1))
     publisher.send(publish(1, b"a", b"b", b"waits", b"waits too"))

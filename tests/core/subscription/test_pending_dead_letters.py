@@ -18,10 +18,10 @@ from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    publish_envelopes,
-    nack,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
 )
@@ -40,16 +40,16 @@ KINDS: list[dict[str, Any]] = [
 BLOCKS = ClassSettings(full_policy=FullPolicy.BLOCK, messages_max=2)
 
 
-def small() -> Settings:
+def two_dead_letters_settings() -> Settings:
     """A bus that keeps two dead letters of class 1."""
     return Settings(classes={"dead.1": BLOCKS})
 
 
-def sequences(bus: BrokerHarness) -> list[str]:
+def dead_letter_sequences(bus: BrokerHarness) -> list[str]:
     return [why(letter, "sequence") for letter, _ in letters(bus)]
 
 
-def beat(bus: BrokerHarness, *peers: Version2Peer, times: int = 1) -> list[int]:
+def tick_and_receive(bus: BrokerHarness, *peers: Version2Peer, times: int = 1) -> list[int]:
     """Time goes by. Returns what is heard meanwhile."""
     heard = []
     for _ in range(times):
@@ -61,9 +61,9 @@ def beat(bus: BrokerHarness, *peers: Version2Peer, times: int = 1) -> list[int]:
     return heard
 
 
-def make_room(bus: BrokerHarness) -> list[str]:
+def purge_dead_letters(bus: BrokerHarness) -> list[str]:
     """Somebody reads what lies among the dead letters, and throws it away."""
-    found = sequences(bus)
+    found = dead_letter_sequences(bus)
     done(connect_version2(bus), purge(class_id=DEAD_1))
     bus.tick()
     return found
@@ -71,40 +71,44 @@ def make_room(bus: BrokerHarness) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["terminate", "deliveries"])
-def test_it_waits_for_room_and_is_not_sent_again(kind: dict[str, Any], how: str) -> None:
-    bus = BrokerHarness(small())
-    peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1, **kind), publish(1, 0, *numbered(7)))
+def test_pending_dead_letter_waits_for_space_without_redelivery(
+    kind: dict[str, Any], how: str
+) -> None:
+    bus = BrokerHarness(two_dead_letters_settings())
+    peer = connect_version2(
+        bus, subscribe(1, 5, max_deliveries=1, **kind), publish(1, 0, *numbered(7))
+    )
     assert peer.receive_message_ids() == list(range(7))
     peer.send(ack(5, 1, 2), nack(5, 0, 7, "terminate" if how == "terminate" else 0))
-    assert beat(bus, peer, times=20) == []
+    assert tick_and_receive(bus, peer, times=20) == []
     reason = Reason.TERMINATED if how == "terminate" else Reason.MAX_DELIVERIES
     assert bus.statistics(1).dropped == {reason: 6}
     said = only(bus)
     assert (said.waits, said.unburied, said.in_flight, said.dead_letters) == ("room", 4, 0, 2)
     assert said.waits_for == "room in 'dead.1': 4 messages are given up"
     peer.send(publish(1, 7, b"new"))
-    assert beat(bus, peer) == [7], "nobody else waits for that"
+    assert tick_and_receive(bus, peer) == [7], "nobody else waits for that"
     peer.send(ack(5, 7, 8))
-    assert [make_room(bus) for _ in range(4)] == [["0", "2"], ["3", "4"], ["5", "6"], []]
+    assert [purge_dead_letters(bus) for _ in range(4)] == [["0", "2"], ["3", "4"], ["5", "6"], []]
     assert bus.statistics(1).dropped == {reason: 6}, "each is counted once"
     assert bus.statistics(1).acknowledged == 2
-    assert bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).ring.message_count == 0
     assert only(bus).waits == "nothing"
     assert not bus.broker.store.positions_with_pending_dead_letters
 
 
-def test_what_waits_for_room_may_still_be_acknowledged() -> None:
-    bus = BrokerHarness(small())
+def test_pending_dead_letter_can_still_be_acknowledged() -> None:
+    bus = BrokerHarness(two_dead_letters_settings())
     peer = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 6, "terminate"), ack(5, 3, 5))
-    assert make_room(bus) == ["0", "1"]
-    assert sequences(bus) == ["2", "5"]
-    assert bus.statistics(1).ring.messages == 0
+    assert purge_dead_letters(bus) == ["0", "1"]
+    assert dead_letter_sequences(bus) == ["2", "5"]
+    assert bus.statistics(1).ring.message_count == 0
 
 
-def test_in_a_lane_those_behind_it_do_not_wait() -> None:
-    bus = BrokerHarness(small())
+def test_pending_dead_letter_does_not_block_its_key() -> None:
+    bus = BrokerHarness(two_dead_letters_settings())
     peer = connect_version2(bus, subscribe(1, 5, group="g", by_key=True))
     peer.send(publish_envelopes(1, 0, *map(keyed, [b"a", b"b", b"c", b"c", b"c"])))
     assert peer.receive_message_ids() == [0, 1, 2]
@@ -113,26 +117,26 @@ def test_in_a_lane_those_behind_it_do_not_wait() -> None:
     peer.send(nack(5, 3, 4, "terminate"))
     assert peer.receive_message_ids() == [4]
     peer.send(ack(5, 4, 5))
-    assert [make_room(bus) for _ in range(2)] == [["0", "1"], ["2", "3"]]
+    assert [purge_dead_letters(bus) for _ in range(2)] == [["0", "1"], ["2", "3"]]
 
 
-def test_what_waits_for_room_does_not_expire() -> None:
-    bus = BrokerHarness(small())
+def test_pending_dead_letter_does_not_expire() -> None:
+    bus = BrokerHarness(two_dead_letters_settings())
     peer = connect_version2(bus, subscribe(1, 5, durable="d"))
     peer.send(publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=5000)] * 5))
     assert peer.receive_message_ids() == [0, 1, 2, 3, 4]
     peer.send(nack(5, 0, 4, "terminate"))
     peer.disconnect()
-    beat(bus, times=20)
+    tick_and_receive(bus, times=20)
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 4}
-    assert [make_room(bus) for _ in range(2)] == [["0", "1"], ["2", "3"]]
-    beat(bus)
+    assert [purge_dead_letters(bus) for _ in range(2)] == [["0", "1"], ["2", "3"]]
+    tick_and_receive(bus)
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 4, Reason.EXPIRED: 1}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_purged_or_dropped_waits_no_longer(kind: dict[str, Any]) -> None:
-    bus = BrokerHarness(small())
+def test_purge_and_drop_remove_pending_dead_letters(kind: dict[str, Any]) -> None:
+    bus = BrokerHarness(two_dead_letters_settings())
     peer = connect_version2(bus, subscribe(1, 5, **kind), publish(1, 0, *numbered(6)))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 6, "terminate"))
@@ -143,34 +147,36 @@ def test_what_is_purged_or_dropped_waits_no_longer(kind: dict[str, Any]) -> None
     bus.broker.store.trim_class(bus.broker.classes[1])
     bus.check_invariants()
     assert only(bus).unburied == 1
-    make_room(bus)
-    assert sequences(bus) == ["5"]
+    purge_dead_letters(bus)
+    assert dead_letter_sequences(bus) == ["5"]
 
 
-def test_who_goes_for_good_leaves_it_to_the_next_one() -> None:
-    bus = BrokerHarness(small())
+def test_removed_position_hands_pending_dead_letters_to_next() -> None:
+    bus = BrokerHarness(two_dead_letters_settings())
     peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, *numbered(4)))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 4, 0))
     peer.receive_message_ids()
     peer.disconnect()
-    assert bus.statistics(1).ring.messages == 2
-    make_room(bus)
+    assert bus.statistics(1).ring.message_count == 2
+    purge_dead_letters(bus)
     assert not bus.broker.store.positions_with_pending_dead_letters
     peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1))
     peer.receive_all()
-    assert beat(bus, peer, times=10) == [], "the next one is not sent it: its deliveries are spent"
-    assert sequences(bus) == ["2", "3"]
+    assert tick_and_receive(bus, peer, times=10) == [], (
+        "the next one is not sent it: its deliveries are spent"
+    )
+    assert dead_letter_sequences(bus) == ["2", "3"]
 
 
-def test_where_all_memory_is_spent_nothing_is_lost() -> None:
+def test_dead_letters_survive_memory_exhaustion() -> None:
     """Neither dead letters nor what becomes none yet; who waits for room is let in at the end."""
     bus = BrokerHarness(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
     peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
     found: list[str] = []
     for _ in range(100):
         peer.send(nack(5, 0, 200, "terminate"))
-        found += make_room(bus)
+        found += purge_dead_letters(bus)
         peer.receive_message_ids()
         bus.broker.drain_resumed()
         if len(found) == 200:
@@ -180,7 +186,7 @@ def test_where_all_memory_is_spent_nothing_is_lost() -> None:
     assert bus.statistics(DEAD_1).dropped == {Reason.PURGED: 200}
 
 
-def test_dead_letters_of_others_are_not_dropped_for_want_of_memory() -> None:
+def test_dead_letters_of_other_classes_are_kept_without_memory() -> None:
     bus = BrokerHarness(frame_bytes=10_000, class_bytes=1 << 20, total_bytes=1 << 22)
     for class_id in range(1, 5):
         peer = connect_version2(bus, subscribe(class_id, 5, durable="d"), classes=[class_id])
@@ -191,11 +197,11 @@ def test_dead_letters_of_others_are_not_dropped_for_want_of_memory() -> None:
             peer.receive_deliveries()
         bus.broker.drain_writable()
     store = bus.broker.store
-    assert store.class_registry.dead_letter_budget.used <= 1 << 20
+    assert store.class_registry.dead_letter_budget.used_bytes <= 1 << 20
     for class_id in range(1, 5):
         dead = bus.statistics(store.class_id_by_name[f"dead.{class_id}"])
         alive = bus.statistics(class_id)
-        assert dead.ring.messages + alive.ring.messages >= 100
+        assert dead.ring.message_count + alive.ring.message_count >= 100
         assert (dead.dropped, alive.dropped) == ({}, {Reason.TERMINATED: 100})
     assert [cls.class_id for cls in store.positions_with_pending_dead_letters][:1] != [1]
     assert store.positions_with_pending_dead_letters
@@ -213,7 +219,7 @@ changes = st.one_of(
 
 @given(st.lists(changes, max_size=20), spans)
 @settings(max_examples=100)
-def test_it_is_what_single_messages_would_be(
+def test_ranges_match_model_of_single_messages(
     steps: list[tuple[str, tuple[int, int], Reason, int]], asked: tuple[int, int]
 ) -> None:
     held, oracle = PendingDeadLetters(), dict[int, tuple[Reason, int]]()
@@ -228,13 +234,17 @@ def test_it_is_what_single_messages_would_be(
                 oracle.pop(sequence, None)
         held.check_invariants()
     assert len(held) == len(oracle)
-    found = {s: (span.given_up, span.attempts) for span in held for s in range(*_ends(span))}
+    found = {
+        s: (span.give_up_reason, span.attempts) for span in held for s in range(*_span_range(span))
+    }
     assert found == oracle
     again = PendingDeadLetters()
     for first, last, attempts, reason_ in held.to_rows():
         again.add([(first, last)], Reason(reason_), attempts)
     assert again.to_rows() == held.to_rows()
-    assert list(_each(held.subtract_from([asked]))) == [s for s in range(*asked) if s not in oracle]
+    assert list(_expand_ranges(held.subtract_from([asked]))) == [
+        s for s in range(*asked) if s not in oracle
+    ]
     inside = [s for s in range(*asked) if s in oracle]
     front = held.next_batch(*asked)
     assert (front is None) == (not inside)
@@ -242,20 +252,20 @@ def test_it_is_what_single_messages_would_be(
         ranges, reason, attempts = front
         assert ranges[0][0] == inside[0]
         expected = [s for s in inside if oracle[s] == (reason, attempts)]
-        assert list(_each(ranges)) == expected
+        assert list(_expand_ranges(ranges)) == expected
     if oracle:
         assert held.first_sequence == min(oracle)
 
 
-def _ends(span: Any) -> tuple[int, int]:
+def _span_range(span: Any) -> tuple[int, int]:
     return span.first, span.last
 
 
-def _each(ranges: Ranges) -> list[int]:
+def _expand_ranges(ranges: Ranges) -> list[int]:
     return [sequence for first, last in ranges for sequence in range(first, last)]
 
 
-def test_of_very_much_that_is_given_up_no_more_is_looked_at_than_is_tried() -> None:
+def test_next_batch_inspects_bounded_number_of_ranges() -> None:
     unburied = PendingDeadLetters()
     unburied.add([(at, at + 1) for at in range(0, 4_000, 2)], Reason.TERMINATED, 1)
     unburied.add([(at, at + 1) for at in range(1, 4_000, 2)], Reason.MAX_DELIVERIES, 2)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from simplebus.core.limits import (
-    FRAME_BYTES_MIN,
-    SCAN_MESSAGES_MAX,
     BACKOFF_TICKS_MAX,
+    FRAME_BYTES_MIN,
     REDELIVERY_PIECES,
     REDELIVERY_PLAIN_BYTES,
     REDELIVERY_PLAIN_MESSAGES,
+    SCAN_MESSAGES_MAX,
     SEND_BYTES,
 )
 from simplebus.core.redelivery.ack_timer import Span
@@ -28,10 +28,10 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.behaviour.wire_peer import BrokerHarness, build_batch, numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Message,
-    publish_envelopes,
-    connect,
     channel_envelope,
+    connect,
     connect_version2,
+    publish_envelopes,
     subscribe,
 )
 from tests.support.oracles import build_frame, parse_frame, split_frames
@@ -40,7 +40,7 @@ from tests.support.strategies import MESSAGE
 ACK_TIMEOUT = 6
 
 
-class Line:
+class SubscriptionHarness:
     """One class's ring, one subscription to it, and the outbox at its end."""
 
     def __init__(
@@ -111,14 +111,14 @@ class Line:
         self.subscription.check_invariants()
 
 
-def test_an_outbox_with_nothing_in_it_is_idle() -> None:
+def test_empty_outbox_is_idle() -> None:
     outbox = Outbox(5)
     assert outbox.is_idle
     assert bytes(outbox.peek(0)) == b""
     assert (outbox.pending_bytes, outbox.sent_bytes) == (0, 0)
 
 
-def test_replies_go_out_in_order_and_in_pieces() -> None:
+def test_replies_are_sent_in_order_across_partial_writes() -> None:
     outbox = Outbox(5)
     outbox.queue_reply(b"one")
     outbox.queue_reply(b"two")
@@ -134,16 +134,16 @@ def test_replies_go_out_in_order_and_in_pieces() -> None:
     assert (outbox.is_idle, outbox.pending_bytes, outbox.sent_bytes) == (True, 0, 11)
 
 
-def test_new_messages_leave_as_one_piece_without_a_copy() -> None:
-    line = Line()
+def test_new_messages_are_sent_in_one_piece_without_copy() -> None:
+    line = SubscriptionHarness()
     line.publish(*numbered(100))
     piece = line.outbox.peek(0)
     assert len(split_frames(bytes(piece))[0]) == 100
     assert line.outbox.pending_bytes == 0
 
 
-def test_showing_is_not_sending() -> None:
-    line = Line()
+def test_peek_does_not_send() -> None:
+    line = SubscriptionHarness()
     line.publish(*numbered(3))
     for _ in range(2):
         assert len(split_frames(bytes(line.outbox.peek(0)))[0]) == 3
@@ -155,8 +155,8 @@ def test_showing_is_not_sending() -> None:
     assert line.outbox.is_idle
 
 
-def test_taking_no_byte_sends_no_message() -> None:
-    line = Line()
+def test_write_of_zero_bytes_sends_no_message() -> None:
+    line = SubscriptionHarness()
     line.publish(*numbered(3))
     piece = line.outbox.peek(0)
     line.outbox.mark_sent(0, 0)
@@ -167,8 +167,8 @@ def test_taking_no_byte_sends_no_message() -> None:
 
 
 @pytest.mark.parametrize("most", range(1, 46))
-def test_a_stream_cut_at_any_byte_goes_on_behind_it(most: int) -> None:
-    line, whole = Line(), Line()
+def test_stream_continues_after_cut_at_any_byte(most: int) -> None:
+    line, whole = SubscriptionHarness(), SubscriptionHarness()
     for each in (line, whole):
         each.publish(b"a", b"bc", b"def")
     expected = whole.take()
@@ -178,10 +178,10 @@ def test_a_stream_cut_at_any_byte_goes_on_behind_it(most: int) -> None:
     assert begun + line.take() == expected
 
 
-def test_the_rest_of_a_cut_frame_outlives_its_place_in_the_ring() -> None:
-    line = Line()
+def test_rest_of_cut_frame_survives_release_from_ring() -> None:
+    line = SubscriptionHarness()
     line.publish(b"first", b"second")
-    frame = line.ring.frame(0)
+    frame = line.ring.copy_frame(0)
     begun = line.take(5)
     assert line.outbox.pending_bytes == len(frame) - 5
     line.ack(0, 1)
@@ -189,28 +189,28 @@ def test_the_rest_of_a_cut_frame_outlives_its_place_in_the_ring() -> None:
     assert (begun + line.take())[: len(frame)] == frame
 
 
-def test_the_tick_a_message_is_sent_in_is_its_timer_index() -> None:
-    line = Line()
+def test_timer_index_is_the_tick_of_sending() -> None:
+    line = SubscriptionHarness()
     line.tick(4)
     line.publish(b"a", b"b")
     line.tick(3)
-    half = len(line.ring.frame(0))
+    half = len(line.ring.copy_frame(0))
     frames = [line.take(half)]
     line.tick()
     frames.append(line.take())
     assert [parse_frame(frame)[3] for frame in frames] == [7 % ACK_TIMEOUT, 8 % ACK_TIMEOUT]
 
 
-def test_the_frame_cut_by_a_tick_carries_the_tick_it_was_begun_in() -> None:
-    line = Line()
+def test_frame_cut_by_tick_keeps_its_first_tick() -> None:
+    line = SubscriptionHarness()
     line.publish(b"a")
     begun = line.take(3)
     line.tick()
     assert parse_frame(begun + line.take())[3] == 0
 
 
-def test_a_message_comes_again_after_growing_pauses_until_it_is_acknowledged() -> None:
-    line = Line()
+def test_redelivers_with_growing_backoff_until_acked() -> None:
+    line = SubscriptionHarness()
     line.tick(2)
     line.publish(b"a")
     assert line.ids() == [0]
@@ -224,8 +224,8 @@ def test_a_message_comes_again_after_growing_pauses_until_it_is_acknowledged() -
     assert (statistics.acknowledged, statistics.in_flight) == (1, 0)
 
 
-def test_a_pause_is_never_shorter_than_the_ack_timeout() -> None:
-    line = Line()
+def test_backoff_is_at_least_the_ack_timeout() -> None:
+    line = SubscriptionHarness()
     line.subscription.delivery_policy = DeliveryPolicy(ack_timeout_ticks=BACKOFF_TICKS_MAX + 5)
     line.publish(b"a")
     assert line.ids() == [0]
@@ -233,8 +233,8 @@ def test_a_pause_is_never_shorter_than_the_ack_timeout() -> None:
     assert list(line.ticks_with_deliveries(3 * pause)) == [pause, 2 * pause, 3 * pause]
 
 
-def test_the_next_pause_counts_from_when_the_peer_took_it() -> None:
-    line = Line()
+def test_ack_timeout_starts_when_message_is_written() -> None:
+    line = SubscriptionHarness()
     line.publish(b"a")
     assert line.ids() == [0]
     line.tick(10)  # Due at 6, taken at 10: again at 10 + 12.
@@ -242,8 +242,8 @@ def test_the_next_pause_counts_from_when_the_peer_took_it() -> None:
     assert list(line.ticks_with_deliveries(30)) == [22]
 
 
-def test_what_is_due_is_queued_once_however_long_the_peer_takes_nothing() -> None:
-    line = Line()
+def test_overdue_message_is_queued_once_for_stalled_peer() -> None:
+    line = SubscriptionHarness()
     line.publish(*numbered(5))
     assert line.ids() == [0, 1, 2, 3, 4]
     line.tick(500)
@@ -251,8 +251,8 @@ def test_what_is_due_is_queued_once_however_long_the_peer_takes_nothing() -> Non
     assert line.ids() == []
 
 
-def test_only_what_is_not_acknowledged_comes_again() -> None:
-    line = Line()
+def test_redelivers_only_unacked_messages() -> None:
+    line = SubscriptionHarness()
     line.publish(*numbered(10))
     assert len(line.ids()) == 10
     line.ack(0, 2)
@@ -264,8 +264,8 @@ def test_only_what_is_not_acknowledged_comes_again() -> None:
     assert line.ticks_with_deliveries(12) == {18: [6, 7, 8]}
 
 
-def test_an_ack_of_what_is_due_and_not_yet_taken_again_keeps_it_from_coming() -> None:
-    line = Line()
+def test_ack_cancels_queued_redelivery() -> None:
+    line = SubscriptionHarness()
     line.publish(*numbered(4))
     assert len(line.ids()) == 4
     line.tick(6)
@@ -273,8 +273,8 @@ def test_an_ack_of_what_is_due_and_not_yet_taken_again_keeps_it_from_coming() ->
     assert line.ids() == [0, 3]
 
 
-def test_messages_sent_in_different_ticks_come_again_in_different_ticks() -> None:
-    line = Line()
+def test_redelivery_ticks_follow_send_ticks() -> None:
+    line = SubscriptionHarness()
     for number in range(3):
         line.publish(b"%d" % number)
         assert line.ids() == [number]
@@ -282,8 +282,8 @@ def test_messages_sent_in_different_ticks_come_again_in_different_ticks() -> Non
     assert line.ticks_with_deliveries(8) == {6: [0], 7: [1], 8: [2]}
 
 
-def test_a_redelivered_frame_differs_in_its_timer_index_only() -> None:
-    line = Line()
+def test_redelivered_frame_differs_only_in_timer_index() -> None:
+    line = SubscriptionHarness()
     line.publish(b"same\r\n")
     first = line.take()
     line.tick(7)
@@ -292,8 +292,8 @@ def test_a_redelivered_frame_differs_in_its_timer_index_only() -> None:
     assert (parse_frame(first)[3], parse_frame(again)[3]) == (0, 7 % ACK_TIMEOUT)
 
 
-def test_redeliveries_go_before_new_messages_and_in_bounded_copies() -> None:
-    line = Line()
+def test_redeliveries_precede_new_messages_in_bounded_copies() -> None:
+    line = SubscriptionHarness()
     line.publish(*numbered(20, size=100_000))
     assert line.ids() == list(range(20))
     line.tick(6)
@@ -303,8 +303,8 @@ def test_redeliveries_go_before_new_messages_and_in_bounded_copies() -> None:
     assert line.ids() == [*range(20), 20]
 
 
-def test_of_a_window_full_of_holes_little_is_copied_at_a_time() -> None:
-    line = Line()
+def test_fragmented_window_is_copied_in_small_parts() -> None:
+    line = SubscriptionHarness()
     count = 2 * REDELIVERY_PIECES + 100
     line.publish(*[b""] * 2 * count)
     assert len(line.ids()) == 2 * count
@@ -318,8 +318,8 @@ def test_of_a_window_full_of_holes_little_is_copied_at_a_time() -> None:
     assert sizes == [REDELIVERY_PIECES, REDELIVERY_PIECES, 100]
 
 
-def test_of_plain_messages_many_are_copied_at_a_time() -> None:
-    line = Line()
+def test_plain_redeliveries_are_copied_in_large_parts() -> None:
+    line = SubscriptionHarness()
     count = REDELIVERY_PLAIN_MESSAGES + 5
     line.publish(*[b""] * count)
     assert line.ids() == list(range(count))
@@ -329,8 +329,8 @@ def test_of_plain_messages_many_are_copied_at_a_time() -> None:
     assert line.ids() == list(range(count))
 
 
-def test_a_redelivery_cut_at_any_byte_goes_on_behind_it() -> None:
-    line = Line()
+def test_redelivery_continues_after_cut_at_any_byte() -> None:
+    line = SubscriptionHarness()
     line.publish(b"a", b"bc")
     assert line.ids() == [0, 1]
     line.tick(6)
@@ -341,22 +341,24 @@ def test_a_redelivery_cut_at_any_byte_goes_on_behind_it() -> None:
     assert leftover == b""
 
 
-def test_one_write_is_bounded() -> None:
-    line = Line()
+def test_size_of_one_write_is_bounded() -> None:
+    line = SubscriptionHarness()
     line.publish(*numbered(40, size=100_000))
     piece = line.outbox.peek(0)
     assert SEND_BYTES - 100_100 < len(piece) <= SEND_BYTES
     assert line.ids() == list(range(40))
 
 
-def test_classes_take_turns() -> None:
+def test_classes_are_served_in_turns() -> None:
     outbox = Outbox(5)
-    lines = [Line(outbox=outbox), Line(outbox=outbox)]
+    lines = [SubscriptionHarness(outbox=outbox), SubscriptionHarness(outbox=outbox)]
     for line in lines:
         line.publish(*numbered(30, size=100_000))
     order = []
     while piece := outbox.peek(0):
-        order.append(lines.index(next(ln for ln in lines if ln.subscription is outbox._peeked_source)))
+        order.append(
+            lines.index(next(ln for ln in lines if ln.subscription is outbox._peeked_source))
+        )
         outbox.mark_sent(len(piece), 0)
         for line in lines:
             line.check()
@@ -364,12 +366,12 @@ def test_classes_take_turns() -> None:
     assert outbox.is_idle
 
 
-def test_a_subscription_takes_over_what_a_former_one_left() -> None:
+def test_new_subscription_takes_over_backlog() -> None:
     former = AckWindow(floor=0)
     former.cursor = 6
     former.ack_range(0, 2)
     former.ack_range(3, 4)
-    line = Line(window=former, spans=[Span(0, 5, 1), Span(5, 6, 0)])
+    line = SubscriptionHarness(window=former, spans=[Span(0, 5, 1), Span(5, 6, 0)])
     line.publish(*numbered(8))
     line.ring.release(2)
     assert line.ids() == [2, 4, 5, 6, 7]
@@ -381,10 +383,10 @@ def test_a_subscription_takes_over_what_a_former_one_left() -> None:
     assert line.subscription.statistics().acknowledged == 5
 
 
-def test_what_a_policy_took_away_is_neither_sent_nor_sent_again() -> None:
-    line = Line()
+def test_dropped_messages_are_not_delivered() -> None:
+    line = SubscriptionHarness()
     line.publish(*numbered(6))
-    assert len(split_frames(line.take(3 * len(line.ring.frame(0))))[0]) == 3
+    assert len(split_frames(line.take(3 * len(line.ring.copy_frame(0))))[0]) == 3
     line.ack(1, 2)
     line.subscription.skip_to(5)
     line.ring.release(5)
@@ -396,8 +398,8 @@ def test_what_a_policy_took_away_is_neither_sent_nor_sent_again() -> None:
     assert line.ids() == [5]
 
 
-def test_a_subscription_that_is_gone_is_forgotten() -> None:
-    line = Line()
+def test_removed_subscription_leaves_outbox() -> None:
+    line = SubscriptionHarness()
     line.publish(b"a")
     line.outbox.remove(line.subscription)
     line.outbox.remove(line.subscription)
@@ -405,21 +407,25 @@ def test_a_subscription_that_is_gone_is_forgotten() -> None:
     assert line.take() == b""
 
 
-def test_work_that_nobody_was_told_about_is_noticed() -> None:
-    line = Line()
+def test_invariant_check_detects_unqueued_work() -> None:
+    line = SubscriptionHarness()
     line.ring.append(build_batch(build_frame(MESSAGE)), 0)
-    with pytest.raises(AssertionError, match="was not queued"):
+    with pytest.raises(AssertionError, match="is not queued"):
         line.subscription.check_invariants()
 
 
-def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
+def test_long_scan_without_matches_yields_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     count = 3 * SCAN_MESSAGES_MAX // 2
     contents = [channel_envelope("a", b"")] * count
-    connect_version2(bus, publish_envelopes(1, 0, *contents), publish_envelopes(1, count, channel_envelope("x", b"!")))
+    connect_version2(
+        bus,
+        publish_envelopes(1, 0, *contents),
+        publish_envelopes(1, count, channel_envelope("x", b"!")),
+    )
     options = {"channels": ["x"], "start": "earliest"}
     peer = connect_version2(bus, *[subscribe(1, n, **options) for n in range(1, 4)])
     looked, pick = 0, selection.select_messages
@@ -441,10 +447,12 @@ def test_a_backlog_that_is_not_for_anybody_is_looked_through_in_turns(
     assert {message.message_id for message in got} == {count}
 
 
-def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
+def test_reply_does_not_wait_for_end_of_scan() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
+    connect_version2(
+        bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX))
+    )
     peer = connect_version2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
     assert [said.kind for said in peer.receive_replies()] == ["subscribe"]
     assert not peer.session.outbox.is_idle
@@ -455,10 +463,12 @@ def test_an_answer_does_not_wait_for_the_end_of_a_look() -> None:
     assert peer.session.outbox.is_idle
 
 
-def test_who_is_looked_for_is_told_meanwhile_that_the_bus_is_there() -> None:
+def test_heartbeat_is_sent_during_long_scan() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX)))
+    connect_version2(
+        bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX))
+    )
     peer = connect_version2(bus, subscribe(1, 5, channels=["x"], start="earliest"), heartbeat=1)
     peer.receive_replies()
     bus.tick(3)

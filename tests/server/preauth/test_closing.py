@@ -75,7 +75,7 @@ async def told(places: int) -> AsyncIterator[tuple[Serving, list[Connection[Any]
     """A server whose NATS door has so many places, and five more that came than it has: all
     connections there were, and the peers, that know why they go and stay."""
     limits = NatsLimits(connections=places, auth_seconds=900)
-    settings = NatsSettings(limits, auth=NatsAuth(shared=USERS))
+    settings = NatsSettings(limits, auth=NatsAuth(shared_users=USERS))
     async with serving(Settings(), users=USERS, nats_port=0, nats=settings) as server:
         assert server.nats_door is not None
         connections: dict[Connection[Any], None] = {}

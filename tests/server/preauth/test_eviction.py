@@ -38,7 +38,7 @@ def crowded(most: int) -> contextlib.AbstractAsyncContextManager[Serving]:
         users=USERS,
         nats_port=0,
         nats=NatsSettings(
-            NatsLimits(connections=most, auth_seconds=900), auth=NatsAuth(shared=USERS)
+            NatsLimits(connections=most, auth_seconds=900), auth=NatsAuth(shared_users=USERS)
         ),
     )
 
@@ -87,7 +87,7 @@ async def test_who_has_a_token_is_let_in_while_strangers_hold_all_places(door: s
 @pytest.mark.parametrize("users", [USERS, None], ids=["users", "nobody"])
 async def test_who_is_refused_makes_no_room_for_others(users: Users | None) -> None:
     """Many that come in one turn of the loop."""
-    auth = NatsAuth(shared=users) if users is not None else NatsAuth()
+    auth = NatsAuth(shared_users=users) if users is not None else NatsAuth()
     settings = NatsSettings(NatsLimits(connections=3, auth_seconds=900), auth=auth)
     async with (
         serving(users=users, nats_port=0, nats=settings) as server,
