@@ -81,7 +81,7 @@ async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
                     yield wire
                 check(wire)
             except Exception as error:  # Kept out of the nursery, which would wrap it.
-                is_consequence = isinstance(error, BusConnectionError) and wire.end is not None
+                is_consequence = isinstance(error, BusConnectionError) and wire.end_error is not None
                 failure = _lost(wire) if is_consequence else error
             finally:
                 seconds = 0.0 if failure is not None else _GOODBYE_SECONDS
@@ -136,7 +136,7 @@ def _near_name(lane: str) -> str:
 
 def check(wire: Wire) -> None:
     """Raise BusConnectionError when the connection is lost."""
-    if wire.end is not None:
+    if wire.end_error is not None:
         raise _lost(wire)
 
 

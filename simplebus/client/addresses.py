@@ -1,7 +1,7 @@
-"""From an address to a connected socket, for both drivers.
+"""Addresses of servers, non-blocking connects, and the errors of a connection.
 
-Rule 1: nothing here waits. A driver starts a connection, waits in its own way, and finishes it.
-Rule 2: an error says where it was tried to connect, what happened, and what was expected there.
+Nothing here waits: a driver calls `start_connect`, waits until the socket is writable in its own
+way, and calls `finish_connect`.
 """
 
 from __future__ import annotations
@@ -23,43 +23,46 @@ log = logging.getLogger("simplebus.client")
 
 DEFAULT_PORT = 8888
 _SCHEME, _SECURE_SCHEME = "simplebus", "simplebuss"
-_UNDER_WAY = {0, errno.EINPROGRESS, errno.EWOULDBLOCK}
+_IN_PROGRESS_CODES = {0, errno.EINPROGRESS, errno.EWOULDBLOCK}
 
 AddressInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
-"""What getaddrinfo gives."""
+"""One entry of `socket.getaddrinfo`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a bus listens."""
+    """Address of a server."""
 
     host: str
     port: int = DEFAULT_PORT
     is_secure: bool = False
-    """Whether it is spoken to over TLS."""
+    """True to connect with TLS."""
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read `simplebus://host:port` or `host:port`, or `simplebuss://host:port` for TLS; an IPv6
-        host stands in brackets.
+        """Parse `simplebus://host:port`, `host:port`, or `simplebuss://host:port` for TLS.
 
-        Raises ValueError, with the text, for anything else, and TypeError for what is no text.
+        An IPv6 host is written in brackets. The default port is 8888.
+
+        Raises:
+            ValueError: If `text` is not an address.
+            TypeError: If `text` is not a str.
         """
         if not isinstance(text, str):
-            raise _no_address(text)
+            raise _address_type_error(text)
         expected = f"expected {_SCHEME}://host:port or host:port, an IPv6 host in brackets"
         try:
             parts = urlsplit(text if "://" in text else f"{_SCHEME}://{text}")
             host, port = parts.hostname, parts.port
         except ValueError as error:
             raise ValueError(
-                f"{_secretless(text)!r} is no address of a bus ({error}); {expected}"
+                f"{_hide_credentials(text)!r} is no address of a bus ({error}); {expected}"
             ) from None
         extra = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
         if "@" in parts.netloc:
-            expected += "; who one is stands elsewhere"
+            expected += "; pass user and password as arguments"
         if parts.scheme not in (_SCHEME, _SECURE_SCHEME) or not host or port == 0 or extra:
-            raise ValueError(f"{_secretless(text)!r} is no address of a bus; {expected}")
+            raise ValueError(f"{_hide_credentials(text)!r} is no address of a bus; {expected}")
         secure = parts.scheme == _SECURE_SCHEME
         return cls(host, DEFAULT_PORT if port is None else port, secure)
 
@@ -69,21 +72,26 @@ class Address:
         return f"{scheme}://{host}:{self.port}"
 
 
-def _secretless(text: str) -> str:
-    """An address without what may be a password."""
+def _hide_credentials(text: str) -> str:
+    """Return an address text without user and password."""
     return re.sub(r"(?<=//).*@|^[^/]*@", "…@", text)
 
 
-def _no_address(given: object) -> TypeError:
+def _address_type_error(given: object) -> TypeError:
     return TypeError(f"an address of a bus must be text, or several texts, got {given!r}")
 
 
 def parse_addresses(given: str | Iterable[str]) -> list[Address]:
-    """One address or several. Raises ValueError and TypeError for what is none."""
+    """Return one or several addresses.
+
+    Raises:
+        ValueError: If a text is not an address, or there is none.
+        TypeError: If `value` is neither a str nor an iterable of str.
+    """
     if isinstance(given, str):
         given = [given]
     elif not isinstance(given, Iterable):
-        raise _no_address(given)
+        raise _address_type_error(given)
     found = [Address.parse(text) for text in given]
     if not found:
         raise ValueError("no address of a bus was given, expected at least one")
@@ -91,7 +99,7 @@ def parse_addresses(given: str | Iterable[str]) -> list[Address]:
 
 
 def resolve_numeric(address: Address) -> list[AddressInfo]:
-    """The address's sockets when its host is a number; empty when a name must be looked up."""
+    """Return the socket addresses of a numeric host; an empty list for a host name."""
     try:
         return socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
@@ -101,14 +109,14 @@ def resolve_numeric(address: Address) -> list[AddressInfo]:
 
 
 def start_connect(info: AddressInfo) -> socket.socket:
-    """A socket on its way to be connected: wait until it is writable, then `finish`."""
+    """Return a socket that is connecting. When it is writable, call `finish_connect`."""
     family, kind, protocol, _, where = info
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        _raise_for(sock.connect_ex(where), accepted=_UNDER_WAY)
+        _check_error_code(sock.connect_ex(where), accepted=_IN_PROGRESS_CODES)
     except BaseException:
         sock.close()
         raise
@@ -116,17 +124,17 @@ def start_connect(info: AddressInfo) -> socket.socket:
 
 
 def finish_connect(sock: socket.socket) -> None:
-    """Raise OSError unless the socket, now writable, is connected."""
-    _raise_for(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), accepted={0})
+    """Raise OSError unless the socket, which is writable now, is connected."""
+    _check_error_code(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), accepted={0})
 
 
-def _raise_for(code: int, *, accepted: set[int]) -> None:
+def _check_error_code(code: int, *, accepted: set[int]) -> None:
     if code not in accepted:
         raise OSError(code, os.strerror(code))
 
 
 def connect_error(place: object, error: OSError | None) -> BusConnectionError:
-    """No connection could be made."""
+    """Return the error for a failed connect; `error` is None for a host without an address."""
     what = "it has no address" if error is None else error.strerror or str(error)
     return BusConnectionError(
         f"cannot connect to {place}: {what}; expected a simplebus server listening there"
@@ -134,41 +142,43 @@ def connect_error(place: object, error: OSError | None) -> BusConnectionError:
 
 
 def tls_error(place: object, error: OSError) -> BusConnectionError:
-    """There was no TLS handshake."""
+    """Return the error for a failed TLS handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return BusConnectionError(
             f"cannot connect to {place}: its certificate is not trusted "
-            f"({error.verify_message}); expected one that an authority of this program has signed, "
-            "for this host"
+            f"({error.verify_message}); expected one for this host, signed by an authority that "
+            "this program trusts"
         )
     what = getattr(error, "reason", None) or error.strerror or str(error) or "it hung up"
     return BusConnectionError(
         f"cannot connect to {place}: the TLS handshake failed ({what}); expected a simplebus "
-        "server that speaks TLS there"
+        "server with TLS there"
     )
 
 
-def connect_timeout_error(place: object, seconds: float, *, is_connected: bool) -> BusConnectionError:
-    """The time for connecting has passed."""
+def connect_timeout_error(
+    place: object, seconds: float, *, is_connected: bool
+) -> BusConnectionError:
+    """Return the error for a connect, or a Connect request, without an answer in time."""
     if not is_connected:
         return BusConnectionError(
-            f"cannot connect to {place}: nothing answered within {_shown(seconds)} s; expected a "
-            "simplebus server listening there"
+            f"cannot connect to {place}: nothing answered within {_format_seconds(seconds)} s; "
+            "expected a simplebus server listening there"
         )
     return BusConnectionError(
         f"connected to {place}, but no answer to the Connect frame came within "
-        f"{_shown(seconds)} s; "
+        f"{_format_seconds(seconds)} s; "
         "expected a simplebus server there"
     )
 
 
 def connection_lost_error(place: object, error: Exception | None) -> BusConnectionError:
-    """What became of a connection. `error` is None at its orderly end."""
+    """Return the error for a lost connection; `error` is None if the server closed it in order."""
     if isinstance(error, BusConnectionError):
         return error
     if error is None or isinstance(error, ConnectionError):
         how = "" if error is None else f" ({error.strerror or error})"
-        text = f"the bus at {place} closed the connection{how}; its log says why"
+        text = f"the server at {place} closed the connection{how}; see its log for the reason"
     elif isinstance(error, OSError):
         text = f"the connection to {place} is lost: {error.strerror or error}"
     else:
@@ -181,31 +191,36 @@ def connection_lost_error(place: object, error: Exception | None) -> BusConnecti
 def reconnect_failed_error(
     loss: BusConnectionError, problem: BusConnectionError, seconds: float | None
 ) -> BusConnectionError:
-    """There was no other connection after a loss; within so many seconds, or because of a refusal
-    that trying again would not change."""
-    within = "" if seconds is None else f" within {_shown(seconds)} s"
+    """Return the error for a connection that was lost and not replaced.
+
+    Args:
+        loss: The error of the lost connection.
+        problem: The error of the last attempt to reconnect.
+        seconds: Duration of the attempts; None if the last error was permanent.
+    """
+    within = "" if seconds is None else f" within {_format_seconds(seconds)} s"
     found = BusConnectionError(f"{loss}; no other connection was made{within}: {problem}")
     found.__cause__ = problem
     return found
 
 
 def log_forgotten_messages(place: object, count: int) -> None:
-    """A bus has come back without so many messages that it had confirmed."""
+    """Log a warning if the server has lost confirmed messages in a restart."""
     if count:
-        log.warning("the bus at %s has lost %d messages that it had confirmed", place, count)
+        log.warning("the server at %s has lost %d confirmed messages", place, count)
 
 
 def connection_closed_error(place: object) -> BusConnectionError:
-    """We ended the connection."""
-    return BusConnectionError(f"the connection to {place} was left")
+    """Return the error for a connection that this client closed."""
+    return BusConnectionError(f"the connection to {place} was closed: its block was left")
 
 
-def _shown(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{round(seconds, 2):g}"
 
 
 def unconfirmed_error(count: int, end: BusConnectionError) -> BusConnectionError:
-    """The bus was left with messages that it did not confirm."""
+    """Return the error for messages that were not confirmed before the bus was left."""
     what = "1 message was" if count == 1 else f"{count:,} messages were"
     found = BusConnectionError(f"{what} not confirmed by the bus: {end}")
     found.__cause__ = end

@@ -1,10 +1,4 @@
-"""How a value becomes a payload and back: a codec per type, made once.
-
-Rule 1: pydantic, protobuf and attrs are recognised by what their types can do, never imported.
-Rule 2: making a codec looks at the type, not at its fields: they may name types that do not exist
-        yet. What decoding needs of them is built on first use, or by `prepare`.
-Rule 3: whatever a payload makes a codec raise is a DecodeError. What is wrong with the type, not
-        with the payload, is raised as it is.
+"""Codecs: conversion of values to payloads and back.
 
     type                                                        its codecs, the default first
     ──────────────────────────────────────────────────────────────────────────────────────────
@@ -12,10 +6,10 @@ Rule 3: whatever a payload makes a codec raise is a DecodeError. What is wrong w
     pydantic model or dataclass                                 pydantic (JSON, by alias)
     protobuf message                                            protobuf
     bytes                                                       bytes, json, msgpack
-    what else msgspec knows (an enum, a datetime, list[int])    json, msgpack; no default
+    other types that msgspec supports (enum, list[int], …)      json, msgpack; no default
 
-The first row is checked when it is decoded, not when it is encoded: a Struct whose field holds a
-value of another type is encoded as it is, and refused by who reads it.
+pydantic, protobuf and attrs types are recognized by their methods; the libraries are never
+imported.
 """
 
 from __future__ import annotations
@@ -34,32 +28,50 @@ from simplebus.core.errors import BusError
 T = TypeVar("T")
 
 CodecName = Literal["json", "msgpack", "pydantic", "protobuf"]
-"""The codecs that can be asked for by name."""
+"""Names of the built-in codecs."""
 
-_NAMES: tuple[CodecName, ...] = get_args(CodecName)
-_MSGSPEC: tuple[CodecName, ...] = ("json", "msgpack")
-_SHOWN_BYTES = 40
-_SHOWN_REASON = 300
+_CODEC_NAMES: tuple[CodecName, ...] = get_args(CodecName)
+_MSGSPEC_CODECS: tuple[CodecName, ...] = ("json", "msgpack")
+_PAYLOAD_BYTES_SHOWN = 40
+_REASON_CHARACTERS_SHOWN = 300
 
-_OWN_CODEC = "give codec= an object with name, encode(value) and decode(payload)"
+_CUSTOM_CODEC_HINT = "give codec= an object with name, encode(value) and decode(payload)"
 
 
 class Codec(Protocol[T]):
-    """What turns values of a type into payloads and back. Anything with these three is one."""
+    """Protocol of a codec. Any object with these three members is one.
+
+    Example:
+        class CsvCodec:
+            name = "csv"
+
+            def encode(self, value: list[str]) -> bytes:
+                return ",".join(value).encode()
+
+            def decode(self, payload: bytes) -> list[str]:
+                return payload.decode().split(",")
+    """
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Name of the codec in error messages."""
 
     def encode(self, value: T) -> bytes:
-        """The value as a payload. Raises TypeError for a value of another type."""
+        """Return the payload of `value`.
+
+        Raises:
+            TypeError: If `value` has another type.
+        """
 
     def decode(self, payload: bytes) -> T:
-        """The payload as a value. Whatever it raises says that the payload is none."""
+        """Return the value of `payload`.
+
+        Any exception means that the payload is invalid; the caller gets it as a DecodeError.
+        """
 
 
 class DecodeError(BusError):
-    """A payload is no value of the type that its class is bound to."""
+    """A payload is not a value of the type that its class is bound to."""
 
     def __init__(
         self,
@@ -73,20 +85,20 @@ class DecodeError(BusError):
     ) -> None:
         super().__init__(sentence)
         self.payload = payload
-        """What came, whole."""
+        """The complete payload."""
         self.type = type_
-        """What was expected."""
+        """The expected type."""
         self.codec = codec
-        """The name of the codec that could not read it."""
+        """Name of the codec."""
         self.class_id = class_id
-        """None when the codec was used by itself, or the class is bound by name alone."""
+        """Class id; None if the class is bound by name only, or the codec was called directly."""
         self.class_name = class_name
-        """None when the codec was used by itself, or the class is bound by id alone."""
+        """Class name; None if the class is bound by id only, or the codec was called directly."""
         self.message: object = None
-        """The message that held it, when it came from a subscription, or is a reply."""
+        """The received Message; None if the codec was called directly."""
 
     def of_reply(self, reply: Any) -> DecodeError:
-        """The same about a reply, whose class is not the one that its type is bound to."""
+        """Return a copy of this error for a reply, whose class is not the class of its type."""
         found = DecodeError(
             f"a reply is{str(self).partition(' is')[2]}",
             payload=self.payload,
@@ -99,9 +111,24 @@ class DecodeError(BusError):
 
 
 class LibraryCodec(Generic[T]):
-    """A codec for values of exactly one type, whose work a library does."""
+    """Codec for values of exactly one type, implemented by a library.
 
-    __slots__ = ("_build_decoder", "_built", "_runtime_type", "decode", "encode_exact", "name", "type")
+    Creating it inspects the type, but not its fields, because field types may be defined later. The
+    library's decoder is built on first use or by `prepare`.
+
+    The json and msgpack codecs check types when they decode, not when they encode: a Struct whose
+    field holds a value of another type is encoded, and rejected by the receiver.
+    """
+
+    __slots__ = (
+        "_build_decoder",
+        "_library_decoder",
+        "_runtime_type",
+        "decode",
+        "encode_exact",
+        "name",
+        "type",
+    )
 
     def __init__(
         self,
@@ -114,16 +141,20 @@ class LibraryCodec(Generic[T]):
         self.type = type_
         self.name: CodecName = name
         self.encode_exact = encode_exact
-        """`encode` without its look at the value's type: for who has looked already."""
+        """`encode` without its type check, for callers that have checked the type."""
         self.decode: Callable[[bytes], T] = make_decoder(self)
-        """The payload as a value. Raises DecodeError."""
+        """Return the value of a payload. Raises DecodeError."""
         self._runtime_type = runtime_type(type_)
         self._build_decoder = build
         self._library_decoder: Callable[[bytes], T] | None = None
-        """The library's decoder; None until it is needed."""
+        """The library's decoder; None until it is built."""
 
     def encode(self, value: T) -> bytes:
-        """The value as a payload. Raises TypeError for a value of another type, or a subclass."""
+        """Return the payload of `value`.
+
+        Raises:
+            TypeError: If the type of `value` is another one or a subclass.
+        """
         if type(value) is not self._runtime_type:
             raise TypeError(
                 f"the {self.name} codec of {format_type(self.type)} takes values of exactly type "
@@ -132,7 +163,7 @@ class LibraryCodec(Generic[T]):
         return self.encode_exact(value)
 
     def prepare(self) -> Callable[[bytes], T]:
-        """Build the library's decoder, once. Raises what is wrong with the type's fields."""
+        """Build the library's decoder. Raises the library's error if a field's type is invalid."""
         if self._library_decoder is None:
             try:
                 self._library_decoder = self._build_decoder()
@@ -149,7 +180,7 @@ class LibraryCodec(Generic[T]):
 
 
 class _BytesCodec:
-    """Payloads as they are."""
+    """Codec that returns payloads unchanged."""
 
     __slots__ = ()
     name = "bytes"
@@ -172,45 +203,49 @@ class _BytesCodec:
 
 
 BYTES_CODEC: Codec[bytes] = _BytesCodec()
-"""The codec of those who want the payload as it is."""
+"""The default codec of bytes."""
 
 
 def find_codec(type_: type[T], name: CodecName | None = None) -> Codec[T]:
-    """A codec for a type: the one asked for, or the type's default.
+    """Return the codec `name` for a type, or the default codec of the type.
 
-    Raises TypeError when there is none, ValueError for a name that is no codec's.
+    Raises:
+        TypeError: If the type has no such codec.
+        ValueError: If `name` is not the name of a codec.
     """
-    if name is not None and name not in _NAMES:
-        raise ValueError(f"there is no codec {name!r}; expected one of {_listed(_NAMES)}")
-    runtime_type(type_)  # Anything that is no class is refused here.
+    if name is not None and name not in _CODEC_NAMES:
+        raise ValueError(
+            f"there is no codec {name!r}; expected one of {_format_choices(_CODEC_NAMES)}"
+        )
+    runtime_type(type_)  # Raises for anything that is not a class.
     if name is None and type_ is bytes:
         return cast(Codec[T], BYTES_CODEC)
     default = find_default_codec_name(type_)
-    choices = _MSGSPEC if default in (None, "json") else (default,)
+    choices = _MSGSPEC_CODECS if default in (None, "json") else (default,)
     if name is not None and name not in choices:
         raise TypeError(
-            f"the {name} codec does not take {shown_type(type_)}; expected {_listed(choices)}, "
-            f"or {_OWN_CODEC}"
+            f"the {name} codec does not take {format_type(type_)}; "
+            f"expected {_format_choices(choices)}, or {_CUSTOM_CODEC_HINT}"
         )
-    if default is None and not _is_known_to_msgspec(type_):
+    if default is None and not _is_supported_by_msgspec(type_):
         raise TypeError(
             f"no codec takes {format_type(type_)}: json and msgpack take msgspec.Struct, dataclass, "
             "attrs, TypedDict and NamedTuple types, pydantic and protobuf their own; for another, "
-            f"{_OWN_CODEC}; where a decorator makes the class one of these, the binding decorator "
-            "stands above it"
+            f"{_CUSTOM_CODEC_HINT}; if a decorator makes the class one of these, put the binding "
+            "decorator above it"
         )
     chosen = name or default
     if chosen is None:
         raise TypeError(
-            f"{shown_type(type_)} has no codec of its own; ask for {_listed(_MSGSPEC)} by codec=, "
-            f"or {_OWN_CODEC}"
+            f"{format_type(type_)} has no codec of its own; "
+            f"ask for {_format_choices(_MSGSPEC_CODECS)} by codec=, or {_CUSTOM_CODEC_HINT}"
         )
-    encode, build = _MAKERS[chosen](type_)
+    encode, build = _CODEC_FACTORIES[chosen](type_)
     return LibraryCodec(type_, name=chosen, encode_exact=encode, build=build)
 
 
 def find_default_codec_name(type_: object) -> CodecName | None:
-    """The codec that a type gets when none is asked for. None when it has to be."""
+    """Return the name of a type's default codec; None if there is no default."""
     if hasattr(type_, "SerializeToString") and hasattr(type_, "FromString"):
         return "protobuf"
     if hasattr(type_, "model_validate_json") or hasattr(type_, "__pydantic_validator__"):
@@ -235,7 +270,7 @@ def make_decoder(
     class_id: int | None = None,
     class_name: str | None = None,
 ) -> Callable[[bytes], T]:
-    """The codec's `decode`, where whatever a payload makes it raise is a DecodeError."""
+    """Return a function that calls the codec's `decode` and raises any error as DecodeError."""
     decode: Callable[[bytes], T] | None = None
 
     def decode_or_explain(payload: bytes) -> T:
@@ -247,8 +282,9 @@ def make_decoder(
         except Exception as error:
             expected = codec.type if isinstance(codec, LibraryCodec) else type_
             raise DecodeError(
-                f"a message{_of_class(class_id, class_name)} is no {shown_type(expected)} by the "
-                f"{codec.name} codec: {_reason(error)}; its payload is {_shown_payload(payload)}",
+                f"a message{_format_class(class_id, class_name)} is no {format_type(expected)} "
+                f"by the {codec.name} codec: {_format_error(error)}; "
+                f"its payload is {_format_payload(payload)}",
                 payload=payload,
                 type_=expected,
                 codec=codec.name,
@@ -260,7 +296,11 @@ def make_decoder(
 
 
 def runtime_type(type_: object) -> type:
-    """What `type(value)` is for this type's values. Raises TypeError for what is no class."""
+    """Return `type(value)` of the values of a type, which differs for generics and TypedDicts.
+
+    Raises:
+        TypeError: If `type_` is not a class.
+    """
     own = get_origin(type_) or type_
     if not isinstance(own, type) or own in (types.UnionType, Annotated):
         raise TypeError(
@@ -271,12 +311,12 @@ def runtime_type(type_: object) -> type:
 
 
 def is_typed_dict(type_: object) -> bool:
-    """Whether this is a TypedDict of typing or of typing_extensions."""
+    """Return True for a TypedDict of typing or typing_extensions."""
     return isinstance(type_, type) and dict in type_.__bases__ and hasattr(type_, "__total__")
 
 
 def format_type(type_: object) -> str:
-    """A type as errors name it: as it is imported, builtins without their module."""
+    """Return the name of a type for messages: with its module, except for builtins."""
     if not isinstance(type_, type):
         return repr(type_)
     if type_.__module__ == "builtins":
@@ -284,17 +324,17 @@ def format_type(type_: object) -> str:
     return f"{type_.__module__}.{type_.__qualname__}"
 
 
-# How each library encodes a value, and how it builds a decoder for a type once that is needed.
-_Maker = Callable[[Any], tuple[Callable[[Any], bytes], Callable[[], Callable[[bytes], Any]]]]
+# Returns the encoder of a type, and a function that builds its decoder on first use.
+_CodecFactory = Callable[[Any], tuple[Callable[[Any], bytes], Callable[[], Callable[[bytes], Any]]]]
 
-_JSON = msgspec.json.Encoder()
-_MSGPACK = msgspec.msgpack.Encoder()
+_JSON_ENCODER = msgspec.json.Encoder()
+_MSGPACK_ENCODER = msgspec.msgpack.Encoder()
 
 
-def _pydantic(
+def _create_pydantic_codec(
     type_: Any,
 ) -> tuple[Callable[[Any], bytes], Callable[[], Callable[[bytes], Any]]]:
-    """By alias and without computed fields: what is written is what validation reads."""
+    """Encode by alias and without computed fields, so that validation accepts the result."""
     if hasattr(type_, "model_validate_json"):
         return (
             lambda value: value.model_dump_json(by_alias=True, round_trip=True).encode(),
@@ -314,40 +354,44 @@ def _pydantic(
     )
 
 
-_MAKERS: dict[str, _Maker] = {
-    "json": lambda type_: (_JSON.encode, lambda: msgspec.json.Decoder(type_).decode),
-    "msgpack": lambda type_: (_MSGPACK.encode, lambda: msgspec.msgpack.Decoder(type_).decode),
-    "pydantic": _pydantic,
+_CODEC_FACTORIES: dict[str, _CodecFactory] = {
+    "json": lambda type_: (_JSON_ENCODER.encode, lambda: msgspec.json.Decoder(type_).decode),
+    "msgpack": lambda type_: (
+        _MSGPACK_ENCODER.encode,
+        lambda: msgspec.msgpack.Decoder(type_).decode,
+    ),
+    "pydantic": _create_pydantic_codec,
     "protobuf": lambda type_: (type_.SerializeToString, lambda: type_.FromString),
 }
 
 
-def _is_known_to_msgspec(type_: object) -> bool:
+def _is_supported_by_msgspec(type_: object) -> bool:
     own = get_origin(type_) or type_
     return not isinstance(msgspec.inspect.type_info(own), msgspec.inspect.CustomType)
 
 
-def _of_class(class_id: int | None, class_name: str | None) -> str:
+def _format_class(class_id: int | None, class_name: str | None) -> str:
     words = [str(class_id)] if class_id is not None else []
     words += [repr(class_name)] if class_name is not None else []
     return f" of class {' '.join(words)}" if words else ""
 
 
-def _reason(error: Exception) -> str:
-    """What a library said, on one line, without what it says every time."""
+def _format_error(error: Exception) -> str:
+    """Return a library's error on one line, without the links that pydantic adds."""
     lines = (line.strip() for line in str(error).splitlines())
     text = " ".join(line for line in lines if line and not line.startswith("For further"))
-    if len(text) > _SHOWN_REASON:
-        text = f"{text[:_SHOWN_REASON]}…"
+    if len(text) > _REASON_CHARACTERS_SHOWN:
+        text = f"{text[:_REASON_CHARACTERS_SHOWN]}…"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _shown_payload(payload: bytes) -> str:
-    if len(payload) <= _SHOWN_BYTES:
+def _format_payload(payload: bytes) -> str:
+    if len(payload) <= _PAYLOAD_BYTES_SHOWN:
         return repr(bytes(payload))
-    return f"{len(payload)} bytes, the first {_SHOWN_BYTES} {bytes(payload[:_SHOWN_BYTES])!r}"
+    shown = bytes(payload[:_PAYLOAD_BYTES_SHOWN])
+    return f"{len(payload)} bytes, the first {_PAYLOAD_BYTES_SHOWN} {shown!r}"
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _format_choices(names: tuple[str, ...]) -> str:
     *most, last = map(repr, names)
     return f"{', '.join(most)} or {last}" if most else last

@@ -1,6 +1,7 @@
-"""The blocks that a bus is there within: context managers that say so when they are left out.
+"""Context managers that explain a missing `with` or `async with`.
 
-Rule 1: who uses the block itself as if it were the bus is told how the block begins.
+`simplebus.connect(…)` returns a context manager, not a bus. Using it as a bus raises an
+AttributeError that shows the right statement.
 """
 
 from __future__ import annotations
@@ -20,28 +21,30 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Told:
-    """Answers for what is not there."""
+class _NotEnteredGuard:
+    """Base class that raises a helpful error for attributes of the object that `with` returns."""
 
     _entry_hint: str
 
-    if not TYPE_CHECKING:  # A type checker tells by itself.
+    if not TYPE_CHECKING:  # A type checker reports the missing attribute itself.
 
         def __getattr__(self, name: str) -> object:
-            raise not_entered_error(name, self._begins)
+            raise not_entered_error(name, self._entry_hint)
 
 
-def not_entered_error(name: str, begins: str) -> AttributeError:
-    """Somebody has asked a block for something that is the bus's."""
-    return AttributeError(f"{name!r} is asked of what is no bus yet: enter it first, {begins}")
+def not_entered_error(name: str, entry_hint: str) -> AttributeError:
+    """Return the error for an attribute access before the `with` statement."""
+    return AttributeError(
+        f"{name!r} was used before the context manager was entered; expected {entry_hint}"
+    )
 
 
-class Block(_Told, AbstractAsyncContextManager[T]):
-    """An `async with` block."""
+class GuardedAsyncContext(_NotEnteredGuard, AbstractAsyncContextManager[T]):
+    """Guarded context manager for `async with`."""
 
-    def __init__(self, inner: AbstractAsyncContextManager[T], begins: str) -> None:
+    def __init__(self, inner: AbstractAsyncContextManager[T], entry_hint: str) -> None:
         self._inner = inner
-        self._entry_hint = begins
+        self._entry_hint = entry_hint
 
     async def __aenter__(self) -> T:
         return await self._inner.__aenter__()
@@ -55,12 +58,12 @@ class Block(_Told, AbstractAsyncContextManager[T]):
         return await self._inner.__aexit__(kind, error, traceback)
 
 
-class BlockingBlock(_Told, AbstractContextManager[T]):
-    """A `with` block."""
+class GuardedContext(_NotEnteredGuard, AbstractContextManager[T]):
+    """Guarded context manager for `with`."""
 
-    def __init__(self, inner: AbstractContextManager[T], begins: str) -> None:
+    def __init__(self, inner: AbstractContextManager[T], entry_hint: str) -> None:
         self._inner = inner
-        self._entry_hint = begins
+        self._entry_hint = entry_hint
 
     def __enter__(self) -> T:
         return self._inner.__enter__()
@@ -75,16 +78,16 @@ class BlockingBlock(_Told, AbstractContextManager[T]):
 
 
 def guarded_async_context(
-    begins: str,
+    entry_hint: str,
 ) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, GuardedAsyncContext[T]]]:
-    """What `asynccontextmanager` makes of a function, and how such a block begins."""
+    """Return a decorator like `asynccontextmanager`; errors show the statement `entry_hint`."""
 
     def decorate(function: Callable[P, AsyncIterator[T]]) -> Callable[P, GuardedAsyncContext[T]]:
         make = asynccontextmanager(function)
 
         @functools.wraps(function)
         def block(*args: P.args, **options: P.kwargs) -> GuardedAsyncContext[T]:
-            return GuardedAsyncContext(make(*args, **options), begins)
+            return GuardedAsyncContext(make(*args, **options), entry_hint)
 
         return block
 
@@ -92,16 +95,16 @@ def guarded_async_context(
 
 
 def guarded_context(
-    begins: str,
+    entry_hint: str,
 ) -> Callable[[Callable[P, Iterator[T]]], Callable[P, GuardedContext[T]]]:
-    """What `contextmanager` makes of a function, and how such a block begins."""
+    """Return a decorator like `contextmanager`; errors show the statement `entry_hint`."""
 
     def decorate(function: Callable[P, Iterator[T]]) -> Callable[P, GuardedContext[T]]:
         make = contextmanager(function)
 
         @functools.wraps(function)
         def block(*args: P.args, **options: P.kwargs) -> GuardedContext[T]:
-            return GuardedContext(make(*args, **options), begins)
+            return GuardedContext(make(*args, **options), entry_hint)
 
         return block
 

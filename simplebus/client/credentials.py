@@ -1,8 +1,7 @@
-"""How a client comes in: whom it trusts over TLS, and who it says it is.
+"""Credentials and TLS settings of a client.
 
-Rule 1: what a program says goes before its environment; a secret is never part of an address, and
-never shown.
-Rule 2: nothing here waits, and no connection is made.
+Arguments take precedence over environment variables. Secrets are never part of an address and never
+shown.
 """
 
 from __future__ import annotations
@@ -29,34 +28,45 @@ ENVIRONMENT_VARIABLES = {
     "cert": "SIMPLEBUS_TLS_CERT",
     "key": "SIMPLEBUS_TLS_KEY",
 }
-"""Where the environment says what, beside SIMPLEBUS_CREDENTIALS, which names a file."""
+"""Environment variable of each field of `Access`."""
 CREDENTIALS_VARIABLE = "SIMPLEBUS_CREDENTIALS"
+"""Environment variable with the path of a credentials file."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a client shows, and whom it trusts. Raises ValueError for what contradicts itself.
+    """Credentials and TLS settings of a client.
 
-    Give it to `simplebus.connect` as `access=`. It is used for every address; the part about TLS
-    for those that begin with `simplebuss://`.
+    Pass it to `simplebus.connect` as `access=`. The TLS fields apply to addresses that start with
+    `simplebuss://`.
+
+    Raises:
+        ValueError: If fields contradict each other, for example a password without a user.
+
+    Example:
+        access = simplebus.Access(user="ada", password=secret, ca="/etc/simplebus/ca.pem")
+        async with simplebus.connect("simplebuss://bus.example.com", access=access) as bus:
+            ...
     """
 
     user: str = ""
-    """Who it is, with `password`."""
+    """User name; authenticates together with `password`."""
     password: str = field(default="", repr=False)
+    """Password of the user."""
     token: str = field(default="", repr=False)
-    """Or this alone."""
+    """Token that authenticates without a user name."""
     ca: str = ""
-    """A file of authorities, as PEM, that may have signed the bus's certificate; empty for those
-    that the system trusts."""
+    """PEM file of the authorities that sign the server's certificate; empty for those of the
+    system.
+    """
     cert: str = ""
-    """A file with this program's own certificate, as PEM, for a bus that asks for one."""
+    """PEM file with the client's certificate, for a server that requires one."""
     key: str = ""
-    """Its key, where it does not stand in the same file."""
+    """PEM file with the key of `cert`, unless `cert` contains the key."""
     context: ssl.SSLContext | None = field(default=None, repr=False)
-    """What decides instead of these three."""
+    """TLS context that is used instead of `ca`, `cert` and `key`."""
 
     def __post_init__(self) -> None:
         if self.password and not self.user:
@@ -68,24 +78,39 @@ class Access:
 
     @property
     def auth(self) -> Auth | None:
-        """What the Connect says; None for nothing."""
+        """Credentials for the Connect request; None without any."""
         if self.token:
             return Auth(token=self.token)
         return Auth(user=self.user, password=self.password) if self.user else None
 
     def tls(self) -> ssl.SSLContext:
-        """What decides whom to trust. Raises OSError, naming the file that is no good."""
+        """Return the TLS context.
+
+        Raises:
+            OSError: If a certificate or key file cannot be read. The message names the file.
+        """
         if self.context is not None:
             return self.context
-        made = _read(self.ca, lambda: ssl.create_default_context(cafile=self.ca or None))
+        made = _read_pem(self.ca, lambda: ssl.create_default_context(cafile=self.ca or None))
         made.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.cert:
-            _read(self.cert, lambda: made.load_cert_chain(self.cert, self.key or None))
+            _read_pem(self.cert, lambda: made.load_cert_chain(self.cert, self.key or None))
         return made
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Access:
-        """What the environment says. Raises ValueError, and OSError for a file that is no good."""
+        """Return the settings of the environment variables SIMPLEBUS_USER, SIMPLEBUS_PASSWORD and
+        so on.
+
+        Variables replace the values of the file that SIMPLEBUS_CREDENTIALS names.
+
+        Args:
+            environment: The variables; by default `os.environ`.
+
+        Raises:
+            ValueError: If settings contradict each other or the file is invalid.
+            OSError: If the file cannot be read.
+        """
         said: dict[str, Any] = {
             name: environment[variable]
             for name, variable in ENVIRONMENT_VARIABLES.items()
@@ -101,21 +126,31 @@ class Access:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Access:
-        """Read a TOML file with any of user, password, token, ca, cert and key; files in it are
-        relative to its folder. Raises ValueError, naming it, for another key, and where it holds a
-        secret that others may read; OSError when it cannot be read."""
+        """Read a TOML file with any of the keys user, password, token, ca, cert and key.
+
+        Paths in the file are relative to its folder.
+
+        Args:
+            path: Path of the file. If it holds a password or token, only its owner may have
+                access to it.
+
+        Raises:
+            ValueError: If the file has another key, or holds a secret that others may read.
+            OSError: If the file cannot be read.
+        """
         path = Path(path)
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             try:
                 said = toml.loads(file.read().decode("utf-8-sig"))
             except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise ValueError(f"{path} is no TOML: {error}") from None
+                raise ValueError(f"{path} is not valid TOML: {error}") from None
         known = [each.name for each in fields(cls) if each.name != "context"]
         for name, value in said.items():
             if name not in known or not isinstance(value, str):
                 raise ValueError(
-                    f"{path}: {name!r} is no text that stands there, expected {', '.join(known)}"
+                    f"{path}: unknown or non-text setting {name!r}; "
+                    f"expected texts for {', '.join(known)}"
                 )
         if said.keys() & {"password", "token"} and mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ValueError(f"{path} holds a secret that others may read; chmod 600 it")
@@ -135,9 +170,16 @@ def resolve_access(
     token: str | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Access:
-    """What `connect` goes by: what it is told, else the environment. Raises as `Access` does."""
+    """Return the settings for a connection: the arguments, else the environment.
+
+    Raises:
+        ValueError: If `access` is given together with another argument, or settings contradict.
+        OSError: If a file of the environment cannot be read.
+    """
     if access is not None and any(each is not None for each in (user, password, token, tls)):
-        raise ValueError("access was given beside user, password, token or tls, expected either")
+        raise ValueError(
+            "got access= together with user=, password=, token= or tls=; expected only one of them"
+        )
     found = access if access is not None else Access.from_environment()
     if user is not None or token is not None:
         found = replace(found, user=user or "", password=password or "", token=token or "")
@@ -147,12 +189,12 @@ def resolve_access(
 
 
 def start_tls(sock: socket.socket, where: Address, access: Access | None) -> TlsSocket:
-    """TLS on a connected socket, before its handshake. Raises OSError."""
+    """Wrap a connected socket in TLS, before its handshake. Raises OSError."""
     return TlsSocket(sock, (access or Access()).tls(), server_name=where.host)
 
 
 def continue_handshake(tls: TlsSocket) -> bool:
-    """Go on with the handshake; whether it is made. Raises OSError."""
+    """Continue the TLS handshake. Return True when it is complete. Raises OSError."""
     try:
         tls.handshake()
     except BlockingIOError:
@@ -160,11 +202,11 @@ def continue_handshake(tls: TlsSocket) -> bool:
     return True
 
 
-def _read(path: str, read: Callable[[], T]) -> T:
-    """Raises OSError, naming the file that is no good."""
+def _read_pem(path: str, read: Callable[[], T]) -> T:
+    """Call `read`; convert its errors to an OSError that names the file."""
     try:
         return read()
     except ssl.SSLError as error:
-        raise OSError(f"{path} holds no certificate or key as PEM: {error.reason}") from None
+        raise OSError(f"{path} has no valid PEM certificate or key: {error.reason}") from None
     except OSError as error:
         raise OSError(error.errno, f"{path} cannot be read: {error.strerror}") from None

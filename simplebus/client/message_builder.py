@@ -61,7 +61,7 @@ class BusFullError(BusError):
     """A `publish_nowait` would have had to wait. Nothing was published."""
 
 
-class Outbound:
+class MessageBuilder:
     """What one bus knows of the classes that it publishes to."""
 
     def __init__(self, core: ClientCore, registry: Registry) -> None:
@@ -77,7 +77,7 @@ class Outbound:
 
     # Classes -------------------------------------------------------------------------------------
 
-    def ask(self, what: Binding[Any] | str) -> OpenRequest:
+    def name_class(self, what: Binding[Any] | str) -> OpenRequest:
         """Name a class to the bus: one whose id is not known."""
         if isinstance(what, str):
             return self._core.name_classes(what)
@@ -85,11 +85,11 @@ class Outbound:
         named = what.name if what.class_id is None else NamedClass(what.class_id, what.name)
         return self._core.name_classes(named)
 
-    def binding(self, type_: type[Any]) -> Binding[Any]:
+    def get_binding(self, type_: type[Any]) -> Binding[Any]:
         """A type's binding. Raises UnboundTypeError."""
         return self._registry.bindings[type_]
 
-    def known_id(self, what: Binding[Any] | str | int) -> int | None:
+    def find_class_id(self, what: Binding[Any] | str | int) -> int | None:
         """The id of a class; None when the bus has to be asked for it first."""
         if isinstance(what, int):
             return what
@@ -104,7 +104,7 @@ class Outbound:
             return what.class_id
         return self.class_id_by_name.get(what.name)
 
-    def hurry(self, what: Binding[Any] | str | int) -> int | None:
+    def poll_class_id(self, what: Binding[Any] | str | int) -> int | None:
         """The id of a class if the bus has answered by now; otherwise it was asked."""
         assert not isinstance(what, int)
         name = what if isinstance(what, str) else what.name
@@ -112,9 +112,9 @@ class Outbound:
         if asked is None or (asked.is_done and asked.error is not None):
             self._hurried[name] = self.ask(what)
             return None
-        return self.learn(what) if asked.is_done else None
+        return self.store_class_id(what) if asked.is_done else None
 
-    def learn(self, what: Binding[Any] | str) -> int:
+    def store_class_id(self, what: Binding[Any] | str) -> int:
         """The bus has answered `ask`: the id of that class, which is known from now on."""
         name = what if isinstance(what, str) else what.name
         assert name is not None
@@ -124,20 +124,20 @@ class Outbound:
         self.class_id_by_name[name] = class_id
         return class_id
 
-    def route(self, binding: Binding[Any], class_id: int) -> PublishRoute:
+    def add_route(self, binding: Binding[Any], class_id: int) -> PublishRoute:
         """From now on values of this type go that way."""
         found = self.route_by_type[binding.type] = binding.encode, class_id
         return found
 
     # Messages ------------------------------------------------------------------------------------
 
-    def payload(self, value: object) -> bytes:
+    def encode_payload(self, value: object) -> bytes:
         """A value by its type's codec, whatever its class; bytes as they are."""
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         return self._registry.bindings[type(value)].encode(value)
 
-    def envelope(
+    def build_envelope(
         self,
         *,
         channel: str = "",
@@ -162,13 +162,13 @@ class Outbound:
         return Envelope(
             channel=check_name(arguments.check_text("channel", channel)) if channel else "",
             key=_bytes("key", key) if key else b"",
-            headers=pairs(headers),
-            expires_ms=None if expires is None else milliseconds("expires", expires),
-            not_before_ms=None if delay is None else milliseconds("delay", delay),
+            headers=header_pairs(headers),
+            expires_ms=None if expires is None else to_milliseconds("expires", expires),
+            not_before_ms=None if delay is None else to_milliseconds("delay", delay),
         )
 
 
-def milliseconds(name: str, seconds: float) -> int:
+def to_milliseconds(name: str, seconds: float) -> int:
     """Seconds as the wire has them. Raises ValueError for what is no span of time.
 
     None is as long as the wire can say: what is longer, for ever included, is cut to it.
@@ -176,7 +176,7 @@ def milliseconds(name: str, seconds: float) -> int:
     return round(min(arguments.check_seconds(name, seconds) * 1000, _MILLISECONDS_MAX))
 
 
-def pairs(headers: Headers | None) -> tuple[tuple[str, str], ...]:
+def header_pairs(headers: Headers | None) -> tuple[tuple[str, str], ...]:
     """Headers as an envelope has them. Raises TypeError for what is no text."""
     if not headers:
         return ()

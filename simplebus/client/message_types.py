@@ -217,7 +217,7 @@ class Registry:
         other = "" if base is None else f" ({format_type(base)} is, but for its exact type alone)"
         return UnboundTypeError(
             f"{format_type(type_)} is bound to no class{other}; bind it once, before its first use: "
-            f"{'simplebus' if self is DEFAULT else 'registry'}.bind({line})"
+            f"{'simplebus' if self is DEFAULT_REGISTRY else 'registry'}.bind({line})"
         )
 
     def __repr__(self) -> str:
@@ -353,8 +353,8 @@ def _suggested_name(own: type) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", word).lower()
 
 
-DEFAULT = Registry()
+DEFAULT_REGISTRY = Registry()
 """The registry of a program that names none."""
 
-bind = DEFAULT.bind
-message = DEFAULT.message
+bind = DEFAULT_REGISTRY.bind
+message = DEFAULT_REGISTRY.message

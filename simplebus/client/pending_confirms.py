@@ -19,18 +19,18 @@ _KEPT_MAX = 100
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
+class ConfirmWaiter:
     """Somebody who waits for the positions first..last."""
 
     first: int
     last: int
-    wake: Callable[[], None]
+    on_done: Callable[[], None]
     is_done: bool = False
     """Whether all of them are confirmed or refused."""
-    has_left: bool = False
+    is_cancelled: bool = False
     """Whether it does not wait any more: what is refused is no concern of its."""
-    refused: list[RefusedError] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
+    refusals: list[RefusedError] = field(default_factory=list)
+    refused_positions: list[int] = field(default_factory=list)
     """Those of what was refused."""
 
 
@@ -38,21 +38,21 @@ class Confirms:
     """The waiters of one bus, and the refusals that are nobody's."""
 
     def __init__(self) -> None:
-        self._waiters: deque[Waiter] = deque()
+        self._waiters: deque[ConfirmWaiter] = deque()
         self._refused: dict[int, RefusedError] = {}
         """By position: those that a waiter may claim."""
         self._unclaimed: list[RefusedError] = []
         self._unclaimed_count = 0
 
     @property
-    def is_awaited(self) -> bool:
+    def has_waiters(self) -> bool:
         """Whether anybody waits."""
         return bool(self._waiters)
 
-    def wait_for(self, first: int, last: int, wake: Callable[[], None]) -> Waiter:
+    def add_waiter(self, first: int, last: int, on_done: Callable[[], None]) -> ConfirmWaiter:
         """Have `wake` called when positions first..last are through. No position may be below
         one that is waited for already; `first` above `last` claims no refusals."""
-        waiter = Waiter(first, last, wake)
+        waiter = ConfirmWaiter(first, last, on_done)
         self._waiters.append(waiter)
         return waiter
 
@@ -66,21 +66,21 @@ class Confirms:
             if self._refused:
                 self._claim(waiter)
             waiter.is_done = True
-            waiter.wake()
+            waiter.on_done()
         if self._refused:
-            awaited = next((w.first for w in waiters if not w.has_left), confirmed)
+            awaited = next((w.first for w in waiters if not w.is_cancelled), confirmed)
             self._set_aside(min(awaited, confirmed))
 
-    def leave(self, waiter: Waiter) -> None:
+    def leave(self, waiter: ConfirmWaiter) -> None:
         """It does not wait any longer. What was refused of its positions is nobody's."""
-        waiter.has_left = True
-        for error in waiter.refused:
+        waiter.is_cancelled = True
+        for error in waiter.refusals:
             self._keep(error)
 
     def wake_all(self) -> None:
         """The bus is gone for good: nobody is to wait any longer."""
         while self._waiters:
-            self._waiters.popleft().wake()
+            self._waiters.popleft().on_done()
 
     def take_unclaimed(self) -> ExceptionGroup[RefusedError] | None:
         """What was refused and was nobody's, if anything was."""
@@ -91,18 +91,18 @@ class Confirms:
         self._unclaimed, self._unclaimed_count = [], 0
         return group(kept, count)
 
-    def _claim(self, waiter: Waiter) -> None:
-        if waiter.has_left:
+    def _claim(self, waiter: ConfirmWaiter) -> None:
+        if waiter.is_cancelled:
             return
         if waiter.first == waiter.last:
             found = self._refused.pop(waiter.first, None)
             if found is not None:
-                waiter.refused.append(found)
-                waiter.positions.append(waiter.first)
+                waiter.refusals.append(found)
+                waiter.refused_positions.append(waiter.first)
         elif waiter.first < waiter.last:
             for position, error in self._taken(waiter.first, waiter.last + 1):
-                waiter.refused.append(error)
-                waiter.positions.append(position)
+                waiter.refusals.append(error)
+                waiter.refused_positions.append(position)
 
     def _set_aside(self, end: int | None) -> None:
         """Nobody will claim what was refused below `end`; None for all."""

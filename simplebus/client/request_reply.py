@@ -21,7 +21,7 @@ from typing import Any
 
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core.messages import Message
-from simplebus.client.message_builder import PublishOptions, pairs
+from simplebus.client.message_builder import PublishOptions, header_pairs
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.users.permissions import REPLIES
@@ -96,7 +96,7 @@ class Replies:
         self._count += 1
         request_id = str(self._count)
         ours = {REPLY_TO: self.channel, REPLY_CLASS: str(self.class_id), REQUEST_ID: request_id}
-        headers = (*pairs(about.get("headers")), *ours.items())
+        headers = (*header_pairs(about.get("headers")), *ours.items())
         said: PublishOptions = {"expires": timeout, **about, "headers": headers}
         asked = self._waiting[request_id] = Asked(request_id, said, wake)
         return asked

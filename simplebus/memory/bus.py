@@ -33,7 +33,7 @@ from simplebus.client.aio.connect import open_bus
 from simplebus.client.aio.transport import Endpoint
 from simplebus.client.context_guard import guarded_async_context, not_entered_error
 from simplebus.client.handler_errors import HandlerErrors
-from simplebus.client.message_types import DEFAULT, Registry
+from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
 from simplebus.core.broker.broker import Broker
 from simplebus.core.commit_log import CommitLog, Durability
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
@@ -81,7 +81,7 @@ class MemoryBus:
         settings: Settings | None = None,
         *,
         name: str | None = None,
-        registry: Registry = DEFAULT,
+        registry: Registry = DEFAULT_REGISTRY,
         raise_errors: bool = True,
         data_dir: str | PathLike[str] | None = None,
         durability: Durability | Literal["disk", "os", "memory"] = Durability.DISK,
@@ -354,8 +354,8 @@ class Exchange:
         wire = bus.connection
         try:
             while True:
-                wire.check()
-                wire.writer.push()
+                wire.check_open()
+                wire.writer.write_now()
                 if _is_through(bus):
                     return
                 await wire.changed.wait()

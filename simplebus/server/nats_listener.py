@@ -20,7 +20,7 @@ from simplebus.nats.errors import NatsError, too_many_connections
 from simplebus.nats.protocol.handshake import introduction
 from simplebus.nats.server.server import Front, adopt
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.slow_consumers import PublisherStall, StallablePublisher
+from simplebus.nats.server.slow_consumer_count import PublisherStall, StallablePublisher
 from simplebus.nats.server.users import NatsAuth, certificate_name_index
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import process

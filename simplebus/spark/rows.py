@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from simplebus.client.message_builder import milliseconds, pairs
+from simplebus.client.message_builder import to_milliseconds, header_pairs
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX
@@ -133,8 +133,8 @@ def _envelope(about: Mapping[str, Any], otherwise: str) -> Envelope | None:
     return Envelope(
         channel=check_name(channel) if channel else "",
         key=key.encode() if isinstance(key, str) else key or b"",
-        headers=pairs(texts),
-        expires_ms=None if expiry is None else milliseconds("expiry", expiry),
+        headers=header_pairs(texts),
+        expires_ms=None if expiry is None else to_milliseconds("expiry", expiry),
     )
 
 

@@ -76,7 +76,7 @@ def test_a_loss_says_where_and_how() -> None:
     reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
     broken = RemoteProtocolError(Reason.FRAME_TOO_LONG, "a frame is 9 bytes long")
     for error, expected in (
-        (None, "the bus at simplebus://127.0.0.1:7 closed the connection; its log"),
+        (None, "the server at simplebus://127.0.0.1:7 closed the connection; see its log"),
         (reset, "closed the connection (Connection reset by peer); its log"),
         (OSError(errno.ETIMEDOUT, "timed out"), "127.0.0.1:7 is lost: timed out"),
         (broken, "127.0.0.1:7 has ended: frame_too_long: a frame is 9 bytes long"),
@@ -89,15 +89,21 @@ def test_a_loss_says_where_and_how() -> None:
 
 def test_what_was_tried_is_said_at_the_end() -> None:
     where = Address("127.0.0.1", 7)
-    loss, problem = addresses.connection_lost_error(where, None), addresses.connect_timeout_error(where, 4.999, is_connected=False)
-    assert "its log says why; no other connection was made within 60 s: cannot connect to" in str(
-        addresses.reconnect_failed_error(loss, problem, 60)
+    loss, problem = (
+        addresses.connection_lost_error(where, None),
+        addresses.connect_timeout_error(where, 4.999, is_connected=False),
+    )
+    assert (
+        "see its log for the reason; no other connection was made within 60 s: cannot connect to"
+        in str(addresses.reconnect_failed_error(loss, problem, 60))
     )
     assert "nothing answered within 5 s" in str(problem)
     assert str(addresses.unconfirmed_error(1, addresses.connection_closed_error(where))).startswith(
         "1 message was not confirmed"
     )
-    assert str(addresses.unconfirmed_error(2000, loss)).startswith("2,000 messages were not confirmed")
+    assert str(addresses.unconfirmed_error(2000, loss)).startswith(
+        "2,000 messages were not confirmed"
+    )
 
 
 def test_several_addresses_are_read() -> None:

@@ -27,8 +27,8 @@ from simplebus.client.codecs import (
     DecodeError,
     LibraryCodec,
     find_codec,
-    make_decoder,
     find_default_codec_name,
+    make_decoder,
 )
 from simplebus.core.errors import BusError
 
@@ -445,17 +445,33 @@ class Plain:
 @pytest.mark.parametrize(
     ("attempt", "raised", "text"),
     [
-        (lambda: find_codec(Struct, "yaml"), ValueError, "there is no codec 'yaml'; expected one of"),  # type: ignore[arg-type]
-        (lambda: find_codec(Struct, "pydantic"), TypeError, "expected 'json' or 'msgpack', or give"),
+        (
+            lambda: find_codec(Struct, "yaml"),
+            ValueError,
+            "there is no codec 'yaml'; expected one of",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: find_codec(Struct, "pydantic"),
+            TypeError,
+            "expected 'json' or 'msgpack', or give",
+        ),
         (
             lambda: find_codec(Model, "msgpack"),
             TypeError,
             "Model; expected 'pydantic', or give codec=",
         ),
         (lambda: find_codec(PydanticData, "json"), TypeError, "Data; expected 'pydantic', or give"),
-        (lambda: find_codec(Proto, "json"), TypeError, "Proto; expected 'protobuf', or give codec="),
+        (
+            lambda: find_codec(Proto, "json"),
+            TypeError,
+            "Proto; expected 'protobuf', or give codec=",
+        ),
         (lambda: find_codec(Plain), TypeError, "no codec takes .*Plain: json and msgpack take"),
-        (lambda: find_codec(Plain, "json"), TypeError, "no codec takes .*give codec= an object with"),
+        (
+            lambda: find_codec(Plain, "json"),
+            TypeError,
+            "no codec takes .*give codec= an object with",
+        ),
         (lambda: find_codec(int), TypeError, "int has no codec of its own; ask for 'json' or"),
         (lambda: find_codec(Opened | Closed), TypeError, "a class, got .*Closed; of a union bind"),  # type: ignore[arg-type]
         (lambda: find_codec("Struct"), TypeError, "a message's type is a class, got 'Struct'"),  # type: ignore[arg-type]

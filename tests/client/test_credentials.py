@@ -70,10 +70,14 @@ def test_a_file_says_the_same_and_the_environment_goes_before_it(tmp_path: Path)
     ("text", "mode", "sentence"),
     [
         ('password = "x"\nuser = "a"\n', 0o644, "holds a secret that others may read"),
-        ("user = 7\n", 0o600, "'user' is no text that stands there"),
-        ('pasword = "x"\n', 0o600, "'pasword' is no text that stands there, expected user"),
+        ("user = 7\n", 0o600, "unknown or non-text setting 'user'"),
+        (
+            'pasword = "x"\n',
+            0o600,
+            "unknown or non-text setting 'pasword'; expected texts for user",
+        ),
         ('password = "x"\n', 0o600, "a password was given without a user"),
-        ("user", 0o600, "is no TOML"),
+        ("user", 0o600, "is not valid TOML"),
     ],
 )
 def test_a_file_that_is_no_good_is_a_sentence(
@@ -88,7 +92,7 @@ def test_what_contradicts_itself_is_refused() -> None:
         Access(user="a", token="t")
     with pytest.raises(ValueError, match="a key was given without a certificate"):
         Access(key="k")
-    with pytest.raises(ValueError, match="access was given beside user"):
+    with pytest.raises(ValueError, match="got access= together with user="):
         resolve_access(Access(), user="a")
     assert resolve_access(None, user="a", password="b") == Access("a", "b")
     assert resolve_access(Access(token="t")).token == "t"
@@ -104,7 +108,10 @@ def test_a_certificate_that_cannot_be_used_is_named(authority: Authority, tmp_pa
     nothing.write_text("nothing")
     for access, sentence in (
         (Access(ca=str(tmp_path / "missing")), "missing cannot be read: No such file"),
-        (Access(ca=str(authority.path), cert=str(nothing)), f"{nothing} holds no certificate"),
+        (
+            Access(ca=str(authority.path), cert=str(nothing)),
+            f"{nothing} has no valid PEM certificate",
+        ),
     ):
         with pytest.raises(OSError, match=sentence):
             access.tls()

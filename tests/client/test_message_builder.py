@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simplebus.client.core.client import ClientCore
-from simplebus.client.message_builder import Outbound, milliseconds, pairs
+from simplebus.client.message_builder import MessageBuilder, to_milliseconds, header_pairs
 from simplebus.client.message_types import Registry
 from simplebus.client.request_reply import Replies
 from simplebus.client.subscribe_options import subscribe_request
@@ -20,16 +20,16 @@ from simplebus.core.protocol.requests import Start
 # Messages ----------------------------------------------------------------------------------------
 
 
-def outbound() -> Outbound:
-    return Outbound(ClientCore(), Registry())
+def outbound() -> MessageBuilder:
+    return MessageBuilder(ClientCore(), Registry())
 
 
 def test_a_message_of_which_nothing_is_said_has_no_envelope() -> None:
-    assert outbound().envelope(channel="", key=b"", headers={}, expires=None) is None
+    assert outbound().build_envelope(channel="", key=b"", headers={}, expires=None) is None
 
 
 def test_what_is_said_stands_in_the_envelope() -> None:
-    assert outbound().envelope(
+    assert outbound().build_envelope(
         channel="orders.eu", key=b"7", headers={"a": "b"}, expires=1.5, delay=0.25
     ) == Envelope(
         channel="orders.eu",
@@ -42,9 +42,9 @@ def test_what_is_said_stands_in_the_envelope() -> None:
 
 def test_one_channel_has_one_envelope() -> None:
     said = outbound()
-    assert said.envelope(channel="a.b") is said.envelope(channel="a.b")
+    assert said.build_envelope(channel="a.b") is said.build_envelope(channel="a.b")
     for number in range(5000):
-        said.envelope(channel=f"a.{number}")
+        said.build_envelope(channel=f"a.{number}")
     assert len(said._channels) <= 4096
 
 
@@ -53,28 +53,28 @@ def test_one_channel_has_one_envelope() -> None:
     [(0, 0), (0.0004, 0), (0.001, 1), (math.inf, 2**64 - 1), (1e300, 2**64 - 1), (5e-324, 0)],
 )
 def test_spans_of_time_are_cut_to_what_the_wire_can_say(seconds: float, expected: int) -> None:
-    assert milliseconds("expires", seconds) == expected
+    assert to_milliseconds("expires", seconds) == expected
 
 
 @pytest.mark.parametrize("seconds", [-0.001, -math.inf, math.nan])
 def test_what_is_no_span_of_time_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="delay must be seconds from 0 on, got"):
-        outbound().envelope(delay=seconds)
+        outbound().build_envelope(delay=seconds)
 
 
 def test_headers_are_pairs_of_texts_and_may_repeat() -> None:
-    assert pairs([("a", "1"), ("a", "2")]) == (("a", "1"), ("a", "2"))
-    assert pairs(None) == pairs({}) == ()
+    assert header_pairs([("a", "1"), ("a", "2")]) == (("a", "1"), ("a", "2"))
+    assert header_pairs(None) == header_pairs({}) == ()
     with pytest.raises(TypeError, match="a header is two texts, got 'a': 1"):
-        pairs({"a": 1})  # type: ignore[dict-item]
+        header_pairs({"a": 1})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("channel", ["a..b", "a.*", ".", "a b"])
 def test_a_channel_that_is_none_is_refused(channel: str) -> None:
     with pytest.raises(ValueError, match="channel"):
-        outbound().envelope(channel=channel)
+        outbound().build_envelope(channel=channel)
     with pytest.raises(ValueError, match="channel"):
-        outbound().envelope(channel=channel, key=b"x")
+        outbound().build_envelope(channel=channel, key=b"x")
 
 
 # Subscriptions -----------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_a_request_carries_what_its_reply_needs_beside_what_was_said() -> None:
     asked = asking.ask(about, timeout=2.5, wake=lambda: None)  # type: ignore[arg-type]
     assert asked.about["channel"] == "a.b"
     assert asked.about["expires"] == 2.5
-    assert dict(pairs(asked.about["headers"])) == {
+    assert dict(header_pairs(asked.about["headers"])) == {
         "mine": "too",
         "reply-to": asking.channel,
         "reply-class": "9",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from simplebus.client import message_types as module
 from simplebus.client.codecs import DecodeError
-from simplebus.client.message_types import DEFAULT, Binding, Registry, UnboundTypeError
+from simplebus.client.message_types import DEFAULT_REGISTRY, Binding, Registry, UnboundTypeError
 from simplebus.core.errors import BusError
 
 Item = TypeVar("Item")
@@ -217,7 +217,7 @@ def test_the_line_for_the_default_registry_is_said_by_its_public_name() -> None:
     with pytest.raises(
         UnboundTypeError, match=r": simplebus\.bind\(Plain, name=\"plain\", codec=…"
     ):
-        DEFAULT.binding_of(Plain)
+        DEFAULT_REGISTRY.binding_of(Plain)
 
 
 def test_a_local_type_is_called_as_its_function_calls_it(registry: Registry) -> None:
@@ -353,12 +353,12 @@ def test_registries_share_nothing() -> None:
     one.bind(ShopCreated, class_id=7)
     other.bind(ShopClosed, class_id=7)
     assert ShopClosed not in one.bindings
-    assert not DEFAULT.bindings.keys() & {ShopCreated, ShopClosed}
+    assert not DEFAULT_REGISTRY.bindings.keys() & {ShopCreated, ShopClosed}
 
 
 def test_the_modules_functions_use_the_default_registry() -> None:
-    assert module.bind == DEFAULT.bind
-    assert module.message == DEFAULT.message
+    assert module.bind == DEFAULT_REGISTRY.bind
+    assert module.message == DEFAULT_REGISTRY.message
 
 
 # A class that is defined again.

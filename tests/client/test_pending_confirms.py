@@ -21,18 +21,18 @@ def sentences(errors: list[RefusedError]) -> list[str]:
 def test_a_confirm_wakes_those_whom_it_covers_in_order() -> None:
     confirms, woken = Confirms(), []
     for position in range(5):
-        confirms.wait_for(position, position, lambda position=position: woken.append(position))
+        confirms.add_waiter(position, position, lambda position=position: woken.append(position))
     confirms.update(3, {})
     assert woken == [0, 1, 2]
-    assert confirms.is_awaited
+    assert confirms.has_waiters
     confirms.update(5, {})
     assert woken == [0, 1, 2, 3, 4]
-    assert not confirms.is_awaited
+    assert not confirms.has_waiters
 
 
 def test_many_are_through_when_the_last_of_them_is() -> None:
     confirms = Confirms()
-    waiter = confirms.wait_for(10, 19, lambda: None)
+    waiter = confirms.add_waiter(10, 19, lambda: None)
     confirms.update(19, {})
     assert not waiter.is_done
     confirms.update(20, {})
@@ -41,21 +41,21 @@ def test_many_are_through_when_the_last_of_them_is() -> None:
 
 def test_a_refusal_goes_to_who_waits_for_it() -> None:
     confirms = Confirms()
-    alone = confirms.wait_for(0, 0, lambda: None)
-    many = confirms.wait_for(1, 9, lambda: None)
+    alone = confirms.add_waiter(0, 0, lambda: None)
+    many = confirms.add_waiter(1, 9, lambda: None)
     confirms.update(1, {0: no(0), 7: no(7), 4: no(4)})
     confirms.update(10, {9: no(9)})
-    assert sentences(alone.refused) == ["of 0"]
-    assert sentences(many.refused) == ["of 4", "of 7", "of 9"]
+    assert sentences(alone.refusals) == ["of 0"]
+    assert sentences(many.refusals) == ["of 4", "of 7", "of 9"]
     assert confirms.take_unclaimed() is None
 
 
 def test_a_refusal_that_is_nobody_s_is_kept_for_the_next_who_asks() -> None:
     confirms = Confirms()
-    flush = confirms.wait_for(5, 4, lambda: None)
+    flush = confirms.add_waiter(5, 4, lambda: None)
     confirms.update(5, {3: no(3)})
     assert flush.is_done
-    assert not flush.refused
+    assert not flush.refusals
     with pytest.raises(ExceptionGroup, match="the bus refused 1 message") as caught:
         raise confirms.take_unclaimed() or AssertionError
     assert sentences(list(caught.value.exceptions)) == ["of 3"]
@@ -64,11 +64,11 @@ def test_a_refusal_that_is_nobody_s_is_kept_for_the_next_who_asks() -> None:
 
 def test_who_has_left_claims_nothing() -> None:
     confirms = Confirms()
-    first = confirms.wait_for(0, 0, lambda: None)
-    second = confirms.wait_for(1, 1, lambda: None)
+    first = confirms.add_waiter(0, 0, lambda: None)
+    second = confirms.add_waiter(1, 1, lambda: None)
     confirms.leave(first)
     confirms.update(2, {0: no(0), 1: no(1)})
-    assert not first.refused
+    assert not first.refusals
     confirms.leave(second)  # Cancelled in the moment in which it was woken.
     found = confirms.take_unclaimed()
     assert found is not None
@@ -87,7 +87,7 @@ def test_unclaimed_refusals_are_bounded_and_counted() -> None:
 
 def test_all_are_woken_when_the_bus_is_gone() -> None:
     confirms, woken = Confirms(), []
-    waiters = [confirms.wait_for(n, n, lambda: woken.append(1)) for n in range(3)]
+    waiters = [confirms.add_waiter(n, n, lambda: woken.append(1)) for n in range(3)]
     confirms.wake_all()
     assert len(woken) == 3
     assert not any(waiter.is_done for waiter in waiters)
@@ -108,7 +108,7 @@ def test_every_refusal_is_told_once(
     waiters, at = [], 0
     for size in sizes:
         if data.draw(st.booleans()):
-            waiters.append(confirms.wait_for(at, at + size - 1, lambda: None))
+            waiters.append(confirms.add_waiter(at, at + size - 1, lambda: None))
         at += size
     refused = {position for position in refused if position < total}
     confirmed = 0

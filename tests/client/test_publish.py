@@ -8,7 +8,7 @@ import pytest
 
 import simplebus
 from simplebus import BusFullError, LocalProtocolError, RefusedError
-from simplebus.client.aio.writer import WRITE_BYTES
+from simplebus.client.aio.writer import WRITE_BUFFER_BYTES
 from simplebus.core.protocol import frames
 from tests.client.bus_server import BusServer, until
 from tests.client.conftest import Run
@@ -106,7 +106,7 @@ def test_a_publish_that_waits_for_room_is_not_published_when_cancelled(run: Run)
     async def main() -> None:
         with false_bus(lambda kind, *_: b"" if kind == frames.CONNECT else confirm(0)) as mute:
             async with simplebus.connect(mute.address) as bus:
-                while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BYTES:
+                while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BUFFER_BYTES:
                     await bus.publish(b"x" * 9000, class_id=1, confirm=False)
                 published = bus.statistics().published
                 async with anyio.create_task_group() as tasks:

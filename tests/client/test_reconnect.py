@@ -18,7 +18,7 @@ import pytest
 import simplebus
 from load.ports import free_port
 from simplebus import BusConnectionError, Reason, RemoteProtocolError
-from simplebus.client.aio.writer import WRITE_BYTES
+from simplebus.client.aio.writer import WRITE_BUFFER_BYTES
 from simplebus.client.reconnect import PAUSE_SECONDS_MIN
 from simplebus.core.message_class.class_ids import candidate_ids
 from simplebus.core.protocol import frames
@@ -142,7 +142,7 @@ def test_publishers_wait_while_there_is_no_bus(run: Run, server: BusServer) -> N
                 with anyio.move_on_after(0.2) as patience:
                     await bus.publish(b"handed over", class_id=1)
                 assert patience.cancelled_caught
-                while bus.statistics().queued_bytes < WRITE_BYTES:
+                while bus.statistics().queued_bytes < WRITE_BUFFER_BYTES:
                     await bus.publish(b"x" * 1000, class_id=1, confirm=False)
                 with anyio.move_on_after(0.05) as patience:
                     await bus.publish(b"not handed over", class_id=1, confirm=False)
@@ -276,7 +276,7 @@ def test_a_bus_that_hangs_up_at_once_is_asked_ever_more_rarely(
 
     with caplog.at_level(logging.INFO, "simplebus.client"):
         run(main)
-    assert "closed the connection; its log says why; trying again" in caplog.text
+    assert "closed the connection; see its log for the reason; trying again" in caplog.text
     assert "connected again, to simplebus://127.0.0.1" in caplog.text
 
 
@@ -354,7 +354,7 @@ def test_messages_that_were_not_confirmed_are_counted_at_the_end(run: Run) -> No
                 for payload in NUMBERED:
                     await bus.publish(payload, class_id=1, confirm=False)
 
-    expected = "50 messages were not confirmed by the bus: the bus at .* closed the connection"
+    expected = "50 messages were not confirmed by the bus: the server at .* closed the connection"
     with pytest.raises(BusConnectionError, match=expected):
         run(main)
 

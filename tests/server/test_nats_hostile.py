@@ -16,7 +16,7 @@ import trio
 from simplebus.core.errors import Reason
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.server.server import NatsServer
-from simplebus.nats.server.slow_consumers import PublisherStall, StallablePublisher
+from simplebus.nats.server.slow_consumer_count import PublisherStall, StallablePublisher
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.nats_listener import NatsDoor
 from simplebus.server.run import Serving
@@ -318,7 +318,7 @@ async def test_publishers_of_the_binary_door_do_not_wait_where_others_would_wait
 
         def count(hold: PublisherStall, waiting: StallablePublisher) -> None:
             nonlocal waits
-            waits += not hold.others
+            waits += not hold.has_fast_receivers
             wait(hold, waiting)
 
         door.front.pace.waited_in_vain = count  # type: ignore[method-assign]

@@ -250,7 +250,7 @@ class NearBus:
             self._ask(at, likely if self._guesses > 1 else FETCH_MESSAGES_MAX)
             at += likely
         self._guesses = min(_GUESSES, self._guesses + 1)
-        self._wire.writer.push()
+        self._wire.writer.write_now()
 
     def _ask(self, at: int, count: int) -> None:
         request = self._core.fetch(self.class_id, at, count, with_times=True, create_class=False)

@@ -33,7 +33,7 @@ from simplebus.client.aio.transport import Endpoint
 from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.inbox import Inbox
-from simplebus.client.pending_confirms import Waiter
+from simplebus.client.pending_confirms import ConfirmWaiter
 from simplebus.core.errors import BusConnectionError, BusError, Reason, RefusedError
 from simplebus.core.limits import (
     DELIMITER_BYTES,
@@ -284,11 +284,11 @@ class FarBus:
         wanted = [(made.ranges, made.next_sequence, made.last_fingerprint) for made in planned]
         record, batches = self._numbering.record(wanted)
         waiter = self._put_record(record)
-        self._wire.writer.push()
+        self._wire.writer.write_now()
         for row, (made, batch) in enumerate(zip(planned, batches, strict=True)):
             known = before[row] if row < len(before) else None
             is_known = known is not None and known.made is made and known.batch == batch
-            if known is not None and is_known and not known.waiter.refused:
+            if known is not None and is_known and not known.waiter.refusals:
                 self._plan.append(known)
             else:
                 self._plan.append(_Announced(made, batch, waiter))
@@ -296,7 +296,7 @@ class FarBus:
     async def announced(self) -> list[Refusal]:
         waiter = self._plan[0].waiter
         await self._through(waiter)
-        return [Refusal(-1, error.code, error.sentence) for error in waiter.refused]
+        return [Refusal(-1, error.code, error.sentence) for error in waiter.refusals]
 
     def _put_record(self, record: Record) -> Waiter:
         position = self._core.publish(record.encode(), self._records.class_id, self._channel)
@@ -307,7 +307,7 @@ class FarBus:
         assert told.made is made, "sent before it was announced"
         self._numbering.sent(told.batch)
         self._put(made, told.batch)
-        self._wire.writer.push()
+        self._wire.writer.write_now()
 
     def _put(self, made: TargetBatch, batch: Batch) -> int:
         """Hand it over. Returns how many bytes it has."""
@@ -341,7 +341,7 @@ class FarBus:
 
     async def _confirmed(self) -> list[Refusal]:
         """Wait for all that was sent."""
-        self._wire.writer.push()
+        self._wire.writer.write_now()
         refusals = list[Refusal]()
         while self._sent:
             refusals += await self._first_through()
@@ -358,7 +358,7 @@ class FarBus:
                 error.code,
                 error.sentence,
             )
-            for position, error in zip(waiter.positions, waiter.refused, strict=True)
+            for position, error in zip(waiter.refused_positions, waiter.refusals, strict=True)
         ]
 
     async def _through(self, waiter: Waiter) -> None:
@@ -378,7 +378,7 @@ class _Announced:
 
     made: TargetBatch
     batch: Batch
-    waiter: Waiter
+    waiter: ConfirmWaiter
     """That of the record which told it first."""
 
 
@@ -509,7 +509,7 @@ class FarDoor:
             hops=terms.hops,
             frame_bytes_max=wire.core.accepted_frame_bytes_max,
         )
-        self._sent: deque[tuple[Waiter, TargetBatch]] = deque()
+        self._sent: deque[tuple[ConfirmWaiter, TargetBatch]] = deque()
         """What is not settled."""
         self._done = Signal()
 
@@ -561,7 +561,7 @@ class FarDoor:
                 )
         self._looked.note(self._near, made)
         self._sent.append((self._wire.confirms.wait_for(first, last, self._done.set), made))
-        self._wire.writer.push()
+        self._wire.writer.write_now()
 
     async def settle(self) -> list[Refusal]:
         waiter, _ = self._sent[0]
@@ -571,7 +571,7 @@ class FarDoor:
         self._sent.popleft()
         return [
             Refusal(self._at + position, error.code, error.sentence)
-            for position, error in zip(waiter.positions, waiter.refused, strict=True)
+            for position, error in zip(waiter.refused_positions, waiter.refusals, strict=True)
         ]
 
 

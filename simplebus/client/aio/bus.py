@@ -279,7 +279,7 @@ class Bus(Publisher):
         """
         arguments.check_integer("concurrency", concurrency, minimum=1, maximum=_CONCURRENCY_MAX)
         check_handler(handler, may_wait=True)
-        self.connection.check()
+        self.connection.check_open()
         subscription = self.subscribe(
             what,
             *channels,
@@ -299,7 +299,7 @@ class Bus(Publisher):
         handling = HandlerRunner(
             self, subscription, handler, failures=self.failures, concurrency=concurrency
         )
-        known = self._outbound.known_id(subscription.target.what)
+        known = self._outbound.find_class_id(subscription.target.what)
         if known is not None:
             handling.open(known)
         self._handler_runners.append(handling)
@@ -330,7 +330,7 @@ class Bus(Publisher):
         while answers < (QUIET_ANSWERS if self._handler_runners else 1):
             begun = self._started_count
             while not self.is_idle:
-                self.connection.check()
+                self.connection.check_open()
                 await self.connection.changed.wait()
             await self.flush()
             await self.connection.ask(self._core.sync)
@@ -380,7 +380,7 @@ class Bus(Publisher):
         Raises TimeoutError when none came in time, and what `publish` does.
         """
         decode = None if as_ is None else self._registry.bindings[as_].decode
-        self.connection.check()
+        self.connection.check_open()
         answered = anyio.Event()
         with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
             asking = await self._open_replies()
@@ -400,19 +400,19 @@ class Bus(Publisher):
         confirms, position = self.connection.confirms, self._core.published_position - 1
 
         def through() -> None:
-            if waiter.refused or not waiter.is_done:
+            if waiter.refusals or not waiter.is_done:
                 answered.set()
 
-        waiter = confirms.wait_for(position, position, through)
-        self._writer.push()  # Nobody waits for the next message to write this one with.
+        waiter = confirms.add_waiter(position, position, through)
+        self._writer.write_now()  # Nobody waits for the next message to write this one with.
         try:
             await answered.wait()
         finally:
             if not waiter.is_done:
                 confirms.leave(waiter)
-        if waiter.refused:
-            raise waiter.refused[0]
-        self.connection.check()
+        if waiter.refusals:
+            raise waiter.refusals[0]
+        self.connection.check_open()
 
     async def reply(self, message: Message[Any], value: object, *, confirm: bool = True) -> None:
         """Answer a request, and wait for the confirm unless told otherwise. Raises
@@ -420,11 +420,11 @@ class Bus(Publisher):
         replies are, and what `publish` does."""
         class_id, envelope = request_reply.reply_to(message)
         request_reply.check_home(class_id, envelope, await self.resolve_class_id(request_reply.CLASS))
-        payload = self._outbound.payload(value)
-        self.connection.check()
+        payload = self._outbound.encode_payload(value)
+        self.connection.check_open()
         if not confirm:
             if self._publish_buffer.published_bytes >= self._writer.free_until_bytes:
-                await self._writer.make_room()
+                await self._writer.wait_for_room()
             self._core.publish(payload, class_id, envelope)
             return
         position = self._core.publish(payload, class_id, envelope)

@@ -24,7 +24,7 @@ from simplebus.client.core import arguments
 from simplebus.client.core.client import ClientCore
 from simplebus.client.credentials import Access, resolve_access
 from simplebus.client.handler_errors import raise_errors
-from simplebus.client.message_types import DEFAULT, Registry
+from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
 from simplebus.client.reconnect import Schedule
 from simplebus.core.limits import (
     CLOSE_SECONDS,
@@ -76,7 +76,7 @@ async def connect(
     *,
     name: str | None = None,
     timeout: float = 5.0,
-    registry: Registry = DEFAULT,
+    registry: Registry = DEFAULT_REGISTRY,
     heartbeat: float = 10.0,
     reconnect: float | None = 60.0,
     frame_bytes: int = Limits().frame_bytes,
@@ -128,7 +128,7 @@ async def open_bus(
     *,
     name: str | None = None,
     timeout: float = 5.0,
-    registry: Registry = DEFAULT,
+    registry: Registry = DEFAULT_REGISTRY,
     heartbeat: float = 10.0,
     reconnect: float | None = 60.0,
     frame_bytes: int = Limits().frame_bytes,

@@ -94,7 +94,7 @@ class ClientConnection(ConnectionWaiters):
     async def run(self) -> None:
         """Move bytes, on one connection after the other, until `close` has ended."""
         with self._scope:
-            while self.end is None:
+            while self.end_error is None:
                 link = self._link
                 assert link is not None
                 try:
@@ -119,7 +119,7 @@ class ClientConnection(ConnectionWaiters):
 
     async def _replace(self) -> None:
         """The connection is lost: have another one, or be told that there will be none."""
-        if self.end is not None:
+        if self.end_error is not None:
             return
         self.core.connection_lost()
         self._after_receiving()  # What came before the end counts.
@@ -151,18 +151,18 @@ class ClientConnection(ConnectionWaiters):
     def disown(self, end: BusConnectionError) -> None:
         """This process is a child of the one that made the connection. Nobody is woken: what
         waits is the parent's."""
-        if self.end is None:
-            self.end = end
+        if self.end_error is None:
+            self.end_error = end
             self.writer.free_until_bytes = 0
             self.writer.transport = None
 
     def _over(self, end: BusConnectionError) -> None:
         """There will be no other connection: whoever waits learns so."""
-        if self.end is None:
-            self.end = end
+        if self.end_error is None:
+            self.end_error = end
             self.writer.free_until_bytes = 0
             self.core.fail_requests(end)
-            self.answer()
+            self.wake_answered()
             self.confirms.wake_all()
             for signal in (self.changed, *self._arrivals.values()):
                 signal.set()
@@ -185,14 +185,14 @@ class ClientConnection(ConnectionWaiters):
 
     def _after_receiving(self) -> None:
         refused = self.core.pop_refusals()
-        if refused or self.confirms.is_awaited:
+        if refused or self.confirms.has_waiters:
             self.confirms.update(self.core.confirmed_position, refused)
-        if self.awaited:
-            self.answer()
+        if self.pending_requests:
+            self.wake_answered()
         if (
             self.core.send_queue.queued_bytes
         ):  # A confirm has made room, or something was asked for.
-            self.writer.push()
+            self.writer.write_now()
         self.changed.set()
 
     async def _beat(self) -> None:
@@ -203,7 +203,7 @@ class ClientConnection(ConnectionWaiters):
                 continue
             await anyio.sleep(ACK_SECONDS)
             self._beating = self.core.ack_processed()
-            self.writer.push()
+            self.writer.write_now()
 
     async def _tick(self) -> None:
         """Say that we are there, and notice when the bus is not."""
@@ -213,7 +213,7 @@ class ClientConnection(ConnectionWaiters):
             except RemoteProtocolError as error:
                 self.lose(error)
                 return
-            self.writer.push()
+            self.writer.write_now()
             await anyio.sleep_until(due) if due < math.inf else await anyio.sleep_forever()
 
     # What subscriptions tell ---------------------------------------------------------------------
@@ -221,14 +221,14 @@ class ClientConnection(ConnectionWaiters):
     def opened(self, inbox: Inbox, arrived: WakeupEvent) -> None:
         """A subscription begins. The signal is set when there is something to look at."""
         self._arrivals[inbox] = arrived
-        self.writer.push_soon()
+        self.writer.write_soon()
 
     def closed(self, inbox: Inbox) -> None:
         """A subscription has ended."""
         arrived = self._arrivals.pop(inbox, None)
         if arrived is not None:
             arrived.set()  # Another task may wait for what will not come.
-        self.writer.push()
+        self.writer.write_now()
 
     def handed_out(self) -> None:
         """A consumer has got messages: it may have processed them before it asks again."""
@@ -239,7 +239,7 @@ class ClientConnection(ConnectionWaiters):
     def _acked(self) -> None:
         """A consumer has acknowledged by hand."""
         self.check_thread()
-        self.writer.push_due_acks()
+        self.writer.write_due_acks()
         self.handed_out()
 
     # The end -------------------------------------------------------------------------------------
@@ -266,5 +266,5 @@ class ClientConnection(ConnectionWaiters):
         """After `close`: an error if the bus did not confirm everything."""
         count = self.core.published_position - self.core.confirmed_position
         return (
-            addresses.unconfirmed_error(count, self.end or addresses.connection_closed_error(self._place)) if count else None
+            addresses.unconfirmed_error(count, self.end_error or addresses.connection_closed_error(self._place)) if count else None
         )

@@ -128,4 +128,4 @@ class HandlerRunner:
         else:
             message.ack()
             if is_reply:  # In one piece, and before we wait for anything.
-                self._bus.connection.writer.push()
+                self._bus.connection.writer.write_now()

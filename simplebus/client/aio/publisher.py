@@ -23,7 +23,7 @@ from simplebus.client.message_builder import (
     PublishOptions,
     BusFullError,
     DurabilityName,
-    Outbound,
+    MessageBuilder,
     PublishRoute,
 )
 from simplebus.client.message_types import Binding, Registry
@@ -43,8 +43,8 @@ class Publisher:
         self._publish_buffer = wire.core.publish_buffer
         self._writer = wire.writer
         self._registry = registry
-        self._outbound = Outbound(wire.core, registry)
-        self._routes, self._envelope = self._outbound.route_by_type, self._outbound.envelope
+        self._outbound = MessageBuilder(wire.core, registry)
+        self._routes, self._envelope = self._outbound.route_by_type, self._outbound.build_envelope
         self._append = wire.core.publish
         self._handler_runners: list[HandlerRunner] = []
 
@@ -78,13 +78,13 @@ class Publisher:
             id_ = class_id if type(class_id) is int else await self._class_id(class_id)
         envelope = self._envelope(**about) if about else None
         if confirm:
-            self.connection.check()
+            self.connection.check_open()
             position = self._core.publish(payload, id_, envelope)
             if refused := await self.connection.confirmed(position, position):
                 raise refused[0]
             return
         if self._publish_buffer.published_bytes >= self._writer.free_until_bytes:
-            await self._writer.make_room()
+            await self._writer.wait_for_room()
         self._append(payload, id_, envelope)
 
     def publish_nowait(
@@ -101,7 +101,7 @@ class Publisher:
             payload = message  # type: ignore[assignment]
             id_ = class_id if type(class_id) is int else self._class_id_nowait(class_id)
         envelope = self._envelope(**about) if about else None
-        if self._publish_buffer.published_bytes >= self._writer.free_until_bytes and not self._writer.has_room():
+        if self._publish_buffer.published_bytes >= self._writer.free_until_bytes and not self._writer.check_room():
             raise BusFullError("nothing was published: too much waits to be confirmed by the bus")
         return self._append(payload, id_, envelope)
 
@@ -127,12 +127,12 @@ class Publisher:
         envelope = self._envelope(**about) if about else None
         await anyio.lowlevel.checkpoint()
         if confirm:
-            self.connection.check()
+            self.connection.check_open()
         else:
-            await self._writer.make_room()
+            await self._writer.wait_for_room()
         first = self._core.published_position
         self._core.publish_runs(runs, envelope)
-        self._writer.push()
+        self._writer.write_now()
         if not confirm or self._core.published_position == first:
             return
         if refused := await self.connection.confirmed(first, self._core.published_position - 1):
@@ -153,16 +153,16 @@ class Publisher:
 
     async def resolve_class_id(self, what: Binding[Any] | int | str) -> int:
         """The id of a class, which the bus is asked for if it has a name. For this package."""
-        known = self._outbound.known_id(what)
+        known = self._outbound.find_class_id(what)
         if known is None:
             assert not isinstance(what, int)
-            await self.connection.ask(partial(self._outbound.ask, what))
-            known = self._outbound.learn(what)
+            await self.connection.ask(partial(self._outbound.name_class, what))
+            known = self._outbound.store_class_id(what)
         return known
 
     async def _class_id(self, class_id: int | str) -> int:
         """The class id that belongs to what the user has given."""
-        known = self._outbound.known_id(class_id)
+        known = self._outbound.find_class_id(class_id)
         if known is None:
             await self._wait_for_handlers()
             known = await self.resolve_class_id(class_id)
@@ -172,7 +172,7 @@ class Publisher:
         """The way of a type's values, found for the first time."""
         binding = self._registry.bindings[type_]
         await self._wait_for_handlers()
-        return self._outbound.route(binding, await self.resolve_class_id(binding))
+        return self._outbound.add_route(binding, await self.resolve_class_id(binding))
 
     async def _wait_for_handlers(self) -> None:
         while any(handling.is_opening for handling in self._handler_runners):
@@ -180,15 +180,15 @@ class Publisher:
 
     def _new_route_nowait(self, type_: type) -> PublishRoute:
         binding = self._registry.bindings[type_]
-        return self._outbound.route(binding, self._class_id_nowait(binding))
+        return self._outbound.add_route(binding, self._class_id_nowait(binding))
 
     def _class_id_nowait(self, what: Binding[Any] | int | str) -> int:
         """The same without waiting; the bus is asked, for the next time."""
-        known = self._outbound.known_id(what)
+        known = self._outbound.find_class_id(what)
         if known is None:
-            self.connection.check()
-            known = self._outbound.hurry(what)
-            self._writer.push_soon()
+            self.connection.check_open()
+            known = self._outbound.poll_class_id(what)
+            self._writer.write_soon()
         if known is None:
             raise BusFullError("nothing was published: the bus is yet to say the id of the class")
         return known

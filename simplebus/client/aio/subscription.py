@@ -131,7 +131,7 @@ class BaseSubscription(Entry[T]):
 
     def subscribe(self, class_id: int) -> None:
         """Begin, without waiting until the bus knows."""
-        self._connection.check()
+        self._connection.check_open()
         self._connection.opened(self.enter(class_id), self._messages_arrived)
 
     def unsubscribe(self, *, processed: bool) -> OpenRequest:
@@ -148,8 +148,8 @@ class BaseSubscription(Entry[T]):
         wire.check_thread()
         inbox.settle_previous(loop)
         if not inbox.is_empty:
-            wire.check()
-            wire.writer.push_due_acks()
+            wire.check_open()
+            wire.writer.write_due_acks()
             if self._returned_since_checkpoint >= MESSAGES_PER_TURN:
                 self._returned_since_checkpoint = 0
                 await anyio.lowlevel.checkpoint()
@@ -159,10 +159,10 @@ class BaseSubscription(Entry[T]):
         self._returned_since_checkpoint = 0
         inbox.has_waiting_consumer = True
         try:
-            wire.writer.push()  # Acknowledgements leave before we wait.
+            wire.writer.write_now()  # Acknowledgements leave before we wait.
             wire.changed.set()
             while inbox.is_empty:
-                wire.check()
+                wire.check_open()
                 await self._messages_arrived.wait()
         finally:
             inbox.has_waiting_consumer = False

@@ -33,24 +33,24 @@ class ConnectionWaiters:
         """Set when bytes were written, a connection was made or lost, or a consumer ran out of
         messages."""
         self.confirms = Confirms()
-        self.writer = TransportWriter(core, self.changed, check=self.check, lose=self.lose)
-        self.awaited: list[tuple[OpenRequest, Callable[[], None]]] = []
+        self.writer = TransportWriter(core, self.changed, check=self.check_open, lose=self.connection_lost)
+        self.pending_requests: list[tuple[OpenRequest, Callable[[], None]]] = []
         """What the bus has yet to answer, and what is done then."""
-        self.end: BusConnectionError | None = None
+        self.end_error: BusConnectionError | None = None
         """Why there will be no other connection; None while there may be one."""
         self._thread = threading.get_ident()
         """Whose event loop the bus belongs to."""
 
-    def lose(self, error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         """The connection is gone."""
         raise NotImplementedError
 
-    def check(self) -> None:
+    def check_open(self) -> None:
         """Raise BusConnectionError when there is no connection and will be none, LocalProtocolError
         in another thread than the bus's."""
         self.check_thread()
-        if self.end is not None:
-            raise BusConnectionError(str(self.end)) from self.end.__cause__
+        if self.end_error is not None:
+            raise BusConnectionError(str(self.end_error)) from self.end_error.__cause__
 
     def check_thread(self) -> None:
         """Raise LocalProtocolError in another thread than the bus's."""
@@ -60,24 +60,24 @@ class ConnectionWaiters:
                 "thread; from here call anyio.from_thread.run(bus.publish, …), or connect anew"
             )
 
-    def answer(self) -> None:
+    def wake_answered(self) -> None:
         """Tell who waits for what the bus has answered."""
-        before, self.awaited = self.awaited, []
+        before, self.pending_requests = self.pending_requests, []
         for request, wake in before:
             if request.is_done:
                 wake()
             else:
-                self.awaited.append((request, wake))
+                self.pending_requests.append((request, wake))
 
     async def confirmed(self, first: int, last: int) -> list[RefusedError]:
         """Wait until the bus has confirmed these positions, or refused them."""
         event = anyio.Event()
-        if self.confirms.is_awaited:  # Many publish at once: their messages leave together.
-            self.writer.push_soon()
+        if self.confirms.has_waiters:  # Many publish at once: their messages leave together.
+            self.writer.write_soon()
         else:
-            self.writer.push()
-        waiter = self.confirms.wait_for(first, last, event.set)
-        if self.end is not None:
+            self.writer.write_now()
+        waiter = self.confirms.add_waiter(first, last, event.set)
+        if self.end_error is not None:
             event.set()
         try:
             await event.wait()
@@ -85,23 +85,23 @@ class ConnectionWaiters:
             self.confirms.leave(waiter)
             raise
         if not waiter.is_done:
-            self.check()
-        return waiter.refused
+            self.check_open()
+        return waiter.refusals
 
     async def flush(self) -> None:
         """Wait until the bus has confirmed everything published so far, and every
         acknowledgement so far is written."""
-        self.check()
+        self.check_open()
         core, outgoing = self.core, self.core.send_queue
         core.ack_processed()
         while core.has_held_acks:
-            self.check()
+            self.check_open()
             await self.changed.wait()
         mark = outgoing.encode_acks()
         await anyio.lowlevel.checkpoint()
-        self.writer.push()
+        self.writer.write_now()
         while not outgoing.has_written_acks(mark):
-            self.check()
+            self.check_open()
             await self.changed.wait()
         if core.confirmed_position < core.published_position:
             await self.confirmed(core.published_position, core.published_position - 1)
@@ -109,10 +109,10 @@ class ConnectionWaiters:
     async def answered(self, request: OpenRequest) -> OpenRequest:
         """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
         if not request.is_done:
-            self.check()  # Nobody will tell what was asked when all was over.
+            self.check_open()  # Nobody will tell what was asked when all was over.
             event = anyio.Event()
-            self.awaited.append((request, event.set))
-            self.writer.push()
+            self.pending_requests.append((request, event.set))
+            self.writer.write_now()
             await event.wait()
         if request.error is not None:
             raise request.error
@@ -129,12 +129,12 @@ class ConnectionWaiters:
     async def ask(self, question: Callable[[], OpenRequest]) -> OpenRequest:
         """Ask the bus, again if the connection is lost before the answer."""
         while True:
-            self.check()
+            self.check_open()
             if self.writer.transport is None:
                 await self.changed.wait()
                 continue
             try:
                 return await self.answered(question())
             except BusConnectionError:
-                self.check()
+                self.check_open()
                 await anyio.lowlevel.checkpoint()

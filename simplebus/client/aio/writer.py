@@ -17,9 +17,9 @@ from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.client import ClientCore
 
 # A publisher goes on without a thought until so much waits to be written.
-WRITE_BYTES = 256 * 1024
+WRITE_BUFFER_BYTES = 256 * 1024
 # Written in one turn before other tasks get theirs.
-_TURN_BYTES = 1024 * 1024
+_BYTES_PER_TURN = 1024 * 1024
 
 
 class TransportWriter:
@@ -41,13 +41,13 @@ class TransportWriter:
         self._core = core
         self._changed = changed
         self._check = check
-        self._lose = lose
+        self._on_lost = lose
         self._has_work = False
         """Whether the task has something to do."""
         self._is_blocked = False
         """Whether the link took less than it was given."""
-        self._work = WakeupEvent()
-        self._line = anyio.Lock()
+        self._work_added = WakeupEvent()
+        self._room_lock = anyio.Lock()
         """Held by the one publisher that watches for room."""
 
     async def run(self, link: Transport) -> None:
@@ -55,80 +55,80 @@ class TransportWriter:
         self._has_work, self._is_blocked = True, False
         while True:
             if not self._has_work:
-                await self._work.wait()
+                await self._work_added.wait()
                 continue
             if self._is_blocked:
                 try:
                     await link.wait_sendable()
                 except OSError as error:
-                    self._lose(error)
+                    self._on_lost(error)
                 self._is_blocked = False
-            self.push()
+            self.write_now()
             if not self._is_blocked:
                 self._has_work = False
                 self.free_until_bytes = 0
             self._changed.set()
 
-    def push(self) -> None:
+    def write_now(self) -> None:
         """Write what the link takes now; the task does the rest."""
         link = self.transport
         if self._is_blocked or link is None:
             return
         outgoing = self._core.send_queue
-        enough = outgoing.sent_bytes + _TURN_BYTES
+        enough = outgoing.sent_bytes + _BYTES_PER_TURN
         try:
             while data := outgoing.peek():
                 taken = link.send(data)
                 outgoing.mark_sent(taken)
                 if not taken or outgoing.sent_bytes > enough:
                     self._is_blocked = True
-                    self.push_soon()
+                    self.write_soon()
                     return
             if not link.flush():
                 self._is_blocked = True
-                self.push_soon()
+                self.write_soon()
         except OSError as error:
-            self._lose(error)
+            self._on_lost(error)
 
-    def push_soon(self) -> None:
+    def write_soon(self) -> None:
         """Have the task write, once the caller yields."""
         self._has_work = True
-        self._work.set()
+        self._work_added.set()
 
-    def push_due_acks(self) -> None:
+    def write_due_acks(self) -> None:
         """Write if acknowledgements are many."""
         if self._core.has_due_acks:
-            self.push()
+            self.write_now()
 
-    def has_room(self) -> bool:
+    def check_room(self) -> bool:
         """Whether a publisher may queue one more message now. It is written soon."""
         self._check()
-        if self._core.send_queue.queued_bytes >= WRITE_BYTES:
-            self.push()
-            if self._core.send_queue.queued_bytes >= WRITE_BYTES and not self._core.has_credit:
+        if self._core.send_queue.queued_bytes >= WRITE_BUFFER_BYTES:
+            self.write_now()
+            if self._core.send_queue.queued_bytes >= WRITE_BUFFER_BYTES and not self._core.has_credit:
                 return False
-        self._let_publish()
+        self._allow_publishing()
         return True
 
-    async def make_room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Return when a publisher may queue one more message."""
         outgoing, check = self._core.send_queue, self._check
         check()
-        if outgoing.queued_bytes >= WRITE_BYTES:
-            self.push()
+        if outgoing.queued_bytes >= WRITE_BUFFER_BYTES:
+            self.write_now()
             await anyio.lowlevel.checkpoint()
             check()
-            if outgoing.queued_bytes >= WRITE_BYTES:
-                async with self._line:
-                    while outgoing.queued_bytes >= WRITE_BYTES:
+            if outgoing.queued_bytes >= WRITE_BUFFER_BYTES:
+                async with self._room_lock:
+                    while outgoing.queued_bytes >= WRITE_BUFFER_BYTES:
                         await self._changed.wait()
                         check()
-        self._let_publish()
+        self._allow_publishing()
 
-    def _let_publish(self) -> None:
+    def _allow_publishing(self) -> None:
         """Publishers go on without a thought until there is enough for a write."""
         core = self._core
         self.free_until_bytes = core.publish_buffer.published_bytes + max(
-            1, WRITE_BYTES - core.send_queue.queued_bytes
+            1, WRITE_BUFFER_BYTES - core.send_queue.queued_bytes
         )
-        self.push_soon()
+        self.write_soon()

@@ -29,7 +29,7 @@ from simplebus.client.credentials import Access, resolve_access
 from simplebus.client.handler_errors import HandlerErrors, raise_errors
 from simplebus.client.inspect import FetchOperation, get_inquire_reply, get_purged_count, build_inquire_request, check_range
 from simplebus.client.message_builder import PublishOptions
-from simplebus.client.message_types import DEFAULT, Registry
+from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
 from simplebus.client.reconnect import Schedule
 from simplebus.client.request_reply import QUIET_ANSWERS, Handler, Replies, check_handler
 from simplebus.client.subscribe_options import (
@@ -58,7 +58,7 @@ def connect_blocking(
     name: str | None = None,
     instance: str | None = None,
     timeout: float = 5.0,
-    registry: Registry = DEFAULT,
+    registry: Registry = DEFAULT_REGISTRY,
     heartbeat: float = 0.0,
     reconnect: float | None = 60.0,
     frame_bytes: int = Limits().frame_bytes,
@@ -419,7 +419,7 @@ class BlockingBus(BlockingPublisher):
         one anywhere but where replies are."""
         class_id, envelope = request_reply.reply_to(message)
         request_reply.check_home(class_id, envelope, self.class_of(request_reply.CLASS))
-        self._publish(self._outbound.payload(value), class_id, envelope, confirm=True)
+        self._publish(self._outbound.encode_payload(value), class_id, envelope, confirm=True)
 
     def _replies_open(self) -> tuple[Replies, BlockingRawSubscription]:
         """The subscription that replies to this bus come to; made by the first request."""

@@ -332,14 +332,14 @@ class BlockingWire:
 
     def confirmed(self, first: int, last: int) -> list[RefusedError]:
         """Wait until the bus has confirmed these positions, or refused them."""
-        waiter = self.confirms.wait_for(first, last, wake=lambda: None)
+        waiter = self.confirms.add_waiter(first, last, on_done=lambda: None)
         try:
             self.wait_until(lambda: waiter.is_done)
         except BaseException as error:
             if not (waiter.is_done and isinstance(error, BusConnectionError)):
                 self.confirms.leave(waiter)
                 raise
-        return waiter.refused
+        return waiter.refusals
 
     def flush(self, deadline: float = math.inf) -> bool:
         """Wait until everything published so far is confirmed, and every acknowledgement so far

@@ -19,7 +19,7 @@ from simplebus.client.message_builder import (
     PublishOptions,
     BusFullError,
     DurabilityName,
-    Outbound,
+    MessageBuilder,
     PublishRoute,
 )
 from simplebus.client.message_types import Binding, Registry
@@ -36,7 +36,7 @@ class BlockingPublisher:
         self._core = wire.core
         self._outgoing = wire.core.send_queue
         self._registry = registry
-        self._outbound = Outbound(wire.core, registry)
+        self._outbound = MessageBuilder(wire.core, registry)
         self._routes = self._outbound.route_by_type
 
     @property
@@ -110,7 +110,7 @@ class BlockingPublisher:
                 runs.append((id_, list(map(encode, run))))
         else:
             runs.append((self.class_of(class_id), list(messages)))
-        envelope = self._outbound.envelope(**about) if about else None
+        envelope = self._outbound.build_envelope(**about) if about else None
         self.wire.check()
         with self.wire.one_thread:
             first = self._core.published_position
@@ -135,17 +135,17 @@ class BlockingPublisher:
 
     def class_of(self, what: Binding[Any] | int | str) -> int:
         """The id of a class, which the bus is asked for if it has a name. For this package."""
-        known = self._outbound.known_id(what)
+        known = self._outbound.find_class_id(what)
         if known is None:
             assert not isinstance(what, int)
-            self.wire.ask(partial(self._outbound.ask, what))
-            known = self._outbound.learn(what)
+            self.wire.ask(partial(self._outbound.name_class, what))
+            known = self._outbound.store_class_id(what)
         return known
 
     def _route(self, type_: type) -> PublishRoute:
         """The way of a type's values, found for the first time."""
         binding = self._registry.bindings[type_]
-        return self._outbound.route(binding, self.class_of(binding))
+        return self._outbound.add_route(binding, self.class_of(binding))
 
     def _ready(
         self, message: Any, class_id: int | str | None, about: PublishOptions
@@ -156,4 +156,4 @@ class BlockingPublisher:
             message = encode(message)
         else:
             id_ = class_id if type(class_id) is int else self.class_of(class_id)
-        return message, id_, self._outbound.envelope(**about) if about else None
+        return message, id_, self._outbound.build_envelope(**about) if about else None

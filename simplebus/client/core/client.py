@@ -23,7 +23,7 @@ from simplebus.core.errors import BusError, RefusedError
 from simplebus.core.limits import ACK_BATCH_MESSAGES, Limits
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
-from simplebus.core.protocol.inquiry import Question
+from simplebus.core.protocol.inquiry import Inquiry
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.protocol.requests import (
     Auth,
@@ -272,7 +272,7 @@ class ClientCore:
         request.remaining_count = count
         return request
 
-    def inquire(self, inquiry: Question) -> OpenRequest:
+    def inquire(self, inquiry: Inquiry) -> OpenRequest:
         """Ask which messages wait for which subscriptions. No class is created."""
         content = msgspec.json.encode(inquiry)
         return self._connection.send_request(
@@ -376,8 +376,8 @@ class ClientCore:
         self._connection.heartbeat.mark_received(now)
         self._received_bytes += count
         inboxes_to_wake: dict[Inbox, None] = {}
-        if self._receiver.lone_frame(buffer, count):
-            run = FrameRun(bytes(buffer.space[:count]), count=1, stride=count)
+        if self._receiver.receive_single_frame(buffer, count):
+            run = FrameRun(bytes(buffer.writable[:count]), count=1, stride=count)
             self._connection.handle_run(run, inboxes_to_wake, now)
         else:
             for batch in self._receiver.receive(buffer, count):

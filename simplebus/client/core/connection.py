@@ -26,7 +26,7 @@ from simplebus.core.errors import BusConnectionError, Reason, RefusedError, Remo
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
-from simplebus.core.protocol.inquiry import explained
+from simplebus.core.protocol.inquiry import decode_reply
 from simplebus.core.protocol.requests import (
     ConnectReply,
     ConnectRequest,
@@ -47,7 +47,7 @@ _REPLY_DECODERS: dict[int, Callable[[bytes], ReplyBody | None]] = {
     frames.SUBSCRIBE: lambda content: decode(SubscribeReply, content),
     frames.FETCH: lambda content: decode(FetchReply, content),
     frames.PURGE: lambda content: decode(PurgeReply, content),
-    frames.INQUIRE: explained,
+    frames.INQUIRE: decode_reply,
     frames.UNSUBSCRIBE: lambda content: None,
 }
 """Decoder of the reply content, by request type."""

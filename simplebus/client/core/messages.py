@@ -356,7 +356,7 @@ class Batch:
         envelope_bytes = uniform_envelope_bytes(run)
         if envelope_bytes is not None:
             return run.contents(first, last, skip=envelope_bytes)
-        return list(map(envelopes.payload_of, run.contents(first, last)))
+        return list(map(envelopes.extract_payload, run.contents(first, last)))
 
     def messages(self, first: int, last: int) -> tuple[Iterator[bytes], Iterator[Message[Any]]]:
         """Create the messages first..last-1 lazily.

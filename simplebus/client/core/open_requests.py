@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from simplebus.core.errors import BusError
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.inquiry import Explained
+from simplebus.core.protocol.inquiry import InquireReply
 from simplebus.core.protocol.requests import ConnectReply, FetchReply, PurgeReply, SubscribeReply
 
 if TYPE_CHECKING:
     from simplebus.client.core.frame_runs import FrameRun
     from simplebus.client.core.messages import Batch
 
-ReplyBody = ConnectReply | SubscribeReply | FetchReply | PurgeReply | Explained
+ReplyBody = ConnectReply | SubscribeReply | FetchReply | PurgeReply | InquireReply
 
 _PERSISTENT_TYPES = (frames.SUBSCRIBE, frames.UNSUBSCRIBE)
 
@@ -91,7 +91,7 @@ class OpenRequests:
         self,
         frame_type: int,
         *,
-        subject_id: int = 0,
+        target_id: int = 0,
         subscription_number: int = 0,
         content: bytes = b"",
     ) -> OpenRequest:
@@ -101,7 +101,7 @@ class OpenRequests:
         request = OpenRequest(
             self._next_number,
             frame_type,
-            target_id=subject_id,
+            target_id=target_id,
             subscription_number=subscription_number,
             content=content,
         )

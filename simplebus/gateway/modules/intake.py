@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from simplebus.client.aio.bus import Bus
-from simplebus.client.pending_confirms import Waiter
+from simplebus.client.pending_confirms import ConfirmWaiter
 from simplebus.core.errors import Reason, RefusedError
 
 MESSAGES_MAX = 4096
@@ -29,7 +29,7 @@ _NO_ROOM = {Reason.DISK_FULL, Reason.DROP_NEWEST}
 class _Given:
     """A message that the bus was given."""
 
-    waiter: Waiter
+    waiter: ConfirmWaiter
     payload: bytes
     about: Mapping[str, Any]
 
@@ -76,24 +76,24 @@ class Intake:
     async def flushed(self) -> None:
         """Return when all that was put is kept."""
         while self._given or self.problem:
-            self._bus.connection.check()
+            self._bus.connection.check_open()
             await self._moved.wait()
 
     async def _wait(self) -> None:
         """For something to happen. Raises BusConnectionError when the bus is gone."""
-        self._bus.connection.check()
+        self._bus.connection.check_open()
         if not (self._given and self._given[0].waiter.is_done):
             await self._moved.wait()
-            self._bus.connection.check()
+            self._bus.connection.check_open()
 
     async def _give(self, payload: bytes, about: Mapping[str, Any]) -> None:
         wire = self._bus.connection
         await self._bus.publish(payload, class_id=self._class, confirm=False, **about)
         position = wire.core.published_position - 1
-        waiter = wire.confirms.wait_for(position, position, self._move)
+        waiter = wire.confirms.add_waiter(position, position, self._move)
         self._given.append(_Given(waiter, payload, about))
         self._bytes += len(payload)
-        wire.writer.push_soon()
+        wire.writer.write_soon()
 
     def _move(self) -> None:
         self._moved.set()
@@ -105,10 +105,10 @@ class Intake:
         while self._given and self._given[0].waiter.is_done:
             each = self._given.popleft()
             self._bytes -= len(each.payload)
-            if not each.waiter.refused:
+            if not each.waiter.refusals:
                 self.kept += 1
                 continue
-            error = each.waiter.refused[0]
+            error = each.waiter.refusals[0]
             if error.code not in _NO_ROOM:
                 raise error
             lacking.append(each)
@@ -118,7 +118,7 @@ class Intake:
 
     async def _again(self, lacking: list[_Given]) -> None:
         """Give these again, until the bus has them: few at first, so that they stay in order."""
-        error: RefusedError = lacking[0].waiter.refused[0]
+        error: RefusedError = lacking[0].waiter.refusals[0]
         self.problem = str(error)
         self._log.warning("there is no room for what is heard: it waits (%s)", error)
         lacking += await self._all_settled()

@@ -252,7 +252,7 @@ class Zpages:
         broker = self._engine.broker
         routes = self._nats.front.routes.statistics() if self._nats is not None else None
         count = sum(len(cls.subscriptions) for cls in broker.classes.values())
-        count += routes.subscriptions if routes is not None else 0
+        count += routes.subscription_count if routes is not None else 0
         yield
         listed: list[dict[str, Any]] = []
         if request.flag("subs"):

@@ -11,7 +11,7 @@ import pytest
 import simplebus
 from load.ports import free_port
 from simplebus import Batch, BusConnectionError, LocalProtocolError
-from simplebus.client.aio.writer import WRITE_BYTES
+from simplebus.client.aio.writer import WRITE_BUFFER_BYTES
 from simplebus.core.protocol import frames
 from tests.client.bus_server import PATIENCE_SECONDS, BusServer, until
 from tests.client.conftest import Run
@@ -159,9 +159,9 @@ def test_publishers_wait_while_the_bus_confirms_nothing(run: Run) -> None:
     async def main() -> None:
         with false_bus(never_confirms) as mute:
             async with simplebus.connect(mute.address, reconnect=0) as bus:
-                while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BYTES:
+                while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BUFFER_BYTES:
                     await bus.publish(b"x" * 10_000, class_id=1, confirm=False)
-                assert WRITE_BYTES <= bus.statistics().queued_bytes < WRITE_BYTES + 20_000
+                assert WRITE_BUFFER_BYTES <= bus.statistics().queued_bytes < WRITE_BUFFER_BYTES + 20_000
                 published = bus.statistics().published
                 with anyio.move_on_after(0.05):
                     await bus.publish(b"x", class_id=1, confirm=False)

@@ -1,7 +1,4 @@
-"""A client core and a broker joined without a socket.
-
-Rule 1: bytes cross in chunks of the test's choice, and nothing else crosses.
-"""
+"""A client core and a broker, connected without a socket."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.statistics import ClassStatistics
 
 
-class Pair:
-    """One client of a broker. Give it another pair's broker to have two clients of one bus."""
+class ClientAndBroker:
+    """A client core and a broker. Pass `broker` to connect several clients to one."""
 
     def __init__(
         self,
@@ -22,61 +19,63 @@ class Pair:
         broker: Broker | None = None,
         name: str = "tester",
         instance: str = "one",
-        chunk: int = 1 << 16,
+        chunk_bytes: int = 1 << 16,
         frame_bytes_max: int = 1 << 20,
     ) -> None:
         self.broker = broker or Broker(settings)
         self.core = ClientCore(name=name, instance=instance, frame_bytes_max=frame_bytes_max)
-        self.chunk = chunk
-        """Bytes that cross at a time."""
-        self.said = b""
-        """Everything that the client has written on this connection."""
+        self.chunk_bytes = chunk_bytes
+        """Bytes that are transferred at once."""
+        self.sent_data = b""
+        """Bytes that the client has sent on this connection."""
         self.now = 0.0
-        self._buffer = ReceiveBuffer(max(chunk, 1024))
+        self._buffer = ReceiveBuffer(max(chunk_bytes, 1024))
         self.connect()
 
     def connect(self) -> None:
-        """A fresh connection."""
+        """Open a new connection."""
         self.session = self.broker.open_session()
-        self.said = b""
+        self.sent_data = b""
         self.core.connection_made(self.now)
 
-    def lose(self) -> None:
-        """The connection breaks: both sides notice, and what was under way is gone."""
+    def disconnect(self) -> None:
+        """Break the connection. Bytes in transit are lost."""
         self.broker.close_session(self.session)
         self.core.connection_lost()
 
     def exchange(self) -> list[Inbox]:
-        """Let bytes cross until both sides are quiet. Returns who got something."""
-        woken: dict[Inbox, None] = {}
-        while self.say() or self.hear(woken):
+        """Transfer bytes until both sides are idle. Return the inboxes that received messages."""
+        inboxes_to_wake: dict[Inbox, None] = {}
+        while self.send_chunk() or self.receive_chunk(inboxes_to_wake):
             pass
         self.broker.check_invariants()
         self.core.check_invariants()
-        return list(woken)
+        return list(inboxes_to_wake)
 
-    def say(self, most: int | None = None) -> bool:
-        """One chunk from the client to the bus, if there is one."""
-        outgoing = self.core.send_queue
-        data = bytes(outgoing.peek()[: most or self.chunk])
+    def send_chunk(self, max_bytes: int | None = None) -> bool:
+        """Transfer one chunk to the broker. Return False if there is none."""
+        send_queue = self.core.send_queue
+        data = bytes(send_queue.peek()[: max_bytes or self.chunk_bytes])
         if not data:
             return False
-        outgoing.mark_sent(len(data))
-        self.said += data
+        send_queue.mark_sent(len(data))
+        self.sent_data += data
         self.broker.receive(self.session, self._buffer, self._buffer.fill(data))
         return True
 
-    def hear(self, woken: dict[Inbox, None] | None = None, most: int | None = None) -> bool:
-        """One chunk from the bus to the client, if there is one."""
+    def receive_chunk(
+        self, inboxes_to_wake: dict[Inbox, None] | None = None, max_bytes: int | None = None
+    ) -> bool:
+        """Transfer one chunk to the client. Return False if there is none."""
         self.broker.drain_writable()
         outbox, tick = self.session.outbox, self.broker.tick_number
-        data = bytes(outbox.peek(tick)[: most or self.chunk])
+        data = bytes(outbox.peek(tick)[: max_bytes or self.chunk_bytes])
         if not data:
             return False
         outbox.mark_sent(len(data), tick)
         inboxes = self.core.receive(self._buffer, self._buffer.fill(data), self.now)
-        if woken is not None:
-            woken.update(dict.fromkeys(inboxes))
+        if inboxes_to_wake is not None:
+            inboxes_to_wake.update(dict.fromkeys(inboxes))
         return True
 
     def tick(self, times: int = 1) -> None:
@@ -84,8 +83,8 @@ class Pair:
             self.broker.tick()
         self.exchange()
 
-    def wait(self, seconds: float) -> None:
-        """Time goes by."""
+    def advance_time(self, seconds: float) -> None:
+        """Advance the broker's clock."""
         self.broker.clock.now += seconds
         self.broker.run_due_wakeups()
         self.exchange()

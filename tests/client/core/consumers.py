@@ -1,4 +1,4 @@
-"""What consumers do with their inboxes, as a driver's loops do it: settle, then ask for more."""
+"""Consumers that read an inbox as a driver does: settle, then request more."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.messages import Batch, Message
 
 
-def take(inbox: Inbox, most: int = 1 << 30) -> list[Message[Any]]:
-    """Consume up to so many messages as a loop does. The last one is not settled."""
-    taken: list[Message[Any]] = []
-    while len(taken) < most:
+def consume(inbox: Inbox, max_count: int = 1 << 30) -> list[Message[Any]]:
+    """Read up to `max_count` messages. The last one stays unsettled."""
+    messages: list[Message[Any]] = []
+    while len(messages) < max_count:
         message = next(inbox.prepared_messages, None)
         if message is not None:
-            taken.append(message)
+            messages.append(message)
         else:
             inbox.settle(include_last=True)
             if not inbox.prepare_messages(64):
                 break
         inbox.check_invariants()
-    return taken
+    return messages
 
 
-def take_batches(inbox: Inbox, most: int | None = None) -> list[Batch]:
-    """Consume everything in batches of at most so many. All of it is settled."""
+def consume_batches(inbox: Inbox, max_count: int | None = None) -> list[Batch]:
+    """Read and settle all messages in batches of up to `max_count`."""
     batches = []
     inbox.settle(include_last=True)
-    while (batch := inbox.pop_batch(most)) is not None:
+    while (batch := inbox.pop_batch(max_count)) is not None:
         batches.append(batch)
         inbox.settle(include_last=True)
         inbox.check_invariants()
     return batches
 
 
-def payloads(inbox: Inbox, most: int = 1 << 30) -> list[bytes]:
-    return [message.payload for message in take(inbox, most)]
+def payloads(inbox: Inbox, max_count: int = 1 << 30) -> list[bytes]:
+    return [message.payload for message in consume(inbox, max_count)]

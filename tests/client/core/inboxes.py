@@ -1,4 +1,4 @@
-"""Inboxes for tests: given sequences, they tell what was written about them."""
+"""Inboxes for tests that receive given sequences and record the encoded outcomes."""
 
 from __future__ import annotations
 
@@ -21,31 +21,35 @@ MESSAGE, SUBSCRIBE, ENVELOPE = b"125"
 BUFFER = ReceiveBuffer(1 << 20)
 
 
-def runs_of(data: bytes) -> list[FrameRun]:
+def split_runs(data: bytes) -> list[FrameRun]:
     receiver = FrameReceiver(frame_bytes_max=1 << 20)
     return [r for b in receiver.receive(BUFFER, BUFFER.fill(data)) for r in split_into_runs(b)]
 
 
-class HeardInbox(Inbox):
-    """An inbox that is given sequences, and tells what was written about them."""
+class RecordingInbox(Inbox):
+    """An inbox that receives given sequences and returns its encoded outcomes."""
 
     def __init__(
         self, options: SubscribeRequest | None = None, *, cursor: int = 0, auto_ack: bool = True
     ) -> None:
-        self.desk = AckSink()
+        self.ack_sink = AckSink()
         options = options or SubscribeRequest()
         request = OpenRequest(1, SUBSCRIBE, content=options.encode())
-        super().__init__(1, options, request, self.desk, subscription_number=7, auto_ack=auto_ack)
-        self.runs = 0
-        self.begin(cursor)
+        super().__init__(
+            1, options, request, self.ack_sink, subscription_number=7, auto_ack=auto_ack
+        )
+        self.run_count = 0
+        self.confirm_subscription(cursor)
 
-    def begin(self, cursor: int, *, resumed: bool = False, same_run: bool = False) -> None:
-        self.runs += not same_run
+    def confirm_subscription(
+        self, cursor: int, *, resumed: bool = False, is_same_run: bool = False
+    ) -> None:
+        self.run_count += not is_same_run
         reply = SubscribeReply(cursor=cursor, floor=cursor, resumed=resumed)
-        self.handle_subscribed(reply, server_run=("bus", f"{self.runs}"))
+        self.handle_subscribed(reply, server_run=("bus", f"{self.run_count}"))
 
-    def come(self, sequences: Iterable[int], attempt: int = 1, payload: bytes = b"%06d") -> int:
-        """These messages have come. Returns how many were dropped."""
+    def deliver(self, sequences: Iterable[int], attempt: int = 1, payload: bytes = b"%06d") -> int:
+        """Receive these messages. Return the number of dropped duplicates."""
         data = b"".join(
             build_frame(
                 MESSAGE,
@@ -55,19 +59,21 @@ class HeardInbox(Inbox):
             )
             for sequence in sequences
         )
-        return sum(self.accept_run(run, attempt) for run in runs_of(data))
+        return sum(self.accept_run(run, attempt) for run in split_runs(data))
 
-    def told(self) -> list[str]:
-        """What is written: `+first-last` for acks, `-first-last delay` for nacks."""
-        words = {ord("3"): "+", ord("8"): "-", ord("9"): "~"}
-        parsed = [parse_frame(frame) for frame in split_frames(self.desk.encode_pending())[0]]
-        return [words[kind] + content.decode() for kind, *_, content in parsed]
+    def encoded_outcomes(self) -> list[str]:
+        """Return and clear the encoded outcomes: `+first-last` acks, `-first-last delay` nacks, `~`
+        working.
+        """
+        signs = {ord("3"): "+", ord("8"): "-", ord("9"): "~"}
+        parsed = [parse_frame(frame) for frame in split_frames(self.ack_sink.encode_pending())[0]]
+        return [signs[kind] + content.decode() for kind, *_, content in parsed]
 
 
-def inbox_with(*counts: int, auto_ack: bool = True) -> HeardInbox:
-    """An inbox with batches of so many messages, numbered on."""
-    inbox, first = HeardInbox(auto_ack=auto_ack), 0
+def create_inbox(*counts: int, auto_ack: bool = True) -> RecordingInbox:
+    """Return an inbox with batches of these lengths and consecutive sequences."""
+    inbox, first = RecordingInbox(auto_ack=auto_ack), 0
     for count in counts:
-        inbox.come(range(first, first + count))
+        inbox.deliver(range(first, first + count))
         first += count
     return inbox

@@ -1,8 +1,7 @@
-"""A bus that speaks version 2 to one program, as simple as can be, and checks what it is told.
+"""Model of a version 2 server for one client, which checks everything that it receives.
 
-Rule 1: it works on bytes with the oracles alone; of the package it uses the JSON objects.
-Rule 2: nothing happens by itself: it confirms, delivers and refuses when a test says so.
-Rule 3: what a client must not do is an AssertionError here.
+It encodes and decodes frames with the test oracles only. It confirms, delivers and refuses only
+when a test asks for it. A protocol violation of the client is an AssertionError.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
 ENVELOPE, CONFIRM, DELIVER, NACK, WORKING, UNSUBSCRIBE, FETCH, ERROR = b"56789UFE"
 
 Frame = tuple[int, int, int, int, bytes]
-"""Type, class or subscription, number, third number, content."""
+"""Frame type, class id or subscription number, message id, timer index, content."""
 
 
 @dataclass
-class Told:
-    """A subscriber's word about messages."""
+class ReceivedOutcome:
+    """An ack, nack or working notice that the server received."""
 
     kind: int
     number: int
@@ -51,84 +50,84 @@ class Told:
 
 @dataclass
 class ModelServer:
-    """The bus's side of one program's connections. Its memory outlives them."""
+    """Server side of the connections of one client. Its state survives a reconnect."""
 
     credit: int = 1 << 20
     bus: str = "bus"
     heartbeat: float = 0.0
     frame_bytes: int = 0
     next: int = 0
-    """The number that the next message is to carry."""
-    resumes: bool = True
-    """Whether durables and groups are there when they are asked for again."""
-    answers: bool = True
-    """Whether requests are answered by themselves."""
+    """The next message number that is expected."""
+    can_resume: bool = True
+    """True if durables and groups still exist when they are subscribed again."""
+    is_replying: bool = True
+    """True if Connect and Subscribe requests are answered automatically."""
     stored: list[tuple[int, int, bytes]] = field(default_factory=list)
-    """Class, frame type and content of what was published, once."""
+    """Class, frame type and content of each stored message."""
     duplicates: int = 0
     frames: list[Frame] = field(default_factory=list)
-    """Everything that came on this connection."""
-    told: list[Told] = field(default_factory=list)
-    """What was said about messages, ever."""
+    """Frames received on this connection."""
+    outcomes: list[ReceivedOutcome] = field(default_factory=list)
+    """All received outcomes."""
     subscriptions: dict[int, SubscribeRequest] = field(default_factory=dict)
     cursor: int = 0
-    """What is answered to a Subscribe."""
-    out: bytearray = field(default_factory=bytearray)
-    """What the client has yet to read."""
+    """Cursor in Subscribe replies."""
+    outgoing: bytearray = field(default_factory=bytearray)
+    """Bytes that the client has not read yet."""
     sessions: int = 0
-    greeted: bool = False
+    is_connected: bool = False
     classes: set[int] = field(default_factory=set)
     unconfirmed: list[tuple[int, int]] = field(default_factory=list)
-    """Number and bytes of the frames that are not confirmed, on this connection."""
-    rest: bytes = b""
+    """Number and bytes of the unconfirmed frames of this connection."""
+    partial_frame: bytes = b""
 
     def connect(self) -> None:
-        """A fresh connection."""
-        self.rest = b""
-        self.out.clear()
+        """Start a new connection."""
+        self.partial_frame = b""
+        self.outgoing.clear()
         self.frames.clear()
         self.unconfirmed.clear()
         self.subscriptions.clear()
-        self.greeted = False
+        self.is_connected = False
 
-    def hear(self, data: bytes) -> None:
-        """Bytes have come."""
-        found, self.rest = split_frames(self.rest + data)
+    def receive(self, data: bytes) -> None:
+        """Process received bytes."""
+        found, self.partial_frame = split_frames(self.partial_frame + data)
         for frame in found:
             parsed = parse_frame(frame)
             self.frames.append(parsed)
-            self._take(parsed, len(frame))
+            self._handle_frame(parsed, len(frame))
 
-    def _take(self, frame: Frame, size: int) -> None:
+    def _handle_frame(self, frame: Frame, size: int) -> None:
         kind, subject, number, detail, content = frame
-        assert self.greeted or kind == CONNECT, f"{frame} came before the Connect"
+        assert self.is_connected or kind == CONNECT, f"{frame} came before the Connect"
         if kind == CONNECT:
-            self._name(number, msgspec.json.decode(content, type=ConnectRequest))
+            self._handle_connect(number, msgspec.json.decode(content, type=ConnectRequest))
         elif kind in (MESSAGE, ENVELOPE):
             assert detail == 0
             self._store(subject, kind, number, content, size)
         elif kind == SUBSCRIBE:
             assert detail not in self.subscriptions, f"{detail} is in use"
             self.subscriptions[detail] = msgspec.json.decode(content, type=SubscribeRequest)
-            if self.answers:
-                self.begin(frame)
+            if self.is_replying:
+                self.reply_to_subscribe(frame)
         elif kind in (ACK, NACK, WORKING):
             assert subject in self.subscriptions, f"{frame} is for no subscription"
             ids, *argument = content.split(b" ")
             first, last = map(int, ids.split(b"-"))
             assert 0 <= first < last <= ID_COUNT
-            self.told.append(Told(kind, subject, first, last, b"".join(argument)))
+            self.outcomes.append(ReceivedOutcome(kind, subject, first, last, b"".join(argument)))
         elif kind == UNSUBSCRIBE:
             del self.subscriptions[subject]
-            self.say(UNSUBSCRIBE, subject, number)
+            self.send_frame(UNSUBSCRIBE, subject, number)
         elif kind == FETCH:
             assert msgspec.json.decode(content, type=FetchRequest)
         else:
             assert kind == HEARTBEAT, frame
 
-    def _name(self, number: int, request: ConnectRequest) -> None:
-        if not self.greeted:
-            self.greeted = True
+    def _handle_connect(self, number: int, request: ConnectRequest) -> None:
+        if not self.is_connected:
+            self.is_connected = True
             self.sessions += 1
         names = {}
         for one in request.classes:
@@ -139,11 +138,10 @@ class ModelServer:
             if isinstance(name, str):
                 names[name] = class_id
             self.classes.add(class_id)
-        if self.answers:
-            self.reply(number, names)
+        if self.is_replying:
+            self.reply_to_connect(number, names)
 
-    def reply(self, number: int, names: dict[str, int] | None = None) -> None:
-        """Answer a Connect."""
+    def reply_to_connect(self, number: int, names: dict[str, int] | None = None) -> None:
         reply = ConnectReply(
             session=self.sessions,
             bus=self.bus,
@@ -153,17 +151,16 @@ class ModelServer:
             heartbeat=self.heartbeat,
             frame_bytes=self.frame_bytes,
         )
-        self.say(CONNECT, 0, number, 0, reply.encode())
+        self.send_frame(CONNECT, 0, number, 0, reply.encode())
 
-    def begin(self, subscribe: Frame) -> None:
-        """Answer a Subscribe."""
+    def reply_to_subscribe(self, subscribe: Frame) -> None:
         _, class_id, number, detail, content = subscribe
-        asked = msgspec.json.decode(content, type=SubscribeRequest)
-        lasting = asked.durable is not None or asked.group is not None
+        request = msgspec.json.decode(content, type=SubscribeRequest)
+        has_kept_position = request.durable is not None or request.group is not None
         reply = SubscribeReply(
-            cursor=self.cursor, floor=self.cursor, resumed=lasting and self.resumes
+            cursor=self.cursor, floor=self.cursor, resumed=has_kept_position and self.can_resume
         )
-        self.say(SUBSCRIBE, class_id, number, detail, reply.encode())
+        self.send_frame(SUBSCRIBE, class_id, number, detail, reply.encode())
 
     def _store(self, class_id: int, kind: int, number: int, content: bytes, size: int) -> None:
         assert class_id in self.classes, f"class {class_id} was not named"
@@ -178,49 +175,49 @@ class ModelServer:
         total = sum(size for _, size in self.unconfirmed)
         assert total <= self.credit or len(self.unconfirmed) == 1, "over the credit"
 
-    # What a test has it do -----------------------------------------------------------------------
+    # Actions of a test ---------------------------------------------------------------------------
 
     def confirm(self, back: int = 0) -> None:
-        """Confirm all but the last so many."""
+        """Confirm all messages except the last `back` ones."""
         confirmed = (self.next - back) % ID_COUNT
         self.unconfirmed = self.unconfirmed[len(self.unconfirmed) - back :] if back else []
-        self.say(CONFIRM, 0, confirmed)
+        self.send_frame(CONFIRM, 0, confirmed)
 
     def deliver(
         self, number: int, *messages: tuple[int, bytes], class_id: int = 1, attempt: int = 1
     ) -> None:
-        """Messages (sequence, payload) for a subscription."""
-        self.say(DELIVER, class_id, attempt, number)
+        """Send messages, as pairs of sequence and payload, to a subscription."""
+        self.send_frame(DELIVER, class_id, attempt, number)
         for sequence, payload in messages:
-            self.say(MESSAGE, class_id, sequence % ID_COUNT, 7, payload)
+            self.send_frame(MESSAGE, class_id, sequence % ID_COUNT, 7, payload)
 
-    def refuse(
+    def send_error(
         self, code: str, *, kind: int = 0, number: int = 0, count: int = 1, fatal: bool = False
     ) -> None:
         reply = ErrorReply(code=code, message="no", fatal=fatal, count=count)
-        self.say(ERROR, 0, number, kind, reply.encode())
+        self.send_frame(ERROR, 0, number, kind, reply.encode())
 
-    def fetched(self, request: int, reply: FetchReply, class_id: int = 1) -> None:
-        self.say(FETCH, class_id, request, 0, reply.encode())
+    def reply_to_fetch(self, request: int, reply: FetchReply, class_id: int = 1) -> None:
+        self.send_frame(FETCH, class_id, request, 0, reply.encode())
 
-    def say(
+    def send_frame(
         self, kind: int, subject: int = 0, number: int = 0, detail: int = 0, content: bytes = b""
     ) -> None:
-        self.out += build_frame(
+        self.outgoing += build_frame(
             kind, class_id=subject, message_id=number, timer_index=detail, content=content
         )
 
-    def acked(self, number: int = 1) -> list[tuple[int, int]]:
-        """The ranges of this subscription that were acknowledged, in order."""
-        return [(t.first, t.last) for t in self.told if (t.kind, t.number) == (ACK, number)]
+    def acked_ranges(self, number: int = 1) -> list[tuple[int, int]]:
+        """Return the acked ranges of a subscription, in order."""
+        return [(t.first, t.last) for t in self.outcomes if (t.kind, t.number) == (ACK, number)]
 
-    def kinds(self) -> bytes:
-        """The types of the frames that came on this connection."""
+    def frame_types(self) -> bytes:
+        """Return the types of the frames received on this connection."""
         return bytes(kind for kind, *_ in self.frames)
 
 
-class Line:
-    """A client core and a model server, connected as a test says."""
+class ModelConnection:
+    """A client core and a model server."""
 
     def __init__(self, core: ClientCore | None = None, server: ModelServer | None = None) -> None:
         self.core = core or ClientCore(name="tester", instance="one")
@@ -232,58 +229,60 @@ class Line:
         self.server.connect()
         self.core.connection_made(self.now)
 
-    def say(self, most: int = 1 << 40) -> int:
-        """The client writes up to so many bytes."""
+    def send(self, max_bytes: int = 1 << 40) -> int:
+        """Transfer up to `max_bytes` bytes to the server."""
         written = 0
-        while written < most and (data := self.core.send_queue.peek()):
-            count = min(len(data), most - written)
-            self.server.hear(bytes(data[:count]))
+        while written < max_bytes and (data := self.core.send_queue.peek()):
+            count = min(len(data), max_bytes - written)
+            self.server.receive(bytes(data[:count]))
             self.core.send_queue.mark_sent(count)
             written += count
         return written
 
-    def hear(self, most: int = 1 << 16) -> list[Inbox]:
-        """The client reads up to so many bytes."""
-        out = self.server.out
-        data = bytes(out[:most])
-        del out[:most]
+    def receive(self, max_bytes: int = 1 << 16) -> list[Inbox]:
+        """Transfer up to `max_bytes` bytes to the client."""
+        outgoing = self.server.outgoing
+        data = bytes(outgoing[:max_bytes])
+        del outgoing[:max_bytes]
         return self.core.receive(self._buffer, self._buffer.fill(data), self.now) if data else []
 
     def exchange(self) -> list[Inbox]:
-        """Until both are quiet."""
-        woken: dict[Inbox, None] = {}
-        while self.say() or self.server.out:
-            woken.update(dict.fromkeys(self.hear()))
+        """Transfer bytes until both sides are idle."""
+        inboxes_to_wake: dict[Inbox, None] = {}
+        while self.send() or self.server.outgoing:
+            inboxes_to_wake.update(dict.fromkeys(self.receive()))
         self.core.check_invariants()
-        return list(woken)
+        return list(inboxes_to_wake)
 
-    def lose(self) -> None:
+    def disconnect(self) -> None:
         self.core.connection_lost()
         self.core.check_invariants()
 
 
-def connected(**options: object) -> Line:
-    """A line whose server has answered. Options are the server's."""
-    line = Line(server=ModelServer(**options))  # type: ignore[arg-type]
-    line.connect()
-    line.exchange()
-    return line
+def open_connection(**options: object) -> ModelConnection:
+    """Return a connection whose Connect was accepted. Options are those of ModelServer."""
+    connection = ModelConnection(server=ModelServer(**options))  # type: ignore[arg-type]
+    connection.connect()
+    connection.exchange()
+    return connection
 
 
-def subscribed(line: Line, options: SubscribeRequest | None = None, **keys: bool) -> Inbox:
-    """A subscription to class 1 that the bus has begun."""
-    inbox = line.core.subscribe(1, options or SubscribeRequest(), **keys)
-    line.exchange()
+def subscribe_confirmed(
+    connection: ModelConnection, options: SubscribeRequest | None = None, **keys: bool
+) -> Inbox:
+    """Return a confirmed subscription to class 1."""
+    inbox = connection.core.subscribe(1, options or SubscribeRequest(), **keys)
+    connection.exchange()
     assert inbox.subscribe_request.is_done
     return inbox
 
 
-def settle(line: Line, inbox: Inbox) -> None:
-    """All that was handed out is processed, and said to be."""
+def settle(connection: ModelConnection, inbox: Inbox) -> None:
+    """Acknowledge everything that was handed out."""
     inbox.settle(include_last=True)
-    line.exchange()
+    connection.exchange()
 
 
-def numbered(*sequences: int) -> list[tuple[int, bytes]]:
-    """Messages of these sequences: what `ModelServer.deliver` takes."""
+def numbered_messages(*sequences: int) -> list[tuple[int, bytes]]:
+    """Return messages with these sequences for `ModelServer.deliver`."""
     return [(sequence, b"%d" % sequence) for sequence in sequences]

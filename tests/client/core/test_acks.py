@@ -1,4 +1,4 @@
-"""What is told about messages: everything that was said, nothing else, in few ranges."""
+"""Tests of the ack buffer: ranges, order, manual outcomes."""
 
 from __future__ import annotations
 
@@ -39,23 +39,30 @@ class Subscriber:
     decode = None
 
 
-def log_of(*, settles: bool = True, spans: bool = True) -> AckBuffer:
-    log = AckBuffer(AckSink(), 7, is_auto_ack=settles, can_span_gaps=spans)
-    log.attach()
-    return log
+def create_buffer(*, is_auto_ack: bool = True, can_span_gaps: bool = True) -> AckBuffer:
+    ack_buffer = AckBuffer(AckSink(), 7, is_auto_ack=is_auto_ack, can_span_gaps=can_span_gaps)
+    ack_buffer.attach()
+    return ack_buffer
 
 
-def receipt(log: AckBuffer | None, sequences: MessageIds | list[int], *, row: int = 0) -> AckToken:
+def create_token(
+    ack_buffer: AckBuffer | None, sequences: MessageIds | list[int], *, arrival_index: int = 0
+) -> AckToken:
     if isinstance(sequences, list):
         sequences = np.array(sequences, np.int64)
     return AckToken(
-        Subscriber(), log, class_id=1, sequences=sequences, attempt=1, arrival_index=row
+        Subscriber(),
+        ack_buffer,
+        class_id=1,
+        sequences=sequences,
+        attempt=1,
+        arrival_index=arrival_index,
     )
 
 
-def told(log: AckBuffer) -> list[tuple[str, str]]:
-    """(type, content) of what is written."""
-    found, rest = split_frames(log.ack_sink.encode_pending())
+def encoded_outcomes(ack_buffer: AckBuffer) -> list[tuple[str, str]]:
+    """Return (type, content) of the encoded frames."""
+    found, rest = split_frames(ack_buffer.ack_sink.encode_pending())
     assert rest == b""
     parsed = [parse_frame(frame) for frame in found]
     for kind, subject, attempt, detail, _ in parsed:
@@ -63,57 +70,60 @@ def told(log: AckBuffer) -> list[tuple[str, str]]:
     return [(chr(kind), content.decode()) for kind, *_, content in parsed]
 
 
-def acks(log: AckBuffer) -> list[str]:
-    found = told(log)
+def encoded_acks(ack_buffer: AckBuffer) -> list[str]:
+    found = encoded_outcomes(ack_buffer)
     assert {kind for kind, _ in found} <= {"3"}
     return [content for _, content in found]
 
 
 @pytest.mark.parametrize("case", GROUPING, ids=lambda case: case["name"])
-def test_ids_are_grouped_as_the_vectors_say(case: dict[str, list[list[int]]]) -> None:
-    log = log_of()
+def test_groups_ids_into_ranges_as_in_vectors(case: dict[str, list[list[int]]]) -> None:
+    ack_buffer = create_buffer()
     for number in case["ids"]:
-        receipt(log, range(number, number + 1)).settle(ACKED, 0, 1)
-    assert acks(log) == [f"{first}-{last}" for first, last in case["ranges"]]
+        create_token(ack_buffer, range(number, number + 1)).settle(ACKED, 0, 1)
+    assert encoded_acks(ack_buffer) == [f"{first}-{last}" for first, last in case["ranges"]]
 
 
 @given(
     st.lists(st.one_of(st.integers(0, 40), st.integers(ID_COUNT - 20, ID_COUNT + 20)), max_size=200)
 )
-def test_ranges_name_exactly_what_was_acknowledged_and_never_span_the_wrap(
+def test_ranges_contain_exactly_the_acked_ids_and_never_cross_the_wrap(
     sequences: list[int],
 ) -> None:
-    log = log_of()
+    ack_buffer = create_buffer()
     for number in sequences:
-        receipt(log, range(number, number + 1)).settle(ACKED, 0, 1)
-    assert log.ack_sink.pending_count == len(sequences)
-    ranges = [tuple(map(int, content.split("-"))) for content in acks(log)]
+        create_token(ack_buffer, range(number, number + 1)).settle(ACKED, 0, 1)
+    assert ack_buffer.ack_sink.pending_count == len(sequences)
+    ranges = [tuple(map(int, content.split("-"))) for content in encoded_acks(ack_buffer)]
     ids = [number % ID_COUNT for number in sequences]
     assert [i for first, last in ranges for i in range(first, last)] == ids
     assert all(0 <= first < last <= ID_COUNT for first, last in ranges)
     if max(sequences, default=0) < ID_COUNT:
         assert ranges == group_ids(ids)
     assert (
-        log.ack_sink.pending_count,
-        log.ack_sink.acked_count,
-        log.ack_sink.encode_pending(),
+        ack_buffer.ack_sink.pending_count,
+        ack_buffer.ack_sink.acked_count,
+        ack_buffer.ack_sink.encode_pending(),
     ) == (0, len(sequences), b"")
 
 
-def test_a_range_is_cut_at_the_wrap_of_the_ids() -> None:
-    log = log_of()
-    receipt(log, range(3 * ID_COUNT - 2, 3 * ID_COUNT + 3)).settle(ACKED, 0, 5)
-    assert acks(log) == ["2147483646-2147483648", "0-3"]
+def test_splits_range_at_wrap() -> None:
+    ack_buffer = create_buffer()
+    create_token(ack_buffer, range(3 * ID_COUNT - 2, 3 * ID_COUNT + 3)).settle(ACKED, 0, 5)
+    assert encoded_acks(ack_buffer) == ["2147483646-2147483648", "0-3"]
 
 
-def test_what_came_in_a_row_is_one_range_whatever_was_left_out() -> None:
-    log = log_of()
-    first, second = receipt(log, [3, 7, 12], row=1), receipt(log, [20, 22], row=4)
+def test_first_deliveries_in_a_row_form_one_range_across_gaps() -> None:
+    ack_buffer = create_buffer()
+    first, second = (
+        create_token(ack_buffer, [3, 7, 12], arrival_index=1),
+        create_token(ack_buffer, [20, 22], arrival_index=4),
+    )
     first.settle(ACKED, 0, 2)
-    assert acks(log) == ["3-8"]
+    assert encoded_acks(ack_buffer) == ["3-8"]
     first.settle(ACKED, 2, 3)
     second.settle(ACKED, 0, 2)
-    assert acks(log) == ["12-23"]
+    assert encoded_acks(ack_buffer) == ["12-23"]
 
 
 @pytest.mark.parametrize(
@@ -125,44 +135,49 @@ def test_what_came_in_a_row_is_one_range_whatever_was_left_out() -> None:
         ([1, 2, 0], ["7-13", "3-4"]),
     ],
 )
-def test_a_range_never_names_a_message_that_came_and_was_not_acknowledged(
+def test_range_never_contains_a_received_message_that_was_not_acked(
     order: list[int], expected: list[str]
 ) -> None:
-    log = log_of()
-    came = receipt(log, [3, 7, 12], row=1)
+    ack_buffer = create_buffer()
+    token = create_token(ack_buffer, [3, 7, 12], arrival_index=1)
     for index in order:
-        came.settle(ACKED, index, index + 1)
-    assert acks(log) == expected
+        token.settle(ACKED, index, index + 1)
+    assert encoded_acks(ack_buffer) == expected
 
 
-def test_gaps_are_not_spanned_where_something_came_late() -> None:
-    log = log_of()
-    came = receipt(log, [3, 7, 12, 20, 30], row=1)
-    came.settle(ACKED, 0, 5)
-    log.last_out_of_order = 5
-    assert acks(log) == ["3-4", "7-8", "12-13", "20-21", "30-31"]
-    came.settle(ACKED, 1, 5)
-    assert acks(log) == ["7-31"]
+def test_gaps_are_not_spanned_below_out_of_order_messages() -> None:
+    ack_buffer = create_buffer()
+    token = create_token(ack_buffer, [3, 7, 12, 20, 30], arrival_index=1)
+    token.settle(ACKED, 0, 5)
+    ack_buffer.last_out_of_order = 5
+    assert encoded_acks(ack_buffer) == ["3-4", "7-8", "12-13", "20-21", "30-31"]
+    token.settle(ACKED, 1, 5)
+    assert encoded_acks(ack_buffer) == ["7-31"]
 
 
-def test_gaps_are_not_spanned_where_they_are_others_messages_or_nothing_came_in_a_row() -> None:
-    for log, row in ((log_of(spans=False), 1), (log_of(), 0)):
-        receipt(log, [3, 4, 7], row=row).settle(ACKED, 0, 3)
-        receipt(log, range(8, 10), row=row and 4).settle(ACKED, 0, 2)
-        assert acks(log) == ["3-5", "7-10"]
+def test_gaps_are_not_spanned_in_groups_or_without_arrival_index() -> None:
+    for ack_buffer, arrival_index in (
+        (create_buffer(can_span_gaps=False), 1),
+        (create_buffer(), 0),
+    ):
+        create_token(ack_buffer, [3, 4, 7], arrival_index=arrival_index).settle(ACKED, 0, 3)
+        create_token(ack_buffer, range(8, 10), arrival_index=arrival_index and 4).settle(
+            ACKED, 0, 2
+        )
+        assert encoded_acks(ack_buffer) == ["3-5", "7-10"]
 
 
-def test_the_last_word_about_a_message_is_written_last() -> None:
-    log = log_of()
-    came = receipt(log, range(10))
-    came.settle(WORKING, 0, 10)
-    came.settle(ACKED, 0, 3)
-    came.settle(NACKED, 3, 4)
-    came.settle(nack_outcome(0.25), 4, 6)
-    came.settle(nack_outcome(0.25), 6, 7)
-    came.settle(NACKED_WITHOUT_DELAY, 7, 8)
-    came.settle(ACKED, 8, 10)
-    assert told(log) == [
+def test_outcomes_are_encoded_in_the_order_of_their_calls() -> None:
+    ack_buffer = create_buffer()
+    token = create_token(ack_buffer, range(10))
+    token.settle(WORKING, 0, 10)
+    token.settle(ACKED, 0, 3)
+    token.settle(NACKED, 3, 4)
+    token.settle(nack_outcome(0.25), 4, 6)
+    token.settle(nack_outcome(0.25), 6, 7)
+    token.settle(NACKED_WITHOUT_DELAY, 7, 8)
+    token.settle(ACKED, 8, 10)
+    assert encoded_outcomes(ack_buffer) == [
         ("9", "0-10"),
         ("3", "0-3"),
         ("8", "3-4"),
@@ -170,43 +185,45 @@ def test_the_last_word_about_a_message_is_written_last() -> None:
         ("8", "7-8 0"),
         ("3", "8-10"),
     ]
-    assert (log.ack_sink.acked_count, log.ack_sink.nacked_count) == (5, 5)
+    assert (ack_buffer.ack_sink.acked_count, ack_buffer.ack_sink.nacked_count) == (5, 5)
 
 
-words = st.sampled_from([ACKED, NACKED, NACKED_WITHOUT_DELAY, WORKING, nack_outcome(1)])
+outcomes = st.sampled_from([ACKED, NACKED, NACKED_WITHOUT_DELAY, WORKING, nack_outcome(1)])
 
 
-@given(st.lists(st.tuples(words, st.integers(0, 5), st.integers(1, 3)), max_size=40), st.booleans())
-def test_what_is_told_is_what_was_said_in_the_order_in_which_it_was_said(
-    said: list[tuple[AckOutcome, int, int]], in_gaps: bool
+@given(
+    st.lists(st.tuples(outcomes, st.integers(0, 5), st.integers(1, 3)), max_size=40), st.booleans()
+)
+def test_encoded_outcomes_equal_recorded_outcomes_in_order(
+    recorded: list[tuple[AckOutcome, int, int]], in_gaps: bool
 ) -> None:
-    log = log_of()
+    ack_buffer = create_buffer()
     sequences = [3, 4, 7, 8, 11, 12, 13, 20] if in_gaps else range(3, 11)
-    came = receipt(log, sequences, row=1)
+    token = create_token(ack_buffer, sequences, arrival_index=1)
     expected: dict[int, list[tuple[str, str]]] = {sequence: [] for sequence in sequences}
-    for verdict, first, count in said:
-        came.settle(verdict, first, first + count)
+    for outcome, first, count in recorded:
+        token.settle(outcome, first, first + count)
         for sequence in sequences[first : first + count]:
-            expected[sequence].append((chr(verdict[0]), verdict[1].decode()))
-    heard: dict[int, list[tuple[str, str]]] = {sequence: [] for sequence in sequences}
-    for kind, content in told(log):
+            expected[sequence].append((chr(outcome[0]), outcome[1].decode()))
+    encoded: dict[int, list[tuple[str, str]]] = {sequence: [] for sequence in sequences}
+    for kind, content in encoded_outcomes(ack_buffer):
         ids, _, argument = content.partition(" ")
         for sequence in range(*map(int, ids.split("-"))):
-            if sequence in heard:  # What was never sent is passed over.
-                heard[sequence].append((kind, f" {argument}" if argument else ""))
-    assert heard == expected
+            if sequence in encoded:  # Ranges may include sequences that were never sent.
+                encoded[sequence].append((kind, f" {argument}" if argument else ""))
+    assert encoded == expected
 
 
-def test_what_is_said_by_hand_is_not_said_again_by_settling() -> None:
-    log = log_of()
-    came = receipt(log, range(6))
+def test_settle_skips_messages_with_a_manual_outcome() -> None:
+    ack_buffer = create_buffer()
+    token = create_token(ack_buffer, range(6))
     calls: list[int] = []
-    log.ack_sink.on_manual_ack = lambda: calls.append(1)
-    came.record_outcome(nack_outcome(2), 1, 2)
-    came.record_outcome(ACKED, 3, 4)
-    came.record_outcome(WORKING, 4, 5)
-    came.settle(ACKED, 0, 6)
-    assert told(log) == [
+    ack_buffer.ack_sink.on_manual_ack = lambda: calls.append(1)
+    token.record_outcome(nack_outcome(2), 1, 2)
+    token.record_outcome(ACKED, 3, 4)
+    token.record_outcome(WORKING, 4, 5)
+    token.settle(ACKED, 0, 6)
+    assert encoded_outcomes(ack_buffer) == [
         ("8", "1-2 2000"),
         ("3", "3-4"),
         ("9", "4-5"),
@@ -217,18 +234,18 @@ def test_what_is_said_by_hand_is_not_said_again_by_settling() -> None:
     assert len(calls) == 3
 
 
-class SilentError(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("no outcomes")
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("error", "text"),
     [
         ("no such customer", "no such customer"),
         (ValueError("no number: 'x'"), "ValueError: no number: 'x'"),
         (KeyError(), "KeyError"),
-        (SilentError(), "SilentError"),
+        (UnprintableError(), "UnprintableError"),
         (7, "7"),
         ("", ""),
         ("<\r\n>", "<\r\n\0>"),
@@ -237,69 +254,71 @@ class SilentError(Exception):
         ("\ud800", "?"),
     ],
 )
-def test_a_nack_says_what_went_wrong_as_far_as_it_may(error: object, sentence: str) -> None:
-    log = log_of()
-    came = receipt(log, range(4))
-    came.record_outcome(nack_outcome(None, error), 0, 1)
-    came.record_outcome(nack_outcome(1.5, error), 1, 2)
-    came.record_outcome(terminate_outcome(error), 2, 4)
-    assert told(log) == [
-        ("8", f"0-1\n{sentence}"),
-        ("8", f"1-2 1500\n{sentence}"),
-        ("8", f"2-4 terminate\n{sentence}"),
+def test_nack_contains_the_error_up_to_its_maximum_length(error: object, text: str) -> None:
+    ack_buffer = create_buffer()
+    token = create_token(ack_buffer, range(4))
+    token.record_outcome(nack_outcome(None, error), 0, 1)
+    token.record_outcome(nack_outcome(1.5, error), 1, 2)
+    token.record_outcome(terminate_outcome(error), 2, 4)
+    assert encoded_outcomes(ack_buffer) == [
+        ("8", f"0-1\n{text}"),
+        ("8", f"1-2 1500\n{text}"),
+        ("8", f"2-4 terminate\n{text}"),
     ]
-    came.record_outcome(terminate_outcome(), 0, 1)
-    assert told(log) == [("8", "0-1 terminate")]
+    token.record_outcome(terminate_outcome(), 0, 1)
+    assert encoded_outcomes(ack_buffer) == [("8", "0-1 terminate")]
 
 
-def test_a_nack_names_its_attempt_unless_a_newer_one_was_dropped() -> None:
-    log = log_of()
-    came = AckToken(Subscriber(), log, class_id=1, sequences=range(9), attempt=3)
-    log.dropped_redeliveries.update((1, 5))
+def test_nack_names_its_attempt_unless_a_later_delivery_was_dropped() -> None:
+    ack_buffer = create_buffer()
+    token = AckToken(Subscriber(), ack_buffer, class_id=1, sequences=range(9), attempt=3)
+    ack_buffer.dropped_redeliveries.update((1, 5))
 
     def attempts() -> list[tuple[bytes, int]]:
-        parsed = [parse_frame(frame) for frame in split_frames(log.ack_sink.encode_pending())[0]]
+        parsed = [
+            parse_frame(frame) for frame in split_frames(ack_buffer.ack_sink.encode_pending())[0]
+        ]
         return [(content, attempt) for _, _, attempt, _, content in parsed]
 
-    came.record_outcome(NACKED, 0, 1)
-    came.record_outcome(WORKING, 1, 2)
-    came.record_outcome(NACKED, 1, 2)
-    came.record_outcome(terminate_outcome(), 4, 6)
+    token.record_outcome(NACKED, 0, 1)
+    token.record_outcome(WORKING, 1, 2)
+    token.record_outcome(NACKED, 1, 2)
+    token.record_outcome(terminate_outcome(), 4, 6)
     assert attempts() == [(b"0-1", 3), (b"1-2", 0), (b"1-2", 0), (b"4-6 terminate", 0)]
-    assert not log.dropped_redeliveries
-    came.record_outcome(NACKED, 1, 2)
-    came.record_outcome(ACKED, 2, 3)
+    assert not ack_buffer.dropped_redeliveries
+    token.record_outcome(NACKED, 1, 2)
+    token.record_outcome(ACKED, 2, 3)
     assert attempts() == [(b"1-2", 3), (b"2-3", 0)]
 
 
-def test_what_is_said_before_the_bus_knows_the_subscription_waits() -> None:
-    log = log_of()
-    log.detach()
-    receipt(log, range(6)).settle(ACKED, 0, 2)
-    assert (log.ack_sink.pending_count, log.ack_sink.encode_pending()) == (0, b"")
-    log.attach()
-    assert log.ack_sink.pending_count == 2
-    receipt(log, range(6)).settle(ACKED, 2, 4)
-    assert log.ack_sink.pending_count == 4
-    assert acks(log) == ["0-4"]
+def test_outcomes_wait_until_the_subscription_is_attached() -> None:
+    ack_buffer = create_buffer()
+    ack_buffer.detach()
+    create_token(ack_buffer, range(6)).settle(ACKED, 0, 2)
+    assert (ack_buffer.ack_sink.pending_count, ack_buffer.ack_sink.encode_pending()) == (0, b"")
+    ack_buffer.attach()
+    assert ack_buffer.ack_sink.pending_count == 2
+    create_token(ack_buffer, range(6)).settle(ACKED, 2, 4)
+    assert ack_buffer.ack_sink.pending_count == 4
+    assert encoded_acks(ack_buffer) == ["0-4"]
 
 
-def test_what_is_said_to_nobody_is_forgotten() -> None:
-    log = log_of()
-    came = receipt(log, range(6))
-    assert came.is_ack_wanted
-    log.close()
-    came.record_outcome(ACKED, 0, 1)
-    assert not came.is_ack_wanted
-    assert (log.ack_sink.pending_count, told(log)) == (0, [])
+def test_closed_buffer_ignores_outcomes() -> None:
+    ack_buffer = create_buffer()
+    token = create_token(ack_buffer, range(6))
+    assert token.is_ack_wanted
+    ack_buffer.close()
+    token.record_outcome(ACKED, 0, 1)
+    assert not token.is_ack_wanted
+    assert (ack_buffer.ack_sink.pending_count, encoded_outcomes(ack_buffer)) == (0, [])
 
 
-def test_a_fetched_message_is_nobodys_to_acknowledge() -> None:
+def test_fetched_message_cannot_be_acked() -> None:
     with pytest.raises(LocalProtocolError, match="fetched"):
-        receipt(None, range(1)).record_outcome(ACKED, 0, 1)
+        create_token(None, range(1)).record_outcome(ACKED, 0, 1)
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf")])
-def test_a_delay_is_neither_negative_nor_without_end(delay: float) -> None:
+def test_nack_rejects_invalid_delay(delay: float) -> None:
     with pytest.raises(ValueError, match=r"delay must be seconds from 0 to 3\.1536e\+07"):
         nack_outcome(delay)

@@ -1,7 +1,4 @@
-"""The client core and the broker together: what programs are promised, without sockets or clocks.
-
-Rule: bytes cross between the two and nothing else; connections break wherever hypothesis likes.
-"""
+"""Tests of the client core together with the broker, without sockets or clocks."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from simplebus.core.limits import FRAME_BYTES_MIN
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.requests import Start, SubscribeRequest
 from simplebus.core.redelivery.ack_window import AckWindow
-from tests.client.core.client_and_broker import Pair
-from tests.client.core.consumers import payloads, take, take_batches
+from tests.client.core.client_and_broker import ClientAndBroker
+from tests.client.core.consumers import consume, consume_batches, payloads
 from tests.support.oracles import ID_COUNT
 from tests.support.strategies import contents
 
@@ -26,15 +23,15 @@ NUMBERED = [b"message %d" % number for number in range(200)]
 SHORT = Settings(ack_timeout=2)
 
 
-def settle_all(pair: Pair, *inboxes: Inbox) -> None:
+def settle_all(pair: ClientAndBroker, *inboxes: Inbox) -> None:
     for inbox in inboxes:
         inbox.settle(include_last=True)
     pair.exchange()
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 16])
-def test_what_is_published_is_confirmed_received_and_acknowledged(chunk: int) -> None:
-    pair = Pair(chunk=chunk)
+def test_published_messages_are_confirmed_received_and_acked(chunk: int) -> None:
+    pair = ClientAndBroker(chunk_bytes=chunk)
     inbox = pair.core.subscribe(1)
     for payload in NUMBERED[:50]:
         pair.core.publish(payload, 1)
@@ -56,23 +53,23 @@ def test_what_is_published_is_confirmed_received_and_acknowledged(chunk: int) ->
     st.sampled_from([3, 100, 1 << 16]),
     st.booleans(),
 )
-def test_any_payload_arrives_as_it_was(
+def test_any_payload_arrives_unchanged(
     each: list[bytes],
     repeated: list[bytes],
     about: Envelope | None,
     chunk: int,
     in_batches: bool,
 ) -> None:
-    pair = Pair(chunk=chunk)
+    pair = ClientAndBroker(chunk_bytes=chunk)
     inbox = pair.core.subscribe(0x3C0D)
     for payload in each:
         pair.core.publish(payload, 0x3C0D, about)
     pair.core.publish_many(repeated * 40, 0x3C0D, about)
     pair.exchange()
     if in_batches:
-        got = [payload for batch in take_batches(inbox) for payload in batch.payloads]
+        got = [payload for batch in consume_batches(inbox) for payload in batch.payloads]
     else:
-        messages = take(inbox)
+        messages = consume(inbox)
         got = [message.payload for message in messages]
         assert {message.envelope for message in messages} == {about or Envelope()}
     assert got == each + repeated * 40
@@ -80,20 +77,20 @@ def test_any_payload_arrives_as_it_was(
     assert pair.statistics(0x3C0D).in_flight == 0
 
 
-def test_acks_of_a_busy_consumer_are_few() -> None:
-    pair = Pair(chunk=1 << 20)
+def test_busy_consumer_sends_few_acks() -> None:
+    pair = ClientAndBroker(chunk_bytes=1 << 20)
     inbox = pair.core.subscribe(1)
     pair.core.publish_many([b"payload"] * 20_000, 1)
     pair.exchange()
-    assert len(take(inbox)) == 20_000
+    assert len(consume(inbox)) == 20_000
     before = pair.core.statistics().sent_bytes
     settle_all(pair, inbox)
     assert pair.core.statistics().sent_bytes - before < 40
     assert pair.statistics().in_flight == 0
 
 
-def test_the_client_meets_the_wrap_of_the_ids() -> None:
-    pair = Pair()
+def test_message_ids_wrap() -> None:
+    pair = ClientAndBroker()
     pair.core.name_classes(1)
     pair.exchange()
     ring = pair.broker.classes[1].ring
@@ -102,7 +99,7 @@ def test_the_client_meets_the_wrap_of_the_ids() -> None:
     inbox = pair.core.subscribe(1)
     pair.core.publish_many(NUMBERED[:6], 1)
     pair.exchange()
-    messages = take(inbox)
+    messages = consume(inbox)
     assert [message.payload for message in messages] == NUMBERED[:6]
     assert [message.sequence for message in messages] == [
         *range(2 * ID_COUNT - 3, 2 * ID_COUNT + 3)
@@ -112,8 +109,8 @@ def test_the_client_meets_the_wrap_of_the_ids() -> None:
     assert pair.statistics().in_flight == 0
 
 
-def test_every_subscription_of_a_program_sees_what_it_asked_for() -> None:
-    pair = Pair()
+def test_each_subscription_receives_its_own_messages() -> None:
+    pair = ClientAndBroker()
     everything = pair.core.subscribe(1)
     some = pair.core.subscribe(1, SubscribeRequest(channels=["a.*"]))
     members = [pair.core.subscribe(1, SubscribeRequest(group="g")) for _ in range(2)]
@@ -133,8 +130,8 @@ def test_every_subscription_of_a_program_sees_what_it_asked_for() -> None:
     assert pair.broker.classes[1].ring.floor == 200
 
 
-def test_an_ack_that_spans_a_message_which_is_still_to_come_does_not_lose_it() -> None:
-    pair = Pair()
+def test_ack_range_across_a_pending_message_does_not_lose_it() -> None:
+    pair = ClientAndBroker()
     inbox = pair.core.subscribe(1, SubscribeRequest(channels=["a"]))
     for number in range(5):
         delay = 3000 if number == 2 else None
@@ -142,8 +139,8 @@ def test_an_ack_that_spans_a_message_which_is_still_to_come_does_not_lose_it() -
     pair.exchange()
     assert payloads(inbox) == [NUMBERED[n] for n in (0, 1, 3, 4)]
     settle_all(pair, inbox)
-    assert pair.said.endswith(b"0-5<\r\n>")
-    pair.wait(3)
+    assert pair.sent_data.endswith(b"0-5<\r\n>")
+    pair.advance_time(3)
     assert payloads(inbox) == [NUMBERED[2]]
     settle_all(pair, inbox)
     assert pair.broker.classes[1].ring.floor == 5
@@ -152,12 +149,12 @@ def test_an_ack_that_spans_a_message_which_is_still_to_come_does_not_lose_it() -
 # Redelivery --------------------------------------------------------------------------------------
 
 
-def test_what_was_not_acknowledged_comes_again_and_is_marked() -> None:
-    pair = Pair(SHORT)
+def test_unacked_messages_are_redelivered_and_marked() -> None:
+    pair = ClientAndBroker(SHORT)
     inbox = pair.core.subscribe(1, auto_ack=False)
     pair.core.publish_many(NUMBERED[:10], 1)
     pair.exchange()
-    messages = take(inbox)
+    messages = consume(inbox)
     for message in messages[:4] + messages[6:]:
         message.ack()
     inbox.settle(include_last=True)
@@ -165,7 +162,7 @@ def test_what_was_not_acknowledged_comes_again_and_is_marked() -> None:
     pair.tick(2)
     pair.core.publish(b"new", 1)
     pair.exchange()
-    again = take(inbox)
+    again = consume(inbox)
     assert [(m.sequence, m.payload, m.attempt) for m in again] == [
         (4, NUMBERED[4], 2),
         (5, NUMBERED[5], 2),
@@ -178,12 +175,12 @@ def test_what_was_not_acknowledged_comes_again_and_is_marked() -> None:
     assert pair.core.statistics().redelivered == 2
 
 
-def test_a_copy_of_what_still_waits_here_is_dropped() -> None:
-    pair = Pair(SHORT)
+def test_drops_redelivery_of_a_message_that_waits_here() -> None:
+    pair = ClientAndBroker(SHORT)
     inbox = pair.core.subscribe(1)
     pair.core.publish_many(NUMBERED[:10], 1)
     pair.exchange()
-    take(inbox, 4)
+    consume(inbox, 4)
     pair.tick(2)
     assert payloads(inbox) == NUMBERED[4:10], "0 to 2 were settled, but not yet acknowledged"
     settle_all(pair, inbox)
@@ -191,15 +188,15 @@ def test_a_copy_of_what_still_waits_here_is_dropped() -> None:
     assert pair.statistics().in_flight == 0
 
 
-def test_a_failed_message_comes_again_after_a_pause_or_when_it_is_wanted() -> None:
-    pair = Pair(SHORT)
+def test_nacked_message_is_redelivered_after_backoff_or_given_delay() -> None:
+    pair = ClientAndBroker(SHORT)
     inbox = pair.core.subscribe(1)
     pair.core.publish_many(NUMBERED[:10], 1)
     pair.exchange()
-    take(inbox, 4)
+    consume(inbox, 4)
     inbox.nack_last()
-    take(inbox, 3)[-1].nack(0)
-    take(inbox)
+    consume(inbox, 3)[-1].nack(0)
+    consume(inbox)
     settle_all(pair, inbox)
     assert payloads(inbox) == [NUMBERED[6]]
     settle_all(pair, inbox)
@@ -209,12 +206,12 @@ def test_a_failed_message_comes_again_after_a_pause_or_when_it_is_wanted() -> No
     assert pair.statistics().in_flight == 0
 
 
-def test_what_takes_longer_is_not_sent_again() -> None:
-    pair = Pair(SHORT)
+def test_working_prevents_redelivery() -> None:
+    pair = ClientAndBroker(SHORT)
     inbox = pair.core.subscribe(1, auto_ack=False)
     pair.core.publish(b"long", 1)
     pair.exchange()
-    (message,) = take(inbox)
+    (message,) = consume(inbox)
     inbox.settle(include_last=True)
     for _ in range(5):
         message.working()
@@ -229,13 +226,13 @@ def test_what_takes_longer_is_not_sent_again() -> None:
 # Leaving and fetching ----------------------------------------------------------------------------
 
 
-def test_what_a_durable_was_never_handed_comes_to_the_next_one_at_once() -> None:
-    pair = Pair()
+def test_messages_not_handed_out_go_to_next_subscription_of_durable_at_once() -> None:
+    pair = ClientAndBroker()
     durable = SubscribeRequest(durable="d")
     inbox = pair.core.subscribe(1, durable)
     pair.core.publish_many(NUMBERED[:10], 1)
     pair.exchange()
-    take(inbox, 3)
+    consume(inbox, 3)
     request = pair.core.unsubscribe(inbox, is_processed=True)
     pair.exchange()
     assert (request.is_done, request.error) == (True, None)
@@ -248,17 +245,15 @@ def test_what_a_durable_was_never_handed_comes_to_the_next_one_at_once() -> None
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("is_away", [True, False])
-def test_a_durable_that_was_left_is_had_again_though_the_bus_has_not_heard_of_it(
-    times: int, is_away: bool
-) -> None:
-    pair = Pair(broker=Broker(identity="bus"))
+def test_durable_can_be_resubscribed_before_unsubscribe_is_sent(times: int, is_away: bool) -> None:
+    pair = ClientAndBroker(broker=Broker(identity="bus"))
     durable = SubscribeRequest(durable="d")
     inbox = pair.core.subscribe(1, durable)
     pair.core.publish_many(NUMBERED[:10], 1)
     if is_away:
         pair.exchange()
-        take(inbox, 3)
-        pair.lose()
+        consume(inbox, 3)
+        pair.disconnect()
     left = []
     for _ in range(times):
         left.append(pair.core.unsubscribe(inbox, is_processed=True))
@@ -273,15 +268,15 @@ def test_a_durable_that_was_left_is_had_again_though_the_bus_has_not_heard_of_it
     assert pair.statistics().in_flight == 0
 
 
-def test_who_waits_for_a_durable_that_was_left_learns_that_somebody_else_has_it() -> None:
-    pair = Pair()
+def test_waiting_subscribe_fails_if_another_client_took_the_durable() -> None:
+    pair = ClientAndBroker()
     durable = SubscribeRequest(durable="d")
     inbox = pair.core.subscribe(1, durable)
     pair.exchange()
-    pair.lose()
+    pair.disconnect()
     pair.core.unsubscribe(inbox, is_processed=True)
     inbox = pair.core.subscribe(1, durable)
-    other = Pair(broker=pair.broker, name="other")
+    other = ClientAndBroker(broker=pair.broker, name="other")
     held = other.core.subscribe(1, durable)
     other.exchange()
     assert held.subscribe_request.error is None
@@ -291,8 +286,8 @@ def test_who_waits_for_a_durable_that_was_left_learns_that_somebody_else_has_it(
     assert inbox.subscribe_request.error.code == "durable_in_use"
 
 
-def test_a_durable_is_moved_once_not_with_every_connection() -> None:
-    pair = Pair()
+def test_seek_applies_once_and_not_after_reconnect() -> None:
+    pair = ClientAndBroker()
     pair.core.publish_many(NUMBERED[:10], 1)
     pair.exchange()
     moved = SubscribeRequest(durable="d", start=Start(sequence=4), seek=True)
@@ -300,15 +295,15 @@ def test_a_durable_is_moved_once_not_with_every_connection() -> None:
     pair.exchange()
     assert payloads(inbox) == NUMBERED[4:10]
     settle_all(pair, inbox)
-    pair.lose()
+    pair.disconnect()
     pair.connect()
     pair.core.publish(b"new", 1)
     pair.exchange()
     assert payloads(inbox) == [b"new"]
 
 
-def test_a_range_can_be_fetched() -> None:
-    pair = Pair()
+def test_fetch_returns_a_range() -> None:
+    pair = ClientAndBroker()
     pair.core.publish_many(NUMBERED[:10], 1)
     request = pair.core.fetch(1, 3, 4)
     pair.exchange()
@@ -317,8 +312,8 @@ def test_a_range_can_be_fetched() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[3, 3, 3], [3, 5, 0]])
-def test_a_fetched_batch_tells_where_its_frames_are(lengths: list[int]) -> None:
-    pair = Pair()
+def test_bounds_of_a_fetched_batch_locate_its_frames(lengths: list[int]) -> None:
+    pair = ClientAndBroker()
     pair.core.publish_many([b"x" * length for length in lengths], 1)
     request = pair.core.fetch(1, 0, 10)
     pair.exchange()
@@ -327,8 +322,8 @@ def test_a_fetched_batch_tells_where_its_frames_are(lengths: list[int]) -> None:
     assert batch.bounds[-1] == len(batch.data)
 
 
-def test_a_fetch_need_not_make_the_class_that_it_is_about() -> None:
-    pair = Pair()
+def test_fetch_can_skip_class_creation() -> None:
+    pair = ClientAndBroker()
     request = pair.core.fetch(3, 0, 1, create_class=False)
     pair.exchange()
     assert isinstance(request.error, RefusedError)
@@ -338,12 +333,12 @@ def test_a_fetch_need_not_make_the_class_that_it_is_about() -> None:
         pair.core.fetch(65536, 0, 1, create_class=False)
 
 
-def test_a_program_knows_whose_memory_it_talks_to() -> None:
-    pair = Pair(broker=Broker(identity="one"))
+def test_client_knows_bus_id_and_run_id() -> None:
+    pair = ClientAndBroker(broker=Broker(identity="one"))
     assert pair.core.bus_id == ""
     pair.exchange()
     assert pair.core.bus_id == "one"
-    pair.lose()
+    pair.disconnect()
     assert pair.core.bus_id == "one"
     pair.broker = Broker(identity="other")
     pair.connect()
@@ -352,17 +347,19 @@ def test_a_program_knows_whose_memory_it_talks_to() -> None:
 
 
 @pytest.mark.parametrize(("identity", "forgotten"), [("one", 2), ("other", 0)])
-def test_a_publisher_knows_what_was_confirmed_and_is_gone(identity: str, forgotten: int) -> None:
-    """Of a bus that has the same memory. Another one has never had it, as far as anybody knows."""
-    pair = Pair(broker=Broker(identity="one"))
+def test_counts_confirmed_messages_that_the_server_lost(identity: str, forgotten: int) -> None:
+    """A server with another bus id never had the messages, so none count as lost."""
+    pair = ClientAndBroker(broker=Broker(identity="one"))
     pair.core.publish_many([b"stays", b"goes", b"goes"], 1)
     pair.exchange()
-    pair.lose()
+    pair.disconnect()
     pair.broker = Broker(identity=identity)
-    before = Pair(broker=pair.broker)  # The same name: what was written of it before the crash.
+    before = ClientAndBroker(
+        broker=pair.broker
+    )  # The same name: what was written of it before the crash.
     before.core.publish(b"stays", 1)
     before.exchange()
-    before.lose()
+    before.disconnect()
     pair.connect()
     pair.core.publish(b"another", 1)
     pair.exchange()
@@ -371,27 +368,29 @@ def test_a_publisher_knows_what_was_confirmed_and_is_gone(identity: str, forgott
     assert pair.statistics().published == 2
 
 
-def test_another_run_of_the_bus_may_have_given_a_sequence_again() -> None:
-    """What was delivered from the memory of a process is not what the next one has there. In a
-    group no cursor tells so: another member has moved it."""
-    pair = Pair(broker=Broker(identity="one", run_id="first"))
+def test_next_server_run_may_reuse_a_lost_sequence() -> None:
+    """Messages of an earlier run may differ from those of the next one with the same sequences.
+
+    In a group the cursor does not show this, because another member has moved it.
+    """
+    pair = ClientAndBroker(broker=Broker(identity="one", run_id="first"))
     crew = SubscribeRequest(durable="d", group="g")
     inbox = pair.core.subscribe(1, crew)
     other = pair.core.subscribe(2, crew, auto_ack=False)
     pair.core.publish(b"lost", 1)
     pair.core.publish(b"lost too", 2)
     pair.exchange()
-    assert [message.payload for message in take(inbox, 1)] == [b"lost"]
+    assert [message.payload for message in consume(inbox, 1)] == [b"lost"]
     judged = other.pop_batch()
     assert judged is not None
-    pair.lose()
+    pair.disconnect()
     pair.broker = Broker(identity="one", run_id="second")
-    member = Pair(broker=pair.broker, name="other")
+    member = ClientAndBroker(broker=pair.broker, name="other")
     for class_id in (1, 2):
         member.core.subscribe(class_id, crew)
         member.core.publish(b"another", class_id)
         member.exchange()
-    member.lose()
+    member.disconnect()
     pair.connect()
     judged.ack()
     pair.exchange()
@@ -401,8 +400,8 @@ def test_another_run_of_the_bus_may_have_given_a_sequence_again() -> None:
     assert [pair.statistics(class_id).in_flight for class_id in (1, 2)] == [0, 1]
 
 
-def test_what_the_bus_refuses_is_told() -> None:
-    pair = Pair()
+def test_reports_refused_messages() -> None:
+    pair = ClientAndBroker()
     pair.core.subscribe(1, SubscribeRequest(durable="d"))
     inbox = pair.core.subscribe(1, SubscribeRequest(durable="d"))
     pair.exchange()
@@ -411,35 +410,35 @@ def test_what_the_bus_refuses_is_told() -> None:
 
 @pytest.mark.parametrize("was_greeted", [False, True])
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_no_verdict_is_said_of_another_message_that_has_the_sequence_of_a_lost_one(
+def test_no_outcome_is_sent_for_a_message_that_reuses_a_lost_sequence(
     is_taken: bool, was_greeted: bool
 ) -> None:
     durable = SubscribeRequest(durable="d")
-    pair = Pair(broker=Broker(identity="one", run_id="1"))
+    pair = ClientAndBroker(broker=Broker(identity="one", run_id="1"))
     inbox = pair.core.subscribe(1, durable)
     pair.core.publish(b"lost", 1)
     pair.exchange()
     assert payloads(inbox) == [b"lost"]
-    pair.lose()
+    pair.disconnect()
     pair.broker = Broker(identity="one", run_id="2")
-    other = Pair(broker=pair.broker, name="other")
+    other = ClientAndBroker(broker=pair.broker, name="other")
     theirs = other.core.subscribe(1, durable)
     other.core.publish(b"new", 1)
     other.exchange()
-    if is_taken:  # So that the cursor tells nothing.
+    if is_taken:  # Then the cursor does not show the difference.
         assert payloads(theirs) == [b"new"]
-    other.lose()
+    other.disconnect()
     pair.connect()
-    if was_greeted:  # By the new run, which has not begun the subscription yet.
+    if was_greeted:  # By the new run, which has not confirmed the subscription yet.
         while pair.core.session_id is None:
-            pair.say()
-            pair.hear()
-        pair.lose()
+            pair.send_chunk()
+            pair.receive_chunk()
+        pair.disconnect()
         pair.connect()
     while not inbox.is_subscribed:
-        pair.say()
-        pair.hear()
-    while pair.hear():  # All that comes, before it says anything of it.
+        pair.send_chunk()
+        pair.receive_chunk()
+    while pair.receive_chunk():  # Receive everything before sending acks.
         pass
     pair.exchange()
     assert payloads(inbox) == [b"new"]
@@ -451,9 +450,9 @@ def test_no_verdict_is_said_of_another_message_that_has_the_sequence_of_a_lost_o
 
 
 @given(st.data())
-def test_nothing_is_lost_wherever_connections_are_cut(data: st.DataObject) -> None:
-    """Stored once and in order; delivered at least once; acknowledged in the end."""
-    pair = Pair(SHORT, chunk=data.draw(st.sampled_from([16, 300, 1 << 16])))
+def test_no_message_is_lost_wherever_connections_are_cut(data: st.DataObject) -> None:
+    """Messages are stored once and in order, delivered at least once and finally acknowledged."""
+    pair = ClientAndBroker(SHORT, chunk_bytes=data.draw(st.sampled_from([16, 300, 1 << 16])))
     options = data.draw(
         st.sampled_from(
             [SubscribeRequest(), SubscribeRequest(durable="d"), SubscribeRequest(group="g")]
@@ -473,9 +472,9 @@ def test_nothing_is_lost_wherever_connections_are_cut(data: st.DataObject) -> No
                 pair.core.publish_many([b"%d" % (published + n) for n in range(count)], 1)
                 published += count
             case "w":
-                pair.say(data.draw(st.integers(1, 400)))
+                pair.send_chunk(data.draw(st.integers(1, 400)))
             case "r":
-                pair.hear(most=data.draw(st.integers(1, 400)))
+                pair.receive_chunk(max_bytes=data.draw(st.integers(1, 400)))
             case "t":
                 got += payloads(inbox, data.draw(st.integers(1, 50)))
             case "a":
@@ -483,7 +482,7 @@ def test_nothing_is_lost_wherever_connections_are_cut(data: st.DataObject) -> No
             case "k":
                 pair.tick()
             case "l":
-                pair.lose()
+                pair.disconnect()
                 pair.connect()
             case "v" if options.durable:
                 pair.core.unsubscribe(inbox, is_processed=True)

@@ -1,4 +1,4 @@
-"""The client core and what should not come: it is refused, or counted, and is the bus's fault."""
+"""Tests of the client core with invalid input: it raises RemoteProtocolError or counts it."""
 
 from __future__ import annotations
 
@@ -20,96 +20,102 @@ from tests.client.core.model_server import (
     MESSAGE,
     SUBSCRIBE,
     UNSUBSCRIBE,
-    Line,
+    ModelConnection,
     ModelServer,
-    connected,
-    subscribed,
+    open_connection,
+    subscribe_confirmed,
 )
 from tests.support.oracles import build_frame
 from tests.support.strategies import garbled_streams, streams
 
 
-def test_a_message_for_nobody_is_refused() -> None:
-    line = connected()
-    subscribed(line)
-    line.server.say(MESSAGE, 1, 0, 0, b"x")
-    with pytest.raises(RemoteProtocolError, match="before it announced None"):
-        line.exchange()
-    line.lose()
-    line.connect()
-    line.exchange()
-    line.server.deliver(1, class_id=1)
-    line.server.say(MESSAGE, 2, 0, 0, b"x")
+def test_unannounced_message_is_a_protocol_error() -> None:
+    connection = open_connection()
+    subscribe_confirmed(connection)
+    connection.server.send_frame(MESSAGE, 1, 0, 0, b"x")
+    with pytest.raises(
+        RemoteProtocolError, match="Deliver frame for that class before it, got None"
+    ):
+        connection.exchange()
+    connection.disconnect()
+    connection.connect()
+    connection.exchange()
+    connection.server.deliver(1, class_id=1)
+    connection.server.send_frame(MESSAGE, 2, 0, 0, b"x")
     with pytest.raises(RemoteProtocolError, match=r"of class 2, .* \(1, 1, 1\)"):
-        line.exchange()
+        connection.exchange()
 
 
-def test_an_announcement_is_forgotten_with_its_connection() -> None:
-    line = connected()
-    subscribed(line)
-    line.server.deliver(1)
-    line.exchange()
-    line.lose()
-    line.connect()
-    line.exchange()
-    line.server.say(MESSAGE, 1, 0, 0, b"x")
-    with pytest.raises(RemoteProtocolError, match="announced None"):
-        line.exchange()
+def test_delivery_header_does_not_survive_reconnect() -> None:
+    connection = open_connection()
+    subscribe_confirmed(connection)
+    connection.server.deliver(1)
+    connection.exchange()
+    connection.disconnect()
+    connection.connect()
+    connection.exchange()
+    connection.server.send_frame(MESSAGE, 1, 0, 0, b"x")
+    with pytest.raises(
+        RemoteProtocolError, match="Deliver frame for that class before it, got None"
+    ):
+        connection.exchange()
 
 
 @pytest.mark.parametrize("kind", [MESSAGE, CONFIRM, DELIVER, SUBSCRIBE, UNSUBSCRIBE, FETCH, 0x7F])
-def test_before_the_answer_nothing_else_comes(kind: int) -> None:
-    line = Line()
-    line.connect()
-    line.server.say(HEARTBEAT)
-    line.server.say(kind, 1, 0, 0, b"{}")
+def test_frame_before_connect_reply_is_a_protocol_error(kind: int) -> None:
+    connection = ModelConnection()
+    connection.connect()
+    connection.server.send_frame(HEARTBEAT)
+    connection.server.send_frame(kind, 1, 0, 0, b"{}")
     with pytest.raises(RemoteProtocolError, match="expected the reply to the Connect first"):
-        line.hear()
+        connection.receive()
 
 
-def test_an_answer_that_nobody_waits_for_is_refused() -> None:
-    line = connected()
-    line.server.say(SUBSCRIBE, 1, 99, 1, SubscribeReply(cursor=0, floor=0).encode())
-    with pytest.raises(RemoteProtocolError, match=r"answered request 99 .* nobody waits for"):
-        line.exchange()
+def test_unexpected_reply_is_a_protocol_error() -> None:
+    connection = open_connection()
+    connection.server.send_frame(SUBSCRIBE, 1, 99, 1, SubscribeReply(cursor=0, floor=0).encode())
+    with pytest.raises(
+        RemoteProtocolError, match=r"replied to request 99 .* but no such request is open"
+    ):
+        connection.exchange()
 
 
-def test_a_bus_of_version_1_is_told_apart() -> None:
-    line = Line(server=ModelServer(answers=False))
-    line.connect()
-    line.server.say(CONNECT, 0, 0, 0, bytes(4))
+def test_version_1_server_is_detected() -> None:
+    connection = ModelConnection(server=ModelServer(is_replying=False))
+    connection.connect()
+    connection.server.send_frame(CONNECT, 0, 0, 0, bytes(4))
     with pytest.raises(RemoteProtocolError):
-        line.hear()
+        connection.receive()
 
 
-def test_a_bus_that_gives_no_class_id_is_refused() -> None:
-    line = Line(server=ModelServer(answers=False))
-    line.core.name_classes("orders")
-    line.server.connect()
-    request = line.core.connection_made(0.0)
+def test_connect_reply_without_valid_class_id_is_a_protocol_error() -> None:
+    connection = ModelConnection(server=ModelServer(is_replying=False))
+    connection.core.name_classes("orders")
+    connection.server.connect()
+    request = connection.core.connection_made(0.0)
     reply = ConnectReply(session=1, classes={"orders": 65536})
-    line.server.say(CONNECT, 0, request.number, 0, reply.encode())
+    connection.server.send_frame(CONNECT, 0, request.number, 0, reply.encode())
     with pytest.raises(RemoteProtocolError, match=r"for 'orders', .* got 65536"):
-        line.hear()
-    line.lose()
+        connection.receive()
+    connection.disconnect()
     assert request.is_done
     assert isinstance(request.error, BusConnectionError)
 
 
-def test_frames_of_unknown_types_are_counted() -> None:
-    line = connected()
-    line.server.say(ord("z"), 1, 1, 1, b"whatever")
-    line.exchange()
-    assert line.core.statistics().ignored == 1
+def test_counts_frames_of_unknown_types() -> None:
+    connection = open_connection()
+    connection.server.send_frame(ord("z"), 1, 1, 1, b"whatever")
+    connection.exchange()
+    assert connection.core.statistics().ignored == 1
 
 
-def test_a_frame_longer_than_agreed_is_refused() -> None:
-    line = Line(ClientCore(frame_bytes_max=200))
-    line.connect()
-    line.exchange()
-    line.server.say(HEARTBEAT, content=b"x" * 200)
+def test_too_long_frame_is_a_protocol_error() -> None:
+    connection = ModelConnection(ClientCore(frame_bytes_max=200))
+    connection.connect()
+    connection.exchange()
+    connection.server.send_frame(HEARTBEAT, content=b"x" * 200)
     with pytest.raises(RemoteProtocolError) as caught:
-        line.exchange()
+        connection.exchange()
     assert caught.value.reason == Reason.FRAME_TOO_LONG
 
 
@@ -140,15 +146,17 @@ def test_a_frame_longer_than_agreed_is_refused() -> None:
     ),
     st.booleans(),
 )
-def test_any_bytes_are_taken_or_refused_as_the_bus_s_fault(data: bytes, answered: bool) -> None:
-    line = connected() if answered else Line()
-    core = line.core
+def test_any_bytes_are_accepted_or_raise_a_remote_protocol_error(
+    data: bytes, answered: bool
+) -> None:
+    connection = open_connection() if answered else ModelConnection()
+    core = connection.core
     if not answered:
-        line.connect()
+        connection.connect()
     inbox = core.subscribe(1)
     core.fetch(1, 0, 3)
     core.publish_many([b"x"] * 4, 1)
-    line.say()
+    connection.send()
     buffer = ReceiveBuffer(len(data) + 1)
     try:
         core.receive(buffer, buffer.fill(data), 0.0)
@@ -162,6 +170,6 @@ def test_any_bytes_are_taken_or_refused_as_the_bus_s_fault(data: bytes, answered
     core.check_invariants()
 
 
-def test_any_type_of_frame_may_be_tried() -> None:
-    """The property above meets every type of frame: they are all named here."""
+def test_property_covers_every_frame_type() -> None:
+    """The property above lists every frame type."""
     assert {*b"0123456789UFE"} >= {CONFIRM, DELIVER, ERROR, UNSUBSCRIBE, FETCH}

@@ -1,13 +1,13 @@
-"""The client core and its subscriptions: begun, left, refused, ended, and taken up again."""
+"""Tests of subscriptions in the client core: subscribe, leave, refusal, end, reconnect."""
 
 from __future__ import annotations
 
 import pytest
 
 from simplebus.core.errors import Reason, RefusedError, RemoteProtocolError
-from simplebus.core.limits import ACKS_MAX
+from simplebus.core.limits import ACK_BATCH_MESSAGES
 from simplebus.core.protocol.requests import Start, SubscribeRequest
-from tests.client.core.consumers import payloads, take
+from tests.client.core.consumers import consume, payloads
 from tests.client.core.model_server import (
     ACK,
     CONNECT,
@@ -16,12 +16,12 @@ from tests.client.core.model_server import (
     NACK,
     SUBSCRIBE,
     UNSUBSCRIBE,
-    Line,
+    ModelConnection,
     ModelServer,
-    connected,
-    numbered,
+    numbered_messages,
+    open_connection,
     settle,
-    subscribed,
+    subscribe_confirmed,
 )
 
 DURABLE = SubscribeRequest(durable="d")
@@ -30,257 +30,269 @@ DURABLE = SubscribeRequest(durable="d")
 # Subscriptions -----------------------------------------------------------------------------------
 
 
-def test_messages_come_to_whom_they_were_announced() -> None:
-    line = connected()
-    first, second = subscribed(line), subscribed(line)
-    line.server.deliver(2, *numbered(0, 1))
-    line.server.deliver(1, *numbered(0))
-    line.server.say(MESSAGE, 1, 1, 0, b"1")
-    line.server.deliver(2, *numbered(5), attempt=2)
-    assert set(line.exchange()) == {first, second}
+def test_messages_go_to_the_announced_subscription() -> None:
+    connection = open_connection()
+    first, second = subscribe_confirmed(connection), subscribe_confirmed(connection)
+    connection.server.deliver(2, *numbered_messages(0, 1))
+    connection.server.deliver(1, *numbered_messages(0))
+    connection.server.send_frame(MESSAGE, 1, 1, 0, b"1")
+    connection.server.deliver(2, *numbered_messages(5), attempt=2)
+    assert set(connection.exchange()) == {first, second}
     assert payloads(first) == [b"0", b"1"]
-    messages = take(second)
+    messages = consume(second)
     assert [(m.sequence, m.attempt) for m in messages] == [(0, 1), (1, 1), (5, 2)]
-    settle(line, first)
-    settle(line, second)
-    assert line.server.acked(1) == [(0, 2)]
-    assert line.server.acked(2) == [(0, 2), (5, 6)]
-    statistics = line.core.statistics()
+    settle(connection, first)
+    settle(connection, second)
+    assert connection.server.acked_ranges(1) == [(0, 2)]
+    assert connection.server.acked_ranges(2) == [(0, 2), (5, 6)]
+    statistics = connection.core.statistics()
     assert (statistics.received, statistics.redelivered, statistics.acknowledged) == (5, 1, 5)
 
 
-def test_acks_are_due_once_so_many_messages_are_processed() -> None:
-    line = connected()
-    inbox = subscribed(line)
-    line.server.deliver(1, *((n, b"") for n in range(ACKS_MAX + 100)))
-    while line.server.out:
-        line.hear()
-    take(inbox, ACKS_MAX)
+def test_acks_are_due_at_acks_max() -> None:
+    connection = open_connection()
+    inbox = subscribe_confirmed(connection)
+    connection.server.deliver(1, *((n, b"") for n in range(ACK_BATCH_MESSAGES + 100)))
+    while connection.server.outgoing:
+        connection.receive()
+    consume(inbox, ACK_BATCH_MESSAGES)
     inbox.settle(include_last=False)
-    assert not line.core.has_due_acks
+    assert not connection.core.has_due_acks
     inbox.settle(include_last=True)
-    assert line.core.has_due_acks
+    assert connection.core.has_due_acks
 
 
-def test_settling_says_whether_a_consumer_still_holds_something() -> None:
-    line = connected()
-    inbox = subscribed(line)
-    line.server.deliver(1, *numbered(0, 1, 2))
-    line.exchange()
-    assert not line.core.ack_processed()
-    take(inbox, 2)
-    assert line.core.ack_processed()
+def test_ack_processed_returns_true_while_a_message_is_unsettled() -> None:
+    connection = open_connection()
+    inbox = subscribe_confirmed(connection)
+    connection.server.deliver(1, *numbered_messages(0, 1, 2))
+    connection.exchange()
+    assert not connection.core.ack_processed()
+    consume(inbox, 2)
+    assert connection.core.ack_processed()
     inbox.settle(include_last=True)
-    assert not line.core.ack_processed()
+    assert not connection.core.ack_processed()
 
 
-def test_who_says_something_by_hand_is_noticed() -> None:
-    line = connected()
+def test_manual_ack_calls_on_ack() -> None:
+    connection = open_connection()
     calls: list[int] = []
-    line.core.on_ack = lambda: calls.append(1)
-    assert line.core.on_ack() is None
-    inbox = subscribed(line, auto_ack=False)
-    line.server.deliver(1, *numbered(0, 1, 2))
-    line.exchange()
-    messages = take(inbox)
+    connection.core.on_ack = lambda: calls.append(1)
+    assert connection.core.on_ack() is None
+    inbox = subscribe_confirmed(connection, auto_ack=False)
+    connection.server.deliver(1, *numbered_messages(0, 1, 2))
+    connection.exchange()
+    messages = consume(inbox)
     messages[0].ack()
     messages[1].nack()
     messages[2].working()
     assert len(calls) == 4
 
 
-def test_a_subscription_is_left_after_the_last_word_about_its_messages() -> None:
-    line = connected()
-    inbox = subscribed(line, DURABLE)
-    line.server.deliver(1, *numbered(*range(10)))
-    line.exchange()
-    take(inbox, 3)
-    request = line.core.unsubscribe(inbox, is_processed=False, forget=True)
-    assert line.core.unsubscribe(inbox, is_processed=True) is request
-    line.server.deliver(1, *numbered(10, 11))
-    line.exchange()
+def test_unsubscribe_is_sent_after_pending_acks() -> None:
+    connection = open_connection()
+    inbox = subscribe_confirmed(connection, DURABLE)
+    connection.server.deliver(1, *numbered_messages(*range(10)))
+    connection.exchange()
+    consume(inbox, 3)
+    request = connection.core.unsubscribe(inbox, is_processed=False, forget=True)
+    assert connection.core.unsubscribe(inbox, is_processed=True) is request
+    connection.server.deliver(1, *numbered_messages(10, 11))
+    connection.exchange()
     assert (request.is_done, request.error) == (True, None)
-    assert line.server.kinds()[-4:] == bytes([ACK, NACK, NACK, UNSUBSCRIBE])
-    told = [(word.first, word.last, word.argument) for word in line.server.told]
-    assert told == [(0, 2, b""), (2, 3, b""), (3, 10, b"0")]
-    assert line.server.frames[-1][4] == b'{"forget":true}'
-    assert line.core.statistics().ignored == 2
-
-
-def test_the_number_of_a_subscription_that_is_gone_is_given_again_late() -> None:
-    line = connected()
-    inbox = subscribed(line)
-    line.core.unsubscribe(inbox, is_processed=True)
-    line.exchange()
-    other = subscribed(line)
-    assert (inbox.subscription_number, other.subscription_number) == (1, 2)
-    line.server.deliver(1, *numbered(0))
-    assert line.exchange() == []
-    assert line.core.statistics().ignored == 1
-
-
-def test_a_plain_subscription_that_is_left_meanwhile_is_not_made_again() -> None:
-    line = connected()
-    inbox, late = subscribed(line), subscribed(line)
-    request = line.core.unsubscribe(inbox, is_processed=True)
-    assert not request.is_done
-    line.lose()
-    assert request.is_done
-    assert line.core.unsubscribe(late, is_processed=True).is_done
-    assert line.core.unsubscribe(line.core.subscribe(1, DURABLE), is_processed=True).is_done
-    line.connect()
-    line.exchange()
-    assert line.server.kinds() == bytes([CONNECT])
-
-
-def test_a_durable_that_is_left_meanwhile_is_taken_up_to_say_what_is_owed() -> None:
-    line = connected()
-    inbox = subscribed(line, DURABLE)
-    line.server.deliver(1, *numbered(*range(10)))
-    line.exchange()
-    take(inbox, 3)
-    line.lose()
-    request = line.core.unsubscribe(inbox, is_processed=True)
-    assert not request.is_done
-    line.server.cursor = 10
-    line.connect()
-    line.exchange()
-    assert line.server.kinds() == bytes([CONNECT, SUBSCRIBE, ACK, NACK, UNSUBSCRIBE])
-    assert line.server.acked() == [(0, 3)]
-    assert request.is_done
-
-
-def test_a_subscription_may_be_left_before_it_has_begun() -> None:
-    line = connected()
-    inbox = line.core.subscribe(1)
-    request = line.core.unsubscribe(inbox, is_processed=True)
-    line.exchange()
-    assert request.is_done
-    assert line.server.kinds() == bytes([CONNECT, CONNECT, SUBSCRIBE, UNSUBSCRIBE])
-
-
-def test_what_a_durable_still_has_to_say_is_said_to_the_next_connection() -> None:
-    line = connected()
-    inbox = subscribed(line, DURABLE)
-    line.server.deliver(1, *numbered(*range(10)))
-    line.exchange()
-    take(inbox, 4)
-    inbox.settle(include_last=False)
-    line.lose()
-    line.connect()
-    line.server.cursor = 10
-    line.exchange()
-    assert line.server.acked() == [(0, 3)]
-    line.server.deliver(1, *numbered(*range(3, 12)), attempt=0)
-    line.exchange()
-    assert payloads(inbox) == [b"%d" % n for n in range(4, 12)]
-    settle(line, inbox)
-    assert line.server.acked() == [(0, 3), (3, 10), (10, 12)] or line.server.acked()[1:] == [
-        (3, 12)
+    assert connection.server.frame_types()[-4:] == bytes([ACK, NACK, NACK, UNSUBSCRIBE])
+    outcomes = [
+        (outcome.first, outcome.last, outcome.argument) for outcome in connection.server.outcomes
     ]
+    assert outcomes == [(0, 2, b""), (2, 3, b""), (3, 10, b"0")]
+    assert connection.server.frames[-1][4] == b'{"forget":true}'
+    assert connection.core.statistics().ignored == 2
 
 
-def test_a_plain_subscription_goes_on_behind_what_came() -> None:
-    line = connected()
-    subscribed(line, SubscribeRequest(start="earliest"))
-    line.server.deliver(1, *numbered(*range(10)))
-    line.exchange()
-    line.lose()
-    line.connect()
-    line.exchange()
+def test_subscription_numbers_are_reused_late() -> None:
+    connection = open_connection()
+    inbox = subscribe_confirmed(connection)
+    connection.core.unsubscribe(inbox, is_processed=True)
+    connection.exchange()
+    other = subscribe_confirmed(connection)
+    assert (inbox.subscription_number, other.subscription_number) == (1, 2)
+    connection.server.deliver(1, *numbered_messages(0))
+    assert connection.exchange() == []
+    assert connection.core.statistics().ignored == 1
+
+
+def test_subscription_left_while_disconnected_is_not_resubscribed() -> None:
+    connection = open_connection()
+    inbox, late = subscribe_confirmed(connection), subscribe_confirmed(connection)
+    request = connection.core.unsubscribe(inbox, is_processed=True)
+    assert not request.is_done
+    connection.disconnect()
+    assert request.is_done
+    assert connection.core.unsubscribe(late, is_processed=True).is_done
+    assert connection.core.unsubscribe(
+        connection.core.subscribe(1, DURABLE), is_processed=True
+    ).is_done
+    connection.connect()
+    connection.exchange()
+    assert connection.server.frame_types() == bytes([CONNECT])
+
+
+def test_durable_left_while_disconnected_is_resubscribed_to_send_its_acks() -> None:
+    connection = open_connection()
+    inbox = subscribe_confirmed(connection, DURABLE)
+    connection.server.deliver(1, *numbered_messages(*range(10)))
+    connection.exchange()
+    consume(inbox, 3)
+    connection.disconnect()
+    request = connection.core.unsubscribe(inbox, is_processed=True)
+    assert not request.is_done
+    connection.server.cursor = 10
+    connection.connect()
+    connection.exchange()
+    assert connection.server.frame_types() == bytes([CONNECT, SUBSCRIBE, ACK, NACK, UNSUBSCRIBE])
+    assert connection.server.acked_ranges() == [(0, 3)]
+    assert request.is_done
+
+
+def test_subscription_can_be_left_before_its_reply() -> None:
+    connection = open_connection()
+    inbox = connection.core.subscribe(1)
+    request = connection.core.unsubscribe(inbox, is_processed=True)
+    connection.exchange()
+    assert request.is_done
+    assert connection.server.frame_types() == bytes([CONNECT, CONNECT, SUBSCRIBE, UNSUBSCRIBE])
+
+
+def test_pending_acks_of_a_durable_are_sent_after_reconnect() -> None:
+    connection = open_connection()
+    inbox = subscribe_confirmed(connection, DURABLE)
+    connection.server.deliver(1, *numbered_messages(*range(10)))
+    connection.exchange()
+    consume(inbox, 4)
+    inbox.settle(include_last=False)
+    connection.disconnect()
+    connection.connect()
+    connection.server.cursor = 10
+    connection.exchange()
+    assert connection.server.acked_ranges() == [(0, 3)]
+    connection.server.deliver(1, *numbered_messages(*range(3, 12)), attempt=0)
+    connection.exchange()
+    assert payloads(inbox) == [b"%d" % n for n in range(4, 12)]
+    settle(connection, inbox)
+    assert connection.server.acked_ranges() == [
+        (0, 3),
+        (3, 10),
+        (10, 12),
+    ] or connection.server.acked_ranges()[1:] == [(3, 12)]
+
+
+def test_subscription_continues_after_the_last_received_message() -> None:
+    connection = open_connection()
+    subscribe_confirmed(connection, SubscribeRequest(start="earliest"))
+    connection.server.deliver(1, *numbered_messages(*range(10)))
+    connection.exchange()
+    connection.disconnect()
+    connection.connect()
+    connection.exchange()
     expected = SubscribeRequest(start=Start(sequence=10)).encode()
-    assert [frame[4] for frame in line.server.frames if frame[0] == SUBSCRIBE] == [expected]
-    line.lose()
-    line.server = ModelServer(bus="another")
-    line.connect()
-    line.exchange()
+    assert [frame[4] for frame in connection.server.frames if frame[0] == SUBSCRIBE] == [expected]
+    connection.disconnect()
+    connection.server = ModelServer(bus="another")
+    connection.connect()
+    connection.exchange()
     expected = SubscribeRequest(start="earliest").encode()
-    assert [frame[4] for frame in line.server.frames if frame[0] == SUBSCRIBE] == [expected]
+    assert [frame[4] for frame in connection.server.frames if frame[0] == SUBSCRIBE] == [expected]
 
 
 # Refusals ----------------------------------------------------------------------------------------
 
 
-def test_a_refused_subscription_says_so_and_is_not_tried_again() -> None:
-    line = connected()
-    line.server.answers = False
-    line.core.publish(b"", 1)
-    inbox = line.core.subscribe(1)
-    line.say()
-    line.server.refuse("durable_in_use", kind=SUBSCRIBE, number=inbox.subscribe_request.number)
-    assert line.exchange() == [inbox]
+def test_refused_subscription_raises_and_is_not_retried() -> None:
+    connection = open_connection()
+    connection.server.is_replying = False
+    connection.core.publish(b"", 1)
+    inbox = connection.core.subscribe(1)
+    connection.send()
+    connection.server.send_error(
+        "durable_in_use", kind=SUBSCRIBE, number=inbox.subscribe_request.number
+    )
+    assert connection.exchange() == [inbox]
     assert isinstance(inbox.subscribe_request.error, RefusedError)
     assert inbox.subscribe_request.error.code == "durable_in_use"
     with pytest.raises(RefusedError, match="durable_in_use: no"):
         assert inbox.is_empty
-    assert line.core.unsubscribe(inbox, is_processed=True).is_done
-    line.lose()
-    line.server.answers = True
-    line.connect()
-    line.exchange()
-    assert SUBSCRIBE not in line.server.kinds()
+    assert connection.core.unsubscribe(inbox, is_processed=True).is_done
+    connection.disconnect()
+    connection.server.is_replying = True
+    connection.connect()
+    connection.exchange()
+    assert SUBSCRIBE not in connection.server.frame_types()
 
 
-def test_a_subscription_that_the_bus_ends_gives_what_it_has_and_then_says_why() -> None:
-    line = connected()
-    inbox = subscribed(line)
-    line.server.deliver(1, *numbered(0, 1))
-    line.server.refuse("slow_consumer", kind=SUBSCRIBE, number=inbox.subscribe_request.number)
-    del line.server.subscriptions[1]
-    assert line.exchange() == [inbox]
+def test_ended_subscription_hands_out_its_messages_then_raises() -> None:
+    connection = open_connection()
+    inbox = subscribe_confirmed(connection)
+    connection.server.deliver(1, *numbered_messages(0, 1))
+    connection.server.send_error(
+        "slow_consumer", kind=SUBSCRIBE, number=inbox.subscribe_request.number
+    )
+    del connection.server.subscriptions[1]
+    assert connection.exchange() == [inbox]
     assert payloads(inbox, 2) == [b"0", b"1"]
     inbox.settle(include_last=True)
     with pytest.raises(RefusedError, match="slow_consumer"):
         assert inbox.is_empty
     assert inbox.subscribe_request.error is inbox.error
-    line.exchange()
-    assert line.server.told == []
+    connection.exchange()
+    assert connection.server.outcomes == []
 
 
-def test_a_subscription_that_is_gone_when_it_is_left_is_left() -> None:
-    line = connected()
-    inbox = subscribed(line)
-    request = line.core.unsubscribe(inbox, is_processed=True)
-    line.server.refuse("unknown_subscription", kind=UNSUBSCRIBE, number=request.number)
-    line.hear()
+def test_leaving_an_ended_subscription_succeeds() -> None:
+    connection = open_connection()
+    inbox = subscribe_confirmed(connection)
+    request = connection.core.unsubscribe(inbox, is_processed=True)
+    connection.server.send_error("unknown_subscription", kind=UNSUBSCRIBE, number=request.number)
+    connection.receive()
     assert (request.is_done, request.error) == (True, None)
 
 
-def test_other_refusals_answer_their_request() -> None:
-    line = connected()
-    subscribed(line)
-    line.server.answers = False
-    request = line.core.fetch(1, 0, 10)
-    line.exchange()
-    line.server.refuse("bad_request", kind=FETCH, number=request.number)
-    line.exchange()
+def test_refusal_fails_its_request() -> None:
+    connection = open_connection()
+    subscribe_confirmed(connection)
+    connection.server.is_replying = False
+    request = connection.core.fetch(1, 0, 10)
+    connection.exchange()
+    connection.server.send_error("bad_request", kind=FETCH, number=request.number)
+    connection.exchange()
     assert isinstance(request.error, RefusedError)
     assert (request.error.code, request.error.sentence) == ("bad_request", "no")
 
 
-def test_complaints_of_no_consequence_are_counted() -> None:
-    line = connected()
+def test_counts_errors_that_match_no_request() -> None:
+    connection = open_connection()
     for kind in (ACK, NACK, ord("9"), FETCH, 0, 77):
-        line.server.refuse("unknown_subscription", kind=kind, number=5)
-    line.exchange()
-    assert line.core.statistics().ignored == 6
+        connection.server.send_error("unknown_subscription", kind=kind, number=5)
+    connection.exchange()
+    assert connection.core.statistics().ignored == 6
 
 
 @pytest.mark.parametrize(
     ("code", "reason"), [("taken_over", Reason.TAKEN_OVER), ("from_the_future", "from_the_future")]
 )
-def test_a_fatal_error_ends_the_connection(code: str, reason: str) -> None:
-    line = connected()
-    line.server.refuse(code, fatal=True)
+def test_fatal_error_ends_the_connection(code: str, reason: str) -> None:
+    connection = open_connection()
+    connection.server.send_error(code, fatal=True)
     with pytest.raises(RemoteProtocolError, match=f"{code}: no") as caught:
-        line.exchange()
+        connection.exchange()
     assert caught.value.reason == reason
 
 
-def test_a_refused_connect_ends_the_connection() -> None:
-    line = Line(server=ModelServer(answers=False))
-    line.connect()
-    line.say()
-    line.server.refuse("too_many_classes", kind=CONNECT, number=line.server.frames[0][2])
+def test_refused_connect_ends_the_connection() -> None:
+    connection = ModelConnection(server=ModelServer(is_replying=False))
+    connection.connect()
+    connection.send()
+    connection.server.send_error(
+        "too_many_classes", kind=CONNECT, number=connection.server.frames[0][2]
+    )
     with pytest.raises(RemoteProtocolError, match="too_many_classes: no"):
-        line.hear()
+        connection.receive()

@@ -8,11 +8,11 @@ import pytest
 
 from simplebus.core.group.keys_in_flight import KeyOrderedInFlight
 
-MOST = 2_000
+MESSAGE_COUNT = 2_000
 """So many messages: some ranges are looked for one by one, and some are not."""
 
 
-class Model:
+class InFlightModel:
     """The same, message by message."""
 
     def __init__(self) -> None:
@@ -20,22 +20,22 @@ class Model:
         self.due: dict[int, int] = {}
         self.sent = KeyOrderedInFlight(self.attempts_of)
 
-    def put(self, sequences: list[int], attempts: int, due: int) -> None:
+    def add_sent(self, sequences: list[int], attempts: int, due: int) -> None:
         self.attempts_of.update(dict.fromkeys(sequences, attempts))
         self.due.update(dict.fromkeys(sequences, due))
         self.sent.add_sent(sequences, [s % 7 for s in sequences], attempts=attempts, due_tick=due)
 
-    def of(self, first: int, last: int, attempt: int) -> list[int]:
+    def find_matching(self, first: int, last: int, attempt: int) -> list[int]:
         return [
             s for s in sorted(self.due) if first <= s < last and attempt in (0, self.attempts_of[s])
         ]
 
-    def lost(self, gone: list[int]) -> tuple[list[int], int]:
+    def remove(self, gone: list[int]) -> tuple[list[int], int]:
         for sequence in gone:
             del self.due[sequence]
         return gone, sum(s % 7 for s in gone)
 
-    def check(self) -> None:
+    def check_equal(self) -> None:
         self.sent.check_invariants()
         assert {s: due for s, (due, _) in self.sent.held_messages.items()} == self.due
 
@@ -44,64 +44,64 @@ class Model:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_operations_match_model(seed: int, grows: int) -> None:
     """With 0, what was sent again is due when it was due before."""
-    chance, model = random.Random(seed), Model()
+    chance, model = random.Random(seed), InFlightModel()
     sent, tick, head = model.sent, 0, 0
     waiting: list[int] = []
     for step in range(300):
-        first = chance.randrange(MOST)
-        last = first + chance.choice([1, 3, 255, 256, 257, 700, MOST])
+        first = chance.randrange(MESSAGE_COUNT)
+        last = first + chance.choice([1, 3, 255, 256, 257, 700, MESSAGE_COUNT])
         attempt = chance.choice([0, 0, 0, 1, 2, 9])
 
         def due(attempts: int, tick: int = tick) -> int:
             return tick + 5 + grows * attempts
 
         match chance.choice(["put"] * 3 + ["lose", "range", "working", "holds", "tick", "again"]):
-            case "put" if head < MOST:
+            case "put" if head < MESSAGE_COUNT:
                 count = chance.choice([1, 40, 300])
                 some = [s for s in range(head, head + count) if chance.random() < 0.8]
                 head += count
                 if some:
-                    model.put(some, 1, due(1))
+                    model.add_sent(some, 1, due(1))
             case "again" if waiting:
                 chance.shuffle(waiting)
                 some = [waiting.pop() for _ in range(len(waiting) // 2 + 1)]
                 for attempts in sorted({model.attempts_of[s] for s in some}):
                     same = sorted(s for s in some if model.attempts_of[s] == attempts)
-                    model.put(same, attempts + 1, due(attempts + 1))
+                    model.add_sent(same, attempts + 1, due(attempts + 1))
             case "lose":
-                asked = chance.sample(range(MOST), 50)
-                gone, size = model.lost([s for s in asked if s in model.due])
+                asked = chance.sample(range(MESSAGE_COUNT), 50)
+                gone, size = model.remove([s for s in asked if s in model.due])
                 assert sent.remove_sequences(asked) == (gone, size)
                 waiting += gone
             case "range":
-                gone, size = model.lost(model.of(first, last, attempt))
+                gone, size = model.remove(model.find_matching(first, last, attempt))
                 assert sent.remove_range(first, last, attempt) == (gone, size)
                 waiting += gone
             case "working":
                 sent.extend_timeouts(first, last, due, attempt)
                 model.due.update(
-                    {s: due(model.attempts_of[s]) for s in model.of(first, last, attempt)}
+                    {s: due(model.attempts_of[s]) for s in model.find_matching(first, last, attempt)}
                 )
             case "holds":
                 assert sent.has_in_flight(first, last, attempt) == bool(
-                    model.of(first, last, attempt)
+                    model.find_matching(first, last, attempt)
                 )
             case "tick":
                 tick += 1
                 late = [s for s, at in model.due.items() if at == tick]
                 assert sorted(sent.find_overdue(tick)) == sorted(late)
                 assert sorted(sent.remove_sequences(late)[0]) == sorted(late)
-                waiting += model.lost(late)[0]
+                waiting += model.remove(late)[0]
         if step % 5 == 0:
-            model.check()
+            model.check_equal()
 
 
 def test_message_sent_again_is_held_once() -> None:
-    model = Model()
+    model = InFlightModel()
     sent = model.sent
-    model.put(list(range(400)), 1, 17)
+    model.add_sent(list(range(400)), 1, 17)
     sent.remove_sequences([5, 7, 9])
-    model.put([5, 7, 9], 2, 17)
+    model.add_sent([5, 7, 9], 2, 17)
     assert sent.has_in_flight(0, 400, 2)
     late, _ = sent.remove_range(0, 400, 1)
     assert late == [s for s in range(400) if s not in (5, 7, 9)]
@@ -110,45 +110,45 @@ def test_message_sent_again_is_held_once() -> None:
     assert sent.remove_range(0, 400)[0] == [5, 7, 9]
 
 
-class Counted(dict[int, tuple[int, int]]):
+class CountingDict(dict[int, tuple[int, int]]):
     """Counts how often it is asked for a message."""
 
-    asked = 0
+    lookup_count = 0
 
     def get(self, *given: object) -> object:  # type: ignore[override]
-        self.asked += 1
+        self.lookup_count += 1
         return super().get(*given)  # type: ignore[arg-type]
 
 
 def test_repeated_range_operations_do_not_inspect_messages() -> None:
-    model = Model()
+    model = InFlightModel()
     sent = model.sent
-    sent.held_messages = held = Counted()
-    model.put(list(range(20_000)), 1, 30)
-    model.put(list(range(30_000, 30_010)), 2, 60)
+    sent.held_messages = held = CountingDict()
+    model.add_sent(list(range(20_000)), 1, 30)
+    model.add_sent(list(range(30_000, 30_010)), 2, 60)
     for _ in range(100):
         sent.extend_timeouts(0, 20_000, lambda attempts: 30 * attempts + 1)
-    assert held.asked == 20_000
+    assert held.lookup_count == 20_000
     for attempt in range(3, 500):  # Of an attempt that nothing has.
         assert not sent.has_in_flight(0, 20_000, attempt)
     assert sent.remove_range(0, 20_000)[0] == list(range(20_000))
     for _ in range(100):  # Of what is held no longer, though something else is.
         assert not sent.has_in_flight(0, 20_000)
         assert not sent.remove_range(0, 20_000)[0]
-    assert held.asked == 40_000
+    assert held.lookup_count == 40_000
 
 
 def test_removed_messages_are_inspected_once() -> None:
-    model = Model()
-    model.sent.held_messages = held = Counted()
-    model.put(list(range(20_000)), 1, 30)
+    model = InFlightModel()
+    model.sent.held_messages = held = CountingDict()
+    model.add_sent(list(range(20_000)), 1, 30)
     model.sent.remove_sequences(range(10_000))
     for _ in range(100):
         assert not model.sent.has_in_flight(0, 9_984)
-    assert held.asked == 9_984
+    assert held.lookup_count == 9_984
 
 
-def in_buckets(sent: KeyOrderedInFlight) -> int:
+def count_entries(sent: KeyOrderedInFlight) -> int:
     return sum(
         len(list(bucket))
         for by in sent._bucket_by_due_and_attempts.values()
@@ -157,21 +157,21 @@ def in_buckets(sent: KeyOrderedInFlight) -> int:
 
 
 def test_extended_message_is_in_one_bucket() -> None:
-    model = Model()
-    model.put(list(range(100)), 1, 30)
+    model = InFlightModel()
+    model.add_sent(list(range(100)), 1, 30)
     for tick in range(50):
         for sequence in range(100):
             model.sent.extend_timeouts(
                 sequence, sequence + 1, lambda attempts, tick=tick: 30 * attempts + tick
             )
-    assert in_buckets(model.sent) == 100
+    assert count_entries(model.sent) == 100
 
 
 def test_stale_entries_are_dropped_before_they_are_due() -> None:
-    model = Model()
+    model = InFlightModel()
     for first in range(0, 100_000, 100):
-        model.put(list(range(first, first + 100)), 1, 3_600)
-        model.lost(list(range(first, first + 100)))
+        model.add_sent(list(range(first, first + 100)), 1, 3_600)
+        model.remove(list(range(first, first + 100)))
         model.sent.remove_sequences(range(first, first + 100))
-    assert in_buckets(model.sent) < 2_000
-    model.check()
+    assert count_entries(model.sent) < 2_000
+    model.check_equal()

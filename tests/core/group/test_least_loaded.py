@@ -19,20 +19,20 @@ from tests.behaviour.wire_peer_v2 import (
 )
 
 
-class One:
+class FakeMember:
     """What `Takers` knows of a member."""
 
     assigned_count = last_assigned_turn = 0
 
 
-class TakersMachine(RuleBasedStateMachine):
+class LeastLoadedMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.takers, self.there, self.turns = LeastLoadedMembers(), list[Any](), 0
 
     @rule(held=st.integers(0, 3))
-    def comes(self, held: int) -> None:
-        one = One()
+    def add_member(self, held: int) -> None:
+        one = FakeMember()
         self.turns += 1
         one.assigned_count, one.last_assigned_turn = held, self.turns
         self.there.append(one)
@@ -40,7 +40,7 @@ class TakersMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.there)
     @rule(which=st.integers(0, 1000), held=st.integers(0, 5), is_handed=st.booleans())
-    def changes(self, which: int, held: int, is_handed: bool) -> None:
+    def change_load(self, which: int, held: int, is_handed: bool) -> None:
         one = self.there[which % len(self.there)]
         one.assigned_count = held
         if is_handed:
@@ -50,11 +50,11 @@ class TakersMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.there)
     @rule(which=st.integers(0, 1000))
-    def goes(self, which: int) -> None:
+    def remove_member(self, which: int) -> None:
         self.takers.remove(self.there.pop(which % len(self.there)))
 
     @invariant()
-    def both_find_the_same(self) -> None:
+    def matches_linear_search(self) -> None:
         self.takers.check_invariants()
         assert len(self.takers) == len(self.there)
         if self.there:
@@ -63,11 +63,11 @@ class TakersMachine(RuleBasedStateMachine):
             )
 
 
-TestTakers = TakersMachine.TestCase
+TestTakers = LeastLoadedMachine.TestCase
 
 
 def test_stale_heap_entries_are_dropped() -> None:
-    takers, one = LeastLoadedMembers(), One()
+    takers, one = LeastLoadedMembers(), FakeMember()
     for n in range(1000):
         one.assigned_count = n
         takers.update(one)  # type: ignore[arg-type]

@@ -70,43 +70,43 @@ class SubscriptionHarness:
         frames = [build_frame(MESSAGE, class_id=1, content=p) for p in payloads]
         self.ring.append(build_batch(*frames), self.tick_number % ACK_TIMEOUT)
         self.outbox.enqueue(self.subscription)
-        self.check()
+        self.check_invariants()
 
-    def take(self, most: int = 1 << 40) -> bytes:
+    def read_bytes(self, most: int = 1 << 40) -> bytes:
         taken = b""
         while len(taken) < most and (piece := self.outbox.peek(self.tick_number)):
             count = min(len(piece), most - len(taken))
             taken += piece[:count]
             self.outbox.mark_sent(count, self.tick_number)
-            self.check()
+            self.check_invariants()
         return taken
 
-    def ids(self) -> list[int]:
-        frames, leftover = split_frames(self.take())
+    def receive_ids(self) -> list[int]:
+        frames, leftover = split_frames(self.read_bytes())
         assert leftover == b""
         return [parse_frame(frame)[2] for frame in frames]
 
     def ack(self, first: int, last: int) -> None:
         self.subscription.window.ack_range(first, last)
         self.ring.release(self.subscription.window.floor)
-        self.check()
+        self.check_invariants()
 
     def tick(self, times: int = 1) -> None:
         for _ in range(times):
             self.tick_number += 1
             self.subscription.tick(self.tick_number)
-            self.check()
+            self.check_invariants()
 
     def ticks_with_deliveries(self, ticks: int) -> dict[int, list[int]]:
         """At which of the next ticks something is sent, and the ids."""
         sent = {}
         for _ in range(ticks):
             self.tick()
-            if ids := self.ids():
+            if ids := self.receive_ids():
                 sent[self.tick_number] = ids
         return sent
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         self.ring.check()
         self.subscription.check_invariants()
 
@@ -147,10 +147,10 @@ def test_peek_does_not_send() -> None:
     line.publish(*numbered(3))
     for _ in range(2):
         assert len(split_frames(bytes(line.outbox.peek(0)))[0]) == 3
-        line.check()
+        line.check_invariants()
     assert line.subscription.statistics().delivered == 0
     assert line.subscription.statistics().waiting == 3
-    assert line.ids() == [0, 1, 2]
+    assert line.receive_ids() == [0, 1, 2]
     assert line.subscription.statistics().waiting == 0
     assert line.outbox.is_idle
 
@@ -160,10 +160,10 @@ def test_write_of_zero_bytes_sends_no_message() -> None:
     line.publish(*numbered(3))
     piece = line.outbox.peek(0)
     line.outbox.mark_sent(0, 0)
-    line.check()
+    line.check_invariants()
     assert len(piece) > 0
     assert line.subscription.window.cursor == 0
-    assert line.ids() == [0, 1, 2]
+    assert line.receive_ids() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("most", range(1, 46))
@@ -171,22 +171,22 @@ def test_stream_continues_after_cut_at_any_byte(most: int) -> None:
     line, whole = SubscriptionHarness(), SubscriptionHarness()
     for each in (line, whole):
         each.publish(b"a", b"bc", b"def")
-    expected = whole.take()
-    begun = line.take(most)
+    expected = whole.read_bytes()
+    begun = line.read_bytes(most)
     # A frame begun counts as sent; one of which no byte was taken does not.
     assert line.subscription.window.cursor == sum(start < most for start in (0, 14, 29))
-    assert begun + line.take() == expected
+    assert begun + line.read_bytes() == expected
 
 
 def test_rest_of_cut_frame_survives_release_from_ring() -> None:
     line = SubscriptionHarness()
     line.publish(b"first", b"second")
     frame = line.ring.copy_frame(0)
-    begun = line.take(5)
+    begun = line.read_bytes(5)
     assert line.outbox.pending_bytes == len(frame) - 5
     line.ack(0, 1)
     line.publish(b"overwrites", b"what was there")
-    assert (begun + line.take())[: len(frame)] == frame
+    assert (begun + line.read_bytes())[: len(frame)] == frame
 
 
 def test_timer_index_is_the_tick_of_sending() -> None:
@@ -195,25 +195,25 @@ def test_timer_index_is_the_tick_of_sending() -> None:
     line.publish(b"a", b"b")
     line.tick(3)
     half = len(line.ring.copy_frame(0))
-    frames = [line.take(half)]
+    frames = [line.read_bytes(half)]
     line.tick()
-    frames.append(line.take())
+    frames.append(line.read_bytes())
     assert [parse_frame(frame)[3] for frame in frames] == [7 % ACK_TIMEOUT, 8 % ACK_TIMEOUT]
 
 
 def test_frame_cut_by_tick_keeps_its_first_tick() -> None:
     line = SubscriptionHarness()
     line.publish(b"a")
-    begun = line.take(3)
+    begun = line.read_bytes(3)
     line.tick()
-    assert parse_frame(begun + line.take())[3] == 0
+    assert parse_frame(begun + line.read_bytes())[3] == 0
 
 
 def test_redelivers_with_growing_backoff_until_acked() -> None:
     line = SubscriptionHarness()
     line.tick(2)
     line.publish(b"a")
-    assert line.ids() == [0]
+    assert line.receive_ids() == [0]
     k = 2
     expected = [k + 6, k + 18, k + 42, k + 90, k + 150, k + 210]
     assert list(line.ticks_with_deliveries(215)) == expected
@@ -228,7 +228,7 @@ def test_backoff_is_at_least_the_ack_timeout() -> None:
     line = SubscriptionHarness()
     line.subscription.delivery_policy = DeliveryPolicy(ack_timeout_ticks=BACKOFF_TICKS_MAX + 5)
     line.publish(b"a")
-    assert line.ids() == [0]
+    assert line.receive_ids() == [0]
     pause = BACKOFF_TICKS_MAX + 5
     assert list(line.ticks_with_deliveries(3 * pause)) == [pause, 2 * pause, 3 * pause]
 
@@ -236,30 +236,30 @@ def test_backoff_is_at_least_the_ack_timeout() -> None:
 def test_ack_timeout_starts_when_message_is_written() -> None:
     line = SubscriptionHarness()
     line.publish(b"a")
-    assert line.ids() == [0]
+    assert line.receive_ids() == [0]
     line.tick(10)  # Due at 6, taken at 10: again at 10 + 12.
-    assert line.ids() == [0]
+    assert line.receive_ids() == [0]
     assert list(line.ticks_with_deliveries(30)) == [22]
 
 
 def test_overdue_message_is_queued_once_for_stalled_peer() -> None:
     line = SubscriptionHarness()
     line.publish(*numbered(5))
-    assert line.ids() == [0, 1, 2, 3, 4]
+    assert line.receive_ids() == [0, 1, 2, 3, 4]
     line.tick(500)
-    assert line.ids() == [0, 1, 2, 3, 4]
-    assert line.ids() == []
+    assert line.receive_ids() == [0, 1, 2, 3, 4]
+    assert line.receive_ids() == []
 
 
 def test_redelivers_only_unacked_messages() -> None:
     line = SubscriptionHarness()
     line.publish(*numbered(10))
-    assert len(line.ids()) == 10
+    assert len(line.receive_ids()) == 10
     line.ack(0, 2)
     line.ack(4, 6)
     line.ack(9, 10)
     line.tick(6)
-    assert line.ids() == [2, 3, 6, 7, 8]
+    assert line.receive_ids() == [2, 3, 6, 7, 8]
     line.ack(2, 4)
     assert line.ticks_with_deliveries(12) == {18: [6, 7, 8]}
 
@@ -267,17 +267,17 @@ def test_redelivers_only_unacked_messages() -> None:
 def test_ack_cancels_queued_redelivery() -> None:
     line = SubscriptionHarness()
     line.publish(*numbered(4))
-    assert len(line.ids()) == 4
+    assert len(line.receive_ids()) == 4
     line.tick(6)
     line.ack(1, 3)
-    assert line.ids() == [0, 3]
+    assert line.receive_ids() == [0, 3]
 
 
 def test_redelivery_ticks_follow_send_ticks() -> None:
     line = SubscriptionHarness()
     for number in range(3):
         line.publish(b"%d" % number)
-        assert line.ids() == [number]
+        assert line.receive_ids() == [number]
         line.tick()
     assert line.ticks_with_deliveries(8) == {6: [0], 7: [1], 8: [2]}
 
@@ -285,9 +285,9 @@ def test_redelivery_ticks_follow_send_ticks() -> None:
 def test_redelivered_frame_differs_only_in_timer_index() -> None:
     line = SubscriptionHarness()
     line.publish(b"same\r\n")
-    first = line.take()
+    first = line.read_bytes()
     line.tick(7)
-    again = line.take()
+    again = line.read_bytes()
     assert (first[:7], first[9:]) == (again[:7], again[9:])
     assert (parse_frame(first)[3], parse_frame(again)[3]) == (0, 7 % ACK_TIMEOUT)
 
@@ -295,19 +295,19 @@ def test_redelivered_frame_differs_only_in_timer_index() -> None:
 def test_redeliveries_precede_new_messages_in_bounded_copies() -> None:
     line = SubscriptionHarness()
     line.publish(*numbered(20, size=100_000))
-    assert line.ids() == list(range(20))
+    assert line.receive_ids() == list(range(20))
     line.tick(6)
     line.publish(b"new")
     piece = line.outbox.peek(line.tick_number)
     assert len(piece) <= REDELIVERY_PLAIN_BYTES + 100_013
-    assert line.ids() == [*range(20), 20]
+    assert line.receive_ids() == [*range(20), 20]
 
 
 def test_fragmented_window_is_copied_in_small_parts() -> None:
     line = SubscriptionHarness()
     count = 2 * REDELIVERY_PIECES + 100
     line.publish(*[b""] * 2 * count)
-    assert len(line.ids()) == 2 * count
+    assert len(line.receive_ids()) == 2 * count
     for number in range(0, 2 * count, 2):
         line.subscription.window.ack_range(number, number + 1)
     line.tick(6)
@@ -322,21 +322,21 @@ def test_plain_redeliveries_are_copied_in_large_parts() -> None:
     line = SubscriptionHarness()
     count = REDELIVERY_PLAIN_MESSAGES + 5
     line.publish(*[b""] * count)
-    assert line.ids() == list(range(count))
+    assert line.receive_ids() == list(range(count))
     line.tick(6)
     piece = line.outbox.peek(line.tick_number)
     assert len(piece) == REDELIVERY_PLAIN_MESSAGES * FRAME_BYTES_MIN
-    assert line.ids() == list(range(count))
+    assert line.receive_ids() == list(range(count))
 
 
 def test_redelivery_continues_after_cut_at_any_byte() -> None:
     line = SubscriptionHarness()
     line.publish(b"a", b"bc")
-    assert line.ids() == [0, 1]
+    assert line.receive_ids() == [0, 1]
     line.tick(6)
-    begun = line.take(17)
+    begun = line.read_bytes(17)
     line.ack(0, 2)
-    frames, leftover = split_frames(begun + line.take())
+    frames, leftover = split_frames(begun + line.read_bytes())
     assert [parse_frame(frame)[4] for frame in frames] == [b"a", b"bc"]
     assert leftover == b""
 
@@ -346,7 +346,7 @@ def test_size_of_one_write_is_bounded() -> None:
     line.publish(*numbered(40, size=100_000))
     piece = line.outbox.peek(0)
     assert SEND_BYTES - 100_100 < len(piece) <= SEND_BYTES
-    assert line.ids() == list(range(40))
+    assert line.receive_ids() == list(range(40))
 
 
 def test_classes_are_served_in_turns() -> None:
@@ -361,7 +361,7 @@ def test_classes_are_served_in_turns() -> None:
         )
         outbox.mark_sent(len(piece), 0)
         for line in lines:
-            line.check()
+            line.check_invariants()
     assert order[:4] == [0, 1, 0, 1]
     assert outbox.is_idle
 
@@ -374,7 +374,7 @@ def test_new_subscription_takes_over_backlog() -> None:
     line = SubscriptionHarness(window=former, spans=[Span(0, 5, 1), Span(5, 6, 0)])
     line.publish(*numbered(8))
     line.ring.release(2)
-    assert line.ids() == [2, 4, 5, 6, 7]
+    assert line.receive_ids() == [2, 4, 5, 6, 7]
     statistics = line.subscription.statistics()
     assert (statistics.delivered, statistics.redelivered, statistics.in_flight) == (3, 2, 5)
     assert line.ticks_with_deliveries(12) == {6: [5, 6, 7], 12: [2, 4]}
@@ -386,16 +386,16 @@ def test_new_subscription_takes_over_backlog() -> None:
 def test_dropped_messages_are_not_delivered() -> None:
     line = SubscriptionHarness()
     line.publish(*numbered(6))
-    assert len(split_frames(line.take(3 * len(line.ring.copy_frame(0))))[0]) == 3
+    assert len(split_frames(line.read_bytes(3 * len(line.ring.copy_frame(0))))[0]) == 3
     line.ack(1, 2)
     line.subscription.skip_to(5)
     line.ring.release(5)
-    line.check()
+    line.check_invariants()
     statistics = line.subscription.statistics()
     assert (statistics.dropped, statistics.in_flight, statistics.acknowledged) == (4, 0, 1)
-    assert line.ids() == [5]
+    assert line.receive_ids() == [5]
     line.tick(6)
-    assert line.ids() == [5]
+    assert line.receive_ids() == [5]
 
 
 def test_removed_subscription_leaves_outbox() -> None:
@@ -404,7 +404,7 @@ def test_removed_subscription_leaves_outbox() -> None:
     line.outbox.remove(line.subscription)
     line.outbox.remove(line.subscription)
     assert line.outbox.is_idle
-    assert line.take() == b""
+    assert line.read_bytes() == b""
 
 
 def test_invariant_check_detects_unqueued_work() -> None:
