@@ -12,12 +12,12 @@ from simplebus.client import reconnect
 @contextmanager
 def quick_clients() -> Iterator[None]:
     """They come back at once, and say nothing of it."""
-    log, before = logging.getLogger("simplebus"), reconnect.STEADY_SECONDS
+    log, before = logging.getLogger("simplebus"), reconnect.STABLE_CONNECTION_SECONDS
     level = log.level
     log.setLevel(logging.CRITICAL)
-    reconnect.STEADY_SECONDS = 0.0
+    reconnect.STABLE_CONNECTION_SECONDS = 0.0
     try:
         yield
     finally:
         log.setLevel(level)
-        reconnect.STEADY_SECONDS = before
+        reconnect.STABLE_CONNECTION_SECONDS = before

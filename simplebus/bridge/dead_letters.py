@@ -113,7 +113,7 @@ class Letters:
         self._of = await self._called()
         name = dead_letters.class_name(self._of)
         if self._core.find_class_id(name) is None:
-            await self._wire.answered(self._core.name_classes(NamedClass(name=name)))
+            await self._wire.wait_answered(self._core.name_classes(NamedClass(name=name)))
         class_id = self._core.find_class_id(name)
         assert class_id is not None
         self._class_id, self._first = class_id, self._core.published_position
@@ -154,7 +154,7 @@ class Letters:
         """Wait until they are. Raises RefusedError where there is no room."""
         last = self._core.published_position - 1
         if last >= self._first:
-            refused = await self._wire.confirmed(self._first, last)
+            refused = await self._wire.wait_confirmed(self._first, last)
             if refused:
                 raise refused[0]
 

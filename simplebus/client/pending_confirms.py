@@ -34,12 +34,12 @@ class ConfirmWaiter:
     """Those of what was refused."""
 
 
-class Confirms:
+class PendingConfirms:
     """The waiters of one bus, and the refusals that are nobody's."""
 
     def __init__(self) -> None:
         self._waiters: deque[ConfirmWaiter] = deque()
-        self._refused: dict[int, RefusedError] = {}
+        self._refusal_by_position: dict[int, RefusedError] = {}
         """By position: those that a waiter may claim."""
         self._unclaimed: list[RefusedError] = []
         self._unclaimed_count = 0
@@ -59,19 +59,19 @@ class Confirms:
     def update(self, confirmed: int, refused: dict[int, RefusedError]) -> None:
         """Everything below `confirmed` is through; of that and of what follows, this is refused."""
         if refused:
-            self._refused.update(refused)
+            self._refusal_by_position.update(refused)
         waiters = self._waiters
         while waiters and waiters[0].last < confirmed:
             waiter = waiters.popleft()
-            if self._refused:
+            if self._refusal_by_position:
                 self._claim(waiter)
             waiter.is_done = True
             waiter.on_done()
-        if self._refused:
+        if self._refusal_by_position:
             awaited = next((w.first for w in waiters if not w.is_cancelled), confirmed)
             self._set_aside(min(awaited, confirmed))
 
-    def leave(self, waiter: ConfirmWaiter) -> None:
+    def cancel(self, waiter: ConfirmWaiter) -> None:
         """It does not wait any longer. What was refused of its positions is nobody's."""
         waiter.is_cancelled = True
         for error in waiter.refusals:
@@ -82,20 +82,20 @@ class Confirms:
         while self._waiters:
             self._waiters.popleft().on_done()
 
-    def take_unclaimed(self) -> ExceptionGroup[RefusedError] | None:
+    def pop_unclaimed(self) -> ExceptionGroup[RefusedError] | None:
         """What was refused and was nobody's, if anything was."""
         self._set_aside(None)
         if not self._unclaimed:
             return None
         kept, count = self._unclaimed, self._unclaimed_count
         self._unclaimed, self._unclaimed_count = [], 0
-        return group(kept, count)
+        return group_refusals(kept, count)
 
     def _claim(self, waiter: ConfirmWaiter) -> None:
         if waiter.is_cancelled:
             return
         if waiter.first == waiter.last:
-            found = self._refused.pop(waiter.first, None)
+            found = self._refusal_by_position.pop(waiter.first, None)
             if found is not None:
                 waiter.refusals.append(found)
                 waiter.refused_positions.append(waiter.first)
@@ -115,12 +115,12 @@ class Confirms:
             self._unclaimed.append(error)
 
     def _taken(self, begin: int, end: int | None) -> Iterator[tuple[int, RefusedError]]:
-        for position in sorted(self._refused):
+        for position in sorted(self._refusal_by_position):
             if position >= begin and (end is None or position < end):
-                yield position, self._refused.pop(position)
+                yield position, self._refusal_by_position.pop(position)
 
 
-def group(refused: list[RefusedError], count: int | None = None) -> ExceptionGroup[RefusedError]:
+def group_refusals(refused: list[RefusedError], count: int | None = None) -> ExceptionGroup[RefusedError]:
     """Several refusals as one exception."""
     count = len(refused) if count is None else count
     return ExceptionGroup(f"the bus refused {count} message{'' if count == 1 else 's'}", refused)

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from simplebus.client.core import arguments
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError, RemoteProtocolError
 
-PAUSE_SECONDS_MIN = 0.05
-PAUSE_SECONDS_MAX = 5.0
+RETRY_DELAY_MIN_SECONDS = 0.05
+RETRY_DELAY_MAX_SECONDS = 5.0
 # A connection that lasted so long is as good as any: the pauses begin anew.
-STEADY_SECONDS = 5.0
+STABLE_CONNECTION_SECONDS = 5.0
 # The longest that an attempt takes, for those who wait for ever: no more is asked of a system.
 _SECONDS_MAX = 1e6
 
@@ -50,14 +50,14 @@ def is_worth_retrying(error: BaseException | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ConnectAttempt:
     """A connection to be tried."""
 
-    pause: float
+    delay_seconds: float
     """Seconds to wait before."""
-    address: int
+    address_index: int
     """Index of the address."""
-    seconds: float
+    timeout_seconds: float
     """How long it may take, the answer to the Connect included."""
 
 
@@ -75,84 +75,84 @@ class Schedule:
     ) -> None:
         self.timeout = min(arguments.check_seconds("timeout", timeout), _SECONDS_MAX)
         """Seconds for all first attempts together, and for each later one."""
-        self.reconnect = arguments.check_seconds("reconnect", reconnect) if reconnect else 0.0
+        self.reconnect_seconds = arguments.check_seconds("reconnect", reconnect) if reconnect else 0.0
         """Seconds after a loss for which attempts are made; 0 for none."""
         self.is_first = True
         """Whether there was no connection yet."""
-        self.problem: BusConnectionError | None = None
+        self.last_error: BusConnectionError | None = None
         """What became of the attempts since the last connection: the last lasting refusal if there
         was one, otherwise the last failure."""
-        self.has_refusal = False
+        self.has_permanent_refusal = False
         """Whether some address refuses for good."""
-        self._refusing: set[int] = set()
+        self._refused_addresses: set[int] = set()
         """Addresses that are not tried any more."""
-        self._addresses = addresses
+        self._address_count = addresses
         self._chance = chance
-        self._began = now
-        self._address = 0
+        self._started_at = now
+        self._first_address = 0
         """The one that attempts begin with."""
-        self._tried = 0
+        self._round_offset = 0
         """Addresses of this turn that were tried, or passed over."""
-        self._turns = 0
+        self._failed_rounds = 0
         """Turns without a connection that lasted."""
-        self._made_at = -math.inf
+        self._connected_at = -math.inf
 
-    def made(self, address: int, now: float) -> None:
+    def mark_connected(self, address: int, now: float) -> None:
         """There is a connection to this address."""
         self.is_first = False
-        self._address = address
-        self._made_at = now
+        self._first_address = address
+        self._connected_at = now
 
-    def failed(self, address: int, problem: BusConnectionError) -> bool:
+    def mark_failed(self, address: int, problem: BusConnectionError) -> bool:
         """An attempt came to nothing. Whether another one may fare better."""
         if is_worth_retrying(problem.__cause__):
-            if not self.has_refusal:
-                self.problem = problem
+            if not self.has_permanent_refusal:
+                self.last_error = problem
             return True
-        self.problem, self.has_refusal = problem, True
-        self._refusing.add(address)
+        self.last_error, self.has_permanent_refusal = problem, True
+        self._refused_addresses.add(address)
         cause = problem.__cause__
         is_of_one_bus = isinstance(cause, RemoteProtocolError) and cause.reason in _OF_ONE_BUS
-        return is_of_one_bus and len(self._refusing) < self._addresses
+        return is_of_one_bus and len(self._refused_addresses) < self._address_count
 
     def lost(self, now: float) -> None:
         """The connection is gone: attempts begin."""
-        self._began = now
-        self.problem, self.has_refusal = None, False
-        self._refusing.clear()
-        self._tried = 0
-        self._turns = 0 if now - self._made_at >= STEADY_SECONDS else self._turns + 1
+        self._started_at = now
+        self.last_error, self.has_permanent_refusal = None, False
+        self._refused_addresses.clear()
+        self._round_offset = 0
+        self._failed_rounds = 0 if now - self._connected_at >= STABLE_CONNECTION_SECONDS else self._failed_rounds + 1
 
-    def next(self, now: float) -> Attempt | None:
+    def next(self, now: float) -> ConnectAttempt | None:
         """What to try now; None to give up."""
-        left = self._began + (self.timeout if self.is_first else self.reconnect) - now
-        if len(self._refusing) == self._addresses:
+        left = self._started_at + (self.timeout_seconds if self.is_first else self.reconnect_seconds) - now
+        if len(self._refused_addresses) == self._address_count:
             return None
         in_turn = self._in_turn()
         if not in_turn:
             if self.is_first:
                 return None
-            self._tried = 0
-            self._turns += 1
+            self._round_offset = 0
+            self._failed_rounds += 1
             in_turn = self._in_turn()
         pause = 0.0
-        if self._turns and not self._tried:
-            pause = min(PAUSE_SECONDS_MIN * 2.0 ** min(self._turns - 1, 32), PAUSE_SECONDS_MAX)
+        if self._failed_rounds and not self._round_offset:
+            pause = min(RETRY_DELAY_MIN_SECONDS * 2.0 ** min(self._failed_rounds - 1, 32), RETRY_DELAY_MAX_SECONDS)
             pause *= 1 - self._chance() / 2
         if left <= pause:
             return None
         place = in_turn[0]
-        seconds = min(self.timeout, left - pause)
+        seconds = min(self.timeout_seconds, left - pause)
         if self.is_first:  # What one does not need of its share is the others'.
             seconds = left / len(in_turn)
-        self._tried = place + 1
-        return Attempt(pause, self._at(place), seconds)
+        self._round_offset = place + 1
+        return ConnectAttempt(pause, self._at(place), seconds)
 
     def _in_turn(self) -> list[int]:
         """The places of this turn that are still to be tried."""
-        places = range(self._tried, self._addresses)
-        return [place for place in places if self._at(place) not in self._refusing]
+        places = range(self._round_offset, self._address_count)
+        return [place for place in places if self._at(place) not in self._refused_addresses]
 
     def _at(self, place: int) -> int:
         """The address that is tried at this place of a turn."""
-        return (self._address + place) % self._addresses
+        return (self._first_address + place) % self._address_count

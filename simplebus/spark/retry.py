@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 
 from simplebus.client.blocking.bus import BlockingBus, connect_blocking
-from simplebus.client.reconnect import PAUSE_SECONDS_MIN, is_worth_retrying
+from simplebus.client.reconnect import RETRY_DELAY_MIN_SECONDS, is_worth_retrying
 from simplebus.core.errors import BusConnectionError
 
 # Long enough for a bus that starts, short enough for a task that waits for nothing else.
@@ -45,9 +45,9 @@ def patiently(connect: Callable[[float], BlockingBus], timeout: float) -> Blocki
     deadline = monotonic() + timeout
     for turn in itertools.count():
         try:
-            return connect(max(deadline - monotonic(), PAUSE_SECONDS_MIN))
+            return connect(max(deadline - monotonic(), RETRY_DELAY_MIN_SECONDS))
         except BusConnectionError as error:
-            pause = min(PAUSE_SECONDS_MIN * 2.0**turn, _PAUSE_SECONDS_MAX)
+            pause = min(RETRY_DELAY_MIN_SECONDS * 2.0**turn, _PAUSE_SECONDS_MAX)
             pause *= 1 - random.random() / 2
             if not is_worth_retrying(error.__cause__) or monotonic() + pause >= deadline:
                 raise

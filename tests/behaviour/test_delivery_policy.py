@@ -25,7 +25,7 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.core.test_dead_letters import letters, why
 
 
-def sendings(bus: BrokerHarness, peer: Any, *, until: int) -> list[tuple[int, int]]:
+def delivery_ticks(bus: BrokerHarness, peer: Any, *, until: int) -> list[tuple[int, int]]:
     """In which ticks the only message comes, and which attempt that is."""
     found = []
     for tick in range(until):
@@ -101,7 +101,7 @@ def test_redelivers_after_backoff_but_not_before_ack_timeout(
 ) -> None:
     bus = BrokerHarness(Settings(deliveries_max=0))
     peer = connect_version2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
-    assert [tick for tick, _ in sendings(bus, peer, until=100)] == expected
+    assert [tick for tick, _ in delivery_ticks(bus, peer, until=100)] == expected
 
 
 @pytest.mark.parametrize("group", [None, "g"])

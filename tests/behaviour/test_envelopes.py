@@ -28,7 +28,7 @@ from tests.behaviour.wire_peer_v2 import (
 INFINITE = float("inf")
 
 
-def at(bus: BrokerHarness, now: float) -> None:
+def advance_clock(bus: BrokerHarness, now: float) -> None:
     """The clock shows this, and a driver does what is due."""
     bus.broker.clock.now = now
     if bus.broker.next_wakeup <= now:
@@ -79,7 +79,7 @@ def test_ack_range_may_include_unmatched_messages() -> None:
 @pytest.mark.parametrize("count", [1, 3, 4 * PLAIN_FRAMES_MAX])
 def test_expired_message_is_not_delivered(count: int) -> None:
     bus = BrokerHarness()
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     in_time, late = (connect_version2(bus, subscribe(1, 5)) for _ in range(2))
     connect_version2(
         bus,
@@ -87,9 +87,9 @@ def test_expired_message_is_not_delivered(count: int) -> None:
             1, 0, *[timed_envelope(b"x", expires_ms=1500)] * count, timed_envelope(b"y")
         ),
     )
-    at(bus, 51.4)
+    advance_clock(bus, 51.4)
     assert in_time.receive_message_ids() == list(range(count + 1))
-    at(bus, 51.5)
+    advance_clock(bus, 51.5)
     assert late.receive_message_ids() == [count]
     bus.tick(6)
     assert in_time.receive_message_ids() == [count]
@@ -109,13 +109,13 @@ def test_message_with_zero_expiry_is_confirmed_but_not_delivered() -> None:
 
 def test_backlog_messages_expire() -> None:
     bus = BrokerHarness(class_messages=5)
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     writer = connect_version2(
         bus,
         publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5, timed_envelope(b"y")),
     )
     assert writer.session.parked_messages
-    at(bus, 51.0)
+    advance_clock(bus, 51.0)
     bus.tick()
     assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 5}
@@ -124,10 +124,10 @@ def test_backlog_messages_expire() -> None:
 
 def test_backlog_messages_expire_beside_other_positions() -> None:
     bus = BrokerHarness()
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5))
     new = connect_version2(bus, subscribe(1, 5, start="new"))
-    at(bus, 51.0)
+    advance_clock(bus, 51.0)
     bus.tick()
     assert bus.statistics(1).ring.message_count == 0
     assert new.receive_message_ids() == []
@@ -138,7 +138,7 @@ def test_expired_backlog_is_released_at_next_tick(
     durable: str | None,
 ) -> None:
     bus = BrokerHarness(class_messages=20_000)
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     if durable:
         connect_version2(bus, subscribe(1, 5, durable=durable)).disconnect()
     writer = connect_version2(
@@ -146,7 +146,7 @@ def test_expired_backlog_is_released_at_next_tick(
     )
     writer.send(publish(1, 20_000, *[b""] * 20_000))
     assert writer.session.parked_messages
-    at(bus, 51.0)
+    advance_clock(bus, 51.0)
     bus.tick()
     assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 20_000}
@@ -155,7 +155,7 @@ def test_expired_backlog_is_released_at_next_tick(
 @pytest.mark.parametrize("options", [{}, {"group": "g"}])
 def test_expiry_before_delivery_frees_space(options: dict[str, object]) -> None:
     bus = BrokerHarness(class_messages=10)
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2, **options))
     writer = connect_version2(
         bus,
@@ -165,7 +165,7 @@ def test_expiry_before_delivery_frees_space(options: dict[str, object]) -> None:
     )
     assert reader.receive_message_ids() == [0, 1]
     reader.send(ack(5, 0, 1), nack(5, 1, 2, 0))  # One is to come again, and one has room to come.
-    at(bus, 51.0)
+    advance_clock(bus, 51.0)
     bus.tick(bus.broker.settings.ack_timeout)  # Then a member has to give back what it left.
     assert not writer.session.parked_messages
     assert bus.statistics(1).ring.message_count == 1
@@ -177,11 +177,11 @@ def test_expiry_before_delivery_frees_space(options: dict[str, object]) -> None:
 
 def test_expired_message_in_flight_can_be_acked() -> None:
     bus = BrokerHarness()
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=1))
     connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 3))
     assert reader.receive_message_ids() == [0]
-    at(bus, 51.0)
+    advance_clock(bus, 51.0)
     bus.tick()
     [position] = bus.statistics(1).subscriptions
     assert (position.in_flight, position.undelivered) == (1, {Reason.EXPIRED: 2})
@@ -198,16 +198,16 @@ def test_expired_message_in_flight_can_be_acked() -> None:
 )
 def test_message_expired_before_redelivery_is_not_counted_as_acked(kind: dict[str, object]) -> None:
     bus = BrokerHarness()
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     reader = connect_version2(bus, subscribe(1, 5, **kind))
     connect_version2(bus, publish_envelopes(1, 0, *[timed_envelope(b"x", expires_ms=1000)] * 5))
     assert reader.receive_message_ids() == [0, 1, 2, 3, 4]
     reader.send(ack(5, 1, 3), nack(5, 3, 4, 2000), nack(5, 0, 1), nack(5, 4, 5, 500))
-    at(bus, 50.6)
+    advance_clock(bus, 50.6)
     bus.broker.run_due_wakeups()
     assert reader.receive_message_ids() == [4]
     reader.send(ack(5, 4, 5))
-    at(bus, 53.0)
+    advance_clock(bus, 53.0)
     bus.tick(bus.broker.settings.ack_timeout)
     bus.broker.run_due_wakeups()
     assert reader.receive_message_ids() == []
@@ -219,14 +219,14 @@ def test_message_expired_before_redelivery_is_not_counted_as_acked(kind: dict[st
 
 def test_expired_messages_do_not_count_towards_pending_limit() -> None:
     bus = BrokerHarness()
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     reader = connect_version2(
         bus, subscribe(1, 5, max_in_flight=1, max_pending=5, slow="disconnect")
     )
     contents = [timed_envelope(b"x", expires_ms=1000 if n % 2 else None) for n in range(5)]
     writer = connect_version2(bus, publish_envelopes(1, 0, *contents))
     assert reader.receive_message_ids() == [0]
-    at(bus, 51.0)
+    advance_clock(bus, 51.0)
     writer.send(publish(1, 5, b"y", b"y"))  # Five pending, and two that have expired.
     bus.broker.drain_writable()
     assert reader.receive_error_codes() == []
@@ -239,7 +239,7 @@ def test_expired_messages_do_not_count_towards_pending_limit() -> None:
 @pytest.mark.parametrize("count", [1, 4 * PLAIN_FRAMES_MAX])
 def test_delayed_message_is_not_delivered_early(count: int) -> None:
     bus = BrokerHarness()
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     reader = connect_version2(bus, subscribe(1, 5))
     connect_version2(
         bus,
@@ -254,9 +254,9 @@ def test_delayed_message_is_not_delivered_early(count: int) -> None:
     assert reader.receive_message_ids() == [0, count + 1]
     reader.send(ack(5, 0, count + 2))  # As a client does that knows nothing of those between them.
     assert bus.broker.next_wakeup == 52.0
-    at(bus, 51.9)
+    advance_clock(bus, 51.9)
     assert reader.receive_message_ids() == []
-    at(bus, 52.0)
+    advance_clock(bus, 52.0)
     assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [
         (n + 1, 1) for n in range(count)
     ]
@@ -267,7 +267,7 @@ def test_delayed_message_is_not_delivered_early(count: int) -> None:
 
 def test_delayed_backlog_message_is_not_delivered_early() -> None:
     bus = BrokerHarness()
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     connect_version2(
         bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=2000), timed_envelope(b"b"))
     )
@@ -277,14 +277,14 @@ def test_delayed_backlog_message_is_not_delivered_early() -> None:
     assert len(bus.broker.delayed_wakeups) == 0
     reader = connect_version2(bus, subscribe(1, 5))
     assert reader.receive_message_ids() == [1]
-    at(bus, 52.0)
+    advance_clock(bus, 52.0)
     assert reader.receive_message_ids() == [0]
 
 
 @pytest.mark.parametrize("count", [1, PLAIN_FRAMES_MAX])
 def test_clock_set_back_does_not_delay_other_messages(count: int) -> None:
     bus = BrokerHarness()
-    at(bus, 100.0)
+    advance_clock(bus, 100.0)
     delayed = [timed_envelope(b"b", not_before_ms=1000)] * count
     connect_version2(
         bus,
@@ -292,7 +292,7 @@ def test_clock_set_back_does_not_delay_other_messages(count: int) -> None:
             1, 0, timed_envelope(b"a", not_before_ms=0), *delayed, timed_envelope(b"c")
         ),
     )
-    at(bus, 90.0)
+    advance_clock(bus, 90.0)
     assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [
         0,
         count + 1,
@@ -301,7 +301,7 @@ def test_clock_set_back_does_not_delay_other_messages(count: int) -> None:
 
 def test_removed_subscriptions_leave_no_wakeup() -> None:
     bus = BrokerHarness()
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     far = (1 << 64) - 1
     writer = connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"x", not_before_ms=far)))
     for _ in range(20):
@@ -310,13 +310,13 @@ def test_removed_subscriptions_leave_no_wakeup() -> None:
         assert bus.broker.next_wakeup < INFINITE
         writer.send(unsubscribe(5))
         assert len(bus.broker.delayed_wakeups) == 0
-    at(bus, 51.0)
+    advance_clock(bus, 51.0)
     bus.broker.run_due_wakeups()
 
 
 def test_times_survive_ring_growth_wrap_and_shrink() -> None:
     bus = BrokerHarness()
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     late = connect_version2(bus, subscribe(1, 5))
     writer = connect_version2(bus)
     number = 0
@@ -332,7 +332,7 @@ def test_times_survive_ring_growth_wrap_and_shrink() -> None:
         if number % 3 == 0:
             heard = late.receive_message_ids()
             late.send(ack(5, heard[0], heard[-1] + 1))
-    at(bus, 111.0)
+    advance_clock(bus, 111.0)
     assert not any(i % 4 == 0 for i in late.receive_message_ids())
 
 
@@ -400,7 +400,7 @@ def test_uncarriable_payloads_do_not_stop_redeliveries() -> None:
 
 def test_version_1_ack_ignores_delayed_messages() -> None:
     bus = BrokerHarness()
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     connect_version2(
         bus,
@@ -414,7 +414,7 @@ def test_version_1_ack_ignores_delayed_messages() -> None:
     )
     assert [m.payload for m in old.receive_messages()] == [b"a", b"c"]
     old.send(wire_peer.ack(1, 0, 3))
-    at(bus, 51.0)
+    advance_clock(bus, 51.0)
     assert [m.payload for m in old.receive_messages()] == [b"b"]
     old.send(wire_peer.ack(1, 1, 2))
     assert bus.statistics(1).ring.message_count == 0
@@ -423,7 +423,7 @@ def test_version_1_ack_ignores_delayed_messages() -> None:
 def test_drop_oldest_drops_delayed_messages() -> None:
     limits = Limits(class_messages=4)
     bus = BrokerHarness(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
-    at(bus, 50.0)
+    advance_clock(bus, 50.0)
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=3), subscribe(1, 6, group="g"))
     writer = connect_version2(
         bus, publish_envelopes(1, 0, *[timed_envelope(b"x", not_before_ms=1000)] * 4)
@@ -431,7 +431,7 @@ def test_drop_oldest_drops_delayed_messages() -> None:
     assert reader.receive_message_ids() == []
     writer.send(publish(1, 4, b"a", b"b", b"c", b"d"))
     assert sorted(reader.receive_message_ids()) == [4, 4, 5, 5, 6, 6, 7]
-    at(bus, 52.0)
+    advance_clock(bus, 52.0)
     assert reader.receive_message_ids() == []
     reader.send(ack(5, 4, 8), ack(6, 4, 8))
     assert reader.receive_message_ids() == [7]
@@ -452,16 +452,16 @@ def test_plain_message_in_class_with_channels_has_no_channel() -> None:
 
 # Memory for channels ------------------------------------------------------------------------------
 
-SHORT = 1 << 20
+MEMORY_BYTES = 1 << 20
 """All the memory there is."""
 
 
-def short(policy: FullPolicy = FullPolicy.BLOCK) -> BrokerHarness:
-    limits = Limits(class_bytes=SHORT, total_bytes=SHORT, frame_bytes=1 << 16)
+def create_small_bus(policy: FullPolicy = FullPolicy.BLOCK) -> BrokerHarness:
+    limits = Limits(class_bytes=MEMORY_BYTES, total_bytes=MEMORY_BYTES, frame_bytes=1 << 16)
     return BrokerHarness(Settings(limits=limits, full_policy=policy))
 
 
-def own_channels(first: int, count: int, class_id: int = 1) -> bytes:
+def messages_on_new_channels(first: int, count: int, class_id: int = 1) -> bytes:
     """Messages each of which has a channel of its own."""
     names = [f"n{number}" for number in range(first, first + count)]
     return publish_envelopes(class_id, first, *[channel_envelope(name, b"") for name in names])
@@ -469,13 +469,13 @@ def own_channels(first: int, count: int, class_id: int = 1) -> bytes:
 
 @pytest.mark.parametrize("step", [1, 7, PLAIN_FRAMES_MAX * 8])
 def test_messages_wait_without_memory_for_channels(step: int) -> None:
-    bus = short()
+    bus = create_small_bus()
     bus.skips_checks = step < PLAIN_FRAMES_MAX
     reader = connect_version2(bus, subscribe(1, 5, channels=["#"]))
     writer = connect_version2(bus)
     total, heard = 9000, 0
     for first in range(0, total, step):
-        writer.send(own_channels(first, min(step, total - first)))
+        writer.send(messages_on_new_channels(first, min(step, total - first)))
     assert writer.session.parked_messages
     while ids := reader.receive_message_ids():
         assert ids == list(range(heard, heard + len(ids)))
@@ -490,10 +490,10 @@ def test_messages_wait_without_memory_for_channels(step: int) -> None:
 
 @pytest.mark.parametrize("policy", [FullPolicy.DROP_NEWEST, FullPolicy.DROP_OLDEST])
 def test_full_policy_applies_without_memory_for_channels(policy: FullPolicy) -> None:
-    bus = short(policy)
+    bus = create_small_bus(policy)
     writer = connect_version2(bus)
     for first in range(0, 9000, 300):
-        writer.send(own_channels(first, 300))
+        writer.send(messages_on_new_channels(first, 300))
     ring = bus.broker.classes[1].ring
     dropped = bus.statistics(1).dropped
     assert set(dropped) == {Reason(policy.value)}
@@ -503,14 +503,14 @@ def test_full_policy_applies_without_memory_for_channels(policy: FullPolicy) -> 
 
 
 def test_unused_channels_do_not_block_other_classes() -> None:
-    bus = short()
+    bus = create_small_bus()
     reader = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
-    writer = connect_version2(bus, own_channels(0, 2500), classes=(1, 2))
+    writer = connect_version2(bus, messages_on_new_channels(0, 2500), classes=(1, 2))
     assert len(reader.receive_message_ids()) == 2500
     reader.send(ack(5, 0, 2500))
     bus.broker.drain_writable()
     assert len(bus.broker.classes[1].channels) > 2000
-    writer.send(own_channels(2500, 2500, class_id=2))
+    writer.send(messages_on_new_channels(2500, 2500, class_id=2))
     assert writer.session.parked_messages
     bus.tick(RING_IDLE_TICKS * 2)
     bus.broker.drain_writable()

@@ -22,7 +22,7 @@ from tests.behaviour.wire_peer_v2 import (
 )
 
 
-def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
+def join_members(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
     """That many members, each of a session of its own, as subscription 5."""
     members = [connect_version2(bus, subscribe(1, 5, group="g", **options)) for _ in range(count)]
     for member in members:
@@ -32,7 +32,7 @@ def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2
 
 def test_each_message_goes_to_one_member_evenly() -> None:
     bus = BrokerHarness()
-    members = group_of(bus, 3)
+    members = join_members(bus, 3)
     connect_version2(bus, publish(1, 0, *numbered(300)))
     heard = [member.receive_message_ids() for member in members]
     assert sorted(id_ for ids in heard for id_ in ids) == list(range(300))
@@ -41,7 +41,7 @@ def test_each_message_goes_to_one_member_evenly() -> None:
 
 def test_faster_member_receives_more() -> None:
     bus = BrokerHarness()
-    fast, slow = group_of(bus, 2, max_in_flight=10)
+    fast, slow = join_members(bus, 2, max_in_flight=10)
     connect_version2(bus, publish(1, 0, *numbered(100)))
     heard, held = [], slow.receive_message_ids()
     while ids := fast.receive_message_ids():
@@ -67,7 +67,7 @@ def test_one_session_can_have_several_members() -> None:
 @pytest.mark.parametrize("how", ["leave", "unsubscribe"])
 def test_messages_of_closed_member_go_to_others(how: str) -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2, max_in_flight=4)
+    one, two = join_members(bus, 2, max_in_flight=4)
     connect_version2(bus, publish(1, 0, *numbered(8)))
     held, others = one.receive_message_ids(), two.receive_message_ids()
     for sequence in others:
@@ -84,7 +84,7 @@ def test_messages_of_closed_member_go_to_others(how: str) -> None:
 
 def test_assigned_unsent_messages_are_not_counted_as_delivered() -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2, max_deliveries=1)
+    one, two = join_members(bus, 2, max_deliveries=1)
     connect_version2(bus, publish(1, 0, b"a", b"b"))
     assert two.receive_message_ids() == [1]
     two.send(ack(5, 1, 2))
@@ -94,7 +94,7 @@ def test_assigned_unsent_messages_are_not_counted_as_delivered() -> None:
 
 def test_unread_assignments_are_reclaimed_after_ack_timeout() -> None:
     bus = BrokerHarness()
-    stuck, other = group_of(bus, 2, max_deliveries=1)
+    stuck, other = join_members(bus, 2, max_deliveries=1)
     connect_version2(bus, publish(1, 0, *numbered(4)))
     assert len(other.receive_message_ids()) == 2
     other.send(ack(5, 0, 4))
@@ -108,7 +108,7 @@ def test_unread_assignments_are_reclaimed_after_ack_timeout() -> None:
 
 def test_single_slow_member_receives_messages_once() -> None:
     bus = BrokerHarness()
-    [only] = group_of(bus, 1)
+    [only] = join_members(bus, 1)
     connect_version2(bus, publish(1, 0, *numbered(4)))
     bus.tick(20)
     first = only.receive_message_ids()
@@ -118,7 +118,7 @@ def test_single_slow_member_receives_messages_once() -> None:
 
 def test_only_receiving_member_can_settle_a_message() -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2)
+    one, two = join_members(bus, 2)
     connect_version2(bus, publish(1, 0, *numbered(10)))
     mine, others = one.receive_message_ids(), two.receive_message_ids()
     two.send(ack(5, 0, 10), nack(5, 0, 10, 0), working(5, 0, 10))
@@ -133,7 +133,7 @@ def test_only_receiving_member_can_settle_a_message() -> None:
 
 def test_ack_of_unsent_message_has_no_effect() -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2, max_in_flight=3)
+    one, two = join_members(bus, 2, max_in_flight=3)
     connect_version2(bus, publish(1, 0, *numbered(3)))
     left = one.receive_message_ids()
     kept = two.receive_message_ids()
@@ -146,7 +146,7 @@ def test_ack_of_unsent_message_has_no_effect() -> None:
 
 def test_overdue_message_moves_to_other_member_and_late_ack_is_ignored() -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2, max_in_flight=1)
+    one, two = join_members(bus, 2, max_in_flight=1)
     connect_version2(bus, publish(1, 0, b"a", b"b"))
     assert (one.receive_message_ids(), two.receive_message_ids()) == ([0], [1])
     two.send(ack(5, 1, 2))
@@ -160,7 +160,7 @@ def test_overdue_message_moves_to_other_member_and_late_ack_is_ignored() -> None
 
 def test_group_gives_up_after_max_deliveries() -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2, max_deliveries=2, max_in_flight=1)
+    one, two = join_members(bus, 2, max_deliveries=2, max_in_flight=1)
     connect_version2(bus, publish(1, 0, b"a"))
     heard = 0
     for _ in range(40):
@@ -173,7 +173,7 @@ def test_group_gives_up_after_max_deliveries() -> None:
 
 def test_working_prevents_redelivery_to_others() -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2)
+    one, two = join_members(bus, 2)
     connect_version2(bus, publish(1, 0, b"a"))
     assert one.receive_message_ids() == [0]
     for _ in range(20):
@@ -187,7 +187,7 @@ def test_working_prevents_redelivery_to_others() -> None:
 def test_message_expired_after_assignment_is_not_sent() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
-    [only] = group_of(bus, 1)
+    [only] = join_members(bus, 1)
     connect_version2(
         bus, publish_envelopes(1, 0, timed_envelope(b"a", expires_ms=1000), timed_envelope(b"b"))
     )
@@ -202,7 +202,7 @@ def test_message_expired_after_assignment_is_not_sent() -> None:
 def test_delayed_message_goes_to_one_member() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
-    one, two = group_of(bus, 2)
+    one, two = join_members(bus, 2)
     connect_version2(
         bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=1000), timed_envelope(b"b"))
     )
@@ -216,7 +216,7 @@ def test_delayed_message_goes_to_one_member() -> None:
 
 def test_filtered_group_skips_unmatched_messages() -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2, channels=["a"])
+    one, two = join_members(bus, 2, channels=["a"])
     contents = [channel_envelope("ab"[n % 2], b"%d" % n) for n in range(100)]
     connect_version2(bus, publish_envelopes(1, 0, *contents))
     assert sorted(one.receive_message_ids() + two.receive_message_ids()) == list(range(0, 100, 2))
@@ -228,7 +228,7 @@ def test_filtered_group_skips_unmatched_messages() -> None:
 
 def test_group_ends_with_its_last_member() -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2)
+    one, two = join_members(bus, 2)
     connect_version2(bus, publish(1, 0, *numbered(4)))
     one.disconnect()
     two.disconnect()
@@ -238,7 +238,7 @@ def test_group_ends_with_its_last_member() -> None:
 
 def test_durable_group_survives_all_members() -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2, durable="d")
+    one, two = join_members(bus, 2, durable="d")
     writer = connect_version2(bus, publish(1, 0, *numbered(4)))
     assert sorted(one.receive_message_ids() + two.receive_message_ids()) == [0, 1, 2, 3]
     one.disconnect()
@@ -253,14 +253,14 @@ def test_durable_group_survives_all_members() -> None:
 
 def test_group_with_different_channels_is_refused() -> None:
     bus = BrokerHarness()
-    group_of(bus, 1, channels=["a"])
+    join_members(bus, 1, channels=["a"])
     other = connect_version2(bus, subscribe(1, 5, group="g", channels=["b"]))
     assert other.receive_error_codes() == ["subscription_mismatch"]
 
 
 def test_nacked_message_goes_to_available_member() -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2, max_in_flight=1)
+    one, two = join_members(bus, 2, max_in_flight=1)
     connect_version2(bus, publish(1, 0, b"a", b"b"))
     assert (one.receive_message_ids(), two.receive_message_ids()) == ([0], [1])
     two.send(ack(5, 1, 2))
@@ -272,7 +272,7 @@ def test_nacked_message_goes_to_available_member() -> None:
 
 def test_group_drop_newest_keeps_order() -> None:
     bus = BrokerHarness()
-    [only] = group_of(bus, 1, max_in_flight=2, slow="drop_newest", max_pending=5)
+    [only] = join_members(bus, 1, max_in_flight=2, slow="drop_newest", max_pending=5)
     connect_version2(bus, publish(1, 0, *numbered(20)))
     heard: list[int] = []
     while ids := only.receive_message_ids():
@@ -284,7 +284,7 @@ def test_group_drop_newest_keeps_order() -> None:
 
 def test_member_acks_only_its_own_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = BrokerHarness()
-    one, two = group_of(bus, 2, max_in_flight=1000)
+    one, two = join_members(bus, 2, max_in_flight=1000)
     connect_version2(bus, publish(1, 0, *numbered(1000)))
     mine = one.receive_message_ids()
     group = next(iter(bus.broker.classes[1].groups))
@@ -349,7 +349,7 @@ def test_member_in_flight_bytes_are_limited() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     size = 900_000
-    member, other = group_of(bus, 2, max_in_flight=1_000_000)
+    member, other = join_members(bus, 2, max_in_flight=1_000_000)
     writer = connect_version2(bus)
     for n in range(3 * IN_FLIGHT_BYTES // size):
         writer.send(publish(1, n, b"x" * size))

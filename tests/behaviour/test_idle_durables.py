@@ -18,17 +18,17 @@ from tests.behaviour.wire_peer_v2 import (
 )
 
 
-def go_on(bus: BrokerHarness, seconds: float) -> None:
+def advance_time(bus: BrokerHarness, seconds: float) -> None:
     """Time passes, and a beat comes."""
     bus.broker.clock.now += seconds
     bus.tick()
 
 
-def durables(bus: BrokerHarness) -> list[str]:
+def durable_names(bus: BrokerHarness) -> list[str]:
     return [s.durable for s in bus.statistics(1).subscriptions]
 
 
-def holder(bus: BrokerHarness, **options: object) -> Version2Peer:
+def connect_holder(bus: BrokerHarness, **options: object) -> Version2Peer:
     """Somebody who has been sent six messages and acknowledged two of them."""
     peer = connect_version2(
         bus, subscribe(1, 5, durable="d", **options), publish(1, 0, *numbered(6))
@@ -40,11 +40,11 @@ def holder(bus: BrokerHarness, **options: object) -> Version2Peer:
 
 def test_idle_durable_expires() -> None:
     bus = BrokerHarness()
-    holder(bus, idle_seconds=10).disconnect()
-    go_on(bus, 9.9)
-    assert durables(bus) == ["d"]
-    go_on(bus, 0.1)
-    assert durables(bus) == []
+    connect_holder(bus, idle_seconds=10).disconnect()
+    advance_time(bus, 9.9)
+    assert durable_names(bus) == ["d"]
+    advance_time(bus, 0.1)
+    assert durable_names(bus) == []
     statistics = bus.statistics(1)
     assert statistics.dropped == {Reason.IDLE_DURABLE: 4}
     assert (statistics.acknowledged, statistics.ring.message_count) == (2, 0)
@@ -56,31 +56,31 @@ def test_idle_durable_expires() -> None:
 
 def test_durable_without_idle_seconds_never_expires() -> None:
     bus = BrokerHarness()
-    holder(bus).disconnect()
-    go_on(bus, 1e9)
-    assert durables(bus) == ["d"]
+    connect_holder(bus).disconnect()
+    advance_time(bus, 1e9)
+    assert durable_names(bus) == ["d"]
     assert bus.statistics(1).dropped == {}
 
 
 def test_idle_time_counts_only_while_disconnected() -> None:
     bus = BrokerHarness()
-    peer = holder(bus, idle_seconds=10)
-    go_on(bus, 100)
+    peer = connect_holder(bus, idle_seconds=10)
+    advance_time(bus, 100)
     peer.disconnect()
-    go_on(bus, 6)
+    advance_time(bus, 6)
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
-    go_on(bus, 6)
-    assert durables(bus) == ["d"]
-    go_on(bus, 4)
-    assert durables(bus) == []
+    advance_time(bus, 6)
+    assert durable_names(bus) == ["d"]
+    advance_time(bus, 4)
+    assert durable_names(bus) == []
 
 
 def test_idle_time_starts_at_unsubscribe() -> None:
     bus = BrokerHarness()
-    peer = holder(bus, idle_seconds=10)
+    peer = connect_holder(bus, idle_seconds=10)
     peer.send(unsubscribe(5))
-    go_on(bus, 10)
-    assert durables(bus) == []
+    advance_time(bus, 10)
+    assert durable_names(bus) == []
     peer.send(subscribe(1, 5, durable="d", idle_seconds=10), unsubscribe(5, forget=True))
     assert not bus.broker.subscription_manager._idle_since
 
@@ -92,21 +92,21 @@ def test_last_idle_seconds_wins(said: list[int | None], kept: int) -> None:
     bus = BrokerHarness()
     for seconds in said:
         connect_version2(bus, subscribe(1, 5, durable="d", idle_seconds=seconds)).disconnect()
-    go_on(bus, kept - 1)
-    assert durables(bus) == ["d"]
-    go_on(bus, 1)
-    assert durables(bus) == []
+    advance_time(bus, kept - 1)
+    assert durable_names(bus) == ["d"]
+    advance_time(bus, 1)
+    assert durable_names(bus) == []
 
 
 @pytest.mark.parametrize(("more", "kept"), [({}, 10), ({"idle_seconds": 30}, 30)])
 def test_seek_keeps_idle_seconds(more: dict[str, object], kept: int) -> None:
     bus = BrokerHarness()
-    holder(bus, idle_seconds=10).disconnect()
+    connect_holder(bus, idle_seconds=10).disconnect()
     at = {"sequence": 3}
     connect_version2(bus, subscribe(1, 5, durable="d", start=at, seek=True, **more)).disconnect()
-    go_on(bus, kept - 1)
-    assert durables(bus) == ["d"]
-    go_on(bus, 1)
+    advance_time(bus, kept - 1)
+    assert durable_names(bus) == ["d"]
+    advance_time(bus, 1)
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
 
 
@@ -119,22 +119,22 @@ def test_durable_group_is_idle_after_last_member() -> None:
     other = connect_version2(bus, subscribe(1, 5, idle_seconds=20, **group))
     one.receive_deliveries()
     one.disconnect()
-    go_on(bus, 100)
-    assert durables(bus) == ["d"]
+    advance_time(bus, 100)
+    assert durable_names(bus) == ["d"]
     other.disconnect()
-    go_on(bus, 19)
-    assert durables(bus) == ["d"]
-    go_on(bus, 1)
-    assert durables(bus) == []
+    advance_time(bus, 19)
+    assert durable_names(bus) == ["d"]
+    advance_time(bus, 1)
+    assert durable_names(bus) == []
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 4}
 
 
 def test_expired_durable_keeps_messages_of_others() -> None:
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 1, durable="other")).disconnect()
-    holder(bus, idle_seconds=10).disconnect()
-    go_on(bus, 10)
-    assert durables(bus) == ["other"]
+    connect_holder(bus, idle_seconds=10).disconnect()
+    advance_time(bus, 10)
+    assert durable_names(bus) == ["other"]
     assert connect_version2(bus, subscribe(1, 1, durable="other")).receive_message_ids() == list(
         range(6)
     )
@@ -147,7 +147,7 @@ def test_expired_durable_keeps_backlog() -> None:
     writer.send(publish(1, 2, b"c"))
     assert reader.receive_message_ids() == [0, 1, 2]
     reader.disconnect()
-    go_on(bus, 10)
+    advance_time(bus, 10)
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
     writer.send(publish(1, 3, b"d"))
     assert connect_version2(bus, subscribe(1, 1)).receive_message_ids() == [0, 1, 3]
@@ -159,10 +159,10 @@ def test_expired_durable_counts_only_matching_messages() -> None:
     connect_version2(bus, subscribe(1, 5, **wish)).disconnect()
     contents = [channel_envelope("ab"[n % 2], b"") for n in range(5)]
     connect_version2(bus, publish_envelopes(1, 0, *contents))
-    go_on(bus, 10)
+    advance_time(bus, 10)
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
     assert bus.statistics(1).ring.message_count == 0
-    assert durables(bus) == []
+    assert durable_names(bus) == []
 
 
 def test_expired_durable_unblocks_publishers() -> None:
@@ -170,7 +170,7 @@ def test_expired_durable_unblocks_publishers() -> None:
     connect_version2(bus, subscribe(1, 5, durable="d", idle_seconds=10)).disconnect()
     writer = connect_version2(bus, publish(1, 0, *numbered(6)))
     assert writer.session.parked_messages
-    go_on(bus, 10)
+    advance_time(bus, 10)
     assert not writer.session.parked_messages
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 4}
     assert connect_version2(bus, subscribe(1, 1)).receive_message_ids() == [4, 5]
@@ -185,6 +185,6 @@ def test_idle_seconds_requires_durable_and_is_limited() -> None:
     for seconds in (0, -1, 365 * 86_400 + 1, "10", True):
         asker.send(subscribe(1, 5, durable="d", idle_seconds=seconds))
         assert asker.receive_error_codes() == ["bad_request"]
-    assert durables(bus) == []
+    assert durable_names(bus) == []
     asker.send(subscribe(1, 5, durable="d", idle_seconds=365 * 86_400))
     assert asker.receive_error_codes() == []

@@ -29,7 +29,7 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.models.key_order_model import World, keyed
 
 
-def group_of(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
+def join_members(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
     """That many members, each of a session of its own, as subscription 5."""
     members = [
         connect_version2(bus, subscribe(1, 5, group="g", by_key=True, **options))
@@ -45,12 +45,12 @@ def publish_keys(bus: BrokerHarness, *keys: bytes) -> None:
     connect_version2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
 
 
-def held(members: list[Version2Peer]) -> dict[int, Version2Peer]:
+def receive_by_id(members: list[Version2Peer]) -> dict[int, Version2Peer]:
     """Who hears which message now."""
     return {id_: member for member in members for id_ in member.receive_message_ids()}
 
 
-def all_of(members: list[Version2Peer]) -> list[list[tuple[int, int]]]:
+def ack_in_rounds(members: list[Version2Peer]) -> list[list[tuple[int, int]]]:
     """What they hear and acknowledge, until there is nothing more: attempts and ids, in rounds."""
     rounds = []
     while heard := {m: m.receive_deliveries() for m in members if not m.session.is_closed}:
@@ -65,11 +65,11 @@ def all_of(members: list[Version2Peer]) -> list[list[tuple[int, int]]]:
 
 def test_messages_of_a_key_go_to_one_member_in_order() -> None:
     bus = BrokerHarness()
-    members = group_of(bus, 3)
+    members = join_members(bus, 3)
     publish_keys(bus, *[b"key %d" % (number % 7) for number in range(70)])
     who = defaultdict(set)
     for first in range(0, 70, 7):
-        heard = held(members)
+        heard = receive_by_id(members)
         assert sorted(heard) == list(range(first, first + 7))
         for id_, member in heard.items():
             who[id_ % 7].add(member)
@@ -81,7 +81,7 @@ def test_messages_of_a_key_go_to_one_member_in_order() -> None:
 
 def test_keyless_messages_go_to_any_member() -> None:
     bus = BrokerHarness()
-    members = group_of(bus, 3)
+    members = join_members(bus, 3)
     connect_version2(
         bus, publish(1, 0, *numbered(30)), publish_envelopes(1, 30, *[timed_envelope(b"")] * 30)
     )
@@ -93,7 +93,7 @@ def test_keyless_messages_go_to_any_member() -> None:
 @pytest.mark.parametrize("delay_ms", [None, 3000])
 def test_delayed_redelivery_blocks_only_its_key(delay_ms: int | None) -> None:
     bus = BrokerHarness()
-    (only,) = group_of(bus, 1)
+    (only,) = join_members(bus, 1)
     publish_keys(bus, b"a", b"a", b"b", b"b")
     assert only.receive_message_ids() == [0, 2]
     only.send(nack(5, 0, 1, delay_ms), ack(5, 2, 3))
@@ -108,33 +108,33 @@ def test_delayed_redelivery_blocks_only_its_key(delay_ms: int | None) -> None:
 
 def test_overdue_message_precedes_later_ones_of_its_key() -> None:
     bus = BrokerHarness()
-    members = group_of(bus, 2)
+    members = join_members(bus, 2)
     publish_keys(bus, b"a", b"a")
-    ((_, owner),) = held(members).items()
+    ((_, owner),) = receive_by_id(members).items()
     bus.tick(5)
     owner.send(working(5, 0, 1))
     bus.tick(5)
-    assert not held(members)
+    assert not receive_by_id(members)
     bus.tick(1)
-    assert all_of(members) == [[(2, 0)], [(1, 1)]]
+    assert ack_in_rounds(members) == [[(2, 0)], [(1, 1)]]
 
 
 @pytest.mark.parametrize("how", ["leave", "unsubscribe"])
 def test_keys_of_closed_member_continue_at_others(how: str) -> None:
     bus = BrokerHarness()
-    members = group_of(bus, 4)
+    members = join_members(bus, 4)
     keys = [b"key %d" % number for number in range(40)]
     publish_keys(bus, *keys, *keys)
-    before = held(members)
+    before = receive_by_id(members)
     gone, others = members[1], [members[0], *members[2:]]
     theirs = [id_ for id_, member in before.items() if member is gone]
     assert theirs
     gone.disconnect() if how == "leave" else gone.send(unsubscribe(5))
-    again = held(others)
+    again = receive_by_id(others)
     assert sorted(again) == theirs  # Nobody was sent what follows them, nor of another key.
     for id_, member in [*again.items(), *((i, m) for i, m in before.items() if m is not gone)]:
         member.send(ack(5, id_, id_ + 1))
-    after = held(others)
+    after = receive_by_id(others)
     assert sorted(after) == list(range(40, 80))
     for id_ in range(40):
         assert after[id_ + 40] is (again[id_] if id_ in theirs else before[id_])
@@ -142,14 +142,14 @@ def test_keys_of_closed_member_continue_at_others(how: str) -> None:
 
 def test_moved_key_waits_for_message_in_flight() -> None:
     bus = BrokerHarness()
-    members = group_of(bus, 1)
+    members = join_members(bus, 1)
     keys = [b"key %d" % number for number in range(40)]
     publish_keys(bus, *keys, *keys)
-    assert len(held(members)) == 40
-    members += group_of(bus, 1)
-    assert not held(members)
+    assert len(receive_by_id(members)) == 40
+    members += join_members(bus, 1)
+    assert not receive_by_id(members)
     members[0].send(ack(5, 0, 40))
-    after = held(members)
+    after = receive_by_id(members)
     assert sorted(after) == list(range(40, 80))
     assert set(after.values()) == set(members)
 
@@ -174,9 +174,9 @@ def test_key_assignment_is_independent_of_join_order() -> None:
 
 def test_full_member_blocks_only_its_keys() -> None:
     bus = BrokerHarness()
-    members = group_of(bus, 2, max_in_flight=1)
+    members = join_members(bus, 2, max_in_flight=1)
     publish_keys(bus, *[b"key %d" % number for number in range(40)])
-    first = held(members)
+    first = receive_by_id(members)
     assert len(first) == 2
     (one, member), (stuck, _) = first.items()
     got = 1
@@ -197,7 +197,7 @@ def test_full_member_blocks_only_its_keys() -> None:
 
 def test_unresponsive_member_loses_its_keys_until_it_reads() -> None:
     bus = BrokerHarness()
-    stuck, other = group_of(bus, 2)
+    stuck, other = join_members(bus, 2)
     keys = [b"key %d" % number for number in range(40)]
     publish_keys(bus, *keys)
     mine = other.receive_message_ids()
@@ -213,7 +213,7 @@ def test_unresponsive_member_loses_its_keys_until_it_reads() -> None:
 
 def test_next_message_of_key_follows_given_up_one() -> None:
     bus = BrokerHarness()
-    (only,) = group_of(bus, 1, max_deliveries=2)
+    (only,) = join_members(bus, 1, max_deliveries=2)
     publish_keys(bus, b"a", b"a")
     assert only.receive_message_ids() == [0]
     only.send(nack(5, 0, 1, 0))
@@ -227,7 +227,7 @@ def test_next_message_of_key_follows_given_up_one() -> None:
 def test_expired_message_unblocks_its_key() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
-    (only,) = group_of(bus, 1, max_in_flight=2)
+    (only,) = join_members(bus, 1, max_in_flight=2)
     contents = [keyed(b"a", expires_ms=None if n % 3 else 1000) for n in range(6)]
     connect_version2(bus, publish_envelopes(1, 0, keyed(b"b"), *contents))
     bus.broker.clock.now = 51.0  # What it was handed is too late when it takes it.
@@ -248,7 +248,7 @@ def test_expired_message_unblocks_its_key() -> None:
 def test_expired_waiting_message_frees_space() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
-    (only,) = group_of(bus, 1)
+    (only,) = join_members(bus, 1)
     connect_version2(
         bus, publish_envelopes(1, 0, keyed(b"a"), *[keyed(b"a", expires_ms=1000)] * 50)
     )
@@ -262,7 +262,7 @@ def test_expired_waiting_message_frees_space() -> None:
 def test_delayed_message_does_not_block_its_key() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
-    (only,) = group_of(bus, 1)
+    (only,) = join_members(bus, 1)
     connect_version2(
         bus, publish_envelopes(1, 0, keyed(b"a", not_before_ms=1000), *[keyed(b"a")] * 3)
     )
@@ -281,7 +281,7 @@ def test_delayed_message_does_not_block_its_key() -> None:
 def test_hot_key_does_not_block_other_keys() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    (only,) = group_of(bus, 1)
+    (only,) = join_members(bus, 1)
     publish_keys(bus, *[b"hot"] * 5000, b"cold")
     bus.broker.run_due_wakeups()
     assert only.receive_message_ids() == [0, 5000]
@@ -290,7 +290,7 @@ def test_hot_key_does_not_block_other_keys() -> None:
 def test_key_ordered_group_limits_messages_behind_cursor() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    (only,) = group_of(bus, 1)
+    (only,) = join_members(bus, 1)
     count = PARTITION_QUEUE_MESSAGES_MAX + 2000
     publish_keys(bus, *[b"hot"] * count, b"cold")
     for _ in range(40):
@@ -307,7 +307,7 @@ def test_key_ordered_group_limits_messages_behind_cursor() -> None:
 def test_key_ordered_member_in_flight_bytes_are_limited() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    (only,) = group_of(bus, 1)
+    (only,) = join_members(bus, 1)
     payload = bytes(900_000)
     for number in range(24):
         connect_version2(bus, publish_envelopes(1, 0, keyed(b"%d" % number, payload)))
@@ -323,7 +323,7 @@ def test_key_ordered_member_in_flight_bytes_are_limited() -> None:
 @pytest.mark.parametrize("slow", ["drop_oldest", "drop_newest"])
 def test_waiting_messages_of_a_key_can_be_dropped(slow: str) -> None:
     bus = BrokerHarness()
-    (only,) = group_of(bus, 1, slow=slow, max_pending=4)
+    (only,) = join_members(bus, 1, slow=slow, max_pending=4)
     for _ in range(200):
         publish_keys(bus, b"a")
     assert only.receive_message_ids() == [0]
@@ -337,7 +337,7 @@ def test_waiting_messages_of_a_key_can_be_dropped(slow: str) -> None:
 
 def test_group_cannot_mix_key_order() -> None:
     bus = BrokerHarness()
-    group_of(bus, 1)
+    join_members(bus, 1)
     plain = connect_version2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="h"))
     assert plain.receive_error_codes() == ["subscription_mismatch"]
     plain.send(subscribe(1, 7, group="h", by_key=True), subscribe(1, 8, by_key=True))
@@ -348,7 +348,7 @@ def test_group_cannot_mix_key_order() -> None:
 
 def test_resumed_member_settles_only_sent_messages() -> None:
     bus = BrokerHarness()
-    (only,) = group_of(bus, 1, durable="d")
+    (only,) = join_members(bus, 1, durable="d")
     publish_keys(bus, b"a", b"a", b"b", b"b")
     assert only.receive_message_ids() == [0, 2]
     only.disconnect()
@@ -359,7 +359,7 @@ def test_resumed_member_settles_only_sent_messages() -> None:
     bus.check_invariants()
     assert position.window.unacked_ranges(0, 4) == [(1, 2), (3, 4)]
     next_one = connect_version2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
-    assert all_of([next_one]) == [[(1, 1), (1, 3)]]
+    assert ack_in_rounds([next_one]) == [[(1, 1), (1, 3)]]
     assert bus.statistics(1).ring.message_count == 0
 
 
@@ -374,12 +374,12 @@ def test_redelivery_stays_first_in_partition_after_partial_purge() -> None:
     bus.broker.store.trim_class(cls)
     bus.check_invariants()
     next_one = connect_version2(bus, subscribe(1, 5, group="g", by_key=True, durable="d"))
-    assert all_of([next_one]) == [[(2, 1)], [(1, 2)]]
+    assert ack_in_rounds([next_one]) == [[(2, 1)], [(1, 2)]]
 
 
 def test_purged_message_unblocks_its_key() -> None:
     bus = BrokerHarness()
-    (only,) = group_of(bus, 1)
+    (only,) = join_members(bus, 1)
     publish_keys(bus, b"a", b"a", b"a")
     assert only.receive_message_ids() == [0]
     cls = bus.broker.classes[1]
@@ -393,7 +393,7 @@ def test_dropped_message_unblocks_its_key() -> None:
     bus = BrokerHarness(
         Settings(limits=Limits(class_messages=4), full_policy=FullPolicy.DROP_OLDEST)
     )
-    (only,) = group_of(bus, 1)
+    (only,) = join_members(bus, 1)
     publish_keys(bus, *[b"a"] * 4)
     assert only.receive_message_ids() == [0]
     publish_keys(bus, b"a", b"a")

@@ -39,7 +39,7 @@ from tests.behaviour.wire_peer_v2 import (
 DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
 
 
-def published(class_id: int, *payloads: bytes) -> PublishedBatch:
+def published_batch(class_id: int, *payloads: bytes) -> PublishedBatch:
     """What somebody says who publishes these, on the channel `a.b`."""
     whole = [
         frames.encode(frames.ENVELOPE, class_id=class_id, content=encode(Envelope("a.b"), p))
@@ -63,7 +63,7 @@ def test_local_session_publishes_subscribes_and_acks() -> None:
     bus.peer(connect1(1))
     guest, binary = inside(bus), connect_version2(bus, subscribe(1, 3))
     asks(bus, guest)
-    bus.broker.apply_event(guest.session, published(1, b"x", b"y"))
+    bus.broker.apply_event(guest.session, published_batch(1, b"x", b"y"))
     assert [decode(m.content)[1] for m in binary.receive_deliveries()] == [b"x", b"y"]
     got, told = guest.receive_all()
     assert [said.kind for said in told] == ["subscribe"]
@@ -97,10 +97,10 @@ def test_local_session_with_too_many_parked_bytes_is_refused() -> None:
     bus = BrokerHarness(Settings(limits=limits))
     bus.peer(connect1(1))
     guest = inside(bus)
-    bus.broker.apply_event(guest.session, published(1, *[b"x"] * 3))
+    bus.broker.apply_event(guest.session, published_batch(1, *[b"x"] * 3))
     assert guest.session.is_reading_paused
     assert guest.session.parked_bytes > 0
-    many = published(1, *[b"x" * 900] * 3000)
+    many = published_batch(1, *[b"x" * 900] * 3000)
     with pytest.raises(RemoteProtocolError) as caught:
         bus.broker.apply_event(guest.session, many)
     assert caught.value.reason is Reason.PENDING_LIMIT
@@ -197,7 +197,7 @@ def test_observer_sees_stored_messages_once_in_order() -> None:
     two.session.peer = "two"
     two.send(publish_envelopes(1, 2, channel_envelope("x", b"f")))
     guest = inside(bus)
-    bus.broker.apply_event(guest.session, published(1, b"g"))
+    bus.broker.apply_event(guest.session, published_batch(1, b"g"))
     payloads = b"lone a bb c d e f g".split()
     assert [payload for _, _, payload in tapped.seen] == payloads
     assert [who for who, _, _ in tapped.seen[1:4]] == ["one"] * 3
@@ -209,7 +209,7 @@ def test_observer_sees_parked_messages_when_stored() -> None:
     tapped = Tapped(bus)
     reader = connect_version2(bus, subscribe(1, 5))
     guest = inside(bus)
-    bus.broker.apply_event(guest.session, published(1, b"a", b"b", b"c"))
+    bus.broker.apply_event(guest.session, published_batch(1, b"a", b"b", b"c"))
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
     reader.receive_message_ids()
     bus.broker.apply_event(reader.session, AckedRange(5, 0, 1))

@@ -110,8 +110,8 @@ async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServe
             core = bus.connection.core
             back = SubscribeRequest(durable=made.name, start="earliest", seek=True)
             inbox = core.subscribe(await bus.resolve_class_id("once"), back)
-            await bus.connection.answered(inbox.subscribe_request)
-            await bus.connection.answered(core.unsubscribe(inbox, is_processed=False))
+            await bus.connection.wait_answered(inbox.subscribe_request)
+            await bus.connection.wait_answered(core.unsubscribe(inbox, is_processed=False))
 
 
 async def test_a_servers_own_headers_and_subjects_are_not_for_messages(

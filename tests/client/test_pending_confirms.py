@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.client.pending_confirms import Confirms, group
+from simplebus.client.pending_confirms import PendingConfirms, group_refusals
 from simplebus.core.errors import RefusedError
 
 
@@ -19,7 +19,7 @@ def sentences(errors: list[RefusedError]) -> list[str]:
 
 
 def test_a_confirm_wakes_those_whom_it_covers_in_order() -> None:
-    confirms, woken = Confirms(), []
+    confirms, woken = PendingConfirms(), []
     for position in range(5):
         confirms.add_waiter(position, position, lambda position=position: woken.append(position))
     confirms.update(3, {})
@@ -31,7 +31,7 @@ def test_a_confirm_wakes_those_whom_it_covers_in_order() -> None:
 
 
 def test_many_are_through_when_the_last_of_them_is() -> None:
-    confirms = Confirms()
+    confirms = PendingConfirms()
     waiter = confirms.add_waiter(10, 19, lambda: None)
     confirms.update(19, {})
     assert not waiter.is_done
@@ -40,53 +40,53 @@ def test_many_are_through_when_the_last_of_them_is() -> None:
 
 
 def test_a_refusal_goes_to_who_waits_for_it() -> None:
-    confirms = Confirms()
+    confirms = PendingConfirms()
     alone = confirms.add_waiter(0, 0, lambda: None)
     many = confirms.add_waiter(1, 9, lambda: None)
     confirms.update(1, {0: no(0), 7: no(7), 4: no(4)})
     confirms.update(10, {9: no(9)})
     assert sentences(alone.refusals) == ["of 0"]
     assert sentences(many.refusals) == ["of 4", "of 7", "of 9"]
-    assert confirms.take_unclaimed() is None
+    assert confirms.pop_unclaimed() is None
 
 
 def test_a_refusal_that_is_nobody_s_is_kept_for_the_next_who_asks() -> None:
-    confirms = Confirms()
+    confirms = PendingConfirms()
     flush = confirms.add_waiter(5, 4, lambda: None)
     confirms.update(5, {3: no(3)})
     assert flush.is_done
     assert not flush.refusals
     with pytest.raises(ExceptionGroup, match="the bus refused 1 message") as caught:
-        raise confirms.take_unclaimed() or AssertionError
+        raise confirms.pop_unclaimed() or AssertionError
     assert sentences(list(caught.value.exceptions)) == ["of 3"]
-    assert confirms.take_unclaimed() is None
+    assert confirms.pop_unclaimed() is None
 
 
 def test_who_has_left_claims_nothing() -> None:
-    confirms = Confirms()
+    confirms = PendingConfirms()
     first = confirms.add_waiter(0, 0, lambda: None)
     second = confirms.add_waiter(1, 1, lambda: None)
-    confirms.leave(first)
+    confirms.cancel(first)
     confirms.update(2, {0: no(0), 1: no(1)})
     assert not first.refusals
-    confirms.leave(second)  # Cancelled in the moment in which it was woken.
-    found = confirms.take_unclaimed()
+    confirms.cancel(second)  # Cancelled in the moment in which it was woken.
+    found = confirms.pop_unclaimed()
     assert found is not None
     assert sentences(list(found.exceptions)) == ["of 0", "of 1"]
 
 
 def test_unclaimed_refusals_are_bounded_and_counted() -> None:
-    confirms = Confirms()
+    confirms = PendingConfirms()
     confirms.update(1000, {position: no(position) for position in range(1000)})
-    found = confirms.take_unclaimed()
+    found = confirms.pop_unclaimed()
     assert found is not None
     assert str(found).startswith("the bus refused 1000 messages")
     assert sentences(list(found.exceptions)) == [f"of {position}" for position in range(100)]
-    assert str(group([no(1)])).startswith("the bus refused 1 message ")
+    assert str(group_refusals([no(1)])).startswith("the bus refused 1 message ")
 
 
 def test_all_are_woken_when_the_bus_is_gone() -> None:
-    confirms, woken = Confirms(), []
+    confirms, woken = PendingConfirms(), []
     waiters = [confirms.add_waiter(n, n, lambda: woken.append(1)) for n in range(3)]
     confirms.wake_all()
     assert len(woken) == 3
@@ -103,7 +103,7 @@ def test_every_refusal_is_told_once(
     sizes: list[int], steps: list[int], refused: set[int], data: st.DataObject
 ) -> None:
     """Whoever waits for it, or, when nobody does, whoever flushes."""
-    confirms = Confirms()
+    confirms = PendingConfirms()
     total = sum(sizes)
     waiters, at = [], 0
     for size in sizes:
@@ -121,6 +121,6 @@ def test_every_refusal_is_told_once(
     for waiter in waiters:
         expected = sorted(p for p in refused if waiter.first <= p <= waiter.last)
         assert sentences(waiter.refused) == [f"of {p}" for p in expected]
-    left = confirms.take_unclaimed()
+    left = confirms.pop_unclaimed()
     told += sentences(list(left.exceptions)) if left else []
     assert sorted(told) == sorted(f"of {p}" for p in refused)

@@ -19,7 +19,7 @@ import simplebus
 from load.ports import free_port
 from simplebus import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.client.aio.writer import WRITE_BUFFER_BYTES
-from simplebus.client.reconnect import PAUSE_SECONDS_MIN
+from simplebus.client.reconnect import RETRY_DELAY_MIN_SECONDS
 from simplebus.core.message_class.class_ids import candidate_ids
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ConnectReply
@@ -272,7 +272,7 @@ def test_a_bus_that_hangs_up_at_once_is_asked_ever_more_rarely(
                     await anyio.to_thread.run_sync(until, lambda: flapping.connects >= 5)
                     tasks.cancel_scope.cancel()
             # However busy the machine is: the pauses before the last four are no shorter.
-            assert time.monotonic() - began >= (1 + 2 + 4 + 8) * PAUSE_SECONDS_MIN / 2
+            assert time.monotonic() - began >= (1 + 2 + 4 + 8) * RETRY_DELAY_MIN_SECONDS / 2
 
     with caplog.at_level(logging.INFO, "simplebus.client"):
         run(main)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from simplebus.client.reconnect import (
-    PAUSE_SECONDS_MAX,
-    PAUSE_SECONDS_MIN,
-    STEADY_SECONDS,
-    Attempt,
+    RETRY_DELAY_MAX_SECONDS,
+    RETRY_DELAY_MIN_SECONDS,
+    STABLE_CONNECTION_SECONDS,
+    ConnectAttempt,
     Schedule,
     is_worth_retrying,
 )
@@ -27,16 +27,16 @@ def attempts(made: Schedule, count: int, now: float) -> list[tuple[float, int]]:
     for _ in range(count):
         attempt = made.next(now)
         assert attempt is not None
-        now += attempt.pause
-        found.append((attempt.pause, attempt.address))
+        now += attempt.delay_seconds
+        found.append((attempt.delay_seconds, attempt.address_index))
     return found
 
 
 def test_first_every_address_is_tried_once_and_they_share_the_time() -> None:
     made = schedule(3)
-    assert made.next(100) == Attempt(pause=0, address=0, seconds=2)
-    assert made.next(101) == Attempt(pause=0, address=1, seconds=2.5)
-    assert made.next(105.5) == Attempt(pause=0, address=2, seconds=0.5)
+    assert made.next(100) == ConnectAttempt(delay_seconds=0, address_index=0, timeout_seconds=2)
+    assert made.next(101) == ConnectAttempt(delay_seconds=0, address_index=1, timeout_seconds=2.5)
+    assert made.next(105.5) == ConnectAttempt(delay_seconds=0, address_index=2, timeout_seconds=0.5)
     assert made.next(105.6) is None
 
 
@@ -47,9 +47,9 @@ def test_the_time_for_the_first_connection_ends() -> None:
 
 def test_after_a_loss_the_lost_one_is_first_and_every_turn_waits_longer() -> None:
     made = schedule(2)
-    made.made(1, 101)
-    made.lost(101 + STEADY_SECONDS)
-    pauses = attempts(made, 8, 101 + STEADY_SECONDS)
+    made.mark_connected(1, 101)
+    made.lost(101 + STABLE_CONNECTION_SECONDS)
+    pauses = attempts(made, 8, 101 + STABLE_CONNECTION_SECONDS)
     assert [address for _, address in pauses] == [1, 0] * 4
     assert [pause for pause, _ in pauses] == pytest.approx([0, 0, 0.05, 0, 0.1, 0, 0.2, 0])
 
@@ -57,11 +57,11 @@ def test_after_a_loss_the_lost_one_is_first_and_every_turn_waits_longer() -> Non
 def test_pauses_stop_growing_and_are_shortened_by_chance() -> None:
     for chance, least in ((0.0, 1.0), (0.5, 0.75), (1.0, 0.5)):
         made = schedule(chance=chance)
-        made.made(0, 0)
+        made.mark_connected(0, 0)
         made.lost(10)
         pauses = [pause for pause, _ in attempts(made, 50, 10)]
-        assert pauses[1] == pytest.approx(PAUSE_SECONDS_MIN * least)
-        assert pauses[-1] == pytest.approx(PAUSE_SECONDS_MAX * least)
+        assert pauses[1] == pytest.approx(RETRY_DELAY_MIN_SECONDS * least)
+        assert pauses[-1] == pytest.approx(RETRY_DELAY_MAX_SECONDS * least)
 
 
 def test_a_connection_that_did_not_last_does_not_begin_the_pauses_anew() -> None:
@@ -69,34 +69,34 @@ def test_a_connection_that_did_not_last_does_not_begin_the_pauses_anew() -> None
     now = 100.0
     paused = []
     for _ in range(6):
-        made.made(0, now)
+        made.mark_connected(0, now)
         made.lost(now)
         attempt = made.next(now)
         assert attempt is not None
-        paused.append(attempt.pause)
-        now += attempt.pause
+        paused.append(attempt.delay_seconds)
+        now += attempt.delay_seconds
     assert paused == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
-    made.made(0, now)
-    made.lost(now + STEADY_SECONDS)
-    assert attempts(made, 1, now + STEADY_SECONDS) == [(0, 0)]
+    made.mark_connected(0, now)
+    made.lost(now + STABLE_CONNECTION_SECONDS)
+    assert attempts(made, 1, now + STABLE_CONNECTION_SECONDS) == [(0, 0)]
 
 
 def test_trying_again_ends_and_an_attempt_may_not_outlast_it() -> None:
     made = schedule(reconnect=10)
-    made.made(0, 100)
+    made.mark_connected(0, 100)
     made.lost(200)
-    assert made.next(203) == Attempt(pause=0, address=0, seconds=6)
+    assert made.next(203) == ConnectAttempt(delay_seconds=0, address_index=0, timeout_seconds=6)
     last = made.next(209)
     assert last is not None
-    assert last.pause + last.seconds == pytest.approx(1)
+    assert last.delay_seconds + last.timeout_seconds == pytest.approx(1)
     assert made.next(210) is None
 
 
 @pytest.mark.parametrize("reconnect", [0, None])
 def test_nothing_is_tried_again_where_that_was_not_wanted(reconnect: float | None) -> None:
     made = schedule(reconnect=reconnect)
-    assert made.reconnect == 0
-    made.made(0, 100)
+    assert made.reconnect_seconds == 0
+    made.mark_connected(0, 100)
     made.lost(200)
     assert made.next(200) is None
 
@@ -109,28 +109,28 @@ def refused(reason: Reason) -> BusConnectionError:
 
 def test_an_address_whose_bus_cannot_serve_us_is_passed_over_and_the_others_are_tried() -> None:
     made = schedule(3)
-    made.made(1, 100)
+    made.mark_connected(1, 100)
     made.lost(200)
     conflict = refused(Reason.CLASS_NAME_CONFLICT)
     assert attempts(made, 1, 200) == [(0, 1)]
-    assert made.failed(1, conflict)
+    assert made.mark_failed(1, conflict)
     assert attempts(made, 1, 200) == [(0, 2)]
-    assert made.failed(2, BusConnectionError("nobody there"))
-    assert made.problem is conflict
+    assert made.mark_failed(2, BusConnectionError("nobody there"))
+    assert made.last_error is conflict
     assert [address for _, address in attempts(made, 5, 200)] == [0, 2, 0, 2, 0]
-    assert made.failed(0, conflict)
-    assert not made.failed(2, conflict)
+    assert made.mark_failed(0, conflict)
+    assert not made.mark_failed(2, conflict)
     assert made.next(200) is None
     made.lost(300)
-    assert (made.problem, made.has_refusal) == (None, False)
+    assert (made.last_error, made.has_permanent_refusal) == (None, False)
     assert [address for _, address in attempts(made, 3, 300)] == [1, 2, 0]
 
 
 def test_what_a_bus_refuses_because_of_the_program_is_refused_by_all() -> None:
     made = schedule(2)
     assert made.next(100) is not None
-    assert not made.failed(0, refused(Reason.NAME_IN_USE))
-    assert made.has_refusal
+    assert not made.mark_failed(0, refused(Reason.NAME_IN_USE))
+    assert made.has_permanent_refusal
 
 
 def test_what_would_only_happen_again_is_not_worth_it() -> None:

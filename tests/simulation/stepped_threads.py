@@ -46,14 +46,14 @@ class SteppedWriter(JournalWriter):
 
     def __init__(self, journal: Journal, **told: Any) -> None:
         super().__init__(journal, **told)
-        self._stopping = _Waits()  # type: ignore[assignment]
+        self._is_stopping = _Waits()  # type: ignore[assignment]
 
     def put(self, work: WriteBatch | SegmentFloors) -> None:
         super().put(work)
         self._later()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._is_stopping.set()
         self._queue.put(None)
         self._step()
         self._journal.close()
@@ -67,21 +67,21 @@ class SteppedWriter(JournalWriter):
     def _step(self) -> None:
         try:
             if self._retried is not None:
-                lots = self._retried
+                batches = self._retried
                 self._journal.withdraw()
                 self._retried = None
-                if not self._write(lots):
+                if not self._write_batches(batches):
                     return
             if not self._queue.empty():
-                self._turn()
+                self._write_pending()
         except (_TryLater, OSError):
             self.server.world.after(1.0, self.server.guarded(self._step))
 
-    def _write(self, lots: list[WriteBatch]) -> bool:
+    def _write_batches(self, batches: list[WriteBatch]) -> bool:
         try:
-            return super()._write(lots)
+            return super()._write_batches(batches)
         except _TryLater:
-            self._retried = lots
+            self._retried = batches
             raise
 
 
@@ -92,14 +92,14 @@ class Token:
         self._server = server
         self._calls: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
 
-    def run_sync_soon(self, what: Callable[..., None], *given: object) -> None:
-        self._calls.append((what, given))
+    def run_sync_soon(self, what: Callable[..., None], *on_read: object) -> None:
+        self._calls.append((what, on_read))
         self._server.world.soon(self._server.guarded(self._next))
 
     def _next(self) -> None:
         """What is to be called is called in its order, whenever that is."""
-        what, given = self._calls.popleft()
-        what(*given)
+        what, on_read = self._calls.popleft()
+        what(*on_read)
 
 
 class SteppedReader:
@@ -107,18 +107,18 @@ class SteppedReader:
 
     server: Server
     """Set before one is made."""
-    failures = read_bytes = 0
+    failure_count = read_bytes = 0
 
     def __init__(
         self,
         journal: JournalReader,
         *,
-        given: Callable[[SpillRead, Sequence[SpilledRange]], None],
-        failed: Callable[[SpillRead], None],
+        on_read: Callable[[SpillRead, Sequence[SpilledRange]], None],
+        on_failure: Callable[[SpillRead], None],
     ) -> None:
         self._journal = journal
-        self._given = given
-        self._failed = failed
+        self._on_read = on_read
+        self._on_failure = on_failure
 
     def stop(self) -> None:
         """Nothing is read any more."""
@@ -132,12 +132,12 @@ class SteppedReader:
         server = self.server
         server.promises.count("reads")
         if server.world.chance(0.1):
-            self._failed(read)
+            self._on_failure(read)
             return
         try:
             found = self._journal.read(read)
         except OSError:  # It is removed meanwhile, perhaps, as nobody needs it any more.
-            self._failed(read)
+            self._on_failure(read)
             return
         stored = server.broker.classes[read.class_id].first_sequence
         for stretch in found:
@@ -148,4 +148,4 @@ class SteppedReader:
             if not stretch.frames and first < last:  # The others are nobody's, and removed.
                 server.promises.unreadable(read.class_id, range(first, last))
         self._journal.problems.clear()
-        self._given(read, found)
+        self._on_read(read, found)

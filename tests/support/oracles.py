@@ -143,7 +143,7 @@ class AckOracle:
         self.acked.update(named_and_sent)
         return max(0, last_sequence - max(first_sequence, self.cursor))
 
-    def unacked(self, first: int, last: int) -> list[tuple[int, int]]:
+    def unacked_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """What was sent of the sequences `first` to `last` and not acknowledged, half-open."""
         sent = range(max(first, self.start), min(last, self.cursor))
         return group_ids([sequence for sequence in sent if sequence not in self.acked])

@@ -50,18 +50,18 @@ def test_header_fields_are_big_endian() -> None:
 def test_acks_in_order_move_the_floor() -> None:
     window = AckOracle(floor=0, cursor=10)
     assert window.ack_ids(0, 4) == 0
-    assert (window.floor, window.unacked(0, 10)) == (4, [(4, 10)])
+    assert (window.floor, window.unacked_ranges(0, 10)) == (4, [(4, 10)])
     assert window.ack_ids(4, 10) == 0
-    assert (window.floor, window.unacked(0, 10)) == (10, [])
+    assert (window.floor, window.unacked_ranges(0, 10)) == (10, [])
 
 
 def test_an_ack_out_of_order_waits_for_the_gap_to_close() -> None:
     window = AckOracle(floor=0, cursor=10)
     window.ack_ids(4, 6)
     window.ack_ids(5, 8)
-    assert (window.floor, window.unacked(0, 10)) == (0, [(0, 4), (8, 10)])
+    assert (window.floor, window.unacked_ranges(0, 10)) == (0, [(0, 4), (8, 10)])
     window.ack_ids(0, 4)
-    assert (window.floor, window.unacked(2, 9)) == (8, [(8, 9)])
+    assert (window.floor, window.unacked_ranges(2, 9)) == (8, [(8, 9)])
 
 
 def test_acks_behind_the_floor_and_beyond_the_cursor_change_nothing() -> None:
@@ -69,9 +69,9 @@ def test_acks_behind_the_floor_and_beyond_the_cursor_change_nothing() -> None:
     assert window.ack_ids(90, 95) == 0
     assert window.ack_ids(110, 113) == 3
     assert window.ack_ids(108, 112) == 2
-    assert (window.floor, window.unacked(0, 200)) == (100, [(100, 108)])
+    assert (window.floor, window.unacked_ranges(0, 200)) == (100, [(100, 108)])
     window.cursor = 113
-    assert window.unacked(0, 200) == [(100, 108), (110, 113)]
+    assert window.unacked_ranges(0, 200) == [(100, 108), (110, 113)]
 
 
 def test_ids_after_the_wrap_mean_the_sequences_after_it() -> None:
@@ -79,7 +79,7 @@ def test_ids_after_the_wrap_mean_the_sequences_after_it() -> None:
     assert window.nearest_sequence(LAST_ID) == LAST_ID
     assert window.nearest_sequence(0) == LAST_ID + 1
     assert window.ack_ids(0, 2) == 0
-    assert window.unacked(0, 1 << 40) == [(LAST_ID - 1, LAST_ID + 1)]
+    assert window.unacked_ranges(0, 1 << 40) == [(LAST_ID - 1, LAST_ID + 1)]
     assert window.ack_ids(LAST_ID - 1, LAST_ID + 1) == 0
     assert window.floor == LAST_ID + 3
 

@@ -121,7 +121,7 @@ class NearBus:
         if isinstance(self._class, int):
             self.class_id = self._class
         else:
-            await self._wire.answered(self._core.name_classes(NamedClass(name=self._class)))
+            await self._wire.wait_answered(self._core.name_classes(NamedClass(name=self._class)))
             found = self._core.find_class_id(self._class)
             assert found is not None
             self.class_id = found
@@ -154,7 +154,7 @@ class NearBus:
         )
         inbox = self._inbox = self._core.subscribe(self.class_id, options, auto_ack=False)
         self._wire.opened(inbox, self._arrived)
-        await self._wire.answered(inbox.subscribe_request)
+        await self._wire.wait_answered(inbox.subscribe_request)
         reply = inbox.subscribe_request.reply
         assert isinstance(reply, SubscribeReply)
         return reply
@@ -294,7 +294,7 @@ class NearBus:
         # Both are said in one breath: who has no subscription is not waited for by a bus that ends.
         await self._subscribe(Start(sequence=at), seek=True)
         self._wire.closed(inbox)
-        await self._wire.answered(left)
+        await self._wire.wait_answered(left)
 
     def _has_taken(self) -> bool:
         """Whether the durable has sent what it had, and would send nothing more."""

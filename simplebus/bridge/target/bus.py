@@ -444,7 +444,7 @@ async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
     """The lane's position in the class of records; with `seek` at the last one of it."""
     core = wire.core
     try:
-        await wire.answered(
+        await wire.wait_answered(
             core.name_classes(NamedClass(name=BRIDGE_RECORDS_CLASS, last_values=True))
         )
     except RefusedError as error:
@@ -465,7 +465,7 @@ async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
     )
     inbox = core.subscribe(class_id, options)
     wire.opened(inbox, WakeupEvent())
-    await wire.answered(inbox.subscribe_request)
+    await wire.wait_answered(inbox.subscribe_request)
     return inbox
 
 

@@ -333,7 +333,7 @@ class Bus(Publisher):
                 self.connection.check_open()
                 await self.connection.changed.wait()
             await self.flush()
-            await self.connection.ask(self._core.sync)
+            await self.connection.request(self._core.sync)
             answers = answers + 1 if self.is_idle and begun == self._started_count else 0
 
     @property
@@ -409,7 +409,7 @@ class Bus(Publisher):
             await answered.wait()
         finally:
             if not waiter.is_done:
-                confirms.leave(waiter)
+                confirms.cancel(waiter)
         if waiter.refusals:
             raise waiter.refusals[0]
         self.connection.check_open()
@@ -428,7 +428,7 @@ class Bus(Publisher):
             self._core.publish(payload, class_id, envelope)
             return
         position = self._core.publish(payload, class_id, envelope)
-        if refused := await self.connection.confirmed(position, position):
+        if refused := await self.connection.wait_confirmed(position, position):
             raise refused[0]
 
     async def _open_replies(self) -> Replies:
@@ -478,7 +478,7 @@ class Bus(Publisher):
         target = Target.of(what, self._registry)
         fetching = FetchOperation(await self.resolve_class_id(target.what), target, first, count, time)
         while not fetching.is_done:
-            fetching.accept_reply(await self.connection.ask(partial(fetching.send_request, self._core)))
+            fetching.accept_reply(await self.connection.request(partial(fetching.send_request, self._core)))
         return fetching.messages
 
     @overload
@@ -508,7 +508,7 @@ class Bus(Publisher):
         Raises RefusedError for a class or a session that is not there, and none is made.
         """
         asked = build_inquire_request(what, channel, session, self._registry)
-        return get_inquire_reply(await self.connection.ask(partial(self._core.inquire, asked)))
+        return get_inquire_reply(await self.connection.request(partial(self._core.inquire, asked)))
 
     async def keep_last_values(self, what: type | int | str) -> None:
         """Have a class keep the last message of each channel from now on, besides everything else
@@ -519,7 +519,7 @@ class Bus(Publisher):
         """
         target = Target.of(what, self._registry)
         class_id = await self.resolve_class_id(target.what)
-        await self.connection.ask(partial(self._core.keep_last_values, class_id))
+        await self.connection.request(partial(self._core.keep_last_values, class_id))
 
     async def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
         """Have the stored messages first..last-1 of a class be nobody's any more: no subscription
@@ -529,7 +529,7 @@ class Bus(Publisher):
         """
         target = Target.of(what, self._registry)
         return get_purged_count(
-            await self.connection.ask(
+            await self.connection.request(
                 partial(self._core.purge, await self.resolve_class_id(target.what), *check_range(first, last))
             )
         )

@@ -165,7 +165,7 @@ async def open_bus(
             raise failure
     if bus.block_error is not None and not isinstance(bus.block_error, Exception):
         raise bus.block_error
-    raise_errors(bus.failures.to_exception_group(), wire.confirms.take_unclaimed(), wire.unconfirmed() or bus.block_error)
+    raise_errors(bus.failures.to_exception_group(), wire.confirms.pop_unclaimed(), wire.unconfirmed() or bus.block_error)
 
 
 def _lone_end(group: BaseExceptionGroup[BaseException]) -> BaseException | None:

@@ -70,24 +70,24 @@ class ClientConnection(ConnectionWaiters):
         """Make a connection. Raises BusConnectionError when the time for it is over."""
         schedule = self._schedule
         while attempt := schedule.next(anyio.current_time()):
-            await anyio.sleep(attempt.pause)
+            await anyio.sleep(attempt.delay_seconds)
             self._place = self._places[attempt.address]
             try:
                 known = self.core.publish_buffer.forgotten_count
                 link = await open_transport(self._place, self.core, self._buffer, attempt.seconds)
             except BusConnectionError as problem:
-                if not schedule.failed(attempt.address, problem):
+                if not schedule.mark_failed(attempt.address_index, problem):
                     break
-                if schedule.problem is problem and schedule.has_refusal:
+                if schedule.last_error is problem and schedule.has_permanent_refusal:
                     log.warning("%s; that address is not tried again", problem)
             else:
                 addresses.log_forgotten_messages(
                     self._place, self.core.publish_buffer.forgotten_count - known
                 )
-                schedule.made(attempt.address, anyio.current_time())
+                schedule.mark_connected(attempt.address_index, anyio.current_time())
                 self._link = self.writer.transport = link
                 return
-        raise schedule.problem or addresses.connect_timeout_error(
+        raise schedule.last_error or addresses.connect_timeout_error(
             self._place, schedule.timeout, is_connected=False
         )
 
@@ -126,7 +126,7 @@ class ClientConnection(ConnectionWaiters):
         self.changed.set()
         loss = self._loss
         assert loss is not None
-        if self._is_last or not self._schedule.reconnect or not is_worth_retrying(loss.__cause__):
+        if self._is_last or not self._schedule.reconnect_seconds or not is_worth_retrying(loss.__cause__):
             self._over(addresses.connection_closed_error(self._place) if self._is_last else loss)
             return
         log.warning("%s; trying again", loss)
@@ -134,7 +134,7 @@ class ClientConnection(ConnectionWaiters):
         try:
             await self.open()
         except BusConnectionError as problem:
-            seconds = None if self._schedule.has_refusal else self._schedule.reconnect
+            seconds = None if self._schedule.has_permanent_refusal else self._schedule.reconnect_seconds
             end = addresses.reconnect_failed_error(loss, problem, seconds)
             log.error("%s", end)
             self._over(end)

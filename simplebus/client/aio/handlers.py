@@ -68,7 +68,7 @@ class HandlerRunner:
             if self.is_opening:
                 self.open(await self._bus.resolve_class_id(subscription.target.what))
                 wire.changed.set()
-            await wire.answered(subscription.inbox.subscribe_request)
+            await wire.wait_answered(subscription.inbox.subscribe_request)
             async with anyio.create_task_group() as workers:
                 for _ in range(self._concurrency):
                     workers.start_soon(self._process_messages, workers.cancel_scope)

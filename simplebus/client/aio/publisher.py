@@ -27,7 +27,7 @@ from simplebus.client.message_builder import (
     PublishRoute,
 )
 from simplebus.client.message_types import Binding, Registry
-from simplebus.client.pending_confirms import group
+from simplebus.client.pending_confirms import group_refusals
 
 if TYPE_CHECKING:
     from simplebus.client.aio.handlers import HandlerRunner
@@ -80,7 +80,7 @@ class Publisher:
         if confirm:
             self.connection.check_open()
             position = self._core.publish(payload, id_, envelope)
-            if refused := await self.connection.confirmed(position, position):
+            if refused := await self.connection.wait_confirmed(position, position):
                 raise refused[0]
             return
         if self._publish_buffer.published_bytes >= self._writer.free_until_bytes:
@@ -135,14 +135,14 @@ class Publisher:
         self._writer.write_now()
         if not confirm or self._core.published_position == first:
             return
-        if refused := await self.connection.confirmed(first, self._core.published_position - 1):
-            raise group(refused)
+        if refused := await self.connection.wait_confirmed(first, self._core.published_position - 1):
+            raise group_refusals(refused)
 
     async def flush(self) -> None:
         """Wait until the bus has confirmed everything published so far, and acknowledgements so
         far are written. Raises an ExceptionGroup of what was refused and not told yet."""
         await self.connection.flush()
-        if refused := self.connection.confirms.take_unclaimed():
+        if refused := self.connection.confirms.pop_unclaimed():
             raise refused
 
     def statistics(self) -> ClientStatistics:
@@ -156,7 +156,7 @@ class Publisher:
         known = self._outbound.find_class_id(what)
         if known is None:
             assert not isinstance(what, int)
-            await self.connection.ask(partial(self._outbound.name_class, what))
+            await self.connection.request(partial(self._outbound.name_class, what))
             known = self._outbound.store_class_id(what)
         return known
 

@@ -72,7 +72,7 @@ class BaseSubscription(Entry[T]):
         self.check_fresh()
         self.subscribe(await self._bus.resolve_class_id(self.target.what))
         try:
-            await self._connection.answered(self.inbox.subscribe_request)
+            await self._connection.wait_answered(self.inbox.subscribe_request)
         except BaseException:
             self.unsubscribe(processed=False)
             raise
@@ -88,7 +88,7 @@ class BaseSubscription(Entry[T]):
             self.inbox.put_back_unprocessed()
         request = self.unsubscribe(processed=kind is None)
         if kind is None:  # A later subscription then no longer meets this one at the bus.
-            await self._connection.heard(request)
+            await self._connection.wait_answered_briefly(request)
 
     def messages(self) -> AsyncIterable[Message[T]]:
         """Iterate over messages: what came with a value, and the value."""

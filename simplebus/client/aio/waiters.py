@@ -19,7 +19,7 @@ from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.aio.writer import TransportWriter
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.open_requests import OpenRequest
-from simplebus.client.pending_confirms import Confirms
+from simplebus.client.pending_confirms import PendingConfirms
 from simplebus.core.errors import BusConnectionError, LocalProtocolError, RefusedError
 from simplebus.core.limits import CLOSE_SECONDS
 
@@ -32,7 +32,7 @@ class ConnectionWaiters:
         self.changed = WakeupEvent()
         """Set when bytes were written, a connection was made or lost, or a consumer ran out of
         messages."""
-        self.confirms = Confirms()
+        self.confirms = PendingConfirms()
         self.writer = TransportWriter(core, self.changed, check=self.check_open, lose=self.connection_lost)
         self.pending_requests: list[tuple[OpenRequest, Callable[[], None]]] = []
         """What the bus has yet to answer, and what is done then."""
@@ -69,7 +69,7 @@ class ConnectionWaiters:
             else:
                 self.pending_requests.append((request, wake))
 
-    async def confirmed(self, first: int, last: int) -> list[RefusedError]:
+    async def wait_confirmed(self, first: int, last: int) -> list[RefusedError]:
         """Wait until the bus has confirmed these positions, or refused them."""
         event = anyio.Event()
         if self.confirms.has_waiters:  # Many publish at once: their messages leave together.
@@ -82,7 +82,7 @@ class ConnectionWaiters:
         try:
             await event.wait()
         except BaseException:
-            self.confirms.leave(waiter)
+            self.confirms.cancel(waiter)
             raise
         if not waiter.is_done:
             self.check_open()
@@ -104,9 +104,9 @@ class ConnectionWaiters:
             self.check_open()
             await self.changed.wait()
         if core.confirmed_position < core.published_position:
-            await self.confirmed(core.published_position, core.published_position - 1)
+            await self.wait_confirmed(core.published_position, core.published_position - 1)
 
-    async def answered(self, request: OpenRequest) -> OpenRequest:
+    async def wait_answered(self, request: OpenRequest) -> OpenRequest:
         """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
         if not request.is_done:
             self.check_open()  # Nobody will tell what was asked when all was over.
@@ -118,15 +118,15 @@ class ConnectionWaiters:
             raise request.error
         return request
 
-    async def heard(self, request: OpenRequest) -> None:
+    async def wait_answered_briefly(self, request: OpenRequest) -> None:
         """Wait until the bus has answered, with whatever: not for long, and not for a connection
         that is to be made first."""
         if self.writer.transport is None:
             return
         with suppress(RefusedError, BusConnectionError), anyio.move_on_after(CLOSE_SECONDS):
-            await self.answered(request)
+            await self.wait_answered(request)
 
-    async def ask(self, question: Callable[[], OpenRequest]) -> OpenRequest:
+    async def request(self, question: Callable[[], OpenRequest]) -> OpenRequest:
         """Ask the bus, again if the connection is lost before the answer."""
         while True:
             self.check_open()
@@ -134,7 +134,7 @@ class ConnectionWaiters:
                 await self.changed.wait()
                 continue
             try:
-                return await self.answered(question())
+                return await self.wait_answered(question())
             except BusConnectionError:
                 self.check_open()
                 await anyio.lowlevel.checkpoint()

@@ -98,7 +98,7 @@ def connect_blocking(
         seconds = CLOSE_SECONDS
     finally:
         wire.close(seconds)
-    raise_errors(bus.failures.to_exception_group(), wire.confirms.take_unclaimed(), wire.unconfirmed())
+    raise_errors(bus.failures.to_exception_group(), wire.confirms.pop_unclaimed(), wire.unconfirmed())
 
 
 class BlockingBus(BlockingPublisher):

@@ -25,8 +25,8 @@ from simplebus.client.blocking.dial import Step, dialled, secured, until_ready, 
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.credentials import Access
-from simplebus.client.pending_confirms import Confirms
-from simplebus.client.reconnect import Attempt, Schedule, is_worth_retrying
+from simplebus.client.pending_confirms import PendingConfirms
+from simplebus.client.reconnect import ConnectAttempt, Schedule, is_worth_retrying
 from simplebus.core.errors import (
     BusConnectionError,
     LocalProtocolError,
@@ -76,7 +76,7 @@ class BlockingWire:
         """`access` says whom it trusts over TLS."""
         self.core = core
         self._access = access
-        self.confirms = Confirms()
+        self.confirms = PendingConfirms()
         self._addresses, self._schedule = addresses, schedule
         self._address = addresses[0]
         """Where the connection goes, or went."""
@@ -135,11 +135,11 @@ class BlockingWire:
 
     def _attempted(self, attempt: Attempt) -> Generator[Step, None, None]:
         """One attempt in steps. Raises BusConnectionError to give up."""
-        start = monotonic() + attempt.pause
+        start = monotonic() + attempt.delay_seconds
         while monotonic() < start:
             yield None, 0, start
-        self._address = self._addresses[attempt.address]
-        until = monotonic() + attempt.seconds
+        self._address = self._addresses[attempt.address_index]
+        until = monotonic() + attempt.timeout_seconds
         try:
             known = self.core.publish_buffer.forgotten_count
             sock = yield from dialled(self._address, until, attempt.seconds)
@@ -152,9 +152,9 @@ class BlockingWire:
                 raise
         except BusConnectionError as problem:
             schedule = self._schedule
-            if not schedule.failed(attempt.address, problem):
+            if not schedule.mark_failed(attempt.address_index, problem):
                 self._give_up()
-            elif schedule.problem is problem and schedule.has_refusal:
+            elif schedule.last_error is problem and schedule.has_permanent_refusal:
                 log.warning("%s; that address is not tried again", problem)
             return
         client_addresses.log_forgotten_messages(
@@ -163,16 +163,16 @@ class BlockingWire:
         self._socket = wire
         self._selector.register(wire, EVENT_READ)
         self._awaited = EVENT_READ
-        self._schedule.made(attempt.address, monotonic())
+        self._schedule.mark_connected(attempt.address_index, monotonic())
 
     def _give_up(self) -> None:
         """There will be no connection."""
         schedule, loss = self._schedule, self._loss
-        seconds = schedule.timeout if loss is None else schedule.reconnect
-        problem = schedule.problem or client_addresses.connect_timeout_error(
+        seconds = schedule.timeout_seconds if loss is None else schedule.reconnect_seconds
+        problem = schedule.last_error or client_addresses.connect_timeout_error(
             self._address, seconds, is_connected=False
         )
-        limit = None if schedule.has_refusal else seconds
+        limit = None if schedule.has_permanent_refusal else seconds
         self._over(problem if loss is None else client_addresses.reconnect_failed_error(loss, problem, limit))
 
     def _greeted(
@@ -210,7 +210,7 @@ class BlockingWire:
         self.confirms.update(
             self.core.confirmed_position, self.core.pop_refusals()
         )  # It came before the end.
-        if self._is_last or not self._schedule.reconnect or not is_worth_retrying(loss.__cause__):
+        if self._is_last or not self._schedule.reconnect_seconds or not is_worth_retrying(loss.__cause__):
             self._over(client_addresses.connection_closed_error(self._address) if self._is_last else loss)
         log.warning("%s; trying again", loss)
         self._schedule.lost(monotonic())
@@ -337,7 +337,7 @@ class BlockingWire:
             self.wait_until(lambda: waiter.is_done)
         except BaseException as error:
             if not (waiter.is_done and isinstance(error, BusConnectionError)):
-                self.confirms.leave(waiter)
+                self.confirms.cancel(waiter)
                 raise
         return waiter.refusals
 

@@ -23,7 +23,7 @@ from simplebus.client.message_builder import (
     PublishRoute,
 )
 from simplebus.client.message_types import Binding, Registry
-from simplebus.client.pending_confirms import group
+from simplebus.client.pending_confirms import group_refusals
 from simplebus.core.protocol.envelope_batch import Envelope
 
 
@@ -118,13 +118,13 @@ class BlockingPublisher:
             if not confirm or self._core.published_position == first:
                 self.wire.write()
             elif refused := self.wire.confirmed(first, self._core.published_position - 1):
-                raise group(refused)
+                raise group_refusals(refused)
 
     def flush(self) -> None:
         """Wait until the bus has confirmed everything published so far, and acknowledgements so
         far are written. Raises an ExceptionGroup of what was refused and not told yet."""
         self.wire.flush()
-        if refused := self.wire.confirms.take_unclaimed():
+        if refused := self.wire.confirms.pop_unclaimed():
             raise refused
 
     def statistics(self) -> ClientStatistics:

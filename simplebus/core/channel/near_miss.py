@@ -22,38 +22,39 @@ def explain(pattern: str, channel: str) -> str:
         return ""
     if matches(pattern.casefold(), channel.casefold()):
         return "upper and lower case count"
-    steps, segments = split_segments(pattern), split_segments(channel)
-    end = steps.pop() if steps and steps[-1] in TAIL_WILDCARDS else ""
+    expected, segments = split_segments(pattern), split_segments(channel)
+    tail = expected.pop() if expected and expected[-1] in TAIL_WILDCARDS else ""
     differing = [
-        at
-        for at, (step, segment) in enumerate(zip(steps, segments, strict=False))
-        if step not in (segment, ONE_SEGMENT)
+        index
+        for index, (expected_segment, segment) in enumerate(zip(expected, segments, strict=False))
+        if expected_segment not in (segment, ONE_SEGMENT)
     ]
     if len(differing) > 1 or not any(
-        step == segment for step, segment in zip(steps, segments, strict=False)
+        expected_segment == segment
+        for expected_segment, segment in zip(expected, segments, strict=False)
     ):
         return ""
     if differing:
-        if len(steps) != len(segments) and not (end and len(steps) < len(segments)):
+        if len(expected) != len(segments) and not (tail and len(expected) < len(segments)):
             return ""
-        at = differing[0]
-        return f"segment {at + 1} is {segments[at]!r}, not {steps[at]!r}"
-    return _explain_length(len(segments) - len(steps), end, steps)
+        index = differing[0]
+        return f"segment {index + 1} is {segments[index]!r}, not {expected[index]!r}"
+    return _explain_length(len(segments) - len(expected), tail, expected)
 
 
-def _explain_length(more: int, end: str, steps: list[str]) -> str:
+def _explain_length(more: int, tail: str, expected: list[str]) -> str:
     """Explain a pattern whose segments match as far as both have some."""
     if more > 0:
         what = f"the channel has {_count_segments(more)} more"
-        if steps[-1] == ONE_SEGMENT:
+        if expected[-1] == ONE_SEGMENT:
             return f"{what}: {ONE_SEGMENT} stands for one, {ONE_OR_MORE} for one or more"
-        return f"{what}: {'.'.join(steps)}.{ZERO_OR_MORE} would match"
+        return f"{what}: {'.'.join(expected)}.{ZERO_OR_MORE} would match"
     if more == 0:
         return (
             f"{ONE_OR_MORE} stands for one segment or more, and there is none: "
             f"{ZERO_OR_MORE} would match"
         )
-    missing = -more + (end == ONE_OR_MORE)
+    missing = -more + (tail == ONE_OR_MORE)
     return f"the channel has {_count_segments(missing)} less"
 
 

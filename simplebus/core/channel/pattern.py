@@ -64,9 +64,9 @@ def matches(pattern: str, name: str) -> bool:
     Wildcards in the name are ordinary characters. Only `#` matches the empty name, a message
     without a channel. A name with an empty segment matches nothing.
     """
-    fixed, least, most = _parse_pattern(pattern)
+    fixed, segments_min, segments_max = _parse_pattern(pattern)
     segments = split_segments(name)
-    if not least <= len(segments) <= most:
+    if not segments_min <= len(segments) <= segments_max:
         return False
     for step, segment in zip(fixed, segments, strict=False):
         if step not in (segment, ONE_SEGMENT):
@@ -76,9 +76,9 @@ def matches(pattern: str, name: str) -> bool:
 
 def overlaps(a: str, b: str) -> bool:
     """Return True if some name matches both legal patterns. A name counts as a pattern."""
-    a_fixed, a_least, a_most = _parse_pattern(a)
-    b_fixed, b_least, b_most = _parse_pattern(b)
-    if max(a_least, b_least) > min(a_most, b_most):
+    a_fixed, a_min, a_max = _parse_pattern(a)
+    b_fixed, b_min, b_max = _parse_pattern(b)
+    if max(a_min, b_min) > min(a_max, b_max):
         return False
     for a_step, b_step in zip(a_fixed, b_fixed, strict=False):
         if a_step != b_step and ONE_SEGMENT not in (a_step, b_step):
@@ -103,8 +103,8 @@ def _parse_pattern(pattern: str) -> tuple[list[str], int, int]:
     segments = split_segments(pattern)
     if not segments or segments[-1] not in TAIL_WILDCARDS:
         return segments, len(segments), len(segments)
-    least = len(segments) - (segments.pop() == ZERO_OR_MORE)
-    return segments, least, _UNBOUNDED
+    segments_min = len(segments) - (segments.pop() == ZERO_OR_MORE)
+    return segments, segments_min, _UNBOUNDED
 
 
 def _check_segments(text: str, what: str) -> list[str]:
@@ -119,11 +119,11 @@ def _check_segments(text: str, what: str) -> list[str]:
             f"{what} {_shorten(text)} of {len(text)} characters is too long, expected at most "
             f"{CHANNEL_BYTES_MAX} bytes in UTF-8"
         )
-    if odd := _FORBIDDEN.search(text):
-        number = text.count(".", 0, odd.start()) + 1
+    if forbidden := _FORBIDDEN.search(text):
+        number = text.count(".", 0, forbidden.start()) + 1
         raise ValueError(
-            f"{what} {_shorten(text)}: segment {number} holds the character U+{ord(odd[0]):04X}, "
-            "expected no white space, control character or half of a surrogate pair"
+            f"{what} {_shorten(text)}: segment {number} holds the character "
+            f"U+{ord(forbidden[0]):04X}, expected no white space, control character or surrogate"
         )
     segments = text.split(".")
     if "" in segments:

@@ -130,20 +130,20 @@ class PatternPage(Generic[V]):
         """
         count = len(segments)
         closed = self._exact_bits_by_length.get(count, 0)
-        alive, found = closed | self._tail_bits, 0
+        alive, bits = closed | self._tail_bits, 0
         if not alive:
             return 0
         for table, segment, opens in zip(
             self._segment_bits, segments, self._tail_bits_by_length, strict=False
         ):
             if opens:
-                found |= alive & opens
+                bits |= alive & opens
             alive &= table.get(segment, 0) | table.get(ONE_SEGMENT, 0)
             if not alive:
-                return found
+                return bits
         if count > len(self._segment_bits):
-            return found | alive & self._tail_bits_by_length[-1]
-        return found | alive & (closed | self._tail_bits_by_length[count] & ~self._one_or_more_bits)
+            return bits | alive & self._tail_bits_by_length[-1]
+        return bits | alive & (closed | self._tail_bits_by_length[count] & ~self._one_or_more_bits)
 
     def matched_values(self, found: int) -> list[V]:
         """Return the values of these bits."""
@@ -218,49 +218,49 @@ class PatternIndex(Generic[V]):
 
     def get(self, pattern: str) -> V | None:
         """Return the value of this pattern, or None."""
-        place = self._slots.get(pattern)
-        return None if place is None else place.page.values[place.number]
+        slot = self._slots.get(pattern)
+        return None if slot is None else slot.page.values[slot.number]
 
     def values(self) -> list[V]:
         """Return all values."""
         return [value for pattern in self._slots if (value := self.get(pattern)) is not None]
 
     def __setitem__(self, pattern: str, value: V) -> None:
-        place = self._slots.get(pattern)
-        if place is not None:
-            place.page.values[place.number] = value
+        slot = self._slots.get(pattern)
+        if slot is not None:
+            slot.page.values[slot.number] = value
             return
-        way = _parse_key(pattern)
-        head = self._tables.get(way.shape)
-        if head is None:
-            head = self._tables[way.shape] = _PrefixTable(way.shape)
-        box = head.buckets.setdefault(way.names, [])
-        if not box or box[-1].is_full:
-            box.append(PatternPage())
-        self._add_to_page(box[-1], way, value)
+        key = _parse_key(pattern)
+        table = self._tables.get(key.shape)
+        if table is None:
+            table = self._tables[key.shape] = _PrefixTable(key.shape)
+        bucket = table.buckets.setdefault(key.names, [])
+        if not bucket or bucket[-1].is_full:
+            bucket.append(PatternPage())
+        self._add_to_page(bucket[-1], key, value)
 
     def __delitem__(self, pattern: str) -> None:
-        sheet, number = self._slots.pop(pattern)
-        way = _parse_key(pattern)
-        head = self._tables[way.shape]
-        box = head.buckets[way.names]
-        sheet.remove(way, number)
-        last = box[-1]
-        if last is not sheet:  # No other one has free bits.
+        page, number = self._slots.pop(pattern)
+        key = _parse_key(pattern)
+        table = self._tables[key.shape]
+        bucket = table.buckets[key.names]
+        page.remove(key, number)
+        last = bucket[-1]
+        if last is not page:  # No other one has free bits.
             number = last.used_bits.bit_length() - 1
             moved, value = _parse_key(last.patterns[number]), last.values[number]
             assert value is not None
             last.remove(moved, number)
-            self._add_to_page(sheet, moved, value)
+            self._add_to_page(page, moved, value)
         if not last.used_bits:
-            box.pop()
-        if not box:
-            del head.buckets[way.names]
-        if not head.buckets:
-            del self._tables[way.shape]
+            bucket.pop()
+        if not bucket:
+            del table.buckets[key.names]
+        if not table.buckets:
+            del self._tables[key.shape]
 
-    def _add_to_page(self, sheet: PatternPage[V], way: _PatternKey, value: V) -> None:
-        self._slots[way.pattern] = _PatternSlot(sheet, sheet.add(way, value))
+    def _add_to_page(self, page: PatternPage[V], key: _PatternKey, value: V) -> None:
+        self._slots[key.pattern] = _PatternSlot(page, page.add(key, value))
 
     def find_matches(self, segments: list[str]) -> PageMatches[V]:
         """Return all patterns that match the name with these segments, unordered; see
@@ -268,45 +268,45 @@ class PatternIndex(Generic[V]):
 
         Until the index changes, names that match the same patterns have equal results.
         """
-        hits, behind = [], segments[PREFIX_SEGMENTS:]
-        for head in self._tables.values():
-            for sheet in head.find_bucket(segments) or ():
-                found = sheet.find_matches(behind)
-                if found:
-                    hits.append((sheet, found))
-        return tuple(hits)
+        matches, rest = [], segments[PREFIX_SEGMENTS:]
+        for table in self._tables.values():
+            for page in table.find_bucket(segments) or ():
+                bits = page.find_matches(rest)
+                if bits:
+                    matches.append((page, bits))
+        return tuple(matches)
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
-        boxes = [box for head in self._tables.values() for box in head.buckets.values()]
-        assert all(head.buckets for head in self._tables.values())
-        assert all(boxes)
-        sheets = [sheet for box in boxes for sheet in box]
-        for sheet in sheets:
-            sheet.check()
-            assert 0 < sheet.used_bits.bit_count() <= len(sheet.values) <= PATTERN_PAGE_SIZE
-        assert sum(sheet.used_bits.bit_count() for sheet in sheets) == len(self)
-        for box in boxes:
-            assert all(sheet.used_bits.bit_count() == PATTERN_PAGE_SIZE for sheet in box[:-1])
-        for pattern, (sheet, number) in self._slots.items():
-            assert sheet.patterns[number] == pattern
+        buckets = [bucket for table in self._tables.values() for bucket in table.buckets.values()]
+        assert all(table.buckets for table in self._tables.values())
+        assert all(buckets)
+        pages = [page for bucket in buckets for page in bucket]
+        for page in pages:
+            page.check()
+            assert 0 < page.used_bits.bit_count() <= len(page.values) <= PATTERN_PAGE_SIZE
+        assert sum(page.used_bits.bit_count() for page in pages) == len(self)
+        for bucket in buckets:
+            assert all(page.used_bits.bit_count() == PATTERN_PAGE_SIZE for page in bucket[:-1])
+        for pattern, (page, number) in self._slots.items():
+            assert page.patterns[number] == pattern
 
 
 def matched_values(hits: PageMatches[V]) -> list[V]:
     """Return the values of the matching patterns."""
-    return [value for sheet, found in hits for value in sheet.matched_values(found)]
+    return [value for page, found in hits for value in page.matched_values(found)]
 
 
 def _parse_key(pattern: str) -> _PatternKey:
     steps, end = split_segments(pattern), _NO_TAIL
     if steps[-1] in TAIL_WILDCARDS:
         end = steps.pop()
-    head, behind = steps[:PREFIX_SEGMENTS], steps[PREFIX_SEGMENTS:]
-    shape = tuple([step if step == ONE_SEGMENT else None for step in head])
-    names = tuple([step for step in head if step != ONE_SEGMENT])
-    if len(head) < PREFIX_SEGMENTS:
+    prefix, rest = steps[:PREFIX_SEGMENTS], steps[PREFIX_SEGMENTS:]
+    shape = tuple([step if step == ONE_SEGMENT else None for step in prefix])
+    names = tuple([step for step in prefix if step != ONE_SEGMENT])
+    if len(prefix) < PREFIX_SEGMENTS:
         return _PatternKey(pattern, (*shape, end), names, [], ZERO_OR_MORE)
-    return _PatternKey(pattern, shape, names, behind, end)
+    return _PatternKey(pattern, shape, names, rest, end)
 
 
 def _toggle_bit(table: dict[K, int], key: K, bit: int) -> None:

@@ -118,11 +118,11 @@ class SubscriptionIndex(Generic[T]):
         channel. Wildcards in the name are ordinary characters; a name with an empty segment matches
         nothing.
         """
-        found = self._cache.get(name)
-        if found is None:
-            found = self._search(name)
-            self._cache.put(name, found)
-        return found
+        result = self._cache.get(name)
+        if result is None:
+            result = self._search(name)
+            self._cache.put(name, result)
+        return result
 
     def has_match(self, name: str) -> bool:
         """Return True if `match` would return any value."""
@@ -165,11 +165,11 @@ class SubscriptionIndex(Generic[T]):
         literal = self._literal.get(name)
         if literal is not None:
             return _in_insertion_order([*matched_values(hits), literal])
-        found = self._results.get(hits)
-        if found is None:
-            found = _in_insertion_order(matched_values(hits))
-            self._results.put(hits, found)
-        return found
+        result = self._results.get(hits)
+        if result is None:
+            result = _in_insertion_order(matched_values(hits))
+            self._results.put(hits, result)
+        return result
 
     def clear_cache(self) -> None:
         """Free the memory of cached results."""
@@ -205,21 +205,21 @@ class _MatchCache(Generic[K, T]):
         self._older: dict[K, tuple[T, ...]] = {}
 
     def get(self, name: K) -> tuple[T, ...] | None:
-        found = self._recent.get(name)
-        if found is None:
-            found = self._older.pop(name, None)
-            if found is not None:
-                self.put(name, found)
-        return found
+        result = self._recent.get(name)
+        if result is None:
+            result = self._older.pop(name, None)
+            if result is not None:
+                self.put(name, result)
+        return result
 
-    def put(self, name: K, found: tuple[T, ...]) -> None:
+    def put(self, name: K, result: tuple[T, ...]) -> None:
         """Store a result, unless it is larger than half of the cache."""
-        if len(found) > self._values_max or not self._names_max:
+        if len(result) > self._values_max or not self._names_max:
             return
-        values = self._recent_values + len(found)
+        values = self._recent_values + len(result)
         if values > self._values_max or len(self._recent) >= self._names_max:
-            self._older, self._recent, values = self._recent, {}, len(found)
-        self._recent[name] = found
+            self._older, self._recent, values = self._recent, {}, len(result)
+        self._recent[name] = result
         self._recent_values = values
 
     def forget(self, name: K) -> None:

@@ -113,34 +113,34 @@ def _encode_prefix(envelope: Envelope) -> bytes:
     """Return everything in front of the payload, before stuffing."""
     channel, key, headers, published, expires_ms, not_before_ms = envelope
     fields = 0
-    pieces = [b""]
+    parts = [b""]
     if published is not None:
         fields |= PUBLISHED
         _check_number("published", published, -_SIGNED_MAX - 1, _SIGNED_MAX)
-        pieces.append(_SIGNED.pack(published))
+        parts.append(_SIGNED.pack(published))
     if expires_ms is not None:
         fields |= EXPIRES
         _check_number("expires_ms", expires_ms, 0, _UNSIGNED_MAX)
-        pieces.append(_UNSIGNED.pack(expires_ms))
+        parts.append(_UNSIGNED.pack(expires_ms))
     if not_before_ms is not None:
         fields |= NOT_BEFORE
         _check_number("not_before_ms", not_before_ms, 0, _UNSIGNED_MAX)
-        pieces.append(_UNSIGNED.pack(not_before_ms))
+        parts.append(_UNSIGNED.pack(not_before_ms))
     if channel:
         fields |= CHANNEL
-        pieces.append(with_length_prefix(check_name(channel).encode()))
+        parts.append(with_length_prefix(check_name(channel).encode()))
     if key:
         fields |= KEY
         if len(key) > TEXT_BYTES_MAX:
             raise LocalProtocolError(
                 f"a key has at most {TEXT_BYTES_MAX} bytes, got one of {len(key)}"
             )
-        pieces.append(with_length_prefix(key))
+        parts.append(with_length_prefix(key))
     if headers:
         fields |= HEADERS
-        pieces.append(encode_headers(headers))
-    pieces[0] = bytes((fields,))
-    return b"".join(pieces)
+        parts.append(encode_headers(headers))
+    parts[0] = bytes((fields,))
+    return b"".join(parts)
 
 
 def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
@@ -155,7 +155,7 @@ def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
         try:
             texts += [text.encode() for text in pair]
         except UnicodeEncodeError as error:
-            raise ValueError(f"the header {pair!r} is no text: {error}") from None
+            raise ValueError(f"header {pair!r} cannot be encoded as UTF-8: {error}") from None
     size = sum(map(len, texts)) + 2 * len(texts)
     if size > TEXT_BYTES_MAX:
         raise LocalProtocolError(
@@ -223,7 +223,7 @@ def decode(content: bytes) -> tuple[Envelope, bytes]:
     data = content.replace(STUFFED, _DELIMITER_START)
     if not data:
         raise RemoteProtocolError(
-            Reason.BAD_ENVELOPE, "an Envelope has no content; expected its fields byte at least"
+            Reason.BAD_ENVELOPE, "an Envelope has no content; expected at least the fields byte"
         )
     fields = data[0]
     if fields & RESERVED:
@@ -231,24 +231,24 @@ def decode(content: bytes) -> tuple[Envelope, bytes]:
             Reason.BAD_ENVELOPE,
             f"an Envelope's fields byte is 0x{fields:02x}; expected bits 6 and 7 to be 0",
         )
-    at = 1 + TIMES_BYTES[fields & TIMES]
-    if at > len(data):
-        raise _build_too_short_error(data, at, "its times end")
+    offset = 1 + TIMES_BYTES[fields & TIMES]
+    if offset > len(data):
+        raise _build_too_short_error(data, offset, "its times end")
     published, expires_ms, not_before_ms = decode_times(data, fields)
     channel, key = "", b""
     headers: tuple[tuple[str, str], ...] = ()
     if fields & CHANNEL:
-        text = _read_sized(data, at, "channel")
+        text = _read_sized(data, offset, "channel")
         channel = decode_channel(text)
-        at += 2 + len(text)
+        offset += 2 + len(text)
     if fields & KEY:
-        key = _read_sized(data, at, "key")
-        at += 2 + len(key)
+        key = _read_sized(data, offset, "key")
+        offset += 2 + len(key)
     if fields & HEADERS:
-        text = _read_sized(data, at, "headers")
-        headers = decode_headers(text, at + 2)
-        at += 2 + len(text)
-    return Envelope(channel, key, headers, published, expires_ms, not_before_ms), data[at:]
+        text = _read_sized(data, offset, "headers")
+        headers = decode_headers(text, offset + 2)
+        offset += 2 + len(text)
+    return Envelope(channel, key, headers, published, expires_ms, not_before_ms), data[offset:]
 
 
 def extract_payload(content: bytes) -> bytes:
@@ -261,18 +261,18 @@ def extract_payload(content: bytes) -> bytes:
     try:
         fields = data[0]
         if fields == CHANNEL:
-            at = 3 + (data[1] << 8) + data[2]
+            offset = 3 + (data[1] << 8) + data[2]
         else:
-            at = 1 + TIMES_BYTES[fields & TIMES]
+            offset = 1 + TIMES_BYTES[fields & TIMES]
             for text in (CHANNEL, KEY, HEADERS):
                 if fields & text:
-                    at += 2 + (data[at] << 8) + data[at + 1]
+                    offset += 2 + (data[offset] << 8) + data[offset + 1]
     except IndexError:
-        at = -1
-    if not 0 < at <= len(data) or fields & RESERVED:
+        offset = -1
+    if not 0 < offset <= len(data) or fields & RESERVED:
         decode(content)
-        raise AssertionError("an envelope without an end of its own was taken")
-    return data[at:]
+        raise AssertionError("decode accepted an envelope without a payload offset")
+    return data[offset:]
 
 
 def extract_key(content: bytes) -> bytes:
@@ -280,41 +280,41 @@ def extract_key(content: bytes) -> bytes:
     fields = content[0]
     if not fields & KEY:
         return b""
-    at = 1 + TIMES_BYTES[fields & TIMES]
+    offset = 1 + TIMES_BYTES[fields & TIMES]
     if fields & CHANNEL:
-        at += 2 + int.from_bytes(content[at : at + 2], "big")
-    end = at + 2 + int.from_bytes(content[at : at + 2], "big")
+        offset += 2 + int.from_bytes(content[offset : offset + 2], "big")
+    end = offset + 2 + int.from_bytes(content[offset : offset + 2], "big")
     if content.find(STUFFED, 0, end) >= 0:
         return decode(content)[0].key
-    return content[at + 2 : end]
+    return content[offset + 2 : end]
 
 
 def decode_times(
-    data: bytes, fields: int, at: int = 1
+    data: bytes, fields: int, offset: int = 1
 ) -> tuple[int | None, int | None, int | None]:
     """Decode (published, expires_ms, not_before_ms) at offset `at`, as the fields byte announces
     them.
     """
     published = expires_ms = not_before_ms = None
     if fields & PUBLISHED:
-        (published,) = _SIGNED.unpack_from(data, at)
-        at += 8
+        (published,) = _SIGNED.unpack_from(data, offset)
+        offset += 8
     if fields & EXPIRES:
-        (expires_ms,) = _UNSIGNED.unpack_from(data, at)
-        at += 8
+        (expires_ms,) = _UNSIGNED.unpack_from(data, offset)
+        offset += 8
     if fields & NOT_BEFORE:
-        (not_before_ms,) = _UNSIGNED.unpack_from(data, at)
+        (not_before_ms,) = _UNSIGNED.unpack_from(data, offset)
     return published, expires_ms, not_before_ms
 
 
-def _read_sized(data: bytes, at: int, what: str) -> bytes:
+def _read_sized(data: bytes, offset: int, what: str) -> bytes:
     """Return the bytes behind the length prefix at offset `at`."""
-    if at + 2 > len(data):
-        raise _build_too_short_error(data, at + 2, f"the length of its {what} ends")
-    end = at + 2 + (data[at] << 8) + data[at + 1]
+    if offset + 2 > len(data):
+        raise _build_too_short_error(data, offset + 2, f"the length of its {what} ends")
+    end = offset + 2 + (data[offset] << 8) + data[offset + 1]
     if end > len(data):
-        raise _build_too_short_error(data, end, f"its {what} of {end - at - 2} bytes ends")
-    return data[at + 2 : end]
+        raise _build_too_short_error(data, end, f"its {what} of {end - offset - 2} bytes ends")
+    return data[offset + 2 : end]
 
 
 def _build_too_short_error(data: bytes, end: int, what: str) -> RemoteProtocolError:
@@ -360,24 +360,25 @@ def decode_headers(text: bytes, begin: int = 0) -> tuple[tuple[str, str], ...]:
         RemoteProtocolError: bad_envelope if they are malformed.
     """
     texts: list[str] = []
-    at = 0
-    while at < len(text):
-        end = at + 2 + int.from_bytes(text[at : at + 2], "big")
-        if at + 2 > len(text) or end > len(text):
+    offset = 0
+    while offset < len(text):
+        end = offset + 2 + int.from_bytes(text[offset : offset + 2], "big")
+        if offset + 2 > len(text) or end > len(text):
             raise RemoteProtocolError(
                 Reason.BAD_ENVELOPE,
                 f"an Envelope's headers end at byte {begin + len(text)}, within the name or value "
-                f"that begins at byte {begin + at}",
+                f"that begins at byte {begin + offset}",
             )
         try:
-            texts.append(text[at + 2 : end].decode())
+            texts.append(text[offset + 2 : end].decode())
         except UnicodeDecodeError as error:
             raise RemoteProtocolError(
                 Reason.BAD_ENVELOPE,
-                f"an Envelope's header at byte {begin + at}, {_shorten(text[at + 2 : end])}, is "
-                f"not UTF-8: {error.reason} at byte {error.start} of it",
+                f"an Envelope's header at byte {begin + offset}, "
+                f"{_shorten(text[offset + 2 : end])}, is not UTF-8: {error.reason} at byte "
+                f"{error.start} of it",
             ) from None
-        at = end
+        offset = end
     if len(texts) % 2:
         raise RemoteProtocolError(
             Reason.BAD_ENVELOPE,

@@ -79,13 +79,13 @@ class EnvelopeColumns:
 def scan_envelopes(batch: FrameBatch) -> EnvelopeColumns:
     """Return the columns of whole Envelope frames, up to the first malformed envelope."""
     if batch.count > _PROBE_ABOVE_FRAMES:
-        found = _scan_uniform(batch.slice(0, _PROBE_FRAMES))
-        if found is not None and found.count < _PROBE_FRAMES:
-            return found
+        columns = _scan_uniform(batch.slice(0, _PROBE_FRAMES))
+        if columns is not None and columns.count < _PROBE_FRAMES:
+            return columns
     if batch.count > PLAIN_FRAMES_MAX:
-        found = _scan_uniform(batch)
-        if found is not None:
-            return found
+        columns = _scan_uniform(batch)
+        if columns is not None:
+            return columns
     return _scan_one_by_one(batch)
 
 
@@ -96,22 +96,22 @@ def _scan_one_by_one(batch: FrameBatch) -> EnvelopeColumns:
     raw = batch.data.tobytes()
     if batch.count == 1:
         return _scan_single(raw[HEADER_BYTES:-DELIMITER_BYTES])
-    rows = _CachingEnvelopeReader(raw)
+    reader = _CachingEnvelopeReader(raw)
     channels: list[int] = []
     expires: list[float] = []
     not_before: list[float] = []
     try:
         for start, end in pairwise(batch.bounds.tolist()):
-            channel, late, early = rows.read(start + HEADER_BYTES, end - DELIMITER_BYTES)
+            channel, expiry, delay = reader.read(start + HEADER_BYTES, end - DELIMITER_BYTES)
             channels.append(channel)
-            expires.append(late)
-            not_before.append(early)
+            expires.append(expiry)
+            not_before.append(delay)
     except RemoteProtocolError:
         pass
     return EnvelopeColumns(
         len(channels),
-        list(rows.names),
-        np.array(channels, np.uint32) if len(rows.names) > 1 else 0,
+        list(reader.names),
+        np.array(channels, np.uint32) if len(reader.names) > 1 else 0,
         np.array(expires) if min(expires, default=NEVER) < NEVER else None,
         np.array(not_before) if max(not_before, default=0.0) else None,
     )
@@ -150,10 +150,10 @@ class _CachingEnvelopeReader:
         `decode`.
         """
         try:
-            found = self._read_known(begin, end)
+            values = self._read_known(begin, end)
         except IndexError:  # A length prefix that reaches beyond the received bytes.
-            found = None
-        return found or self._read_new(self._raw[begin:end])
+            values = None
+        return values or self._read_new(self._raw[begin:end])
 
     def _read_known(self, begin: int, end: int) -> tuple[int, float, float] | None:
         """Return the same if channel and headers are cached and nothing needs `decode`, else None.
@@ -162,21 +162,21 @@ class _CachingEnvelopeReader:
         """
         raw = self._raw
         fields = raw[begin]
-        at = begin + 1 + TIMES_BYTES[fields & TIMES]
-        channel_at = at
+        offset = begin + 1 + TIMES_BYTES[fields & TIMES]
+        channel_offset = offset
         if fields & CHANNEL:
-            at += 2 + (raw[at] << 8) + raw[at + 1]
-        channel = self._channels.get(raw[channel_at:at])
+            offset += 2 + (raw[offset] << 8) + raw[offset + 1]
+        channel = self._channels.get(raw[channel_offset:offset])
         if channel is None:
             return None
         if fields & KEY:
-            at += 2 + (raw[at] << 8) + raw[at + 1]
+            offset += 2 + (raw[offset] << 8) + raw[offset + 1]
         if fields & HEADERS:
-            headers_at = at
-            at += 2 + (raw[at] << 8) + raw[at + 1]
-            if raw[headers_at:at] not in self._headers:
+            headers_offset = offset
+            offset += 2 + (raw[offset] << 8) + raw[offset + 1]
+            if raw[headers_offset:offset] not in self._headers:
                 return None
-        if at > end or fields & RESERVED:
+        if offset > end or fields & RESERVED:
             return None
         if self._may_be_stuffed and raw.find(STUFFED, begin, end) >= 0:
             return None
@@ -216,13 +216,13 @@ def _scan_uniform(batch: FrameBatch) -> EnvelopeColumns | None:
     names, channels = reader.read_channels()
     reader.skip_key()
     reader.skip_headers()
-    odd = reader.irregular_indexes()
-    if odd is None:
+    irregular = reader.irregular_indexes()
+    if irregular is None:
         return None
-    if not odd:
+    if not irregular:
         return _build_columns(list(names), channels, expires, not_before)
     raw, bounds, count = batch.data.tobytes(), batch.bounds.tolist(), batch.count
-    for index in odd:
+    for index in irregular:
         begin, end = bounds[index] + HEADER_BYTES, bounds[index + 1] - DELIMITER_BYTES
         try:
             envelope, _ = decode(raw[begin:end])

@@ -103,24 +103,24 @@ class UniformEnvelopeReader:
             self._irregular |= self._find_stuffed_times()
         return self._read_seconds(EXPIRES, NEVER), self._read_seconds(NOT_BEFORE, 0.0)
 
-    def _read_seconds(self, which: int, otherwise: float) -> Seconds:
-        if not self._fields & which:
-            return np.full(self._batch.count, otherwise)
-        at = 1 + TIMES_BYTES[self._fields & (which - 1)]
-        return _view_column(self._batch, _MILLISECONDS, at).astype(np.float64) / 1000.0
+    def _read_seconds(self, field: int, default: float) -> Seconds:
+        if not self._fields & field:
+            return np.full(self._batch.count, default)
+        offset = 1 + TIMES_BYTES[self._fields & (field - 1)]
+        return _view_column(self._batch, _MILLISECONDS, offset).astype(np.float64) / 1000.0
 
     def _find_stuffed_times(self) -> Flags:
         """Return flags of the contents in which stuffing begins in the fields byte or the times."""
         batch, end = self._batch, 1 + TIMES_BYTES[self._fields & TIMES]
         stuffed: Flags = np.full(batch.count, self._fields == DELIMITER[0])
-        for at in range(1, end, 8):
-            other = _view_column(batch, _UINT64, at) ^ _OPENERS
+        for offset in range(1, end, 8):
+            other = _view_column(batch, _UINT64, offset) ^ _OPENERS
             stuffed |= ((other - _ONES) & ~other & _TOPS) != 0  # One of its eight bytes is 0.
-        suspects = np.flatnonzero(stuffed)
-        if suspects.size:
-            places = batch.starts[suspects, None] + np.arange(HEADER_BYTES, HEADER_BYTES + end)
+        candidates = np.flatnonzero(stuffed)
+        if candidates.size:
+            places = batch.starts[candidates, None] + np.arange(HEADER_BYTES, HEADER_BYTES + end)
             words = unaligned(batch.data, _UINT32)[places]
-            stuffed[suspects] = (words == _STUFFED_WORD).any(axis=1)
+            stuffed[candidates] = (words == _STUFFED_WORD).any(axis=1)
         return stuffed
 
     # Texts ---------------------------------------------------------------------------------------
@@ -177,12 +177,12 @@ class UniformEnvelopeReader:
 
     def _read_next_texts(self) -> list[bytes]:
         """Return the next text of each with its length prefix; one if it is the same in all."""
-        at = self._offset
-        if isinstance(at, int):
-            end = at + 2 + int.from_bytes(self._first_content[at : at + 2], "big")
-            text = self._first_content[at:end]
+        offset = self._offset
+        if isinstance(offset, int):
+            end = offset + 2 + int.from_bytes(self._first_content[offset : offset + 2], "big")
+            text = self._first_content[offset:end]
             if end <= self._content_lengths.min():
-                different = self._find_different(at, text)
+                different = self._find_different(offset, text)
                 if np.count_nonzero(different) * _REGULAR_PER_IRREGULAR_MIN <= self._batch.count:
                     self._irregular |= different
                     self._offset = end
@@ -193,11 +193,11 @@ class UniformEnvelopeReader:
         raw = self._batch.data.tobytes()
         return [raw[begin:end] for begin, end in places]
 
-    def _find_different(self, at: int, text: bytes) -> Flags:
+    def _find_different(self, offset: int, text: bytes) -> Flags:
         """Return flags of the contents that do not have `text` at `at`. All are long enough."""
         different: Flags = np.zeros(self._batch.count, np.bool_)
         for end in range(len(text), 0, -8):  # Words that end here; the first one begins before it.
-            words = _view_column(self._batch, _UINT64, at + end - 8)
+            words = _view_column(self._batch, _UINT64, offset + end - 8)
             if end < 8:
                 words = words >> np.uint64(8 * (8 - end))
             expected = np.uint64(int.from_bytes(text[max(0, end - 8) : end], "little"))
@@ -206,17 +206,17 @@ class UniformEnvelopeReader:
 
     def _locate_next_texts(self) -> tuple[int | Integers, Integers]:
         """Return begin and end of the next text of each in the content, with its length prefix."""
-        at, contents = self._offset, self._content_lengths
-        out: Flags = contents < at + 2
+        offset, contents = self._offset, self._content_lengths
+        out: Flags = contents < offset + 2
         if out.any():
-            at = np.where(out, 0, at).astype(np.int64)
-        ends = _view_column(self._batch, _LENGTH, at).astype(np.int64) + at + 2
+            offset = np.where(out, 0, offset).astype(np.int64)
+        ends = _view_column(self._batch, _LENGTH, offset).astype(np.int64) + offset + 2
         out |= ends > contents
         ends[out] = 0
         self._irregular |= out
         self._offset = int(ends[0]) if (ends == ends[0]).all() else ends
         self._is_all_same = False
-        return at, ends
+        return offset, ends
 
     def _mark_stuffed(self) -> None:
         """Flag envelopes with stuffing before the payload as irregular."""

@@ -90,24 +90,24 @@ def split_frames(
     stride = end + DELIMITER_BYTES - first
     estimated_count = (last - first) // stride
     is_many = estimated_count > _ARRAYS_FRAMES_MIN or last - first > _ARRAYS_BYTES_MIN
-    found = None
+    batch = None
     if estimated_count >= _UNIFORM_FRAMES_MIN and buffer.startswith(DELIMITER, end + stride):
-        found = _split_uniform(buffer, first, stride, estimated_count, scratch)
+        batch = _split_uniform(buffer, first, stride, estimated_count, scratch)
     elif is_many:  # Not after a failed uniform split: it would be repeated for each frame.
-        found = _split_before_uniform(buffer, first, end, last)
-    if found is not None:
-        return found
+        batch = _split_before_uniform(buffer, first, end, last)
+    if batch is not None:
+        return batch
     if is_many:
         return _split_with_arrays(buffer, first, last, scratch)
     bounds = [0]
     while end >= 0:
-        at = end + DELIMITER_BYTES
-        bounds.append(at - first)
-        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
+        offset = end + DELIMITER_BYTES
+        bounds.append(offset - first)
+        end = buffer.find(DELIMITER, offset + HEADER_BYTES, last)
     size = bounds[-1]
-    same = stride * (len(bounds) - 1) == size and bounds == list(range(0, size + 1, stride))
+    is_uniform = stride * (len(bounds) - 1) == size and bounds == list(range(0, size + 1, stride))
     data = np.frombuffer(buffer, np.uint8, size, first)
-    return FrameBatch(data, np.array(bounds, np.int64), stride if same else 0)
+    return FrameBatch(data, np.array(bounds, np.int64), stride if is_uniform else 0)
 
 
 def _split_uniform(
@@ -143,13 +143,13 @@ def _split_before_uniform(buffer: bytearray, first: int, end: int, last: int) ->
     """
     bounds = [0]
     while len(bounds) <= _FRAMES_BEFORE_UNIFORM_MAX:
-        at = end + DELIMITER_BYTES
-        bounds.append(at - first)
-        end = buffer.find(DELIMITER, at + HEADER_BYTES, last)
+        offset = end + DELIMITER_BYTES
+        bounds.append(offset - first)
+        end = buffer.find(DELIMITER, offset + HEADER_BYTES, last)
         if end < 0:
             return None
-        stride = end + DELIMITER_BYTES - at
-        if (last - at) // stride >= _UNIFORM_RUN_MIN and all(
+        stride = end + DELIMITER_BYTES - offset
+        if (last - offset) // stride >= _UNIFORM_RUN_MIN and all(
             buffer.startswith(DELIMITER, end + frame * stride) for frame in (1, 2, 3)
         ):
             data = np.frombuffer(buffer, np.uint8, bounds[-1], first)
@@ -164,17 +164,17 @@ def _has_no_inner_delimiter(block: Bytes, stride: int, scratch: SplitterScratch)
     """
     count = block.size // stride
     if stride >= _LONG_FRAME_BYTES:
-        at = np.strings.find(block.view(f"S{stride}"), DELIMITER[:1], HEADER_BYTES)
-        return bool(np.count_nonzero(at == stride - DELIMITER_BYTES) == count)
-    found: int | np.signedinteger = 0
+        offset = np.strings.find(block.view(f"S{stride}"), DELIMITER[:1], HEADER_BYTES)
+        return bool(np.count_nonzero(offset == stride - DELIMITER_BYTES) == count)
+    matches: int | np.signedinteger = 0
     for first in range(0, block.size, scratch.flags.size):
         part = block[first : first + scratch.flags.size]
-        found += np.count_nonzero(np.equal(part, _LESS_THAN, out=scratch.flags[: part.size]))
-    if found > count:  # Headers may contain any byte: subtract the `<` in their nine bytes.
+        matches += np.count_nonzero(np.equal(part, _LESS_THAN, out=scratch.flags[: part.size]))
+    if matches > count:  # Headers may contain any byte: subtract the `<` in their nine bytes.
         headers = strided(block, _WORD, 1, stride, count).copy().view(np.uint8)
-        found -= np.count_nonzero(headers == _LESS_THAN)
-        found -= np.count_nonzero(block[::stride] == _LESS_THAN)
-    return found == count
+        matches -= np.count_nonzero(headers == _LESS_THAN)
+        matches -= np.count_nonzero(block[::stride] == _LESS_THAN)
+    return matches == count
 
 
 def _split_with_arrays(
@@ -199,9 +199,9 @@ def _split_with_arrays(
 def _bounds_outside_headers(delimiters: Integers) -> Integers:
     """Return frame bounds, ignoring delimiters inside headers."""
     bounds = [0]
-    for at in delimiters.tolist():
-        if at >= bounds[-1] + HEADER_BYTES:
-            bounds.append(at + DELIMITER_BYTES)
+    for offset in delimiters.tolist():
+        if offset >= bounds[-1] + HEADER_BYTES:
+            bounds.append(offset + DELIMITER_BYTES)
     return np.array(bounds, np.int64)
 
 
@@ -218,31 +218,31 @@ def find_delimiters(
     count = -(-(last - begin) // _SIZE)
     data = np.frombuffer(buffer, np.uint8, count * _SIZE, begin)
     words = np.frombuffer(buffer, _WORD, count + 1, begin)
-    at = _words_with_less_than(data, scratch)
-    found = words.take(at)
-    shift = _less_than_shifts(found)
+    offset = _words_with_less_than(data, scratch)
+    matches = words.take(offset)
+    shift = _less_than_shifts(matches)
     if shift is None:
         every = np.flatnonzero(data == _LESS_THAN)
-        at = every >> 3
-        found = words.take(at)
+        offset = every >> 3
+        matches = words.take(offset)
         shift = ((every & 7) << 3).view(np.uint64)
     # In place from here on: fewer arrays stay in the cache.
-    found >>= shift
-    above = words[1:].take(at)
+    matches >>= shift
+    above = words[1:].take(offset)
     above <<= _BITS - shift
-    found |= above
+    matches |= above
     shift >>= _THREE
-    positions = at
+    positions = offset
     positions <<= 3
     positions += shift.view(np.int64)
     positions += begin - first
-    good = np.bitwise_and(found, _LOW_HALF, out=above) == _DELIMITER_WORD
+    good = np.bitwise_and(matches, _LOW_HALF, out=above) == _DELIMITER_WORD
     # The first and the last words reach beyond first..last.
     good[:_SIZE] &= positions[:_SIZE] >= 0
     good[-2 * _SIZE :] &= positions[-2 * _SIZE :] <= last - first - DELIMITER_BYTES
     if np.count_nonzero(good) < good.size:
-        return positions[good], found[good]
-    return positions, found
+        return positions[good], matches[good]
+    return positions, matches
 
 
 def _less_than_shifts(words: Words) -> Words | None:
@@ -268,15 +268,15 @@ def _words_with_less_than(data: Bytes, scratch: SplitterScratch) -> Integers:
     groups = -(-count // _SIZE)
     hits, flags = scratch.hits[: groups * _SIZE], scratch.flags
     hits[count:] = False
-    for at in range(0, count, _BLOCK_WORDS):
-        block = min(_BLOCK_WORDS, count - at)
+    for offset in range(0, count, _BLOCK_WORDS):
+        block = min(_BLOCK_WORDS, count - offset)
         here = flags[: block * _SIZE]
-        np.equal(data[at * _SIZE : (at + block) * _SIZE], _LESS_THAN, out=here)
-        np.not_equal(here.view(_WORD), _NONE, out=hits[at : at + block])
+        np.equal(data[offset * _SIZE : (offset + block) * _SIZE], _LESS_THAN, out=here)
+        np.not_equal(here.view(_WORD), _NONE, out=hits[offset : offset + block])
     by_group = hits.view(_WORD)
-    found = np.flatnonzero(by_group != _NONE)
-    within = np.flatnonzero(by_group.take(found).view(np.bool_))
-    words: Integers = found.take(within >> 3)
+    matches = np.flatnonzero(by_group != _NONE)
+    within = np.flatnonzero(by_group.take(matches).view(np.bool_))
+    words: Integers = matches.take(within >> 3)
     words <<= 3
     within &= 7
     words += within

@@ -149,8 +149,8 @@ class FrameBatch:
     def slice(self, first: int, last: int) -> FrameBatch:
         """Return frames first..last-1 without a copy."""
         bounds = self.bounds[first : last + 1]
-        at, end = int(bounds[0]), int(bounds[-1])
-        return FrameBatch(self.data[at:end], bounds - at if at else bounds, self.stride)
+        start, end = int(bounds[0]), int(bounds[-1])
+        return FrameBatch(self.data[start:end], bounds - start if start else bounds, self.stride)
 
     def select(self, order: npt.NDArray[np.intp]) -> FrameBatch:
         """Return a copy of the frames at these indexes, in that order. `order` is not empty."""
@@ -252,11 +252,11 @@ def parse_ack_range(content: bytes | memoryview, frame_name: str = "an Ack") -> 
         first, last = int(match[1]), abs(int(match[2]))
         if first < last <= MESSAGE_ID_MASK + 1:
             return first, last
-    shown = bytes(content[:40]).decode("ascii", "backslashreplace")
+    excerpt = bytes(content[:40]).decode("ascii", "backslashreplace")
     more = f"… ({len(content)} bytes)" if len(content) > 40 else ""
     raise RemoteProtocolError(
         Reason.BAD_ACK,
-        f"{frame_name} held {shown!r}{more}; expected first-last with "
+        f"{frame_name} held {excerpt!r}{more}; expected first-last with "
         f"0 <= first < last <= {MESSAGE_ID_MASK + 1}",
     )
 
@@ -278,11 +278,11 @@ def parse_ack_ranges(batch: FrameBatch) -> tuple[Integers, Integers]:
                 break
         pairs = np.array(ranges, np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
-    firsts, lasts, good = _parse_uniform_ranges(batch) or _parse_mixed_ranges(batch)
-    good &= (firsts < lasts) & (lasts <= MESSAGE_ID_MASK + 1)
-    if np.count_nonzero(good) < batch.count:
+    firsts, lasts, valid = _parse_uniform_ranges(batch) or _parse_mixed_ranges(batch)
+    valid &= (firsts < lasts) & (lasts <= MESSAGE_ID_MASK + 1)
+    if np.count_nonzero(valid) < batch.count:
         starts, ends = batch.starts + HEADER_BYTES, batch.ends - DELIMITER_BYTES
-        for doubtful in np.flatnonzero(~good).tolist():
+        for doubtful in np.flatnonzero(~valid).tolist():
             content = batch.data[starts[doubtful] : ends[doubtful]].tobytes()
             try:
                 firsts[doubtful], lasts[doubtful] = parse_ack_range(content)
@@ -303,16 +303,16 @@ def _parse_uniform_ranges(batch: FrameBatch) -> tuple[Integers, Integers, Flags]
         return None
     if np.count_nonzero(data[dash::stride] == _DASH) < count:
         return None
-    firsts, good = _parse_uniform_decimals(batch, dash, digits[0])
+    firsts, valid = _parse_uniform_decimals(batch, dash, digits[0])
     if digits[0] == digits[1] and _is_continuous(batch, dash, end, digits[0]):
         lasts = np.empty_like(firsts)
         lasts[:-1] = firsts[1:]
-        lasts[-1:], good[-1:] = _parse_uniform_decimals(
+        lasts[-1:], valid[-1:] = _parse_uniform_decimals(
             batch.slice(count - 1, count), end, digits[1]
         )
-        return firsts, lasts, good
+        return firsts, lasts, valid
     lasts, lasts_good = _parse_uniform_decimals(batch, end, digits[1])
-    return firsts, lasts, good & lasts_good
+    return firsts, lasts, valid & lasts_good
 
 
 def _is_continuous(batch: FrameBatch, dash: int, end: int, digits: int) -> bool:
@@ -334,15 +334,15 @@ def _parse_uniform_decimals(batch: FrameBatch, end: int, digits: int) -> tuple[I
     validity.
     """
     data, stride, count = batch.data, batch.stride, batch.count
-    values, good = _parse_eight_digits(
+    values, valid = _parse_eight_digits(
         strided(data, _UINT64, end - 8, stride, count), min(digits, 8)
     )
     if digits > 8:
         words = strided(data, _UINT64, end - 16, stride, count)
         above, decimal = _parse_eight_digits(words, digits - 8)
         values += above * 100_000_000
-        good &= decimal
-    return values, good
+        valid &= decimal
+    return values, valid
 
 
 def _parse_mixed_ranges(batch: FrameBatch) -> tuple[Integers, Integers, Flags]:
@@ -373,18 +373,18 @@ def _parse_decimals(data: Bytes, begins: Integers, ends: Integers) -> tuple[Inte
     Every begin is at least HEADER_BYTES into data, so eight bytes before each end exist.
     """
     digits = ends - begins
-    good = (digits >= 1) & (digits <= ACK_DIGITS_MAX)
-    digits = np.where(good, digits, 1)
-    ends = np.where(good, ends, begins + 1)
+    valid = (digits >= 1) & (digits <= ACK_DIGITS_MAX)
+    digits = np.where(valid, digits, 1)
+    ends = np.where(valid, ends, begins + 1)
     words = unaligned(data, _UINT64)
     values, decimal = _parse_eight_digits(words[ends - 8], np.minimum(digits, 8))
-    good &= decimal
+    valid &= decimal
     long = digits > 8
     if long.any():
         above, decimal = _parse_eight_digits(words[ends[long] - 16], digits[long] - 8)
         values[long] += above * 100_000_000
-        good[long] &= decimal
-    return values, good
+        valid[long] &= decimal
+    return values, valid
 
 
 def _parse_eight_digits(words: Words, digits: Integers | int) -> tuple[Integers, Flags]:
@@ -399,23 +399,23 @@ def _parse_eight_digits(words: Words, digits: Integers | int) -> tuple[Integers,
     values >>= unused
     values <<= unused
     # Adding 0x76 carries a byte above 9 into its top bit.
-    other = values & u64(0x7F7F7F7F7F7F7F7F)
-    other += u64(0x7676767676767676)
-    other |= values
-    other &= u64(0x8080808080808080)
-    good = other == 0
-    np.right_shift(values, u64(8), out=other)
+    work = values & u64(0x7F7F7F7F7F7F7F7F)
+    work += u64(0x7676767676767676)
+    work |= values
+    work &= u64(0x8080808080808080)
+    valid = work == 0
+    np.right_shift(values, u64(8), out=work)
     values *= u64(10)
-    values += other  # Two digits in every other byte.
+    values += work  # Two digits in every other byte.
     pairs = u64(0x000000FF000000FF)
-    np.bitwise_and(values, pairs, out=other)
-    other *= u64(100 + (1_000_000 << 32))
+    np.bitwise_and(values, pairs, out=work)
+    work *= u64(100 + (1_000_000 << 32))
     values >>= u64(16)
     values &= pairs
     values *= u64(1 + (10_000 << 32))
-    values += other
+    values += work
     values >>= u64(32)
-    return values.view(np.int64), good
+    return values.view(np.int64), valid
 
 
 def write_id_and_timer(buffer: memoryview, offset: int, message_id: int, timer_index: int) -> None:

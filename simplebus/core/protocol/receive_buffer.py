@@ -77,10 +77,10 @@ class FrameReceiver:
 
     def receive_single_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
         """Count the `count` new bytes as a frame and return True if they are exactly one."""
-        lone = self.has_single_frame(buffer, count)
-        if lone:
+        is_single = self.has_single_frame(buffer, count)
+        if is_single:
             self.record_single_frame(count)
-        return lone
+        return is_single
 
     def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[FrameBatch]:
         """Yield the frames that `count` new bytes in the buffer complete.
@@ -132,16 +132,16 @@ class FrameReceiver:
         if batch.data.size > self.frame_bytes_max:
             lengths = batch.lengths
             if (batch.stride or lengths.max()) > self.frame_bytes_max:
-                at = int((lengths > self.frame_bytes_max).argmax())
-                if at:
-                    self.frame_count += at
-                    yield batch.slice(0, at)
-                raise self._build_too_long_error(int(lengths[at]), "long")
+                index = int((lengths > self.frame_bytes_max).argmax())
+                if index:
+                    self.frame_count += index
+                    yield batch.slice(0, index)
+                raise self._build_too_long_error(int(lengths[index]), "long")
         self.frame_count += batch.count
         yield batch
 
-    def _build_too_long_error(self, length: int, what: str) -> RemoteProtocolError:
+    def _build_too_long_error(self, length: int, description: str) -> RemoteProtocolError:
         return RemoteProtocolError(
             Reason.FRAME_TOO_LONG,
-            f"a frame is {length} bytes {what}; at most {self.frame_bytes_max} are accepted",
+            f"a frame is {length} bytes {description}; at most {self.frame_bytes_max} are accepted",
         )

@@ -129,15 +129,15 @@ class AckWindow:
         """
         if floor <= self.floor:
             return 0
-        lost = floor - self.floor
+        skipped_count = floor - self.floor
         if self._flags_end > self.floor:
             end = min(floor, self._flags_end)
-            lost -= self._count_flags(self.floor, end)
+            skipped_count -= self._count_flags(self.floor, end)
             self._set_flags(self.floor, end, 0)
         self.floor = floor
         self.cursor = max(self.cursor, floor)
         self._advance_floor()
-        return lost
+        return skipped_count
 
     def unacked_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the half-open ranges within first..last-1 that were sent and not acknowledged."""
@@ -164,10 +164,10 @@ class AckWindow:
         none is acknowledged.
         """
         found = [np.zeros(0, np.int64)]
-        at = self.floor
+        sequence = self.floor
         for start, stop in self._index_ranges(self.floor, self._flags_end):
-            found.append(np.flatnonzero(~self._flags[start:stop]) + at)
-            at += stop - start
+            found.append(np.flatnonzero(~self._flags[start:stop]) + sequence)
+            sequence += stop - start
         return np.concatenate(found), max(self.floor, self._flags_end)
 
     def merge_unacked(self, other: AckWindow) -> AckWindow:
@@ -240,12 +240,12 @@ class AckWindow:
         """Return the index ranges of first..last-1 in the flags: none, one, or two."""
         if first >= last:
             return []
-        size = len(self._flag_bytes)
+        flag_count = len(self._flag_bytes)
         start = first & self._mask
         stop = start + last - first
-        if stop <= size:
+        if stop <= flag_count:
             return [(start, stop)]
-        return [(start, size), (0, stop - size)]
+        return [(start, flag_count), (0, stop - flag_count)]
 
     def _set_flags(self, first: int, last: int, value: int) -> None:
         for start, stop in self._index_ranges(first, last):
@@ -260,13 +260,13 @@ class AckWindow:
         grown._flag_bytes = bytearray(max(_FLAGS_MIN, 1 << (size - 1).bit_length()))
         grown._flags = np.frombuffer(grown._flag_bytes, np.bool_)
         grown._mask = len(grown._flag_bytes) - 1
-        at = self.floor
+        sequence = self.floor
         for start, stop in self._index_ranges(self.floor, self._flags_end):
-            for new_start, new_stop in grown._index_ranges(at, at + stop - start):
+            for new_start, new_stop in grown._index_ranges(sequence, sequence + stop - start):
                 length = new_stop - new_start
                 grown._flags[new_start:new_stop] = self._flags[start : start + length]
                 start += length
-                at += length
+                sequence += length
         self._flag_bytes, self._flags, self._mask = grown._flag_bytes, grown._flags, grown._mask
 
     def _advance_floor(self) -> None:

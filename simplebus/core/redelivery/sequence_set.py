@@ -64,17 +64,17 @@ class SequenceSet:
             end = min(end, begin + range_count_max)
         if begin >= end or first >= last:
             return []
-        found = list(zip(self._firsts[begin:end], self._lasts[begin:end], strict=True))
-        found[0] = (max(first, found[0][0]), found[0][1])
-        found[-1] = (found[-1][0], min(last, found[-1][1]))
-        return found
+        ranges = list(zip(self._firsts[begin:end], self._lasts[begin:end], strict=True))
+        ranges[0] = (max(first, ranges[0][0]), ranges[0][1])
+        ranges[-1] = (ranges[-1][0], min(last, ranges[-1][1]))
+        return ranges
 
     def pop_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Remove first..last-1. Returns the ranges of them that were in the set."""
-        taken = self.ranges_within(first, last)
-        if taken:
+        ranges = self.ranges_within(first, last)
+        if ranges:
             self.remove(first, last)
-        return taken
+        return ranges
 
     @property
     def range_count(self) -> int:
@@ -103,18 +103,18 @@ class SequenceSet:
         """Return the ranges of first..last-1 that are not in the set."""
         begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
         outside = []
-        for at in range(begin, end):
-            if first < self._firsts[at]:
-                outside.append((first, self._firsts[at]))
-            first = self._lasts[at]
+        for index in range(begin, end):
+            if first < self._firsts[index]:
+                outside.append((first, self._firsts[index]))
+            first = self._lasts[index]
         if first < last:
             outside.append((first, last))
         return outside
 
     def overlaps(self, first: int, last: int) -> bool:
         """Return True if any of first..last-1 is in the set."""
-        at = bisect_right(self._lasts, first)
-        return first < last and at < len(self._firsts) and self._firsts[at] < last
+        index = bisect_right(self._lasts, first)
+        return first < last and index < len(self._firsts) and self._firsts[index] < last
 
     def clear(self) -> None:
         self._firsts.clear()

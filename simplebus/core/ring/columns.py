@@ -37,12 +37,12 @@ class MessageRows:
 
     def slice(self, first: int, last: int) -> MessageRows:
         """Return messages first..last-1 of these."""
-        here = slice(first, last)
+        selection = slice(first, last)
         return MessageRows(
             last - first,
-            self.channels if isinstance(self.channels, int) else self.channels[here],
-            None if self.expires is None else self.expires[here],
-            None if self.not_before is None else self.not_before[here],
+            self.channels if isinstance(self.channels, int) else self.channels[selection],
+            None if self.expires is None else self.expires[selection],
+            None if self.not_before is None else self.not_before[selection],
         )
 
     @property
@@ -158,18 +158,18 @@ class RingColumns:
 
     def write_rows(self, slot_ranges: list[tuple[int, int]], rows: MessageRows) -> None:
         """Write rows into slot ranges of the same total length."""
-        done = 0
+        written_count = 0
         for start, stop in slot_ranges:
-            here, part = slice(start, stop), slice(done, done + stop - start)
-            done += stop - start
+            target, source = slice(start, stop), slice(written_count, written_count + stop - start)
+            written_count += stop - start
             if self.channels is not None:
                 value = rows.channels
-                self.channels[here] = value if isinstance(value, int) else value[part]
+                self.channels[target] = value if isinstance(value, int) else value[source]
             if self.expires is not None:
-                self.expires[here] = NEVER if rows.expires is None else rows.expires[part]
+                self.expires[target] = NEVER if rows.expires is None else rows.expires[source]
             if self.not_before is not None:
-                self.not_before[here] = (
-                    NO_DELAY if rows.not_before is None else rows.not_before[part]
+                self.not_before[target] = (
+                    NO_DELAY if rows.not_before is None else rows.not_before[source]
                 )
 
     def read_rows(self, slot_ranges: list[tuple[int, int]]) -> MessageRows:

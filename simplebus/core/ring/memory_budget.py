@@ -104,7 +104,7 @@ class MemoryShare(MemoryBudget):
         self._add_used(-size)
 
     def _add_used(self, size: int) -> None:
-        before = self._unused_reservation
+        unused_before = self._unused_reservation
         self.used_bytes += size
         self._parent.used_bytes += size
-        self._parent.reserved_bytes += self._unused_reservation - before
+        self._parent.reserved_bytes += self._unused_reservation - unused_before

@@ -152,31 +152,35 @@ class Ring:
         if rows is not None and not self._ensure_columns(rows):
             return 0
         first = self.head
-        taken = self._append(batch, timer_index)
-        if taken and rows is not None:
+        appended_count = self._append(batch, timer_index)
+        if appended_count and rows is not None:
             self.envelopes_until = self.special_until = self.head
-            self._write_rows(first, rows if taken == rows.count else rows.slice(0, taken))
-        elif taken and self.columns.row_bytes:
-            self._write_rows(first, MessageRows(taken))
-        return taken
+            self._write_rows(
+                first, rows if appended_count == rows.count else rows.slice(0, appended_count)
+            )
+        elif appended_count and self.columns.row_bytes:
+            self._write_rows(first, MessageRows(appended_count))
+        return appended_count
 
     def _append(self, batch: FrameBatch, timer_index: int) -> int:
         self.set_timer_index(self.head, self.head, timer_index)
         if self.head == self.floor:
             self._write_offset = 0  # The ring is empty: reuse the front, which is in the cache.
-        taken = 0
-        while taken < batch.count:
-            rest = batch if taken == 0 else batch.slice(taken, batch.count)
-            room = self._count_appendable(rest)
-            if room == 0:
-                if not self._grow(rest):
+        appended_count = 0
+        while appended_count < batch.count:
+            remaining = batch if appended_count == 0 else batch.slice(appended_count, batch.count)
+            fitting_count = self._count_appendable(remaining)
+            if fitting_count == 0:
+                if not self._grow(remaining):
                     break
                 continue
-            self._copy_in(rest if room == rest.count else rest.slice(0, room))
-            taken += room
-        if taken:
+            self._copy_in(
+                remaining if fitting_count == remaining.count else remaining.slice(0, fitting_count)
+            )
+            appended_count += fitting_count
+        if appended_count:
             self._update_peak()
-        return taken
+        return appended_count
 
     def append_one(
         self, frame: memoryview, timer_index: int, row: MessageRow | None = None
@@ -187,24 +191,24 @@ class Ring:
         Returns:
             False if it does not; the ring is unchanged, and `append` must be called.
         """
-        head, at, size = self.head, self._write_offset, len(frame)
-        held = head - self.floor
-        if held == 0:
-            at, end = 0, self._size
+        head, offset, size = self.head, self._write_offset, len(frame)
+        stored_count = head - self.floor
+        if stored_count == 0:
+            offset, end = 0, self._size
         else:
             tail = int(self._offsets[self.floor & self._mask])
-            end = self._size if at > tail else tail
-        if size > end - at or held >= self._slots or held >= self.messages_max:
+            end = self._size if offset > tail else tail
+        if size > end - offset or stored_count >= self._slots or stored_count >= self.messages_max:
             return False
         if row is not None and self.columns.is_missing_column_for(row):
             return False
         if timer_index != self._timer_index:
             self.set_timer_index(head, head, timer_index)
-        self._view[at : at + size] = frame
-        write_id_and_timer(self._view, at, head & MESSAGE_ID_MASK, timer_index)
+        self._view[offset : offset + size] = frame
+        write_id_and_timer(self._view, offset, head & MESSAGE_ID_MASK, timer_index)
         slot = head & self._mask
-        self._offsets[slot] = at
-        self._write_offset = at + size
+        self._offsets[slot] = offset
+        self._write_offset = offset + size
         self.head = head + 1
         if self.columns.row_bytes:
             self.columns.write_row(slot, row or _PLAIN_ROW)
@@ -276,15 +280,15 @@ class Ring:
         tail = self._frame_start(self.floor)
         if self._write_offset <= tail:
             return self._count_fitting(batch, slots, tail - self._write_offset)
-        fits = self._count_fitting(batch, slots, self._size - self._write_offset)
-        if fits == 0:
+        count = self._count_fitting(batch, slots, self._size - self._write_offset)
+        if count == 0:
             # The end of the arena is full: wrap to the front, below the oldest frame.
-            fits = self._count_fitting(batch, slots, tail)
-            if fits:
+            count = self._count_fitting(batch, slots, tail)
+            if count:
                 self._wrap_end_offset = self._write_offset
                 self._wrap_sequence = self.head
                 self._write_offset = 0
-        return fits
+        return count
 
     @staticmethod
     def _count_fitting(batch: FrameBatch, count_max: int, space: int) -> int:
@@ -296,24 +300,24 @@ class Ring:
 
     def _copy_in(self, batch: FrameBatch) -> None:
         """Copy a batch that fits to the write offset and record its offsets."""
-        at, size, count, head = self._write_offset, batch.data.size, batch.count, self.head
-        self._arena[at : at + size] = batch.data
+        offset, size, count, head = self._write_offset, batch.data.size, batch.count, self.head
+        self._arena[offset : offset + size] = batch.data
         if batch.stride:
-            self._write_offsets(head, batch.starts, at)
+            self._write_offsets(head, batch.starts, offset)
             stride = (batch.stride,)
-            headers = np.ndarray((count,), _UINT64, self._arena, at + _HEADER_OFFSET, stride)
+            headers = np.ndarray((count,), _UINT64, self._arena, offset + _HEADER_OFFSET, stride)
             headers[:] = self._header_words(head, count)
         elif count <= PLAIN_FRAMES_MAX:
-            start = at
+            start = offset
             for sequence, end in enumerate(batch.ends.tolist(), head):
                 write_id_and_timer(self._view, start, sequence & MESSAGE_ID_MASK, self._timer_index)
                 self._offsets[sequence & self._mask] = start
-                start = at + end
+                start = offset + end
         else:
-            starts = self._write_offsets(head, batch.starts, at)
+            starts = self._write_offsets(head, batch.starts, offset)
             headers = unaligned(self._arena[_HEADER_OFFSET:], _UINT64)
             headers[starts] = self._header_words(head, count)
-        self._write_offset = at + size
+        self._write_offset = offset + size
         self.head = head + count
 
     def _header_words(self, first: int, count: int) -> npt.NDArray[np.uint64]:
@@ -327,18 +331,18 @@ class Ring:
             words &= _NO_ID_OVERFLOW
         return words.byteswap(inplace=True)
 
-    def _write_offsets(self, first: int, starts: Integers, at: int) -> Integers:
+    def _write_offsets(self, first: int, starts: Integers, base_offset: int) -> Integers:
         """Note that the frames from sequence `first` on begin at `starts` behind `at`, around the
         column's end. Returns where that is.
         """
         start = first & self._mask
         column = self._offsets[start : start + starts.size]
         if column.size == starts.size:
-            return np.add(starts, at, out=column)
-        positions = starts + at
-        column[:] = positions[: column.size]
-        self._offsets[: starts.size - column.size] = positions[column.size :]
-        return positions
+            return np.add(starts, base_offset, out=column)
+        offsets = starts + base_offset
+        column[:] = offsets[: column.size]
+        self._offsets[: starts.size - column.size] = offsets[column.size :]
+        return offsets
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -382,10 +386,10 @@ class Ring:
 
     def view_batch(self, first: int, last: int, bytes_max: int) -> tuple[FrameBatch, int]:
         """Return the frames of `view_frames` as a batch, and the sequence after them."""
-        piece, last = self.view_frames(first, last, bytes_max)
+        frames_view, last = self.view_frames(first, last, bytes_max)
         starts = [self._offsets[a:b] for a, b in self._slot_ranges(first, last)]
         bounds = np.concatenate([*starts, [self._frame_end(last - 1)]])
-        return FrameBatch(np.frombuffer(piece, np.uint8), bounds - bounds[0], 0), last
+        return FrameBatch(np.frombuffer(frames_view, np.uint8), bounds - bounds[0], 0), last
 
     def slots_of(self, sequences: Integers) -> Integers:
         """Return the slots of these messages."""
@@ -439,17 +443,17 @@ class Ring:
             return self._wrap_end_offset
         return int(self._offsets[after & self._mask])
 
-    def _find_frame(self, first: int, last: int, position: int) -> int:
+    def _find_frame(self, first: int, last: int, offset: int) -> int:
         """Return the frame of contiguous frames first..last-1 that contains this arena offset, or
         `last`.
         """
         for start, stop in self._slot_ranges(first, last):
             column = self._offsets[start:stop]
-            after = int(column.searchsorted(position, side="right"))
+            after = int(column.searchsorted(offset, side="right"))
             first += after
             if after < column.size:
                 break
-        return first - 1 if position < self._frame_end(first - 1) else first
+        return first - 1 if offset < self._frame_end(first - 1) else first
 
     def _slot_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the slot ranges of first..last-1: one, or two around the end."""
@@ -536,8 +540,11 @@ class Ring:
 
     def can_grow(self, batch: FrameBatch) -> bool:
         """Return True if the ring's own limits allow memory for one more frame of the batch."""
-        wish = self._wanted_capacity(batch)
-        return wish != (self._slots, self._size) and wish[1] - self.frame_bytes >= batch.ends[0]
+        capacity = self._wanted_capacity(batch)
+        return (
+            capacity != (self._slots, self._size)
+            and capacity[1] - self.frame_bytes >= batch.ends[0]
+        )
 
     def _wanted_capacity(self, batch: FrameBatch) -> tuple[int, int]:
         """Return (slots, bytes) for at least one more frame of the batch, within the ring's own

@@ -79,7 +79,7 @@ def classify_name(name: str) -> CertificateNameKind:
 def normalize_name(name: str) -> str:
     """Return a name in its normal form. Raises ValueError if it is not a name of any kind."""
     if not name or not name.isprintable():
-        raise ValueError(f"{name[:_SHOWN_CHARACTERS]!r} is no name in a certificate")
+        raise ValueError(f"{name[:_SHOWN_CHARACTERS]!r} is not a name of a certificate")
     match classify_name(name):
         case CertificateNameKind.SUBJECT:
             return format_subject(_parse_subject(name))
@@ -104,24 +104,24 @@ def _short_type(key: str) -> str:
 
 
 def _escape(value: str) -> str:
-    found = "".join("\\" + c if c in _ESCAPED else c for c in value)
-    if found[:1] in ("#", " "):
-        found = "\\" + found
-    return found[:-1] + "\\ " if value.endswith(" ") and len(value) > 1 else found
+    text = "".join("\\" + c if c in _ESCAPED else c for c in value)
+    if text[:1] in ("#", " "):
+        text = "\\" + text
+    return text[:-1] + "\\ " if value.endswith(" ") and len(value) > 1 else text
 
 
 def _parse_subject(text: str) -> list[list[tuple[str, str]]]:
     """Return the levels of a subject in the order of the text."""
     levels: list[list[tuple[str, str]]] = [[]]
-    for part, ends in _split_parts(text):
+    for part, separator in _split_parts(text):
         begin = _BEGINS_SUBJECT.match(part)
         if begin is None:
             raise ValueError(
-                f"{text[:_SHOWN_CHARACTERS]!r} is no subject: {part[:_SHOWN_CHARACTERS]!r} is no "
-                "type, = and a value"
+                f"{text[:_SHOWN_CHARACTERS]!r} is not a subject: expected type=value, got "
+                f"{part[:_SHOWN_CHARACTERS]!r}"
             )
         levels[-1].append((begin[1], _parse_value(part[begin.end() :])))
-        if ends in (",", ";"):
+        if separator in (",", ";"):
             levels.append([])
     return levels
 
@@ -136,20 +136,20 @@ def _split_parts(text: str) -> Iterator[tuple[str, str]]:
     yield text[begin:], ""
 
 
-def _parse_value(written: str) -> str:
+def _parse_value(escaped: str) -> str:
     """Return an unescaped value. Unescaped blanks around it are dropped."""
-    written = written.lstrip(" ")
-    if _DER_HEX.fullmatch(written.rstrip(" ")):
-        return _decode_der_text(bytes.fromhex(written.rstrip(" ")[1:])) or written
-    found, trimmed_length = bytearray(), 0
-    for token in _TOKEN.finditer(written):
-        found += bytes.fromhex(token[1]) if token[1] else (token[2] or token[4] or "").encode()
+    escaped = escaped.lstrip(" ")
+    if _DER_HEX.fullmatch(escaped.rstrip(" ")):
+        return _decode_der_text(bytes.fromhex(escaped.rstrip(" ")[1:])) or escaped
+    text, trimmed_length = bytearray(), 0
+    for token in _TOKEN.finditer(escaped):
+        text += bytes.fromhex(token[1]) if token[1] else (token[2] or token[4] or "").encode()
         if token[4] != " ":
-            trimmed_length = len(found)
+            trimmed_length = len(text)
     try:
-        return found[:trimmed_length].decode()
+        return text[:trimmed_length].decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{written[:_SHOWN_CHARACTERS]!r} is not UTF-8: {error.reason}") from None
+        raise ValueError(f"{escaped[:_SHOWN_CHARACTERS]!r} is not UTF-8: {error.reason}") from None
 
 
 def _decode_der_text(raw: bytes) -> str:

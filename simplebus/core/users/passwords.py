@@ -25,9 +25,9 @@ _SHA256_FORM = re.compile(r"sha256:[0-9a-f]{64}")
 def check_stored_secret(stored: str) -> str:
     """Return a stored secret if its form is supported. Raises ValueError if not."""
     if stored.startswith(_BCRYPT_PREFIXES):
-        raise ValueError("it is a bcrypt hash, which is not supported: expected $argon2id$…")
+        raise ValueError("bcrypt hashes are not supported, expected $argon2id$…")
     if stored.startswith(_SHA256_PREFIX) and not _SHA256_FORM.fullmatch(stored):
-        raise ValueError("it begins with sha256:, and 64 hexadecimal digits are expected behind it")
+        raise ValueError("expected 64 hexadecimal digits after sha256:")
     return stored
 
 

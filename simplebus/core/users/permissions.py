@@ -92,8 +92,8 @@ def is_class_match(pattern: str, class_id: int, name: str) -> bool:
     """Return True if a class pattern matches the id or the name of a class; `*` matches any
     characters.
     """
-    found = _class_pattern(pattern)
-    return bool(found.fullmatch(str(class_id)) or (name and found.fullmatch(name)))
+    results = _class_pattern(pattern)
+    return bool(results.fullmatch(str(class_id)) or (name and results.fullmatch(name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +108,15 @@ class PermissionRule:
     def __post_init__(self) -> None:
         if not self.class_ or not self.class_.isprintable() or " " in self.class_:
             raise ValueError(
-                f"{self.class_[:_SHOWN_CHARACTERS]!r} is no class, expected an id, a name, or a "
-                "name with * in it"
+                f"{self.class_[:_SHOWN_CHARACTERS]!r} is not a class, expected an id, a name, or "
+                "a name with *"
             )
         if self.class_.rpartition(".")[2] in _CHANNEL_WILDCARDS:
             shown = self.class_[:_SHOWN_CHARACTERS]
             raise ValueError(
                 f"{shown!r} is a pattern of channels, expected a class: * for all, or "
-                f"{'* ' + shown!r} for these channels of all; a class that is called so goes by "
-                "its id"
+                f"{'* ' + shown!r} for these channels of all; for a class with such a name, "
+                "write its id"
             )
         if self.channel:
             check_pattern(self.channel)
@@ -156,8 +156,8 @@ class PermissionRules:
         """
         allow = [r for r in self.allow or () if is_class_match(r.class_, class_id, name)]
         deny = [r for r in self.deny if is_class_match(r.class_, class_id, name)]
-        for each in dead_letter_sources:  # Deny rules also apply to dead letters.
-            deny += [r for r in self.deny if is_class_match(r.class_, *each)]
+        for source in dead_letter_sources:  # Deny rules also apply to dead letters.
+            deny += [r for r in self.deny if is_class_match(r.class_, *source)]
         return ClassPermissions(
             everything=self.allow is None or any(not rule.channel for rule in allow),
             allow=tuple(sorted({rule.channel for rule in allow if rule.channel})),
@@ -185,10 +185,10 @@ class Permissions:
             right = AdminRight(word)
         except ValueError:
             known = ", ".join(AdminRight)
-            raise ValueError(f"{word!r} is no right, expected one of {known}") from None
+            raise ValueError(f"{word!r} is not a right, expected one of {known}") from None
         of = PermissionRule(class_.strip() or "*").class_
         if of != "*" and right in (AdminRight.INQUIRE, AdminRight.MONITOR):
-            raise ValueError(f"{text.strip()!r}: the right {word!r} is one in all classes")
+            raise ValueError(f"{text.strip()!r}: the right {word!r} cannot be limited to a class")
         return right, of
 
 
@@ -254,21 +254,21 @@ class ClassPermissions:
         """
         self._resize_cache(names, generation)
         asked = np.atleast_1d(np.asarray(numbers))
-        found = self._cached_results[asked]
-        unknown = found == _UNKNOWN
+        results = self._cached_results[asked]
+        unknown = results == _UNKNOWN
         if unknown.any():
             for number in np.unique(asked[unknown]).tolist():
                 self._cached_results[number] = _YES if self.is_allowed(names[number]) else _NO
-            found = self._cached_results[asked]
-        allowed: Flags = found == _YES
+            results = self._cached_results[asked]
+        allowed: Flags = results == _YES
         return allowed
 
     def is_all_allowed(self, names: Sequence[str], generation: int, numbers: Sequence[int]) -> bool:
         """Return True if all of these channels are allowed. Fast for a few numbers."""
         self._resize_cache(names, generation)
-        kept = self._cached_bytes
+        cached = self._cached_bytes
         for number in numbers:
-            if kept[number] != _YES:
+            if cached[number] != _YES:
                 return bool(self.allowed_flags(names, generation, np.array(numbers)).all())
         return True
 
@@ -340,9 +340,9 @@ class Grants:
         of: Sequence[ClassIdentity] = ()
         if name.startswith(DEAD_LETTER_PREFIX):
             of = self._resolve_class_name(name.removeprefix(DEAD_LETTER_PREFIX))
-        found = cached.get((class_id, name, *of))
-        if found is None:
+        results = cached.get((class_id, name, *of))
+        if results is None:
             if len(cached) >= PERMISSION_CACHE_MAX:
                 cached.clear()
-            found = cached[class_id, name, *of] = rules.for_class(class_id, name, of)
-        return found
+            results = cached[class_id, name, *of] = rules.for_class(class_id, name, of)
+        return results

@@ -105,22 +105,22 @@ class RateLimiter:
         """
         self._refill(now)
         seconds = 0.0
-        for rate, left in (
+        for rate, remaining in (
             (self.limit.messages, self._messages),
             (self.limit.bytes, self._bytes),
         ):
-            if rate and left < 1:
-                wanted = max(1.0, rate * RATE_LIMIT_SLICE_SECONDS)
-                seconds = max(seconds, (wanted - left) / rate, RATE_LIMIT_WAIT_SECONDS_MIN)
+            if rate and remaining < 1:
+                target = max(1.0, rate * RATE_LIMIT_SLICE_SECONDS)
+                seconds = max(seconds, (target - remaining) / rate, RATE_LIMIT_WAIT_SECONDS_MIN)
         return now + seconds
 
     def _refill(self, now: float) -> None:
-        passed, rate = now - self._since, self.limit
-        if passed <= 0:
+        elapsed, rate = now - self._since, self.limit
+        if elapsed <= 0:
             return
         self._since = now
-        self._messages = min(_burst(rate.messages), self._messages + passed * rate.messages)
-        self._bytes = min(_burst(rate.bytes), self._bytes + passed * rate.bytes)
+        self._messages = min(_burst(rate.messages), self._messages + elapsed * rate.messages)
+        self._bytes = min(_burst(rate.bytes), self._bytes + elapsed * rate.bytes)
 
 
 def _burst(per_second: float) -> float:
@@ -131,43 +131,43 @@ def _burst(per_second: float) -> float:
 # Several limiters, all of which apply ------------------------------------------------------------
 
 
-def count_allowed(meters: Sequence[RateLimiter], ends: Integers, now: float) -> int:
+def count_allowed(limiters: Sequence[RateLimiter], ends: Integers, now: float) -> int:
     """See `Meter.fits`."""
-    return min((meter.count_allowed(ends, now) for meter in meters), default=len(ends))
+    return min((limiter.count_allowed(ends, now) for limiter in limiters), default=len(ends))
 
 
-def is_one_allowed(meters: Sequence[RateLimiter], size: int, now: float) -> bool:
+def is_one_allowed(limiters: Sequence[RateLimiter], size: int, now: float) -> bool:
     """Return True if a message of this size is admitted now and no session waits for a limiter."""
     ends = np.array([size])
-    return not has_waiting_sessions(meters) and bool(count_allowed(meters, ends, now))
+    return not has_waiting_sessions(limiters) and bool(count_allowed(limiters, ends, now))
 
 
-def consume(meters: Sequence[RateLimiter], messages: int, size: int) -> None:
+def consume(limiters: Sequence[RateLimiter], messages: int, size: int) -> None:
     """See `Meter.charge`."""
-    for meter in meters:
-        meter.consume(messages, size)
+    for limiter in limiters:
+        limiter.consume(messages, size)
 
 
-def next_available(meters: Sequence[RateLimiter], now: float) -> float:
+def next_available(limiters: Sequence[RateLimiter], now: float) -> float:
     """See `Meter.due`."""
-    return max((meter.next_available(now) for meter in meters), default=now)
+    return max((limiter.next_available(now) for limiter in limiters), default=now)
 
 
-def has_waiting_sessions(meters: Sequence[RateLimiter]) -> bool:
+def has_waiting_sessions(limiters: Sequence[RateLimiter]) -> bool:
     """Return True if a session waits for one of the limiters."""
-    return any(meter.waiting_session_count for meter in meters)
+    return any(limiter.waiting_session_count for limiter in limiters)
 
 
-def read_bytes(meters: Sequence[RateLimiter]) -> int:
+def read_bytes(limiters: Sequence[RateLimiter]) -> int:
     """Return how many bytes to read at once from a peer whose messages are not counted before the
     read.
 
     Limits how far a single read can exceed the rate.
     """
-    least = math.inf
-    for meter in meters:
-        rate = meter.limit
+    bytes_min = math.inf
+    for limiter in limiters:
+        rate = limiter.limit
         for per_second in (rate.bytes, rate.messages * RATE_LIMIT_MESSAGE_BYTES):
             if per_second:
-                least = min(least, per_second * RATE_LIMIT_SLICE_SECONDS)
-    return max(RATE_LIMITED_READ_BYTES_MIN, math.ceil(min(least, 1 << 30)))
+                bytes_min = min(bytes_min, per_second * RATE_LIMIT_SLICE_SECONDS)
+    return max(RATE_LIMITED_READ_BYTES_MIN, math.ceil(min(bytes_min, 1 << 30)))

@@ -60,7 +60,7 @@ class User:
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= NAME_CHARACTERS_MAX or not self.name.isprintable():
             raise ValueError(
-                f"a user's name is 1 to {NAME_CHARACTERS_MAX} characters that can be printed, got "
+                f"a user name has 1 to {NAME_CHARACTERS_MAX} printable characters, got "
                 f"{self.name[:40]!r}"
             )
         for what, secret in (("password", self.password), ("token", self.token)):
@@ -76,7 +76,7 @@ class User:
             ("durables", self.durables_max),
         ):
             if count is not None and count < 0:
-                raise ValueError(f"user {self.name!r}: {what} is 0 or more, got {count}")
+                raise ValueError(f"user {self.name!r}: {what} must be 0 or more, got {count}")
         try:
             networks = tuple(map(_parse_network, self.addresses))
         except ValueError as error:
@@ -95,18 +95,18 @@ class User:
 
 def _parse_network(text: str) -> Network:
     """Parse a network. IPv4-mapped IPv6 networks become IPv4. Raises ValueError."""
-    found = ipaddress.ip_network(text, strict=False)
-    if isinstance(found, ipaddress.IPv6Network) and found.prefixlen >= _MAPPED_BITS:
-        mapped = found.network_address.ipv4_mapped
+    network = ipaddress.ip_network(text, strict=False)
+    if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= _MAPPED_BITS:
+        mapped = network.network_address.ipv4_mapped
         if mapped is not None:
-            return ipaddress.ip_network((mapped, found.prefixlen - _MAPPED_BITS))
-    return found
+            return ipaddress.ip_network((mapped, network.prefixlen - _MAPPED_BITS))
+    return network
 
 
 _MAPPED_BITS = 96
 _SHOWN_CHARACTERS = 400
-_UNKNOWN_CREDENTIALS = "the user and the password, or the token, are not those of anybody here"
-_DECOY_PASSWORD = "a password that is compared where there is no such user"
+_UNKNOWN_CREDENTIALS = "wrong user, password or token"
+_DECOY_PASSWORD = "password that is compared for unknown users"
 
 
 class Users:
@@ -163,8 +163,8 @@ class Users:
         """Return True if the user still exists with the same credentials and permissions, ignoring
         limits.
         """
-        found = self._users_by_name.get(user.name)
-        return found is not None and found.without_limits() == user.without_limits()
+        current = self._users_by_name.get(user.name)
+        return current is not None and current.without_limits() == user.without_limits()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Users) and other.users == self.users
@@ -186,11 +186,11 @@ class Users:
         if auth is None or auth.token or not auth.user:
             return None
         user = self._users_by_name.get(auth.user)
-        kept = user.password if user is not None and user.password else self._decoy_hash
-        if self.passwords.is_correct(kept, auth.password):
+        stored = user.password if user is not None and user.password else self._decoy_hash
+        if self.passwords.is_correct(stored, auth.password):
             return None
-        kept = kept if is_slow_hash(kept) else self._decoy_hash
-        return (kept, auth.password) if is_slow_hash(kept) else None
+        stored = stored if is_slow_hash(stored) else self._decoy_hash
+        return (stored, auth.password) if is_slow_hash(stored) else None
 
     def authenticate(
         self, auth: Auth | None, *, certified: Sequence[str] = (), address: str = "", version: int
@@ -218,16 +218,16 @@ class Users:
         if found is None and certified:
             shown = ", ".join(map(repr, certified))[:_SHOWN_CHARACTERS]
             raise RemoteProtocolError(
-                Reason.UNAUTHORIZED, f"its certificate calls it {shown}, which is nobody here"
+                Reason.UNAUTHORIZED, f"no user has the certificate name {shown}"
             )
         if found is None:
             raise RemoteProtocolError(
                 Reason.UNAUTHORIZED,
-                "this bus asks who one is; expected a user and a password, or a token, in the "
+                "this bus requires authentication; expected user and password, or a token, in the "
                 "Connect"
                 if version > 1
-                else "this bus asks who one is, and version 1 has no word for it: a user has to be "
-                "bound to the peer's address or certificate",
+                else "this bus requires authentication, which version 1 cannot send; expected a "
+                "user for the peer's address or certificate",
             )
         return found
 
@@ -235,26 +235,26 @@ class Users:
         if auth.token:
             return self._users_by_token.get(hash_token(auth.token))
         user = self._users_by_name.get(auth.user)
-        kept = user.password if user is not None and user.password else self._decoy_hash
-        is_right = self.passwords.is_correct(kept, auth.password)
+        stored = user.password if user is not None and user.password else self._decoy_hash
+        is_right = self.passwords.is_correct(stored, auth.password)
         return user if is_right and user is not None and user.password else None
 
     def _find_by_address(self, address: str) -> User | None:
         if not self._networks or not address:
             return None
         try:
-            found = ipaddress.ip_address(address.partition("%")[0])
+            parsed = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
             return None
-        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
-        return next((user for network, user in self._networks if found in network), None)
+        if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+            parsed = parsed.ipv4_mapped
+        return next((user for network, user in self._networks if parsed in network), None)
 
     def get_grants(self, user: User) -> Grants | None:
         """Return the grants of a user; None for unrestricted access."""
         if user.permissions is None:
             return None
-        found = self._grants.get(user.name)
-        if found is None:
-            found = self._grants[user.name] = Grants(user.permissions, self.resolve_class_name)
-        return found
+        grants = self._grants.get(user.name)
+        if grants is None:
+            grants = self._grants[user.name] = Grants(user.permissions, self.resolve_class_name)
+        return grants

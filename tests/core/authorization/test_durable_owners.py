@@ -23,7 +23,7 @@ from tests.behaviour.wire_peer_v2 import (
 )
 
 
-def user(name: str, *subscribe: str, admin: tuple[tuple[AdminRight, str], ...] = ()) -> User:
+def create_user(name: str, *subscribe: str, admin: tuple[tuple[AdminRight, str], ...] = ()) -> User:
     rules = PermissionRules(tuple(map(PermissionRule.parse, subscribe)) or None)
     return User(
         name, token=hash_token(name), permissions=Permissions(PermissionRules(), rules, admin)
@@ -34,11 +34,11 @@ BOSS = User("boss", token=hash_token("boss"))
 USERS = Users(
     [
         BOSS,
-        user("ada"),
-        user("bob"),
-        user("eu", "1 eu.#"),
-        user("eu2", "1 eu.#"),
-        user("keeper", admin=((AdminRight.CONFIGURE, "*"),)),
+        create_user("ada"),
+        create_user("bob"),
+        create_user("eu", "1 eu.#"),
+        create_user("eu2", "1 eu.#"),
+        create_user("keeper", admin=((AdminRight.CONFIGURE, "*"),)),
     ]
 )
 
@@ -50,13 +50,13 @@ def bus() -> BrokerHarness:
     return found
 
 
-def peer(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
+def connect_user(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
     return connect_version2(bus, *said, auth={"token": name})
 
 
-def takes_up(bus: BrokerHarness, who: str, **what: object) -> str:
+def subscribe_error(bus: BrokerHarness, who: str, **what: object) -> str:
     """What somebody hears who subscribes to this, and goes again; "" for being let in."""
-    found = peer(bus, who, subscribe(1, 1, **what))
+    found = connect_user(bus, who, subscribe(1, 1, **what))
     (told,) = found.receive_replies()
     found.disconnect()
     return "" if told.kind == "subscribe" else str(told.content["message"])
@@ -64,47 +64,47 @@ def takes_up(bus: BrokerHarness, who: str, **what: object) -> str:
 
 def test_durable_belongs_to_its_creator(bus: BrokerHarness) -> None:
     for who in ("ada", "eu"):
-        assert takes_up(bus, who, durable=who) == ""
-        refused = takes_up(bus, "bob", durable=who)
+        assert subscribe_error(bus, who, durable=who) == ""
+        refused = subscribe_error(bus, "bob", durable=who)
         assert refused == (
             f"user 'bob' may not use the durable {who!r}: it belongs to another user"
         )
         for other in (who, "keeper", "boss"):
-            assert takes_up(bus, other, durable=who) == ""
+            assert subscribe_error(bus, other, durable=who) == ""
 
 
 def test_resume_is_refused_if_owner_sees_more(bus: BrokerHarness) -> None:
     for maker in ("boss", "ada"):
-        assert takes_up(bus, maker, durable="d", group="g") == ""
-        said = takes_up(bus, "eu", durable="d", group="g")
+        assert subscribe_error(bus, maker, durable="d", group="g") == ""
+        said = subscribe_error(bus, "eu", durable="d", group="g")
         assert said == (
             "user 'eu' may not use the durable 'd': it receives messages that this user may not see"
         )
-        assert takes_up(bus, "bob", durable="d", group="g") == ""
+        assert subscribe_error(bus, "bob", durable="d", group="g") == ""
 
 
 def test_group_is_open_to_users_with_same_scope(bus: BrokerHarness) -> None:
-    first = peer(bus, "eu", subscribe(1, 1, group="g"))
-    assert takes_up(bus, "eu2", group="g") == ""
-    assert "shared by users who may see other channels" in takes_up(bus, "ada", group="g")
+    first = connect_user(bus, "eu", subscribe(1, 1, group="g"))
+    assert subscribe_error(bus, "eu2", group="g") == ""
+    assert "shared by users who may see other channels" in subscribe_error(bus, "ada", group="g")
     assert [said.kind for said in first.receive_replies()] == ["subscribe"]
 
 
 def test_only_owner_and_configurers_may_move_or_remove(bus: BrokerHarness) -> None:
-    takes_up(bus, "ada", durable="p")
-    said = takes_up(bus, "bob", durable="p", seek=True, start="new")
+    subscribe_error(bus, "ada", durable="p")
+    said = subscribe_error(bus, "bob", durable="p", seek=True, start="new")
     assert said == ("user 'bob' may not move or remove the durable 'p': it belongs to another user")
     for who in ("keeper", "ada"):
-        assert takes_up(bus, who, durable="p", seek=True, start="new") == ""
-    takes_up(bus, "ada", durable="d", group="g")
-    bob = peer(bus, "bob", subscribe(1, 1, durable="d", group="g"), unsubscribe(1, forget=True))
+        assert subscribe_error(bus, who, durable="p", seek=True, start="new") == ""
+    subscribe_error(bus, "ada", durable="d", group="g")
+    bob = connect_user(bus, "bob", subscribe(1, 1, durable="d", group="g"), unsubscribe(1, forget=True))
     granted, refused = bob.receive_replies()
     assert (granted.kind, refused.content["code"]) == ("subscribe", Reason.UNAUTHORIZED)
     bob.send(unsubscribe(1))
     assert [told.kind for told in bob.receive_replies()] == ["unsubscribe"]
     bob.disconnect()
     for what in ({"durable": "d", "group": "g"}, {"durable": "p"}):
-        ada = peer(bus, "ada", subscribe(1, 1, **what), unsubscribe(1, forget=True))
+        ada = connect_user(bus, "ada", subscribe(1, 1, **what), unsubscribe(1, forget=True))
         assert [told.kind for told in ada.receive_replies()] == ["subscribe", "unsubscribe"]
     assert not bus.broker.classes[1].named_positions
 
@@ -120,15 +120,15 @@ def test_only_owner_and_configurers_may_move_or_remove(bus: BrokerHarness) -> No
 def test_only_owner_and_configurers_may_change_policy(
     bus: BrokerHarness, terms: dict[str, object]
 ) -> None:
-    takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
+    subscribe_error(bus, "ada", durable="d", group="g", idle_seconds=9)
     [position] = bus.broker.classes[1].named_positions.values()
     before = position.delivery_policy
-    assert takes_up(bus, "bob", durable="d", group="g", **terms) == ""
+    assert subscribe_error(bus, "bob", durable="d", group="g", **terms) == ""
     assert (position.delivery_policy, position.idle_seconds) == (before, 9)
     for who in ("keeper", "ada"):
-        assert takes_up(bus, who, durable="d", group="g", idle_seconds=8, max_deliveries=3) == ""
+        assert subscribe_error(bus, who, durable="d", group="g", idle_seconds=8, max_deliveries=3) == ""
         assert (position.delivery_policy.deliveries_max, position.idle_seconds) == (3, 8)
-        takes_up(bus, "ada", durable="d", group="g", idle_seconds=9)
+        subscribe_error(bus, "ada", durable="d", group="g", idle_seconds=9)
 
 
 def test_durable_without_owner_is_adopted_by_user_who_sees_all(bus: BrokerHarness) -> None:
@@ -136,11 +136,11 @@ def test_durable_without_owner_is_adopted_by_user_who_sees_all(bus: BrokerHarnes
     anybody = connect_version2(bus, subscribe(1, 1, durable="d"))
     anybody.disconnect()
     bus.broker.users = USERS
-    assert takes_up(bus, "eu", durable="d") == (
+    assert subscribe_error(bus, "eu", durable="d") == (
         "user 'eu' may not use the durable 'd': it receives messages that this user may not see"
     )
-    assert takes_up(bus, "ada", durable="d") == ""
-    assert takes_up(bus, "bob", durable="d") == (
+    assert subscribe_error(bus, "ada", durable="d") == ""
+    assert subscribe_error(bus, "bob", durable="d") == (
         "user 'bob' may not use the durable 'd': it belongs to another user"
     )
 

@@ -33,7 +33,7 @@ TO_ADA, TO_BOB = f"{REPLIES_CLASS}.ada", f"{REPLIES_CLASS}.bob"
 NAMED = NamedClass(id=9, name=REPLIES_CLASS)
 
 
-def user(name: str, *rules: str, admin: tuple[tuple[AdminRight, str], ...] = ()) -> User:
+def create_user(name: str, *rules: str, admin: tuple[tuple[AdminRight, str], ...] = ()) -> User:
     may = Permissions(
         PermissionRules(()), PermissionRules(tuple(map(PermissionRule.parse, rules)) or None), admin
     )
@@ -46,20 +46,20 @@ def bus() -> BrokerHarness:
     found.broker.users = Users(
         [
             User("boss", token=hash_token("boss")),
-            user("ada", REPLIES_CLASS),
-            user("eve", f"{REPLIES_CLASS} {REPLIES_CLASS}.#"),
-            user("any"),
-            user("log", admin=((AdminRight.FETCH, "*"),)),
+            create_user("ada", REPLIES_CLASS),
+            create_user("eve", f"{REPLIES_CLASS} {REPLIES_CLASS}.#"),
+            create_user("any"),
+            create_user("log", admin=((AdminRight.FETCH, "*"),)),
         ]
     )
     return found
 
 
-def named(bus: BrokerHarness) -> None:
+def declare_replies_class(bus: BrokerHarness) -> None:
     bus.broker.store.class_registry.declare_classes([NAMED])
 
 
-def peer(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
+def connect_user(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
     return connect_version2(bus, *said, classes=[9], auth={"token": name})
 
 
@@ -70,14 +70,14 @@ def test_private_classes() -> None:
 
 
 def test_users_receive_replies_on_their_own_channels(bus: BrokerHarness) -> None:
-    named(bus)
-    boss = peer(bus, "boss")
-    ada = peer(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
-    log = peer(bus, "log", subscribe(9, 1))
+    declare_replies_class(bus)
+    boss = connect_user(bus, "boss")
+    ada = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
+    log = connect_user(bus, "log", subscribe(9, 1))
     boss.send(publish_envelopes(9, 0, *(channel_envelope(name, b"x") for name in (TO_BOB, TO_ADA))))
     assert len(ada.receive_deliveries()) == 1
     assert len(log.receive_deliveries()) == 2
-    everything = peer(bus, "boss", subscribe(9, 1, channels=[f"{REPLIES_CLASS}.#"]))
+    everything = connect_user(bus, "boss", subscribe(9, 1, channels=[f"{REPLIES_CLASS}.#"]))
     assert everything.receive_replies()[-1].kind == "subscribe"
 
 
@@ -88,8 +88,8 @@ def test_users_receive_replies_on_their_own_channels(bus: BrokerHarness) -> None
 def test_wildcard_subscription_to_replies_is_refused(
     bus: BrokerHarness, who: str, channels: list[str]
 ) -> None:
-    named(bus)
-    found = peer(bus, who, subscribe(9, 1, channels=channels))
+    declare_replies_class(bus)
+    found = connect_user(bus, who, subscribe(9, 1, channels=channels))
     refused = found.receive_replies()[-1]
     assert refused.content["code"] == Reason.UNAUTHORIZED
     assert "only subscribe to single channels" in str(refused.content["message"])
@@ -97,18 +97,18 @@ def test_wildcard_subscription_to_replies_is_refused(
 
 @pytest.mark.parametrize("who", ["ada", "any"])
 def test_fetch_of_replies_is_refused(bus: BrokerHarness, who: str) -> None:
-    named(bus)
-    boss = peer(bus, "boss", publish_envelopes(9, 0, channel_envelope(TO_BOB, b"x")))
+    declare_replies_class(bus)
+    boss = connect_user(bus, "boss", publish_envelopes(9, 0, channel_envelope(TO_BOB, b"x")))
     assert boss.receive_error_codes() == []
     asks = json_request(frames.FETCH, 9, first=0, last=9)
-    assert [said.content["code"] for said in peer(bus, who, asks).receive_replies()] == [
+    assert [said.content["code"] for said in connect_user(bus, who, asks).receive_replies()] == [
         Reason.UNAUTHORIZED
     ]
-    assert "code" not in peer(bus, "log", asks).receive_replies()[-1].content
+    assert "code" not in connect_user(bus, "log", asks).receive_replies()[-1].content
 
 
 def test_permission_by_id_allows_naming_the_class(bus: BrokerHarness) -> None:
-    named(bus)
+    declare_replies_class(bus)
     by_id = Permissions(PermissionRules((PermissionRule("9"),)), PermissionRules(()))
     denied = Permissions(PermissionRules(), PermissionRules((), (PermissionRule("9"),)))
     bus.broker.users = Users(
@@ -130,10 +130,10 @@ def test_permission_by_id_allows_naming_the_class(bus: BrokerHarness) -> None:
 
 
 def test_wildcard_subscriber_is_closed_when_class_becomes_private(bus: BrokerHarness) -> None:
-    spy = peer(bus, "any", subscribe(9, 1))
-    fine = peer(bus, "any", subscribe(9, 1, channels=[TO_ADA]))
-    boss = peer(bus, "boss")
-    named(bus)
+    spy = connect_user(bus, "any", subscribe(9, 1))
+    fine = connect_user(bus, "any", subscribe(9, 1, channels=[TO_ADA]))
+    boss = connect_user(bus, "boss")
+    declare_replies_class(bus)
     boss.send(publish_envelopes(9, 0, channel_envelope(TO_ADA, b"x")))
     assert (spy.receive_deliveries(), len(fine.receive_deliveries())) == ([], 1)
     assert [session for session, _ in bus.broker.drain_closing()] == [spy.session]

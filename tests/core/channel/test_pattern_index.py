@@ -146,7 +146,7 @@ def test_the_longest_patterns_come_and_go() -> None:
 
 
 def test_a_sieve_that_was_tampered_with_is_noticed() -> None:
-    for name, value in (("bits", 0), ("values", [None]), ("patterns", ["a.#"])):
+    for name, value in (("used_bits", 0), ("values", [None]), ("patterns", ["a.#"])):
         sieve = sieve_of("a.*.b.c")
         setattr(sieve._slots["a.*.b.c"].page, name, value)
         with pytest.raises(AssertionError):

@@ -380,7 +380,7 @@ def takes_the_rest_for_one_or_more(patch: Patch) -> None:
     matching = PatternIndex.find_matches
     patch.setattr(
         PatternIndex,
-        "matching",
+        "find_matches",
         lambda self, segments: matching(self, segments) if segments else (),
     )
 
@@ -390,7 +390,7 @@ def asks_for_the_head_alone(patch: Patch) -> None:
 
 
 def leaves_bits_behind(patch: Patch) -> None:
-    patch.setattr(PatternPage, "remove", lambda self, way, number: None)
+    patch.setattr(PatternPage, "remove", lambda self, key, number: None)
 
 
 @pytest.mark.parametrize(

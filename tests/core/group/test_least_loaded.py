@@ -63,7 +63,7 @@ class LeastLoadedMachine(RuleBasedStateMachine):
             )
 
 
-TestTakers = LeastLoadedMachine.TestCase
+TestLeastLoaded = LeastLoadedMachine.TestCase
 
 
 def test_stale_heap_entries_are_dropped() -> None:

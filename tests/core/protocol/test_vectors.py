@@ -289,7 +289,7 @@ def test_acks_leave_a_window_as_they_should(vector: Vector, times: int) -> None:
     window = peer.session.subscriptions[1].window
     assert window.floor == oracle.floor == vector["expected_floor"]
     unacked = pairs(vector["expected_unacked"])
-    assert window.unacked_ranges(floor, cursor) == oracle.unacked(floor, cursor) == unacked
+    assert window.unacked_ranges(floor, cursor) == oracle.unacked_ranges(floor, cursor) == unacked
     assert bus.broker.refusal_counts[Reason.ACK_UNSENT] == times * vector["expected_unsent"]
     assert bus.statistics(1).ring.floor == vector["expected_floor"]
 
@@ -316,10 +316,10 @@ def test_acks_of_several_subscriptions_release_what_all_of_them_acknowledged(
         peer = peers[number]
         assert peer is not None
         if verb == "go":
-            peer.leave()
+            peer.disconnect()
             peers[number] = None
         else:
-            peer.say(ack(1, *ids))
+            peer.send(ack(1, *ids))
     bus.tick(ACK_TIMEOUT)
     unacked = [None if peer is None else group_ids(peer.receive_ids(1)) for peer in peers]
     expected = [None if ranges is None else pairs(ranges) for ranges in vector["expected_unacked"]]

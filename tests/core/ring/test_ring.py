@@ -465,7 +465,7 @@ def test_a_ring_for_whose_growth_there_is_no_memory_is_full_and_whole(
     ring = ring_of()
     assert fill(ring, RING_SLOTS_MIN) == RING_SLOTS_MIN
     used = ring.budget.used_bytes
-    for where in ("simplebus.core.ring.ring.allocate", "simplebus.core.ring.columns.Columns.blank"):
+    for where in ("simplebus.core.ring.ring.allocate_array", "simplebus.core.ring.columns.RingColumns.allocate_arrays"):
         with monkeypatch.context() as patch:
             patch.setattr(where, refuse)
             assert append(ring, message("one more")) == 0

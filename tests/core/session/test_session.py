@@ -51,12 +51,12 @@ BUFFER = ReceiveBuffer()
 Fact = tuple[object, ...]
 
 
-def session_of(*known: int, frame_bytes_max: int = 1 << 20) -> Session:
+def create_session(*known: int, frame_bytes_max: int = 1 << 20) -> Session:
     """A session on a bus where these classes were named."""
     return Session(3, frame_bytes_max=frame_bytes_max, known_classes=set(known), peer="test")
 
 
-def facts(event: Event) -> list[Fact]:
+def describe_event(event: Event) -> list[Fact]:
     """An event's frames one by one."""
     match event:
         case PublishedBatch(class_id, batch):
@@ -75,7 +75,7 @@ def facts(event: Event) -> list[Fact]:
             return [("subscribed", class_id)]
 
 
-def hear(session: Session, *chunks: bytes) -> tuple[list[Fact], Reason | None]:
+def decode(session: Session, *chunks: bytes) -> tuple[list[Fact], Reason | None]:
     """What a session understands of this, and why it ends, if it does."""
     heard: list[Fact] = []
     try:
@@ -83,24 +83,24 @@ def hear(session: Session, *chunks: bytes) -> tuple[list[Fact], Reason | None]:
             count = BUFFER.fill(chunk)
             single = session.receive_single(BUFFER, count)
             for event in session.receive(BUFFER, count) if single is None else [single]:
-                heard += facts(event)
+                heard += describe_event(event)
     except RemoteProtocolError as error:
         return heard, error.reason
     return heard, None
 
 
-def understood(*chunks: bytes, known: Iterable[int] = ()) -> list[Fact]:
-    heard, reason = hear(session_of(*known), *chunks)
+def decode_legal(*chunks: bytes, known: Iterable[int] = ()) -> list[Fact]:
+    heard, reason = decode(create_session(*known), *chunks)
     assert reason is None
     return heard
 
 
 def test_decodes_each_frame_type() -> None:
-    assert understood(connect(1, 2)) == [("connected", (1, 2))]
-    assert understood(subscribe(7)) == [("subscribed", 7)]
-    assert understood(publish(7, b"hi\r\n"), known=[7]) == [("published", 7, b"hi\r\n")]
-    assert understood(ack(7, 0, 100)) == [("acked", 7, 0, 100)]
-    assert understood(heartbeat()) == []
+    assert decode_legal(connect(1, 2)) == [("connected", (1, 2))]
+    assert decode_legal(subscribe(7)) == [("subscribed", 7)]
+    assert decode_legal(publish(7, b"hi\r\n"), known=[7]) == [("published", 7, b"hi\r\n")]
+    assert decode_legal(ack(7, 0, 100)) == [("acked", 7, 0, 100)]
+    assert decode_legal(heartbeat()) == []
 
 
 def test_ignored_header_fields_have_no_effect() -> None:
@@ -109,11 +109,11 @@ def test_ignored_header_fields_have_no_effect() -> None:
             frame_type, class_id=0x0A3E, message_id=0x7FFFFFFF, timer_index=65535, content=content
         )
 
-    assert understood(wild(ord("0"), b"still here")) == []
-    assert understood(wild(CONNECT, b"[5]")) == [("connected", (5,))]
-    assert understood(wild(SUBSCRIBE, b"from=5")) == [("subscribed", 0x0A3E)]
-    assert understood(wild(MESSAGE, b"m"), known=[0x0A3E]) == [("published", 0x0A3E, b"m")]
-    assert understood(wild(ord("3"), b"4-5")) == [("acked", 0x0A3E, 4, 5)]
+    assert decode_legal(wild(ord("0"), b"still here")) == []
+    assert decode_legal(wild(CONNECT, b"[5]")) == [("connected", (5,))]
+    assert decode_legal(wild(SUBSCRIBE, b"from=5")) == [("subscribed", 0x0A3E)]
+    assert decode_legal(wild(MESSAGE, b"m"), known=[0x0A3E]) == [("published", 0x0A3E, b"m")]
+    assert decode_legal(wild(ord("3"), b"4-5")) == [("acked", 0x0A3E, 4, 5)]
 
 
 def test_decode_single_handles_message_and_ack() -> None:
@@ -121,11 +121,11 @@ def test_decode_single_handles_message_and_ack() -> None:
         ((7,), publish(7, b"hi"), [("published", 7, b"hi")]),
         ((), ack(7, 5, 6), [("acked", 7, 5, 6)]),
     ):
-        session = session_of(*known)
-        assert hear(session, connect()) == ([("connected", ())], None)
+        session = create_session(*known)
+        assert decode(session, connect()) == ([("connected", ())], None)
         event = session.receive_single(BUFFER, BUFFER.fill(said))
         assert event is not None
-        assert facts(event) == expected
+        assert describe_event(event) == expected
         assert session.receiver.frame_count == 2
 
 
@@ -148,29 +148,29 @@ def test_decode_single_handles_message_and_ack() -> None:
     ],
 )
 def test_decode_single_leaves_other_frames(said: bytes) -> None:
-    session = session_of(7)
-    hear(session, connect())
+    session = create_session(7)
+    decode(session, connect())
     assert session.receive_single(BUFFER, BUFFER.fill(said)) is None
     assert session.receiver.frame_count == 1
 
 
 def test_end_of_a_frame_is_not_a_single_message() -> None:
-    session = session_of(7)
+    session = create_session(7)
     outer = publish(7, publish(7, b"inner")[:-4])
-    assert hear(session, outer[:9], outer[9:]) == ([("published", 7, outer[9:-4])], None)
+    assert decode(session, outer[:9], outer[9:]) == ([("published", 7, outer[9:-4])], None)
 
 
 @pytest.mark.parametrize("count", [1, 2, PLAIN_FRAMES_MAX, LARGE_BATCH_COUNT])
 def test_run_of_one_type_and_class_is_one_event(count: int) -> None:
-    session = session_of(7)
+    session = create_session(7)
     data = publish(7, *numbered(count))
     events = list(session.receive(BUFFER, BUFFER.fill(data)))
     assert len(events) == 1
-    assert facts(events[0]) == [("published", 7, payload) for payload in numbered(count)]
+    assert describe_event(events[0]) == [("published", 7, payload) for payload in numbered(count)]
 
 
 def test_mixed_frames_keep_their_order() -> None:
-    assert understood(
+    assert decode_legal(
         connect(1) + subscribe(1) + publish(1, b"a", b"b") + ack(1, 0, 1) + publish(1, b"c"),
         known=[1],
     ) == [
@@ -184,7 +184,7 @@ def test_mixed_frames_keep_their_order() -> None:
 
 
 def test_each_connect_is_one_event() -> None:
-    assert understood(connect(1) + connect(2) + connect()) == [
+    assert decode_legal(connect(1) + connect(2) + connect()) == [
         ("connected", (1,)),
         ("connected", (2,)),
         ("connected", ()),
@@ -193,7 +193,7 @@ def test_each_connect_is_one_event() -> None:
 
 def test_interleaved_classes_are_grouped_acks_first() -> None:
     some = [publish(1 + i % 2, b"%d" % i) + ack(1, i, i + 1) for i in range(LARGE_BATCH_COUNT)]
-    heard = understood(b"".join(some), known=[1, 2])
+    heard = decode_legal(b"".join(some), known=[1, 2])
     assert heard == [
         *(("acked", 1, i, i + 1) for i in range(LARGE_BATCH_COUNT)),
         *(("published", 1, b"%d" % i) for i in range(0, LARGE_BATCH_COUNT, 2)),
@@ -203,7 +203,7 @@ def test_interleaved_classes_are_grouped_acks_first() -> None:
 
 def test_sorting_does_not_cross_other_frames() -> None:
     turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(LARGE_BATCH_COUNT))
-    heard = understood(turns + subscribe(2) + turns, known=[1, 2])
+    heard = decode_legal(turns + subscribe(2) + turns, known=[1, 2])
     assert heard.index(("subscribed", 2)) == LARGE_BATCH_COUNT == len(heard) // 2
 
 
@@ -213,7 +213,7 @@ def test_connect_and_message_in_one_read() -> None:
     turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(LARGE_BATCH_COUNT))
     heard = 0
     for event in session.receive(BUFFER, BUFFER.fill(connect(1, 2) + turns)):
-        heard += len(facts(event))
+        heard += len(describe_event(event))
         if isinstance(event, Version1Connected):
             known.update(event.class_ids)
     assert heard == 1 + LARGE_BATCH_COUNT
@@ -237,8 +237,8 @@ def test_error_is_raised_after_preceding_events(
     # Alone, in a few runs, and where frames are sorted.
     good = [publish(1 + i % kinds, b"%d" % i) for i in range(before)]
     behind = [publish(1, b"behind")] * 3
-    session = session_of(1, 2, frame_bytes_max=100)
-    heard, why = hear(session, b"".join([*good, offence, *behind]))
+    session = create_session(1, 2, frame_bytes_max=100)
+    heard, why = decode(session, b"".join([*good, offence, *behind]))
     assert why is reason
     expected = [("published", 1 + i % kinds, b"%d" % i) for i in range(before)]
     assert sorted(heard) == sorted(expected)
@@ -247,7 +247,7 @@ def test_error_is_raised_after_preceding_events(
 def test_unknown_frame_type_is_refused() -> None:
     for frame_type in sorted({*range(256)} - {*b"01234"}):
         for count in (1, 2):
-            heard = hear(session_of(), build_frame(frame_type) * count)
+            heard = decode(create_session(), build_frame(frame_type) * count)
             assert heard == ([], Reason.UNKNOWN_TYPE), (frame_type, count)
 
 
@@ -259,7 +259,7 @@ def test_error_states_received_and_expected() -> None:
         (build_frame(CONNECT, content=b"[70000]"), ["[70000]", "65535"]),
     ):
         with pytest.raises(RemoteProtocolError) as caught:
-            list(session_of().receive(BUFFER, BUFFER.fill(offence)))
+            list(create_session().receive(BUFFER, BUFFER.fill(offence)))
         for word in words:
             assert word in caught.value.sentence
 
@@ -274,7 +274,7 @@ arrays = st.lists(st.integers(-1, 65537), max_size=6).map(lambda ids: str(ids).e
 @given(st.one_of(json_like, arrays, json_like.map(lambda inner: b"[" + inner + b"]")))
 def test_connect_accepts_only_valid_class_lists(content: bytes) -> None:
     expected = parse_connect(content)
-    heard, reason = hear(session_of(), build_frame(CONNECT, content=content))
+    heard, reason = decode(create_session(), build_frame(CONNECT, content=content))
     if expected is None:
         assert (heard, reason) == ([], Reason.BAD_CONNECT)
     else:
@@ -308,7 +308,7 @@ def test_events_are_independent_of_read_boundaries(chunks: Chunks) -> None:
         repeats = zip(heard, [None, *heard], strict=False)
         return [fact for fact, before in repeats if fact != before or fact[0] != "subscribed"]
 
-    whole, cut = (understood(*parts, known=[1, 0x3C0D]) for parts in ([b"".join(chunks)], chunks))
+    whole, cut = (decode_legal(*parts, known=[1, 0x3C0D]) for parts in ([b"".join(chunks)], chunks))
     assert without_repeats(cut) == without_repeats(whole)
 
 
@@ -317,13 +317,13 @@ def test_events_are_independent_of_read_boundaries(chunks: Chunks) -> None:
 LIMITS = Limits(hello_seconds=30, frame_seconds=60, stall_seconds=10)
 
 
-def ticks_until_overdue(
+def ticks_until_closed(
     session: Session, *, holds_back: bool = False, most: int = 200, said: bytes = b""
 ) -> tuple[int, Reason] | None:
     """After how many beats of a second, saying this before each, it is cut off, and why."""
     for ticks in range(1, most + 1):
         if said:
-            hear(session, said)
+            decode(session, said)
         error = session.tick(LIMITS, 1.0, is_blocking_publishers=holds_back)
         if error is not None:
             return ticks, error.reason
@@ -331,43 +331,43 @@ def ticks_until_overdue(
 
 
 def test_silent_session_is_closed_after_hello_timeout() -> None:
-    assert ticks_until_overdue(session_of()) == (31, Reason.HELLO_TIMEOUT)
+    assert ticks_until_closed(create_session()) == (31, Reason.HELLO_TIMEOUT)
 
 
 def test_first_byte_ends_hello_timeout() -> None:
-    session = session_of()
-    hear(session, b"3")
-    assert ticks_until_overdue(session) == (61, Reason.FRAME_TIMEOUT)
+    session = create_session()
+    decode(session, b"3")
+    assert ticks_until_closed(session) == (61, Reason.FRAME_TIMEOUT)
 
 
 def test_incomplete_frame_is_closed_after_frame_timeout() -> None:
-    session = session_of()
-    hear(session, heartbeat() + heartbeat()[:5])
-    overdue = ticks_until_overdue(session)
+    session = create_session()
+    decode(session, heartbeat() + heartbeat()[:5])
+    overdue = ticks_until_closed(session)
     assert overdue in {(61, Reason.FRAME_TIMEOUT), (62, Reason.FRAME_TIMEOUT)}
 
 
 def test_slowly_arriving_frame_is_closed_after_frame_timeout() -> None:
-    session = session_of(1)
-    hear(session, publish(1, b"")[:9])
-    assert ticks_until_overdue(session, said=b"x") == (61, Reason.FRAME_TIMEOUT)
+    session = create_session(1)
+    decode(session, publish(1, b"")[:9])
+    assert ticks_until_closed(session, said=b"x") == (61, Reason.FRAME_TIMEOUT)
 
 
 def test_frames_completed_in_time_keep_session_open() -> None:
-    session = session_of()
+    session = create_session()
     frame = heartbeat()
-    hear(session, frame[:5])
-    assert ticks_until_overdue(session, said=frame[5:] + frame[:5]) is None
+    decode(session, frame[:5])
+    assert ticks_until_closed(session, said=frame[5:] + frame[:5]) is None
 
 
 def test_silence_after_complete_frame_keeps_session_open() -> None:
-    session = session_of()
-    hear(session, heartbeat())
-    assert ticks_until_overdue(session) is None
+    session = create_session()
+    decode(session, heartbeat())
+    assert ticks_until_closed(session) is None
 
 
 def test_timeouts_are_measured_in_seconds_not_ticks() -> None:
-    session = session_of()
+    session = create_session()
     ticks = next(
         n
         for n in range(1, 999)
@@ -377,17 +377,17 @@ def test_timeouts_are_measured_in_seconds_not_ticks() -> None:
 
 
 def test_stalled_peer_is_closed_only_if_it_blocks_a_class() -> None:
-    session = session_of()
-    hear(session, heartbeat())
+    session = create_session()
+    decode(session, heartbeat())
     session.outbox.queue_reply(b"waits to be taken")
-    assert ticks_until_overdue(session) is None
+    assert ticks_until_closed(session) is None
     session.tick(LIMITS, 1.0, is_blocking_publishers=False)
-    assert ticks_until_overdue(session, holds_back=True) == (11, Reason.STALLED)
+    assert ticks_until_closed(session, holds_back=True) == (11, Reason.STALLED)
 
 
 def test_slowly_reading_peer_is_not_stalled() -> None:
-    session = session_of()
-    hear(session, heartbeat())
+    session = create_session()
+    decode(session, heartbeat())
     session.outbox.queue_reply(b"x" * 100)
     for _ in range(20):
         for _ in range(9):
@@ -398,15 +398,15 @@ def test_slowly_reading_peer_is_not_stalled() -> None:
 
 
 def test_peer_without_waiting_bytes_is_not_stalled() -> None:
-    session = session_of()
-    hear(session, heartbeat())
-    assert ticks_until_overdue(session, holds_back=True) is None
+    session = create_session()
+    decode(session, heartbeat())
+    assert ticks_until_closed(session, holds_back=True) is None
 
 
 def test_pending_bytes_are_tail_replies_and_parked_messages() -> None:
-    session = session_of()
+    session = create_session()
     assert session.pending_bytes == 0
-    hear(session, heartbeat() + b"12345")
+    decode(session, heartbeat() + b"12345")
     assert session.pending_bytes == 5
     session.outbox.queue_reply(b"reply")
     session.parked_bytes += 100
@@ -415,5 +415,5 @@ def test_pending_bytes_are_tail_replies_and_parked_messages() -> None:
 
 def test_delimiter_in_payload_starts_a_new_frame() -> None:
     data = publish(1, b"one")[:-4] + DELIMITER + b"two two two" + DELIMITER
-    heard, reason = hear(session_of(1), data)
+    heard, reason = decode(create_session(1), data)
     assert (heard, reason) == ([("published", 1, b"one")], Reason.UNKNOWN_TYPE)

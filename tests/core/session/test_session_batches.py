@@ -32,9 +32,9 @@ from tests.support.strategies import SUBSCRIBE, ack_frame
 CLASSES = (0, 1, 256, 0x3C0D)
 """Named from the beginning. 1 and 256 differ in the order of their bytes; the last one's id is half
 a delimiter."""
-LATE = 77
+LATE_CLASS = 77
 """Named in the middle, perhaps."""
-SENT = 80
+SENT_COUNT = 80
 """Messages that every subscription has been sent beforehand."""
 
 usual_frames = st.one_of(
@@ -42,16 +42,16 @@ usual_frames = st.one_of(
     st.builds(publish, st.sampled_from(CLASSES), st.sampled_from([b"", b"<\r\n", b"longer" * 9])),
     st.builds(
         lambda class_id, first, count: ack(class_id, first, first + count),
-        st.sampled_from((*CLASSES, LATE)),
-        st.integers(0, SENT + 5),
+        st.sampled_from((*CLASSES, LATE_CLASS)),
+        st.integers(0, SENT_COUNT + 5),
         st.integers(1, 9),
     ),
     st.just(heartbeat()),
 )
 rare_frames = st.one_of(
-    st.just(connect(LATE, 1)),
-    st.sampled_from((*CLASSES, LATE)).map(subscribe),
-    st.just(publish(LATE, b"perhaps unknown")),
+    st.just(connect(LATE_CLASS, 1)),
+    st.sampled_from((*CLASSES, LATE_CLASS)).map(subscribe),
+    st.just(publish(LATE_CLASS, b"perhaps unknown")),
 )
 bad_frames = st.one_of(
     st.just(build_frame(ord("9"), class_id=1)),
@@ -62,14 +62,14 @@ bad_frames = st.one_of(
 )
 
 
-def outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
+def observe_outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
     """Everything that can be seen of a broker after one of its peers has said this."""
     bus = BrokerHarness()
     speaker = bus.peer(connect(*CLASSES), *(subscribe(c) for c in CLASSES[:3]))
     listener = bus.peer(*(subscribe(c) for c in CLASSES[1:]))
     for class_id in CLASSES:
-        speaker.send(publish(class_id, *numbered(SENT)))
-    assert len(speaker.receive_messages()) == len(listener.receive_messages()) == 3 * SENT
+        speaker.send(publish(class_id, *numbered(SENT_COUNT)))
+    assert len(speaker.receive_messages()) == len(listener.receive_messages()) == 3 * SENT_COUNT
     reason: Reason | None = None
     try:
         speaker.send(*chunks)
@@ -77,7 +77,7 @@ def outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
         reason = error.reason
     broker = bus.broker
     heard = [
-        {class_id: [m for m in peer if m.class_id == class_id] for class_id in (*CLASSES, LATE)}
+        {class_id: [m for m in peer if m.class_id == class_id] for class_id in (*CLASSES, LATE_CLASS)}
         for peer in (speaker.receive_messages(), listener.receive_messages())
     ]
     unacked = [
@@ -100,7 +100,7 @@ def outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
 
 
 def assert_same_outcome(some: Sequence[bytes]) -> None:
-    at_once, one_by_one = outcome([b"".join(some)]), outcome(some)
+    at_once, one_by_one = observe_outcome([b"".join(some)]), observe_outcome(some)
     assert at_once[0] == one_by_one[0]
     assert at_once[1] == one_by_one[1]
     if at_once[0] is None:  # A refused chunk has counted the frames behind the offence as well.

@@ -82,11 +82,11 @@ def test_names_have_one_spelling(written: str, one: str) -> None:
 @pytest.mark.parametrize(
     ("written", "why"),
     [
-        ("", "'' is no name in a certificate"),
-        ("ada\n", r"'ada\\n' is no name in a certificate"),
-        ("CN=x,,OU=y", "'CN=x,,OU=y' is no subject: '' is no type, = and a value"),
-        ("CN=x,OU", "'OU' is no type, = and a value"),
-        ("CN=x,", "'' is no type, = and a value"),
+        ("", "'' is not a name of a certificate"),
+        ("ada\n", r"'ada\\n' is not a name of a certificate"),
+        ("CN=x,,OU=y", "'CN=x,,OU=y' is not a subject: expected type=value, got ''"),
+        ("CN=x,OU", "expected type=value, got 'OU'"),
+        ("CN=x,", "expected type=value, got ''"),
         (r"CN=\FF", "is not UTF-8"),
     ],
 )

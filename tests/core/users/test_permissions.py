@@ -147,7 +147,7 @@ def test_channels_without_a_class_are_told_from_one(text: str) -> None:
 def test_what_is_no_right_is_refused() -> None:
     assert Permissions.parse_right("purge dead.*") == (AdminRight.PURGE, "dead.*")
     assert Permissions.parse_right("inquire") == (AdminRight.INQUIRE, "*")
-    with pytest.raises(ValueError, match="'delete' is no right, expected one of inquire, purge"):
+    with pytest.raises(ValueError, match="'delete' is not a right, expected one of inquire, purge"):
         Permissions.parse_right("delete orders")
 
 
