@@ -17,7 +17,7 @@ from simplebus.bridge.interfaces import TakenOverError
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.aio.transport import Endpoint
 from simplebus.client.core.client import ClientCore
-from simplebus.client.reconnect import Schedule
+from simplebus.client.reconnect import ReconnectSchedule
 from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.protocol.requests import Auth
@@ -62,7 +62,7 @@ async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
     wire = ClientConnection(
         core,
         [place],
-        Schedule(1, timeout=CONNECT_SECONDS, reconnect=None, now=now),
+        ReconnectSchedule(1, timeout=CONNECT_SECONDS, reconnect=None, now=now),
         read_bytes=READ_BYTES,
     )
     await wire.open()

@@ -61,17 +61,17 @@ class ConnectAttempt:
     """How long it may take, the answer to the Connect included."""
 
 
-class Schedule:
+class ReconnectSchedule:
     """The attempts of one client, the first ones and those after every loss."""
 
     def __init__(
         self,
-        addresses: int,
+        address_count: int,
         *,
         timeout: float,
         reconnect: float | None,
         now: float,
-        chance: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = random.random,
     ) -> None:
         self.timeout = min(arguments.check_seconds("timeout", timeout), _SECONDS_MAX)
         """Seconds for all first attempts together, and for each later one."""
@@ -86,7 +86,7 @@ class Schedule:
         """Whether some address refuses for good."""
         self._refused_addresses: set[int] = set()
         """Addresses that are not tried any more."""
-        self._address_count = addresses
+        self._address_count = address_count
         self._chance = chance
         self._started_at = now
         self._first_address = 0
@@ -115,7 +115,7 @@ class Schedule:
         is_of_one_bus = isinstance(cause, RemoteProtocolError) and cause.reason in _OF_ONE_BUS
         return is_of_one_bus and len(self._refused_addresses) < self._address_count
 
-    def lost(self, now: float) -> None:
+    def mark_lost(self, now: float) -> None:
         """The connection is gone: attempts begin."""
         self._started_at = now
         self.last_error, self.has_permanent_refusal = None, False
@@ -123,7 +123,7 @@ class Schedule:
         self._round_offset = 0
         self._failed_rounds = 0 if now - self._connected_at >= STABLE_CONNECTION_SECONDS else self._failed_rounds + 1
 
-    def next(self, now: float) -> ConnectAttempt | None:
+    def next_attempt(self, now: float) -> ConnectAttempt | None:
         """What to try now; None to give up."""
         left = self._started_at + (self.timeout_seconds if self.is_first else self.reconnect_seconds) - now
         if len(self._refused_addresses) == self._address_count:

@@ -30,10 +30,10 @@ Handler = Callable[[Any], Awaitable[object] | object]
 
 # A bus answers a question before it sends messages. What it has for a program when it answers comes
 # before its next answer: when nothing came by then, it had nothing.
-QUIET_ANSWERS = 2
+EMPTY_REPLIES_UNTIL_IDLE = 2
 
 
-def check_handler(handler: Handler, *, may_wait: bool) -> None:
+def check_handler(handler: Handler, *, is_async_allowed: bool) -> None:
     """Raise TypeError for what is no handler; `may_wait`: it may be an async function."""
     if not callable(handler):
         raise TypeError(f"a handler must be a function, got {handler!r}")
@@ -42,14 +42,14 @@ def check_handler(handler: Handler, *, may_wait: bool) -> None:
             f"the handler {handler!r} holds a yield, so calling it runs nothing of it; expected a "
             "function that returns"
         )
-    if inspect.iscoroutinefunction(handler) and not may_wait:
+    if inspect.iscoroutinefunction(handler) and not is_async_allowed:
         raise TypeError(
             f"the handler {handler!r} is an async function, which needs an event loop; expected a "
             "plain one, or a bus of simplebus.connect"
         )
 
 
-def check_outcome(outcome: object) -> None:
+def check_handler_result(outcome: object) -> None:
     """Raise TypeError for what a handler has returned instead of doing its work."""
     if outcome is None:
         return

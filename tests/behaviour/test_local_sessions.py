@@ -48,11 +48,11 @@ def published_batch(class_id: int, *payloads: bytes) -> PublishedBatch:
     return PublishedBatch(class_id, build_batch(*whole))
 
 
-def inside(bus: BrokerHarness) -> Version2Peer:
+def open_local_peer(bus: BrokerHarness) -> Version2Peer:
     return Version2Peer(bus, bus.broker.open_foreign_session("a guest"))
 
 
-def asks(bus: BrokerHarness, peer: Version2Peer, number: int = 5, **options: object) -> None:
+def subscribe_local(bus: BrokerHarness, peer: Version2Peer, number: int = 5, **options: object) -> None:
     wish = SubscribeRequest(**options)  # type: ignore[arg-type]
     bus.broker.apply_event(peer.session, SubscribeRequested(1, 1, number, wish))
     bus.check_invariants()
@@ -61,8 +61,8 @@ def asks(bus: BrokerHarness, peer: Version2Peer, number: int = 5, **options: obj
 def test_local_session_publishes_subscribes_and_acks() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1))
-    guest, binary = inside(bus), connect_version2(bus, subscribe(1, 3))
-    asks(bus, guest)
+    guest, binary = open_local_peer(bus), connect_version2(bus, subscribe(1, 3))
+    subscribe_local(bus, guest)
     bus.broker.apply_event(guest.session, published_batch(1, b"x", b"y"))
     assert [decode(m.content)[1] for m in binary.receive_deliveries()] == [b"x", b"y"]
     got, told = guest.receive_all()
@@ -76,7 +76,7 @@ def test_local_session_publishes_subscribes_and_acks() -> None:
 
 def test_local_session_has_no_heartbeat_timeout() -> None:
     bus = BrokerHarness()
-    guest = inside(bus)
+    guest = open_local_peer(bus)
     assert bus.tick(100) == []
     assert guest.read_bytes(1) == b""
 
@@ -84,8 +84,8 @@ def test_local_session_has_no_heartbeat_timeout() -> None:
 def test_closed_local_session_returns_its_messages() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x"))
-    guest = inside(bus)
-    asks(bus, guest, group="g", durable="d")
+    guest = open_local_peer(bus)
+    subscribe_local(bus, guest, group="g", durable="d")
     assert len(guest.receive_deliveries()) == 1
     guest.disconnect()
     other = connect_version2(bus, subscribe(1, 3, group="g", durable="d"))
@@ -96,7 +96,7 @@ def test_local_session_with_too_many_parked_bytes_is_refused() -> None:
     limits = Limits(class_messages=1, frame_bytes=1000, pending_bytes=2_100_000)
     bus = BrokerHarness(Settings(limits=limits))
     bus.peer(connect1(1))
-    guest = inside(bus)
+    guest = open_local_peer(bus)
     bus.broker.apply_event(guest.session, published_batch(1, *[b"x"] * 3))
     assert guest.session.is_reading_paused
     assert guest.session.parked_bytes > 0
@@ -114,8 +114,8 @@ def test_local_session_with_too_many_parked_bytes_is_refused() -> None:
 def test_terminated_message_becomes_dead_letter(group: str | None) -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x", b"y", b"z"))
-    guest = inside(bus)
-    asks(bus, guest, group=group, durable="d")
+    guest = open_local_peer(bus)
+    subscribe_local(bus, guest, group=group, durable="d")
     assert guest.receive_message_ids() == [0, 1, 2]
     bus.broker.apply_event(guest.session, NackReceived(5, 1, 2, 0.0))
     assert guest.receive_message_ids() == [1]
@@ -142,8 +142,8 @@ def test_terminated_message_becomes_dead_letter(group: str | None) -> None:
 def test_waiting_redelivery_can_be_terminated_but_not_unsent() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x", b"y"))
-    guest = inside(bus)
-    asks(bus, guest, max_in_flight=1)
+    guest = open_local_peer(bus)
+    subscribe_local(bus, guest, max_in_flight=1)
     assert guest.receive_message_ids() == [0]
     bus.tick(6)
     bus.broker.apply_event(guest.session, TerminateReceived(5, 0, 2))
@@ -155,9 +155,9 @@ def test_waiting_redelivery_can_be_terminated_but_not_unsent() -> None:
 def test_member_terminates_only_its_own_messages() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x"))
-    one, other = inside(bus), inside(bus)
-    asks(bus, one, group="g")
-    asks(bus, other, group="g")
+    one, other = open_local_peer(bus), open_local_peer(bus)
+    subscribe_local(bus, one, group="g")
+    subscribe_local(bus, other, group="g")
     assert one.receive_message_ids() == [0]
     bus.broker.apply_event(other.session, TerminateReceived(5, 0, 1))
     bus.check_invariants()
@@ -169,14 +169,14 @@ def test_member_terminates_only_its_own_messages() -> None:
 # The tap -----------------------------------------------------------------------------------------
 
 
-class Tapped:
+class RecordingObserver:
     """What a tap saw, as (peer, class, payload)."""
 
     def __init__(self, bus: BrokerHarness) -> None:
         self.seen: list[tuple[str, int, bytes]] = []
-        bus.broker.store.on_stored = self._see
+        bus.broker.store.on_stored = self._record
 
-    def _see(self, session: object, cls: object, first: int, last: int) -> None:
+    def _record(self, session: object, cls: object, first: int, last: int) -> None:
         who = "" if session is None else session.peer  # type: ignore[attr-defined]
         for sequence in range(first, last):
             frame = cls.ring.frame(sequence)  # type: ignore[attr-defined]
@@ -187,7 +187,7 @@ class Tapped:
 
 def test_observer_sees_stored_messages_once_in_order() -> None:
     bus = BrokerHarness()
-    tapped = Tapped(bus)
+    tapped = RecordingObserver(bus)
     one = bus.peer(connect1(1), publish1(1, b"lone"))
     one.session.peer = "one"
     one.send(publish1(1, b"a", b"bb"), publish1(1, b"c"))
@@ -196,7 +196,7 @@ def test_observer_sees_stored_messages_once_in_order() -> None:
     )
     two.session.peer = "two"
     two.send(publish_envelopes(1, 2, channel_envelope("x", b"f")))
-    guest = inside(bus)
+    guest = open_local_peer(bus)
     bus.broker.apply_event(guest.session, published_batch(1, b"g"))
     payloads = b"lone a bb c d e f g".split()
     assert [payload for _, _, payload in tapped.seen] == payloads
@@ -206,9 +206,9 @@ def test_observer_sees_stored_messages_once_in_order() -> None:
 
 def test_observer_sees_parked_messages_when_stored() -> None:
     bus = BrokerHarness(class_messages=2)
-    tapped = Tapped(bus)
+    tapped = RecordingObserver(bus)
     reader = connect_version2(bus, subscribe(1, 5))
-    guest = inside(bus)
+    guest = open_local_peer(bus)
     bus.broker.apply_event(guest.session, published_batch(1, b"a", b"b", b"c"))
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
     reader.receive_message_ids()
@@ -220,7 +220,7 @@ def test_observer_sees_parked_messages_when_stored() -> None:
 def test_observer_does_not_see_refused_messages() -> None:
     settings = Settings(limits=Limits(class_messages=2), full_policy=FullPolicy.DROP_NEWEST)
     bus = BrokerHarness(settings)
-    tapped = Tapped(bus)
+    tapped = RecordingObserver(bus)
     bus.peer(connect1(1), publish1(1, b"a", b"b", b"c"))
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
 
@@ -228,14 +228,14 @@ def test_observer_does_not_see_refused_messages() -> None:
 def test_observer_sees_all_messages_with_drop_oldest() -> None:
     settings = Settings(limits=Limits(class_messages=2), full_policy=FullPolicy.DROP_OLDEST)
     bus = BrokerHarness(settings)
-    tapped = Tapped(bus)
+    tapped = RecordingObserver(bus)
     bus.peer(connect1(1), publish1(1, b"a", b"b", b"c"), publish1(1, b"d"))
     assert [payload for _, _, payload in tapped.seen] == [b"a", b"b", b"c", b"d"]
 
 
 def test_observer_sees_dead_letters_without_publisher() -> None:
     bus = BrokerHarness()
-    tapped = Tapped(bus)
+    tapped = RecordingObserver(bus)
     peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, b"x"))
     assert peer.receive_message_ids() == [0]
     peer.send(nack(5, 0, 1, 0))

@@ -34,7 +34,7 @@ from tests.support.strategies import (
 LATEST_ACK = GROUPING_SECONDS + PULSE_SECONDS
 
 
-def greeted(class_ids: list[int], **options: object) -> StandIn:
+def create_connected_client(class_ids: list[int], **options: object) -> StandIn:
     """One that has its reply, and whose Connect is taken."""
     client = StandIn(class_ids, **options)  # type: ignore[arg-type]
     client.take(1 << 20)
@@ -42,7 +42,7 @@ def greeted(class_ids: list[int], **options: object) -> StandIn:
     return client
 
 
-def said(client: StandIn) -> list[tuple[int, int, int, int, bytes]]:
+def read_frames(client: StandIn) -> list[tuple[int, int, int, int, bytes]]:
     frames, rest = split_frames(client.take(1 << 30))
     assert rest == b""
     return [parse_frame(frame) for frame in frames]
@@ -63,28 +63,28 @@ def deliver(client: StandIn, *messages: tuple[int, int], class_id: int = 1) -> N
 def test_client_waits_for_connect_reply() -> None:
     client = StandIn([1, 2])
     client.subscribe(1, lambda message: None)
-    assert said(client) == [(CONNECT, 0, 0, 0, b"[1,2]")]
+    assert read_frames(client) == [(CONNECT, 0, 0, 0, b"[1,2]")]
     assert not client.publish(1, b"too early")
     client.receive(build_frame(CONNECT, content=(77).to_bytes(4, "little")))
     assert client.session_id == 77
     client.subscribe(1, lambda message: None)
     client.subscribe(2, lambda message: None)
-    assert said(client) == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
+    assert read_frames(client) == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
     assert client.publish(1, b"in time")
     client.tick(0.0)
-    assert said(client) == [(MESSAGE, 1, 0, 0, b"in time")]
+    assert read_frames(client) == [(MESSAGE, 1, 0, 0, b"in time")]
 
 
 def test_client_acks_within_1500_ms() -> None:
     latest = []
     for moment in (0.0, 0.1, 0.499, 0.5, 0.6, 0.999, 1.0):
-        client = greeted([1])
+        client = create_connected_client([1])
         client.subscribe(1, lambda message: None)
-        said(client)
+        read_frames(client)
         client.tick(moment)
         deliver(client, (0, 0))
         now = moment
-        while not (acks := said(client)):
+        while not (acks := read_frames(client)):
             now += 0.001
             client.tick(now)
         assert acks == [(ACK, 1, 0, 0, b"0-1")]
@@ -94,15 +94,15 @@ def test_client_acks_within_1500_ms() -> None:
 
 
 def test_client_groups_consecutive_acks() -> None:
-    client = greeted([1, 2])
+    client = create_connected_client([1, 2])
     for class_id in (1, 2):
         client.subscribe(class_id, lambda message: None)
-    said(client)
+    read_frames(client)
     deliver(client, (5, 0), (6, 0), (7, 0), (0, 0), (1, 0), (2, 0))
     deliver(client, (8, 1), (3, 0), (9, 1))
     deliver(client, (4, 0), (6, 0), class_id=2)
     client.tick(2.0)
-    assert said(client) == [
+    assert read_frames(client) == [
         *((ACK, 1, 0, 0, content) for content in (b"5-8", b"0-4")),
         (ACK, 1, 0, 1, b"8-10"),
         *((ACK, 2, 0, 0, content) for content in (b"4-5", b"6-7")),
@@ -110,35 +110,35 @@ def test_client_groups_consecutive_acks() -> None:
 
 
 def test_client_uses_signed_ids() -> None:
-    client = greeted([1])
+    client = create_connected_client([1])
     client.subscribe(1, lambda message: None)
-    said(client)
+    read_frames(client)
     deliver(client, (ID_COUNT - 2, 5), (ID_COUNT - 1, 5), (0, 5), (1, 5))
     client.tick(2.0)
-    assert [content for *_, content in said(client)] == [b"2147483646--2147483648", b"0-2"]
+    assert [content for *_, content in read_frames(client)] == [b"2147483646--2147483648", b"0-2"]
 
 
 def test_client_timers_survive_handler_exception() -> None:
-    client = greeted([1])
+    client = create_connected_client([1])
     handled: list[int] = []
     client.subscribe(1, StrictOrder())
     client.subscribe(1, lambda message: handled.append(message.message_id))
-    said(client)
+    read_frames(client)
     deliver(client, (0, 0), (1, 0), (3, 0), (4, 0))
     assert isinstance(client.dead, OutOfOrder)
     assert handled == [0, 1]
     deliver(client, (2, 0))
     client.tick(2.0)
-    assert said(client) == [(ACK, 1, 0, 0, b"0-2")]
+    assert read_frames(client) == [(ACK, 1, 0, 0, b"0-2")]
     assert client.publish(1, b"others live on")
     client.tick(2.0)
-    assert len(said(client)) == 1
+    assert len(read_frames(client)) == 1
 
 
 def test_client_runs_handlers_sequentially() -> None:
-    client = greeted([1])
+    client = create_connected_client([1])
     client.subscribe(1, StrictOrder(seconds=2.0))
-    said(client)
+    read_frames(client)
     deliver(client, *((i, 0) for i in range(5)))
     for now, processed in ((1.9, 0), (2.0, 1), (3.9, 1), (9.9, 4), (100.0, 5)):
         client.tick(now)
@@ -170,21 +170,21 @@ def test_client_queues_are_bounded() -> None:
     assert (bounds.unserialised, bounds.raw, bounds.received) == (1_100, 10_000, 1_500)
     assert (bounds.chunks, bounds.acks) == (1_000, 2_000_000)
     # Outgoing: nobody takes the chunks.
-    client = greeted([1], bounds=Bounds(chunks=3, unserialised=40))
+    client = create_connected_client([1], bounds=Bounds(chunks=3, unserialised=40))
     accepted = 0
     while client.publish(1, numbered(accepted)):
         accepted += 1
         if accepted % 20 == 0:
             client.tick(0.0)
     assert 40 < accepted <= 3 * 100 + 40
-    numbers = [number_of(content) for *_, content in said(client)]
+    numbers = [number_of(content) for *_, content in read_frames(client)]
     client.tick(0.0)
-    numbers += [number_of(content) for *_, content in said(client)]
+    numbers += [number_of(content) for *_, content in read_frames(client)]
     assert numbers == list(range(accepted))
     # Incoming: the handler is slow.
-    client = greeted([1], bounds=Bounds(raw=50, received=10))
+    client = create_connected_client([1], bounds=Bounds(raw=50, received=10))
     client.subscribe(1, StrictOrder(seconds=1.0))
-    said(client)
+    read_frames(client)
     came = 0
     while client.reading:
         deliver(client, (came, 0))
@@ -195,20 +195,20 @@ def test_client_queues_are_bounded() -> None:
     client.tick(100.0)
     assert client.processed == came
     # Acknowledgements: they cannot leave.
-    client = greeted([1], bounds=Bounds(acks=20, chunks=1))
+    client = create_connected_client([1], bounds=Bounds(acks=20, chunks=1))
     client.subscribe(1, StrictOrder())
     client.publish(1, b"in the way")
     client.tick(0.0)
     deliver(client, *((i, 0) for i in range(30)))
     client.tick(10.0)
     assert client.processed == 20
-    said(client)
+    read_frames(client)
     client.tick(20.0)
     assert client.processed == 30
 
 
 def test_client_ignores_heartbeat_and_fails_on_unknown_type() -> None:
-    client = greeted([1])
+    client = create_connected_client([1])
     client.receive(build_frame(HEARTBEAT))
     assert client.idle
     with pytest.raises(AssertionError):

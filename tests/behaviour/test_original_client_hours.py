@@ -43,7 +43,7 @@ MINUTE = 60.0
 # A world of them ---------------------------------------------------------------------------------
 
 
-class World:
+class ClientSimulation:
     """A bus, clients of the original, and a clock for all of them."""
 
     def __init__(self, seed: int, settings: Settings | None = None, **limits: float) -> None:
@@ -162,7 +162,7 @@ class Source:
 
 @pytest.mark.parametrize("seed", [6])
 def test_late_acks_for_two_hours_cause_no_redelivery(seed: int) -> None:
-    world = World(seed)
+    world = ClientSimulation(seed)
     publisher = world.join(1, 2)
     sources = [Source(publisher, class_id) for class_id in (1, 2)]
     orders: list[tuple[Source, StrictOrder]] = []
@@ -193,7 +193,7 @@ def test_late_acks_for_two_hours_cause_no_redelivery(seed: int) -> None:
 @pytest.mark.parametrize("laps", [1, 2])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_original_client_handles_id_wrap(seed: int, laps: int) -> None:
-    world = World(seed)
+    world = ClientSimulation(seed)
     first = laps * ID_COUNT - world.random.randrange(1, 3000)
     world.begin_at(1, first)
     source = Source(world.join(1))
@@ -226,7 +226,7 @@ class EachInOrder:
 
 @pytest.mark.parametrize("seed", [4, 5])
 def test_original_clients_publish_and_subscribe_on_one_connection(seed: int) -> None:
-    world = World(seed)
+    world = ClientSimulation(seed)
     class_ids = [1, 2, 3]
     clients = [world.join(*class_ids) for _ in range(3)]
     orders: dict[tuple[int, int], EachInOrder] = {}
@@ -258,7 +258,7 @@ def test_original_clients_publish_and_subscribe_on_one_connection(seed: int) -> 
 
 @pytest.mark.parametrize("seed", [7])
 def test_full_class_slows_publisher_to_slowest_subscriber(seed: int) -> None:
-    world = World(seed, class_messages=1000)
+    world = ClientSimulation(seed, class_messages=1000)
     publisher, slow, quick = world.join(1), world.join(1), world.join(1)
     source = Source(publisher)
     orders = [StrictOrder(seconds=0.0005), StrictOrder()]
@@ -283,7 +283,7 @@ def test_full_class_slows_publisher_to_slowest_subscriber(seed: int) -> None:
 @pytest.mark.parametrize(("seed", "chunks"), [(9, 2), (10, 1000)])
 def test_full_class_still_accepts_acks(seed: int, chunks: int) -> None:
     # Each of them subscribes to what it publishes, and its acks wait behind its own messages.
-    world = World(seed, class_messages=200)
+    world = ClientSimulation(seed, class_messages=200)
     clients = [world.join(1, bounds=Bounds(chunks=chunks)) for _ in range(3)]
     orders, sources = [], []
     for number, client in enumerate(clients):
@@ -308,7 +308,7 @@ def test_full_class_still_accepts_acks(seed: int, chunks: int) -> None:
 
 @pytest.mark.parametrize("seed", [11, 12, 13])
 def test_successor_receives_messages_of_dead_client(seed: int) -> None:
-    world = World(seed)
+    world = ClientSimulation(seed)
     world.begin_at(1, ID_COUNT - world.random.randrange(1000))
     source = Source(world.join(1))
     fatal = world.random.randrange(100, 900)
@@ -342,7 +342,7 @@ def test_successor_receives_messages_of_dead_client(seed: int) -> None:
 
 
 def test_dead_connected_client_does_not_affect_others() -> None:
-    world = World(14)
+    world = ClientSimulation(14)
     source = Source(world.join(1))
     dead, living = world.join(1), world.join(1)
     dead.subscribe(1, StrictOrder(first=1))
@@ -364,7 +364,7 @@ def test_slow_handler_fails_order_checking_client() -> None:
     # Ten messages of seven seconds each. At tick 6 none of them is acknowledged, so all come again
     # and stand in the client behind the first ten. It processes and acknowledges those; then the
     # first one's copy comes, which the original's example takes for disorder, and throws.
-    world = World(15)
+    world = ClientSimulation(15)
     source = Source(world.join(1))
     client = world.join(1)
     order = StrictOrder(seconds=7.0)
@@ -379,7 +379,7 @@ def test_slow_handler_fails_order_checking_client() -> None:
 
 def test_long_ack_timeout_keeps_order_checking_client_alive() -> None:
     seconds, count = 7.0, 10
-    world = World(16, Settings(ack_timeout=int(seconds * count + LATEST_ACK) + 2))
+    world = ClientSimulation(16, Settings(ack_timeout=int(seconds * count + LATEST_ACK) + 2))
     source = Source(world.join(1))
     client = world.join(1)
     order = StrictOrder(seconds=seconds)
@@ -391,7 +391,7 @@ def test_long_ack_timeout_keeps_order_checking_client_alive() -> None:
 
 
 def test_slow_duplicate_tolerant_client_finishes() -> None:
-    world = World(17)
+    world = ClientSimulation(17)
     source = Source(world.join(1))
     client = world.join(1)
     handled: list[int] = []
@@ -416,7 +416,7 @@ def test_slow_duplicate_tolerant_client_finishes() -> None:
 
 @pytest.mark.parametrize("seed", range(20, 23))
 def test_hour_of_failing_clients_loses_nothing(seed: int) -> None:
-    world = World(seed)
+    world = ClientSimulation(seed)
     world.begin_at(1, world.random.choice([0, ID_COUNT - 5000, 2 * ID_COUNT - 5000]))
     chance = world.random
     source = Source(world.join(1))

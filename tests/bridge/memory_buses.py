@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
+from simplebus.memory.bus import MemoryBus
 from trio.testing import MockClock
 
-from simplebus.bridge.build import between
+from simplebus.bridge.build import bus_to_bus
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.target.bus import FarTerms
+from simplebus.bridge.target.bus import TargetSettings
 from simplebus.client.aio.bus import Bus
 from simplebus.client.aio.transport import Endpoint
 from simplebus.client.core.messages import Message
-from simplebus.memory.bus import MemoryBus
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -41,8 +41,8 @@ def lane(near: MemoryBus, far: MemoryBus, name: str = "lane", **more: Any) -> Co
     class_ = more.pop("class_", "orders")
     start = more.pop("start", "earliest")
     places = more.pop("near_place", place(near)), more.pop("far_place", place(far))
-    terms = FarTerms(name=name, channel=name, class_=more.pop("to", class_), **more)
-    return Copier(name, between(*places, terms, class_=class_, start=start))
+    terms = TargetSettings(name=name, channel=name, class_=more.pop("to", class_), **more)
+    return Copier(name, bus_to_bus(*places, terms, class_=class_, start=start))
 
 
 @asynccontextmanager
@@ -140,8 +140,8 @@ class _BreakingLink:
         self._is_broken = True
         self._link.close()
 
-    def end(self) -> None:
-        self._link.end()
+    def send_eof(self) -> None:
+        self._link.send_eof()
 
     def close(self) -> None:
         self._link.close()
@@ -172,7 +172,7 @@ class Silent:
         """One more call. Whether nothing comes through."""
         self._calls += 1
         if self._calls == self.cut_at:
-            self.cut()
+            self.slice_frames()
         return self.is_cut
 
     def cut(self) -> None:
@@ -223,9 +223,9 @@ class _SilentLink:
             await trio.sleep_forever()
         return count
 
-    def end(self) -> None:
+    def send_eof(self) -> None:
         if not self._is_cut():
-            self._link.end()
+            self._link.send_eof()
 
     def close(self) -> None:
         if not self._is_cut():

@@ -1,1 +1,17 @@
-"""Package aio."""
+"""Client for trio and asyncio.
+
+    bus           `Bus`: subscribe, handle, request, fetch, explain
+    publisher     `Publisher`: the publishing methods of `Bus`
+    subscription  `Subscription` and `RawSubscription`
+    iterators     `async for` over values, messages and batches
+    handlers      calls a handler for each message of its subscription
+    connect       `connect` and `open_bus`: begin and end of a bus
+    connection    reconnecting connection of a client core
+    waiters       waits for confirms and replies
+    writer        writes the send queue to a transport
+    transport     endpoints and transports: sockets, TLS
+    wakeup_event  wakes tasks that wait for a change
+    cancellation  detects cancellation under trio and asyncio
+
+May import: core, net, client and client.core.
+"""

@@ -1,8 +1,4 @@
-"""The client under trio and asyncio: what a program calls to subscribe and to ask.
-
-Rule 1: no decisions here. How a subscription is asked for is the business of `options`, what a
-request carries that of `replies`; the wire waits.
-"""
+"""`Bus`: subscriptions, handlers, requests and inspection under trio and asyncio."""
 
 from __future__ import annotations
 
@@ -23,10 +19,16 @@ from simplebus.client.aio.subscription import RawSubscription, Subscription
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import HandlerErrors
-from simplebus.client.inspect import FetchOperation, get_inquire_reply, get_purged_count, build_inquire_request, check_range
+from simplebus.client.inspect import (
+    FetchOperation,
+    build_inquire_request,
+    check_range,
+    get_inquire_reply,
+    get_purged_count,
+)
 from simplebus.client.message_builder import PublishOptions
 from simplebus.client.message_types import Registry
-from simplebus.client.request_reply import QUIET_ANSWERS, Handler, Replies, check_handler
+from simplebus.client.request_reply import EMPTY_REPLIES_UNTIL_IDLE, Handler, Replies, check_handler
 from simplebus.client.subscribe_options import (
     SlowPolicy,
     StartPosition,
@@ -50,17 +52,28 @@ _CONCURRENCY_MAX = 100_000
 
 
 class Bus(Publisher):
-    """A bus that a program is connected to; made by `connect`."""
+    """Connection of a program to a bus. Made by `connect` or by entering a `MemoryBus`.
 
-    def __init__(self, wire: ClientConnection, registry: Registry, tasks: anyio.abc.TaskGroup) -> None:
-        super().__init__(wire, registry)
+        async with simplebus.connect("simplebus://127.0.0.1:8888") as bus:
+            bus.handle(ShopCreated, send_welcome)
+            await bus.publish(ShopCreated("Ada's Books"))
+            await bus.drain()
+
+    `publish`, `subscribe` and `handle` send and receive messages. `request` and `reply`
+    exchange one
+    message for another. `fetch` and `explain` read without changing a position.
+    """
+
+    def __init__(
+        self, connection: ClientConnection, registry: Registry, tasks: anyio.abc.TaskGroup
+    ) -> None:
+        super().__init__(connection, registry)
         self.failures = HandlerErrors()
-        """What handlers raised. For this package."""
+        """Errors that handlers raised. Internal."""
         self.block_error: BaseException | None = None
-        """Why the block was ended although it was not through: what leaving raises. For this
-        package."""
+        """Error that ended the block of the bus, raised when it is left. Internal."""
         self._tasks = tasks
-        """Where handlers run."""
+        """Task group of the handlers."""
         self._replies: Replies | None = None
         """None before the first request."""
         self._replies_lock = anyio.Lock()
@@ -278,7 +291,7 @@ class Bus(Publisher):
             BusConnectionError: The connection is lost for good.
         """
         arguments.check_integer("concurrency", concurrency, minimum=1, maximum=_CONCURRENCY_MAX)
-        check_handler(handler, may_wait=True)
+        check_handler(handler, is_async_allowed=True)
         self.connection.check_open()
         subscription = self.subscribe(
             what,
@@ -296,38 +309,43 @@ class Bus(Publisher):
             backoff=backoff,
             by_key=by_key,
         )
-        handling = HandlerRunner(
+        runner = HandlerRunner(
             self, subscription, handler, failures=self.failures, concurrency=concurrency
         )
         known = self._outbound.find_class_id(subscription.target.what)
         if known is not None:
-            handling.open(known)
-        self._handler_runners.append(handling)
-        self._tasks.start_soon(handling.run)
+            runner.open(known)
+        self._handler_runners.append(runner)
+        self._tasks.start_soon(runner.run)
 
     def end_block(self, error: BaseException) -> None:
-        """Handlers cannot go on: have the block cancelled, and leaving it raise this. For this
-        package."""
+        """Cancel the block of the bus and raise `error` when it is left. Internal."""
         if self.block_error is None:
             self.block_error = error
             self._tasks.cancel_scope.cancel()
 
     @property
     def is_idle(self) -> bool:
-        """Whether handlers are through with everything that came. For this package."""
-        return all(handling.is_idle for handling in self._handler_runners)
+        """True if handlers have processed every received message. Internal."""
+        return all(runner.is_idle for runner in self._handler_runners)
 
     async def drain(self) -> None:
-        """Wait until handlers have processed all that the bus could send them, what comes of it
-        included: what they publish, their replies. All is flushed, and the bus has applied it.
+        """Wait until handlers have processed all messages that the bus can deliver now.
 
-        What a handler has failed on, and what its publisher has delayed, would come only after a
-        pause: that is not waited for, nor what other subscriptions hold. As long as others publish
-        for the handlers without a break, there is no end. Not to be called by a handler: it would
-        wait for itself.
+        Messages and replies that the handlers publish are included. Everything is flushed, and
+        the bus has
+        applied every acknowledgement. Messages that wait for a backoff or a delay are not
+        waited for, nor
+        those of other subscriptions. The call does not end while others keep publishing for the
+        handlers.
+        Do not call it from a handler: it would wait for itself.
+
+        Raises:
+            ExceptionGroup: Contains the refusals that no call has raised yet.
+            BusConnectionError: The connection is lost for good.
         """
         answers = 0
-        while answers < (QUIET_ANSWERS if self._handler_runners else 1):
+        while answers < (EMPTY_REPLIES_UNTIL_IDLE if self._handler_runners else 1):
             begun = self._started_count
             while not self.is_idle:
                 self.connection.check_open()
@@ -338,8 +356,8 @@ class Bus(Publisher):
 
     @property
     def _started_count(self) -> int:
-        """Messages that were handed to handlers."""
-        return sum(handling.started_count for handling in self._handler_runners)
+        """Messages passed to handlers so far."""
+        return sum(runner.started_count for runner in self._handler_runners)
 
     # Asking --------------------------------------------------------------------------------------
 
@@ -374,10 +392,23 @@ class Bus(Publisher):
         as_: Any = None,
         **about: Unpack[PublishOptions],
     ) -> Any:
-        """Publish a message and return the first reply to it: as a value of the type `as_`, or the
-        message. It expires when nobody waits for its reply any longer.
+        """Publish a message and return the first reply to it. The message expires after the timeout.
 
-        Raises TimeoutError when none came in time, and what `publish` does.
+            total = await bus.request(GetTotal(month=5), as_=Total)
+
+        Args:
+            message: Value of a type that is bound to a class, or bytes if `class_id` is given.
+            class_id: Id or name of the class, for bytes.
+            timeout: Seconds to wait for the reply.
+            as_: Type of the reply's value. None returns the message.
+            about: Metadata of the message, as for `publish`.
+
+        Returns:
+            The value of the reply, or the reply as a message.
+
+        Raises:
+            TimeoutError: No reply arrived in time.
+            Exception: The errors of `publish`.
         """
         decode = None if as_ is None else self._registry.bindings[as_].decode
         self.connection.check_open()
@@ -395,8 +426,7 @@ class Bus(Publisher):
         raise request_reply.unanswered(message, class_id, timeout)
 
     async def _wait_for_reply(self, answered: anyio.Event) -> None:
-        """Return when what was published last is answered. Raises what the bus refused it for, and
-        BusConnectionError when the bus is gone for good."""
+        """Wait for the reply to the message that was published last. Raises its refusal, if any."""
         confirms, position = self.connection.confirms, self._core.published_position - 1
 
         def through() -> None:
@@ -415,11 +445,23 @@ class Bus(Publisher):
         self.connection.check_open()
 
     async def reply(self, message: Message[Any], value: object, *, confirm: bool = True) -> None:
-        """Answer a request, and wait for the confirm unless told otherwise. Raises
-        LocalProtocolError for a message that asks for no reply, or for one anywhere but where
-        replies are, and what `publish` does."""
+        """Reply to a request.
+
+        Args:
+            message: The request; `message.is_request` is true.
+            value: Value of a bound type, or bytes.
+            confirm: Wait until the bus has confirmed the reply.
+
+        Raises:
+            LocalProtocolError: The message is not a request, or asks for a reply in another
+                class than
+                that of replies.
+            Exception: The errors of `publish`.
+        """
         class_id, envelope = request_reply.reply_to(message)
-        request_reply.check_home(class_id, envelope, await self.resolve_class_id(request_reply.CLASS))
+        request_reply.check_home(
+            class_id, envelope, await self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
+        )
         payload = self._outbound.encode_payload(value)
         self.connection.check_open()
         if not confirm:
@@ -432,10 +474,10 @@ class Bus(Publisher):
             raise refused[0]
 
     async def _open_replies(self) -> Replies:
-        """The subscription that replies to this bus come to; made by the first request."""
+        """Return the replies to this bus. The first request subscribes to them."""
         async with self._replies_lock:
             if self._replies is None:
-                asking = Replies(await self.resolve_class_id(request_reply.CLASS))
+                asking = Replies(await self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
                 messages = self.subscribe(asking.class_id, asking.channel, start="new")
                 await self._tasks.start(self._receive_replies, asking, messages)
                 self._replies = asking
@@ -448,7 +490,7 @@ class Bus(Publisher):
         *,
         task_status: anyio.abc.TaskStatus[None],
     ) -> None:
-        with suppress(BusConnectionError):  # Who waits for a reply learns it from the wire.
+        with suppress(BusConnectionError):  # Who waits for a reply learns it from the connection.
             async with subscription as messages:
                 task_status.started()
                 async for message in messages:
@@ -472,13 +514,30 @@ class Bus(Publisher):
         *,
         time: datetime | None = None,
     ) -> list[Message[Any]]:
-        """Messages of a class that the bus still holds, by sequence, `count` at most; from the
-        first one on that it accepted at or after a `time`, if there is one. Nobody's position
-        changes; they cannot be acknowledged."""
+        """Return stored messages of a class, without a subscription. No position changes.
+
+        Args:
+            what: Bound type, or id or name of a class.
+            first: Sequence of the first message.
+            count: Maximum number of messages.
+            time: Begin with the first message that the bus accepted at or after this time, if that is
+                later than `first`.
+
+        Returns:
+            The messages in order. They cannot be acknowledged.
+
+        Raises:
+            RefusedError: The user may not fetch from the class.
+            BusConnectionError: The connection is lost for good.
+        """
         target = Target.of(what, self._registry)
-        fetching = FetchOperation(await self.resolve_class_id(target.what), target, first, count, time)
+        fetching = FetchOperation(
+            await self.resolve_class_id(target.what), target, first, count, time
+        )
         while not fetching.is_done:
-            fetching.accept_reply(await self.connection.request(partial(fetching.send_request, self._core)))
+            fetching.accept_reply(
+                await self.connection.request(partial(fetching.send_request, self._core))
+            )
         return fetching.messages
 
     @overload
@@ -502,34 +561,63 @@ class Bus(Publisher):
         channel: str | None = None,
         session: int | None = None,
     ) -> InquireReply:
-        """What waits for what: of a class; of a channel, in all classes or in one; of a session; or
-        of the whole bus. What is answered is described in `simplebus.core.explained`.
+        """Return which messages wait for which subscription, and why.
 
-        Raises RefusedError for a class or a session that is not there, and none is made.
+        Args:
+            what: Bound type, or id or name of a class. None describes the whole bus.
+            channel: Describe the subscriptions that match this channel, in all classes or in `what`.
+            session: Describe the session with this number.
+
+        Returns:
+            A structure of `simplebus.core.protocol.inquiry`.
+
+        Raises:
+            RefusedError: The class or session does not exist.
+            BusConnectionError: The connection is lost for good.
         """
         asked = build_inquire_request(what, channel, session, self._registry)
         return get_inquire_reply(await self.connection.request(partial(self._core.inquire, asked)))
 
     async def keep_last_values(self, what: type | int | str) -> None:
-        """Have a class keep the last message of each channel from now on, besides everything else
-        that it keeps, for subscriptions that begin with these: `start="last_values"`.
+        """Make a class keep the last message of each channel from now on.
 
-        A message with an empty payload takes its channel's value away. The bus's own settings for
-        the class win.
+        A subscription with `start="last_values"` begins with these. A message with an empty
+        payload removes
+        the value of its channel. The class settings of the server take precedence.
+
+        Args:
+            what: Bound type, or id or name of a class.
+
+        Raises:
+            RefusedError: The bus refuses the request.
+            BusConnectionError: The connection is lost for good.
         """
         target = Target.of(what, self._registry)
         class_id = await self.resolve_class_id(target.what)
         await self.connection.request(partial(self._core.keep_last_values, class_id))
 
     async def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
-        """Have the stored messages first..last-1 of a class be nobody's any more: no subscription
-        gets them, nor does `fetch`. All of them unless told otherwise. Returns how many they were.
+        """Discard the stored messages first..last-1 of a class for every subscription.
 
-        What this program has published before counts, as far as it is stored.
+        Args:
+            what: Bound type, or id or name of a class.
+            first: Sequence of the first message.
+            last: Sequence behind the last message. None for the head of the class.
+
+        Returns:
+            The number of discarded messages.
+
+        Raises:
+            RefusedError: The user may not purge the class.
+            BusConnectionError: The connection is lost for good.
         """
         target = Target.of(what, self._registry)
         return get_purged_count(
             await self.connection.request(
-                partial(self._core.purge, await self.resolve_class_id(target.what), *check_range(first, last))
+                partial(
+                    self._core.purge,
+                    await self.resolve_class_id(target.what),
+                    *check_range(first, last),
+                )
             )
         )

@@ -1,9 +1,8 @@
-"""Connecting under trio and asyncio, and leaving.
+"""`connect` for trio and asyncio, and `open_bus` for every other kind of endpoint.
 
-Rule 1: a program meets a bus, wherever it is, through `open_bus`: `connect` is that for addresses.
-Rule 2: leaving the block loses nothing in silence: what was not confirmed, what was refused and not
-told yet, and what handlers raised, comes as an error, unless the block itself raises.
-Rule 3: what ends a program, and what closes a generator, leaves as it came, in no group of errors.
+Leaving the block raises every error that was not raised before: unconfirmed messages, refusals and
+errors of handlers. KeyboardInterrupt, SystemExit and GeneratorExit are raised as they are, not in
+an exception group.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from simplebus.client.core.client import ClientCore
 from simplebus.client.credentials import Access, resolve_access
 from simplebus.client.handler_errors import raise_errors
 from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
-from simplebus.client.reconnect import Schedule
+from simplebus.client.reconnect import ReconnectSchedule
 from simplebus.core.limits import (
     CLOSE_SECONDS,
     CLOSE_SECONDS_FAILED,
@@ -35,12 +34,12 @@ from simplebus.core.limits import (
 )
 from simplebus.core.protocol.requests import Auth
 
-# What a bus says to a client that connects has room in frames of this length.
-_FRAME_BYTES_LEAST = 512
-_FRAME_BYTES_MOST = 1 << 40
+# The reply of the bus to a Connect fits into a frame of this length.
+_FRAME_BYTES_MIN = 512
+_FRAME_BYTES_MAX = 1 << 40
 
 
-def client_core(
+def new_client_core(
     *,
     name: str | None,
     heartbeat: float,
@@ -48,14 +47,14 @@ def client_core(
     instance: str | None = None,
     auth: Auth | None = None,
 ) -> ClientCore:
-    """The core of a client, with a name and an instance of its own making if it has none."""
+    """Return a client core. Name and instance are random if they are not given."""
     if name is None:
         name = f"anonymous-{secrets.token_hex(8)}"
     if not 0 < len(arguments.check_text("name", name)) <= NAME_CHARACTERS_MAX:
         raise ValueError(f"name must be of 1 to {NAME_CHARACTERS_MAX} characters, got {name!r}")
     arguments.check_seconds("heartbeat", heartbeat, maximum=HEARTBEAT_SECONDS_MAX)
     arguments.check_integer(
-        "frame_bytes", frame_bytes, minimum=_FRAME_BYTES_LEAST, maximum=_FRAME_BYTES_MOST
+        "frame_bytes", frame_bytes, minimum=_FRAME_BYTES_MIN, maximum=_FRAME_BYTES_MAX
     )
     return ClientCore(
         name=name,
@@ -67,7 +66,7 @@ def client_core(
     )
 
 
-_ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+_PROGRAM_ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 @guarded_async_context("async with simplebus.connect(…) as bus")
@@ -86,45 +85,64 @@ async def connect(
     tls: ssl.SSLContext | None = None,
     access: Access | None = None,
 ) -> AsyncIterator[Bus]:
-    """Connect to a bus: `async with simplebus.connect("simplebus://127.0.0.1:8888") as bus`.
+    """Connect to a bus. The connection lasts as long as the `async with` block.
 
-    Args: the address as `simplebus://host:port` or `host:port`, `simplebuss://host:port` for one
-    that is spoken to over TLS, or several to be tried in turns;
-    the program's name, by which the bus knows its messages again after a loss, made up if there is
-    none; the seconds that connecting may take; which types are bound to which classes; the seconds
-    of silence after which a connection is tested; the seconds for which a lost connection is tried
-    to be replaced, 0 or None for not at all; the longest frame to send and to accept; a user and a
-    password, or a token, for a bus that asks who one is, and the context that decides whom to trust
-    over TLS, or all of these in one `Access`. What is not said here the environment may say:
-    SIMPLEBUS_USER, SIMPLEBUS_PASSWORD, SIMPLEBUS_TOKEN, SIMPLEBUS_TLS_CA, SIMPLEBUS_TLS_CERT,
-    SIMPLEBUS_TLS_KEY, or SIMPLEBUS_CREDENTIALS, which names a file that does.
-    Several addresses are of buses that may take each other's place: a class that has only a name is
-    to have the same id on all of them, which is certain if it is bound to an id too.
-    Resource handling: leaving the block ends handlers, waits for confirms, and closes. To a process
-    forked from this one the bus raises BusConnectionError: it is to connect by itself.
-    Error handling: raises ValueError for what is no address, and BusConnectionError when no bus
-    answers or one refuses. Leaving raises BusConnectionError when messages were not confirmed, an
-    ExceptionGroup of what handlers raised or the bus refused, unless the block itself raises. A
-    block with handlers is cancelled when the bus is gone for good, and raises BusConnectionError.
+        async with simplebus.connect("simplebus://127.0.0.1:8888", name="billing") as bus:
+            await bus.publish(b"hello", class_id=1)
+
+    A lost connection is replaced, with its subscriptions and all unconfirmed messages. Leaving the
+    block ends handlers, waits for confirms and closes the connection. A block with handlers is
+    cancelled when the connection is lost for good. A process that is forked from this one cannot
+    use the bus and must connect by itself.
+
+    Credentials that are not given are read from the environment: SIMPLEBUS_USER, SIMPLEBUS_PASSWORD,
+    SIMPLEBUS_TOKEN, SIMPLEBUS_TLS_CA, SIMPLEBUS_TLS_CERT, SIMPLEBUS_TLS_KEY, or
+    SIMPLEBUS_CREDENTIALS, which names a file with them.
+
+    Args:
+        address: "simplebus://host:port", "host:port", or "simplebuss://host:port" for TLS. Several
+            addresses are tried in turn. Their buses must assign the same ids to the same classes.
+        name: Publisher name, by which the bus recognizes messages that are sent again after a loss.
+            None makes a random name.
+        timeout: Seconds that connecting may take.
+        registry: Bindings of types to classes.
+        heartbeat: Seconds of silence after which the connection is tested. 0 never tests it.
+        reconnect: Seconds during which a lost connection is replaced. 0 or None never replaces it.
+        frame_bytes: Longest frame to send and to accept, in bytes.
+        user: User name, together with `password`.
+        password: Password of `user`.
+        token: Token, instead of user and password.
+        tls: TLS context for addresses that begin with "simplebuss".
+        access: All credentials in one object, instead of the four arguments above.
+
+    Yields:
+        The connected `Bus`.
+
+    Raises:
+        ValueError: An address or another argument is invalid.
+        BusConnectionError: No bus answers, or one refuses the connection. When the block is left:
+            messages are not confirmed, or the connection was lost for good.
+        ExceptionGroup: When the block is left without an exception: errors that handlers raised, and
+            refusals that no call has raised.
     """
-    shown = resolve_access(access, user=user, password=password, token=token, tls=tls)
-    places = [SocketEndpoint(where, shown) for where in addresses.parse_addresses(address)]
+    credentials = resolve_access(access, user=user, password=password, token=token, tls=tls)
+    endpoints = [SocketEndpoint(each, credentials) for each in addresses.parse_addresses(address)]
     async with open_bus(
-        places,
+        endpoints,
         name=name,
         timeout=timeout,
         registry=registry,
         heartbeat=heartbeat,
         reconnect=reconnect,
         frame_bytes=frame_bytes,
-        auth=shown.auth,
+        auth=credentials.auth,
     ) as bus:
         yield bus
 
 
 @asynccontextmanager
 async def open_bus(
-    places: Sequence[Endpoint],
+    endpoints: Sequence[Endpoint],
     *,
     name: str | None = None,
     timeout: float = 5.0,
@@ -134,30 +152,34 @@ async def open_bus(
     frame_bytes: int = Limits().frame_bytes,
     auth: Auth | None = None,
 ) -> AsyncIterator[Bus]:
-    """`connect` for a bus that is anywhere, in this process for example."""
-    core = client_core(name=name, heartbeat=heartbeat, frame_bytes=frame_bytes, auth=auth)
+    """Connect to a bus at any kind of endpoint, as `connect` does for addresses."""
+    core = new_client_core(name=name, heartbeat=heartbeat, frame_bytes=frame_bytes, auth=auth)
     now = anyio.current_time()
-    wire = ClientConnection(core, places, Schedule(len(places), timeout=timeout, reconnect=reconnect, now=now))
-    await wire.open()
+    connection = ClientConnection(
+        core,
+        endpoints,
+        ReconnectSchedule(len(endpoints), timeout=timeout, reconnect=reconnect, now=now),
+    )
+    await connection.open()
     failure: BaseException | None = None
     failed = True
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wire.run)
+            tasks.start_soon(connection.run)
             try:
                 async with anyio.create_task_group() as handlers:
-                    bus = Bus(wire, registry, handlers)
+                    bus = Bus(connection, registry, handlers)
                     try:
                         yield bus
                         failed = False
-                    except (Exception, *_ENDS) as error:
+                    except (Exception, *_PROGRAM_ENDS) as error:
                         failure = error  # Kept out of the task groups, which would wrap it.
                     handlers.cancel_scope.cancel()
             finally:
                 seconds = CLOSE_SECONDS_FAILED if failed else CLOSE_SECONDS
-                await wire.close(seconds=seconds, shield=failed)
+                await connection.close(seconds=seconds, shield=failed)
     except BaseExceptionGroup as group:
-        failure = failure or _lone_end(group)
+        failure = failure or _sole_program_end(group)
         if failure is None:
             raise
     finally:
@@ -165,12 +187,16 @@ async def open_bus(
             raise failure
     if bus.block_error is not None and not isinstance(bus.block_error, Exception):
         raise bus.block_error
-    raise_errors(bus.failures.to_exception_group(), wire.confirms.pop_unclaimed(), wire.unconfirmed() or bus.block_error)
+    raise_errors(
+        bus.failures.to_exception_group(),
+        connection.confirms.pop_unclaimed(),
+        connection.unconfirmed_error() or bus.block_error,
+    )
 
 
-def _lone_end(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
-    """What has ended the program in one of our tasks, if nothing else was raised."""
-    ends, others = group.split(_ENDS)
+def _sole_program_end(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+    """Return the KeyboardInterrupt, SystemExit or GeneratorExit of a task if it is the only error."""
+    ends, others = group.split(_PROGRAM_ENDS)
     found: BaseException | None = ends
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]

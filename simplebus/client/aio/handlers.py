@@ -1,12 +1,10 @@
-"""Handlers under trio and asyncio: functions that are called for what comes.
+"""Handlers under trio and asyncio.
 
-Rule 1: a message is acknowledged when its handler has returned, and its reply, if it asked for one
-and got one, is confirmed.
-Rule 2: what goes wrong in a handler is the handler's: its message comes again after the bus's
-pause, the bus goes on, and tells when it is left.
-Rule 3: every handler has a subscription of its own. One that hangs holds up nobody else.
-Rule 4: a program that lives by its handlers is told when nothing will come any more: its block
-ends. So it does when a handler ends the program.
+A message is acknowledged when its handler has returned and its reply, if any, is confirmed. If a
+handler raises, its message is redelivered after a backoff, and the error is raised when the bus is
+left. Every handler has its own subscription, so a handler that hangs delays no other.
+
+If no more messages can arrive, or a handler ends the program, the block of the bus is cancelled.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from simplebus.client.aio.cancellation import ignore_cancellation, is_cancelled_
 from simplebus.client.aio.subscription import BaseSubscription
 from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import HandlerErrors
-from simplebus.client.request_reply import Handler, check_outcome
+from simplebus.client.request_reply import Handler, check_handler_result
 from simplebus.core.errors import BusConnectionError, BusError, RefusedError
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class HandlerRunner:
-    """One handler and its subscription."""
+    """Calls one handler for the messages of its subscription."""
 
     def __init__(
         self,
@@ -40,35 +38,35 @@ class HandlerRunner:
         concurrency: int,
     ) -> None:
         self.is_opening = True
-        """Whether its subscription is not yet on its way to the bus."""
+        """True until the Subscribe is queued."""
         self._bus = bus
         self._subscription = subscription
         self._handler = handler
         self._failures = failures
         self._concurrency = concurrency
         self.started_count = 0
-        """Messages that were handed to it."""
+        """Messages passed to the handler so far."""
         self._busy_count = 0
         """Messages that are being handled."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is through with everything that came."""
+        """True if every received message has been handled."""
         return not self.is_opening and not self._busy_count and self._subscription.is_through
 
     def open(self, class_id: int) -> None:
-        """Subscribe now."""
+        """Subscribe without waiting for the reply of the bus."""
         self._subscription.subscribe(class_id)
         self.is_opening = False
 
     async def run(self) -> None:
         """Handle messages until the bus is left or lost."""
-        wire, subscription = self._bus.connection, self._subscription
+        connection, subscription = self._bus.connection, self._subscription
         try:
             if self.is_opening:
                 self.open(await self._bus.resolve_class_id(subscription.target.what))
-                wire.changed.set()
-            await wire.wait_answered(subscription.inbox.subscribe_request)
+                connection.changed.set()
+            await connection.wait_answered(subscription.inbox.subscribe_request)
             async with anyio.create_task_group() as workers:
                 for _ in range(self._concurrency):
                     workers.start_soon(self._process_messages, workers.cancel_scope)
@@ -80,23 +78,23 @@ class HandlerRunner:
             if not self.is_opening:
                 subscription.unsubscribe(processed=False)
             self.is_opening = False
-            wire.changed.set()
+            connection.changed.set()
 
     async def _process_messages(self, scope: anyio.CancelScope) -> None:
-        """One of its tasks, in the scope of all of them."""
-        at_work = self._subscription.inbox.in_handler_sequences
+        """Handle one message after the other. `concurrency` tasks run this in one scope."""
+        in_handler = self._subscription.inbox.in_handler_sequences
         try:
             while True:
                 message = await self._subscription.get()
                 sequence = message.sequence
-                at_work.add(sequence)
+                in_handler.add(sequence)
                 self.started_count += 1
                 self._busy_count += 1
                 try:
                     await self._handle(message)
                 finally:
                     self._busy_count -= 1
-                    at_work.discard(sequence)
+                    in_handler.discard(sequence)
                     self._bus.connection.changed.set()
         except (BusConnectionError, KeyboardInterrupt, SystemExit) as error:
             self._bus.end_block(error)  # Raised from here, it would be wrapped, or end the loop.
@@ -110,7 +108,7 @@ class HandlerRunner:
             outcome = self._handler(message if decode is None else decode(message.payload))
             if outcome is not None and inspect.isawaitable(outcome):
                 outcome = await outcome
-            check_outcome(outcome)
+            check_handler_result(outcome)
             is_reply = outcome is not None and message.is_request
             if is_reply:
                 await self._bus.reply(message, outcome, confirm=False)

@@ -1,10 +1,9 @@
-"""Publishing under trio and asyncio: what a program calls.
+"""Publishing half of `Bus`, under trio and asyncio.
 
-Rule 1: when a call that publishes raises, nothing of it was published; only RefusedError and
-BusConnectionError say otherwise. One that is cancelled while it waits for its confirm has published
-all the same; one that is cancelled while it waits for room has not.
-Rule 2: no decisions here. What is published is made by `outbound`; the wire waits.
-Rule 3: what is published after `handle` reaches that handler: its subscription comes first.
+If a publishing call raises, nothing of it was published, except for RefusedError and
+BusConnectionError. A call that is cancelled while it waits for its confirm has published; one that
+is cancelled while it waits for room has not. A message that is published after `handle` reaches
+that handler, because its subscription is sent first.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.core.client import ClientStatistics
 from simplebus.client.message_builder import (
     DURABILITY_NAMES,
-    PublishOptions,
     BusFullError,
     DurabilityName,
     MessageBuilder,
+    PublishOptions,
     PublishRoute,
 )
 from simplebus.client.message_types import Binding, Registry
@@ -34,23 +33,23 @@ if TYPE_CHECKING:
 
 
 class Publisher:
-    """The half of a bus that publishes."""
+    """Publishing methods of a bus."""
 
-    def __init__(self, wire: ClientConnection, registry: Registry) -> None:
-        self.connection = wire
-        """For this package."""
-        self._core = wire.core
-        self._publish_buffer = wire.core.publish_buffer
-        self._writer = wire.writer
+    def __init__(self, connection: ClientConnection, registry: Registry) -> None:
+        self.connection = connection
+        """Internal."""
+        self._core = connection.core
+        self._publish_buffer = connection.core.publish_buffer
+        self._writer = connection.writer
         self._registry = registry
-        self._outbound = MessageBuilder(wire.core, registry)
+        self._outbound = MessageBuilder(connection.core, registry)
         self._routes, self._envelope = self._outbound.route_by_type, self._outbound.build_envelope
-        self._append = wire.core.publish
+        self._append = connection.core.publish
         self._handler_runners: list[HandlerRunner] = []
 
     @property
     def durability(self) -> DurabilityName:
-        """Where a message is when it is confirmed, by the bus that was connected to last."""
+        """Durability of confirmed messages at the connected bus: "memory", "os" or "disk"."""
         return DURABILITY_NAMES[self._core.durability]
 
     async def publish(
@@ -61,14 +60,28 @@ class Publisher:
         confirm: bool = True,
         **about: Unpack[PublishOptions],
     ) -> None:
-        """Publish a message, and return when the bus has confirmed it.
+        """Publish a message and wait until the bus has confirmed it.
 
-        Args: a value whose type is bound to a class, or bytes and the class's id or name; whether
-        to wait for the confirm: without, it only waits while the bus is slower than its publishers,
-        and `flush` waits for all confirms at once; what is to be said about it.
-        Raises RefusedError when the bus refuses it, LocalProtocolError for what the protocol cannot
-        carry, UnboundTypeError for a value that is bound to no class, ValueError and TypeError for
-        what is none, BusConnectionError when the bus is gone.
+            await bus.publish(ShopCreated("Ada's Books"), channel="shops.eu", expires=60)
+            await bus.publish(b"hello", class_id=1)
+
+        Args:
+            message: Value of a type that is bound to a class, or bytes if `class_id` is given.
+            class_id: Id or name of the class, for bytes.
+            confirm: Wait for the confirm. If False, the call waits only while too many bytes
+                are queued;
+                `flush` waits for all confirms.
+            about: Metadata of the message: `channel`, `key`, `headers`, `expires` and `delay`
+                in seconds.
+
+        Raises:
+            RefusedError: The bus refuses the message.
+            UnboundTypeError: The type is bound to no class.
+            LocalProtocolError: The protocol cannot carry the message, for example because it is
+                too long.
+            ValueError: The metadata or the class id is invalid.
+            TypeError: The payload or the metadata has the wrong type.
+            BusConnectionError: The connection is lost for good.
         """
         if class_id is None:
             encode, id_ = self._routes.get(type(message)) or await self._new_route(type(message))
@@ -90,9 +103,21 @@ class Publisher:
     def publish_nowait(
         self, message: object, *, class_id: int | str | None = None, **about: Unpack[PublishOptions]
     ) -> int:
-        """Publish a message without waiting. Returns its position: how many were published before.
+        """Publish a message without waiting.
 
-        Raises BusFullError when it would have to wait, and what `publish` does.
+        Args:
+            message: Value of a type that is bound to a class, or bytes if `class_id` is given.
+            class_id: Id or name of the class, for bytes.
+            about: Metadata of the message, as for `publish`.
+
+        Returns:
+            The position of the message: the number of messages that this client published before.
+
+        Raises:
+            BusFullError: The call would have to wait: too many bytes are unconfirmed, or the id
+                of the
+                class is not known yet.
+            Exception: The errors of `publish`.
         """
         if class_id is None:
             encode, id_ = self._routes.get(type(message)) or self._new_route_nowait(type(message))
@@ -101,7 +126,10 @@ class Publisher:
             payload = message  # type: ignore[assignment]
             id_ = class_id if type(class_id) is int else self._class_id_nowait(class_id)
         envelope = self._envelope(**about) if about else None
-        if self._publish_buffer.published_bytes >= self._writer.free_until_bytes and not self._writer.check_room():
+        if (
+            self._publish_buffer.published_bytes >= self._writer.free_until_bytes
+            and not self._writer.check_room()
+        ):
             raise BusFullError("nothing was published: too much waits to be confirmed by the bus")
         return self._append(payload, id_, envelope)
 
@@ -113,9 +141,17 @@ class Publisher:
         confirm: bool = True,
         **about: Unpack[PublishOptions],
     ) -> None:
-        """Publish many messages at once, as `publish` does each.
+        """Publish many messages at once.
 
-        Raises an ExceptionGroup of RefusedError for those that the bus refuses.
+        Args:
+            messages: Values of bound types, or bytes if `class_id` is given.
+            class_id: Id or name of the class, for bytes.
+            confirm: Wait until the bus has confirmed all of them.
+            about: Metadata of all messages, as for `publish`.
+
+        Raises:
+            ExceptionGroup: Contains a RefusedError for each message that the bus refuses.
+            Exception: The errors of `publish`. Nothing is published then.
         """
         runs: list[tuple[int, list[Any]]] = []
         if class_id is None:
@@ -135,24 +171,30 @@ class Publisher:
         self._writer.write_now()
         if not confirm or self._core.published_position == first:
             return
-        if refused := await self.connection.wait_confirmed(first, self._core.published_position - 1):
+        if refused := await self.connection.wait_confirmed(
+            first, self._core.published_position - 1
+        ):
             raise group_refusals(refused)
 
     async def flush(self) -> None:
-        """Wait until the bus has confirmed everything published so far, and acknowledgements so
-        far are written. Raises an ExceptionGroup of what was refused and not told yet."""
+        """Wait until everything published so far is confirmed, and every ack so far is written.
+
+        Raises:
+            ExceptionGroup: Contains the refusals that no call has raised yet.
+            BusConnectionError: The connection is lost for good.
+        """
         await self.connection.flush()
         if refused := self.connection.confirms.pop_unclaimed():
             raise refused
 
     def statistics(self) -> ClientStatistics:
-        """A snapshot of this client."""
+        """Return a snapshot of the counters of this client."""
         return self._core.statistics()
 
     # Classes -------------------------------------------------------------------------------------
 
     async def resolve_class_id(self, what: Binding[Any] | int | str) -> int:
-        """The id of a class, which the bus is asked for if it has a name. For this package."""
+        """Return the id of a class; ask the bus if only the name is known. Internal."""
         known = self._outbound.find_class_id(what)
         if known is None:
             assert not isinstance(what, int)
@@ -161,7 +203,7 @@ class Publisher:
         return known
 
     async def _class_id(self, class_id: int | str) -> int:
-        """The class id that belongs to what the user has given."""
+        """Return the id of a class after all handlers have subscribed."""
         known = self._outbound.find_class_id(class_id)
         if known is None:
             await self._wait_for_handlers()
@@ -169,13 +211,13 @@ class Publisher:
         return known
 
     async def _new_route(self, type_: type) -> PublishRoute:
-        """The way of a type's values, found for the first time."""
+        """Find encoder and class id of a type that is published for the first time."""
         binding = self._registry.bindings[type_]
         await self._wait_for_handlers()
         return self._outbound.add_route(binding, await self.resolve_class_id(binding))
 
     async def _wait_for_handlers(self) -> None:
-        while any(handling.is_opening for handling in self._handler_runners):
+        while any(runner.is_opening for runner in self._handler_runners):
             await self.connection.changed.wait()
 
     def _new_route_nowait(self, type_: type) -> PublishRoute:
@@ -183,7 +225,9 @@ class Publisher:
         return self._outbound.add_route(binding, self._class_id_nowait(binding))
 
     def _class_id_nowait(self, what: Binding[Any] | int | str) -> int:
-        """The same without waiting; the bus is asked, for the next time."""
+        """Return the id of a class. If it is unknown, ask the bus for the next call and raise
+        BusFullError.
+        """
         known = self._outbound.find_class_id(what)
         if known is None:
             self.connection.check_open()

@@ -1,14 +1,7 @@
-"""A subscription under trio or asyncio: one by one, in batches, as values or as messages.
+"""Subscriptions under trio and asyncio: iteration over values, messages and batches, and `get`.
 
-Rule 1: a loop says that a message is processed by coming round for the next one, and by being left
-with `break` or `return`. What its body was at when it raised comes again after the bus's pause;
-what it was at when it was cancelled is put back, and is the next. When it cannot be known how a
-loop was left, it counts as raised.
-Rule 2: who asks one by one, with `get`, `take` or `anext`, says by asking that what it was handed
-before is processed, and nothing of what a loop is at. So does leaving the subscription's block
-without an exception.
-Rule 3: a message is handed out behind the last point at which a task can be cancelled: cancelling
-loses nothing.
+A message is returned behind the last point at which the task can be cancelled, so cancellation
+loses no message.
 """
 
 from __future__ import annotations
@@ -44,16 +37,14 @@ T = TypeVar("T")
 
 
 class BaseSubscription(Entry[T]):
-    """The messages of one class whose values are of one type.
+    """Messages of one class for one consumer. Made by `Bus.subscribe`; it begins with its block.
 
-    A message is acknowledged when its loop comes round for the next one, or is left by `break` or
-    `return`. It is not when the body raises, wherever that is caught: then it comes again after a
-    pause. Nor when the body is cancelled: then it is the next message. A loop that runs in a
-    generator of yours, or over an iterator that you keep, does not see how its body was left:
-    unless it comes round, its last message comes again.
+    A message is acknowledged when you ask for the next one, or when the `async with` block is left
+    without an exception. If the block raises, the last message is redelivered after a backoff;
+    if the
+    block is cancelled, at once. With `auto_ack=False` you acknowledge by `ack` or `ack_batch`.
 
-    What `get`, `take` and `anext` have returned is acknowledged when any of them, or a loop, asks
-    for more, and when the block is left without an exception.
+    See `Bus.subscribe` for the details.
     """
 
     block = "async with"
@@ -66,7 +57,7 @@ class BaseSubscription(Entry[T]):
         self._connection = bus.connection
         self._messages_arrived = WakeupEvent()
         self._returned_since_checkpoint = 0
-        """Messages handed out since other tasks had their turn."""
+        """Messages returned since the last checkpoint, at which other tasks run."""
 
     async def __aenter__(self) -> Self:
         self.check_fresh()
@@ -91,18 +82,27 @@ class BaseSubscription(Entry[T]):
             await self._connection.wait_answered_briefly(request)
 
     def messages(self) -> AsyncIterable[Message[T]]:
-        """Iterate over messages: what came with a value, and the value."""
+        """Iterate over messages instead of values: `async for message in shops.messages()`."""
         return AsyncIterable(lambda: MessageIterator(self), self.get)
 
     def batches(self) -> AsyncIterable[Batch]:
-        """Iterate over batches: many messages at the price of one."""
+        """Iterate over batches, which cost about as much as one message: `async for batch in
+        s.batches()`.
+        """
         return AsyncIterable(lambda: BatchIterator(self), self._wait_for_batch)
 
     async def get(self, timeout: float | None = None) -> Message[T]:
-        """The next message. Says that the one before is processed, unless a loop is at that.
+        """Return the next message. Acknowledges what `get`, `take` or `anext` returned before.
 
-        Raises TimeoutError when none came in so many seconds. With `auto_ack=False` several tasks
-        may get messages of one subscription.
+        With `auto_ack=False` several tasks may get messages of one subscription.
+
+        Args:
+            timeout: Seconds to wait for a message. None waits forever.
+
+        Raises:
+            TimeoutError: No message arrived in time.
+            RefusedError: The bus has ended the subscription.
+            BusConnectionError: The connection is lost for good.
         """
         inbox = self.inbox
         while True:
@@ -119,8 +119,20 @@ class BaseSubscription(Entry[T]):
             self.prepare_messages()
 
     async def take(self, most: int, timeout: float | None = None) -> list[Message[T]]:
-        """The messages that are there, up to `most`; otherwise the first that come, or, after so
-        many seconds, none. Says that those before are processed."""
+        """Return the messages that have arrived. Acknowledges those returned before.
+
+        Args:
+            most: Maximum number of messages, at least 1.
+            timeout: Seconds to wait if none has arrived. None waits forever.
+
+        Returns:
+            Up to `most` messages; an empty list if none arrived in time.
+
+        Raises:
+            ValueError: `most` is less than 1.
+            RefusedError: The bus has ended the subscription.
+            BusConnectionError: The connection is lost for good.
+        """
         if most < 1:
             raise ValueError(f"take needs a number of messages from 1 on, got {most}")
         with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
@@ -130,26 +142,30 @@ class BaseSubscription(Entry[T]):
     # For the loops and the bus -------------------------------------------------------------------
 
     def subscribe(self, class_id: int) -> None:
-        """Begin, without waiting until the bus knows."""
+        """Begin without waiting for the reply of the bus. Internal."""
         self._connection.check_open()
-        self._connection.opened(self.enter(class_id), self._messages_arrived)
+        self._connection.add_inbox(self.enter(class_id), self._messages_arrived)
 
     def unsubscribe(self, *, processed: bool) -> OpenRequest:
-        """End. `processed` says what became of the last message. Returns what the bus is to
-        answer."""
+        """End. Returns the request that the bus will answer. Internal.
+
+        `processed` decides whether the last message is acknowledged or rejected.
+        """
         request = self.leave(processed=processed)
-        self._connection.closed(self.inbox)
+        self._connection.remove_inbox(self.inbox)
         return request
 
     async def refill(self, loop: object | None = None) -> None:
-        """Return once there is something to hand out, to a loop or to who asks one by one. What
-        that was handed before is processed."""
-        inbox, wire = self.inbox, self._connection
-        wire.check_thread()
+        """Wait until there are messages for `loop`, or for `get` if it is None. Internal.
+
+        Acknowledges what that consumer received before.
+        """
+        inbox, connection = self.inbox, self._connection
+        connection.check_thread()
         inbox.settle_previous(loop)
         if not inbox.is_empty:
-            wire.check_open()
-            wire.writer.write_due_acks()
+            connection.check_open()
+            connection.writer.write_due_acks()
             if self._returned_since_checkpoint >= MESSAGES_PER_TURN:
                 self._returned_since_checkpoint = 0
                 await anyio.lowlevel.checkpoint()
@@ -159,41 +175,57 @@ class BaseSubscription(Entry[T]):
         self._returned_since_checkpoint = 0
         inbox.has_waiting_consumer = True
         try:
-            wire.writer.write_now()  # Acknowledgements leave before we wait.
-            wire.changed.set()
+            connection.writer.write_now()  # Acknowledgements leave before we wait.
+            connection.changed.set()
             while inbox.is_empty:
-                wire.check_open()
+                connection.check_open()
                 await self._messages_arrived.wait()
         finally:
             inbox.has_waiting_consumer = False
         inbox.settle_previous(loop)  # Other tasks may have taken some meanwhile.
 
     def prepare_messages(self, *, values: bool = False) -> None:
-        """Have the messages of the next turn ready."""
-        self._returned_since_checkpoint += self.inbox.prepare_messages(MESSAGES_PER_TURN, as_values=values)
-        self._connection.handed_out()
+        """Prepare the messages of the next turn. Internal."""
+        self._returned_since_checkpoint += self.inbox.prepare_messages(
+            MESSAGES_PER_TURN, as_values=values
+        )
+        self._connection.start_ack_timer()
 
     async def _wait_for_batch(self) -> Batch:
         await self.refill()
         return self.next_batch()
 
     def next_batch(self, most: int | None = None) -> Batch:
+        """Return up to `most` messages that have arrived. Internal; call `refill` before."""
         batch = self.inbox.pop_batch(most)
         assert batch is not None, "refill returned, and there was nothing"
         self._returned_since_checkpoint += len(batch)
-        self._connection.handed_out()
+        self._connection.start_ack_timer()
         return batch
 
 
 class Subscription(BaseSubscription[T]):
-    """The values of one type: `async with bus.subscribe(ShopCreated) as shops`, then iterate."""
+    """Values of one type: `async with bus.subscribe(ShopCreated) as shops`, then iterate.
+
+    A message is acknowledged when you ask for the next one, or when the `async with` block is left
+    without an exception. If the block raises, the last message is redelivered after a backoff;
+    if the
+    block is cancelled, at once.
+
+    Use `messages()`, `get` and `take` for the messages with their metadata.
+    """
 
     def __aiter__(self) -> ValueIterator[T]:
         return ValueIterator(self)
 
     async def __anext__(self) -> T:
-        """The next value. Says that the one before is processed. Raises DecodeError, whose
-        `message` will come again, for what is none."""
+        """Return the next value. Acknowledges the one before.
+
+        Raises:
+            DecodeError: The payload is not a value of the type. Its `message` is redelivered
+                after a
+                backoff.
+        """
         message = await self.get()
         try:
             return message.value
@@ -203,11 +235,17 @@ class Subscription(BaseSubscription[T]):
 
 
 class RawSubscription(BaseSubscription[bytes]):
-    """The messages of one class: `async with bus.subscribe(1) as messages`, then iterate."""
+    """Messages of one class: `async with bus.subscribe(1) as messages`, then iterate.
+
+    A message is acknowledged when you ask for the next one, or when the `async with` block is left
+    without an exception. If the block raises, the last message is redelivered after a backoff;
+    if the
+    block is cancelled, at once.
+    """
 
     def __aiter__(self) -> MessageIterator[bytes]:
         return MessageIterator(self)
 
     async def __anext__(self) -> Message[bytes]:
-        """The next message. Says that the one before is processed."""
+        """Return the next message. Acknowledges the one before."""
         return await self.get()

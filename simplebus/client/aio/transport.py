@@ -1,11 +1,11 @@
-"""Where a bus is, and the bytes that go there and come back: all that the async wire needs.
+"""Connections of the async client to a bus: endpoints and their transports.
 
-This is the seam for who wants to join a client and a bus without a socket. A `Place` gives a fresh
-`Link` on every call; the wire sends and receives on it until one of them ends, and closes it.
+To connect a client and a bus without a socket, implement `Endpoint` and `Transport`. An endpoint
+opens a new transport for every connection. The client sends and receives on it until one side ends
+the connection, and then closes it.
 
-Rule 1: this file alone knows of sockets and of addresses that are looked up.
-Rule 2: whatever a link raises but OSError is a fault of ours. OSError says that the link is gone,
-and RemoteProtocolError that the peer is to blame.
+Of the async client only this module uses sockets and resolves addresses. A transport raises OSError
+when it is broken and RemoteProtocolError when the peer violates the protocol.
 """
 
 from __future__ import annotations
@@ -26,44 +26,49 @@ from simplebus.net.tls import TlsSocket, has_unread, is_flushed
 
 
 class Transport(Protocol):
-    """The bytes of one connection, both ways."""
+    """Byte stream of one connection, in both directions."""
 
     def send(self, data: memoryview) -> int:
-        """Take what can be taken now, without waiting; 0 when nothing can."""
+        """Accept bytes without waiting. Returns their number, 0 if none can be accepted now."""
 
     def flush(self) -> bool:
-        """Whether all that `send` took is on its way; else `wait_sendable` and ask again."""
+        """Return True if all bytes that `send` accepted were passed on. Otherwise await
+        `wait_sendable` and
+        call it again.
+        """
 
     async def wait_sendable(self) -> None:
-        """Return when `send` may take something again."""
+        """Return when `send` may accept bytes again."""
 
     async def receive_into(self, space: memoryview) -> int:
-        """Put what came there, waiting for at least one byte; 0 at the end."""
+        """Receive bytes into `space`, waiting for at least one. Returns their number, 0 at the end."""
 
     def send_eof(self) -> None:
-        """Nothing more will be sent: the bus reads up to here, and ends its side."""
+        """End the sending side. The bus reads up to here and then ends its side."""
 
     def close(self) -> None:
-        """Let go of it, now."""
+        """Close both sides immediately."""
 
 
 class Endpoint(Protocol):
-    """Where a bus is. `str` of it is what errors call the bus."""
+    """Location of a bus. Its `str` is the name of the bus in error messages."""
 
     async def open(self) -> Transport:
-        """A link to the bus. Raises BusConnectionError. It is cancelled when it takes too long."""
+        """Open a transport to the bus. Raises BusConnectionError. The caller cancels it after a
+        timeout.
+        """
 
 
 class SocketEndpoint:
-    """A bus that listens at an address."""
+    """Bus that listens at a TCP address."""
 
     def __init__(self, address: Address, access: Access | None = None) -> None:
-        """`access` says whom it trusts that comes there over TLS."""
+        """`access` contains the TLS context for a secure address."""
         self._address = address
         self._access = access
 
     async def open(self) -> SocketTransport:
-        """A connected socket."""
+        """Connect a socket, and do the TLS handshake if the address is secure."""
         where = self._address
         problem: OSError | None = None
         try:
@@ -91,7 +96,6 @@ class SocketEndpoint:
         raise addresses.connect_error(where, problem) from problem
 
     async def _start_transport(self, sock: socket.socket) -> SocketTransport:
-        """A link on a connected socket, over TLS where the address says so."""
         where = self._address
         if not where.is_secure:
             return SocketTransport(sock)
@@ -115,7 +119,7 @@ class SocketEndpoint:
 
 
 class SocketTransport:
-    """A connected, non-blocking socket, or TLS on it."""
+    """Connected, non-blocking socket, with or without TLS."""
 
     def __init__(self, sock: socket.socket, tls: TlsSocket | None = None) -> None:
         self._socket = sock
@@ -145,19 +149,24 @@ class SocketTransport:
             except BlockingIOError:
                 continue
 
-    def end(self) -> None:
+    def send_eof(self) -> None:
         self._stream.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._stream.close()
 
     def disown(self, end: BusConnectionError) -> None:
-        """A child's copy would keep the connection open when this process has ended it."""
+        """Close this process's copy of the socket after a fork. Otherwise it would keep the
+        connection open
+        when the parent has ended it.
+        """
         self._socket.close()
 
 
-async def open_transport(place: Endpoint, core: ClientCore, buffer: ReceiveBuffer, seconds: float) -> Transport:
-    """A link on which the bus has answered the Connect. Raises BusConnectionError."""
+async def open_transport(
+    place: Endpoint, core: ClientCore, buffer: ReceiveBuffer, seconds: float
+) -> Transport:
+    """Open a transport and complete the handshake with the bus. Raises BusConnectionError."""
     outgoing = core.send_queue
     link: Transport | None = None
     is_greeted = False

@@ -1,9 +1,10 @@
-"""What callers under trio and asyncio wait for: confirms, answers, and that all is written.
+"""Waits of callers under trio and asyncio: for confirms, for replies and for written bytes.
 
-Rule 1: who waits, waits through the loss of a connection; it is told when there will be no other.
-Rule 2: a confirm, and an answer, wakes whom it is for and nobody else.
-Rule 3: a bus belongs to one thread. Others are told so before they touch anything, wherever a call
-may wait or has handed over a write's worth of messages.
+A wait survives the loss of a connection; it ends with an error when no other connection will be
+made. A confirm or reply wakes only the caller that waits for it.
+
+A bus belongs to one thread. Calls from another thread raise before they change anything, wherever
+a call may wait or has appended enough messages for a write.
 """
 
 from __future__ import annotations
@@ -25,35 +26,40 @@ from simplebus.core.limits import CLOSE_SECONDS
 
 
 class ConnectionWaiters:
-    """The half of a wire that its callers see."""
+    """Part of a client connection that its callers use."""
 
     def __init__(self, core: ClientCore) -> None:
         self.core = core
         self.changed = WakeupEvent()
         """Set when bytes were written, a connection was made or lost, or a consumer ran out of
-        messages."""
+        messages.
+        """
         self.confirms = PendingConfirms()
-        self.writer = TransportWriter(core, self.changed, check=self.check_open, lose=self.connection_lost)
+        self.writer = TransportWriter(
+            core, self.changed, check=self.check_open, on_lost=self.connection_lost
+        )
         self.pending_requests: list[tuple[OpenRequest, Callable[[], None]]] = []
-        """What the bus has yet to answer, and what is done then."""
+        """Requests that the bus has not answered, each with the function that wakes its caller."""
         self.end_error: BusConnectionError | None = None
-        """Why there will be no other connection; None while there may be one."""
+        """Reason why no other connection will be made; None while one may be."""
         self._thread = threading.get_ident()
-        """Whose event loop the bus belongs to."""
+        """Thread of the event loop to which the bus belongs."""
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
         raise NotImplementedError
 
     def check_open(self) -> None:
-        """Raise BusConnectionError when there is no connection and will be none, LocalProtocolError
-        in another thread than the bus's."""
+        """Raise BusConnectionError if no other connection will be made.
+
+        Raises LocalProtocolError in another thread than that of the bus.
+        """
         self.check_thread()
         if self.end_error is not None:
             raise BusConnectionError(str(self.end_error)) from self.end_error.__cause__
 
     def check_thread(self) -> None:
-        """Raise LocalProtocolError in another thread than the bus's."""
+        """Raise LocalProtocolError in another thread than that of the bus."""
         if threading.get_ident() != self._thread:
             raise LocalProtocolError(
                 "this bus belongs to the event loop in which it was connected, and this is another "
@@ -61,16 +67,18 @@ class ConnectionWaiters:
             )
 
     def wake_answered(self) -> None:
-        """Tell who waits for what the bus has answered."""
-        before, self.pending_requests = self.pending_requests, []
-        for request, wake in before:
+        """Wake the callers whose requests the bus has answered."""
+        waiting, self.pending_requests = self.pending_requests, []
+        for request, wake in waiting:
             if request.is_done:
                 wake()
             else:
                 self.pending_requests.append((request, wake))
 
     async def wait_confirmed(self, first: int, last: int) -> list[RefusedError]:
-        """Wait until the bus has confirmed these positions, or refused them."""
+        """Wait until the bus has confirmed or refused the positions first..last. Returns the
+        refusals.
+        """
         event = anyio.Event()
         if self.confirms.has_waiters:  # Many publish at once: their messages leave together.
             self.writer.write_soon()
@@ -89,8 +97,7 @@ class ConnectionWaiters:
         return waiter.refusals
 
     async def flush(self) -> None:
-        """Wait until the bus has confirmed everything published so far, and every
-        acknowledgement so far is written."""
+        """Wait until everything published so far is confirmed and every ack so far is written."""
         self.check_open()
         core, outgoing = self.core, self.core.send_queue
         core.ack_processed()
@@ -107,7 +114,7 @@ class ConnectionWaiters:
             await self.wait_confirmed(core.published_position, core.published_position - 1)
 
     async def wait_answered(self, request: OpenRequest) -> OpenRequest:
-        """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
+        """Wait for the reply to a request. Raises RefusedError or BusConnectionError."""
         if not request.is_done:
             self.check_open()  # Nobody will tell what was asked when all was over.
             event = anyio.Event()
@@ -119,22 +126,21 @@ class ConnectionWaiters:
         return request
 
     async def wait_answered_briefly(self, request: OpenRequest) -> None:
-        """Wait until the bus has answered, with whatever: not for long, and not for a connection
-        that is to be made first."""
+        """Wait up to CLOSE_SECONDS for any reply; return at once if there is no connection."""
         if self.writer.transport is None:
             return
         with suppress(RefusedError, BusConnectionError), anyio.move_on_after(CLOSE_SECONDS):
             await self.wait_answered(request)
 
-    async def request(self, question: Callable[[], OpenRequest]) -> OpenRequest:
-        """Ask the bus, again if the connection is lost before the answer."""
+    async def request(self, send: Callable[[], OpenRequest]) -> OpenRequest:
+        """Send a request and wait for its reply; repeat it if the connection is lost before."""
         while True:
             self.check_open()
             if self.writer.transport is None:
                 await self.changed.wait()
                 continue
             try:
-                return await self.wait_answered(question())
+                return await self.wait_answered(send())
             except BusConnectionError:
                 self.check_open()
                 await anyio.lowlevel.checkpoint()

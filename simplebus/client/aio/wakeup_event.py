@@ -1,7 +1,4 @@
-"""Waking tasks that wait for a change.
-
-Rule 1: a signal says "look again", never what happened; setting it costs nothing when nobody waits.
-"""
+"""Event that wakes the tasks that wait for a change."""
 
 from __future__ import annotations
 
@@ -9,7 +6,10 @@ import anyio
 
 
 class WakeupEvent:
-    """Wakes everybody who waits at that moment. Waiters check their condition in a loop."""
+    """Wakes every task that waits at this moment. A waiting task checks its condition in a loop.
+
+    Setting it costs nothing when no task waits.
+    """
 
     __slots__ = ("_event",)
 
@@ -22,7 +22,7 @@ class WakeupEvent:
             self._event = None
 
     async def wait(self) -> None:
-        """Wait until it is set next."""
+        """Wait for the next `set`."""
         if self._event is None:
             self._event = anyio.Event()
         await self._event.wait()

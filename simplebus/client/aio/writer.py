@@ -1,8 +1,8 @@
-"""Writing what a client has for the bus: at once where it goes, by a task where it does not.
+"""Writes the send queue of a client to its transport.
 
-Rule 1: whoever has something to write tries at once, without waiting; the task does what did not
-fit, and the small messages that were left to pile up until their publisher yields.
-Rule 2: publishers that wait for room stand in line: room for one wakes one.
+Every producer of bytes tries to write at once, without waiting. A task writes the bytes that the
+transport did not accept, and the small messages that accumulate until their publisher yields.
+Publishers that wait for room queue up: free space wakes one of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from simplebus.client.aio.transport import Transport
 from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.client import ClientCore
 
-# A publisher goes on without a thought until so much waits to be written.
+# Publishers do not wait until this many bytes are queued.
 WRITE_BUFFER_BYTES = 256 * 1024
-# Written in one turn before other tasks get theirs.
+# Bytes to write in one turn before other tasks run.
 _BYTES_PER_TURN = 1024 * 1024
 
 
 class TransportWriter:
-    """A wire's half that writes."""
+    """Writing half of a client connection."""
 
     def __init__(
         self,
@@ -31,27 +31,29 @@ class TransportWriter:
         changed: WakeupEvent,
         *,
         check: Callable[[], None],
-        lose: Callable[[Exception], None],
+        on_lost: Callable[[Exception], None],
     ) -> None:
         self.free_until_bytes = 0
-        """When so many bytes were ever handed over, a publisher must call `make_room` first; 0
-        while the task sleeps, so that the next publisher wakes it."""
+        """Total of published bytes from which a publisher must call `wait_for_room` first. It is 0
+        while the
+        writing task sleeps, so that the next publisher wakes the task.
+        """
         self.transport: Transport | None = None
-        """Where to write to; None while there is no connection on which the bus has answered."""
+        """Target of writes; None while there is no connection with a completed handshake."""
         self._core = core
         self._changed = changed
         self._check = check
-        self._on_lost = lose
+        self._on_lost = on_lost
         self._has_work = False
-        """Whether the task has something to do."""
+        """True if the task has something to write."""
         self._is_blocked = False
-        """Whether the link took less than it was given."""
+        """True if the transport accepted less than it was given."""
         self._work_added = WakeupEvent()
         self._room_lock = anyio.Lock()
-        """Held by the one publisher that watches for room."""
+        """Held by the one publisher that waits for room."""
 
-    async def run(self, link: Transport) -> None:
-        """Write what others left, on this link."""
+    async def run(self, transport: Transport) -> None:
+        """Write queued bytes to this transport, until cancelled."""
         self._has_work, self._is_blocked = True, False
         while True:
             if not self._has_work:
@@ -59,7 +61,7 @@ class TransportWriter:
                 continue
             if self._is_blocked:
                 try:
-                    await link.wait_sendable()
+                    await transport.wait_sendable()
                 except OSError as error:
                     self._on_lost(error)
                 self._is_blocked = False
@@ -70,48 +72,51 @@ class TransportWriter:
             self._changed.set()
 
     def write_now(self) -> None:
-        """Write what the link takes now; the task does the rest."""
-        link = self.transport
-        if self._is_blocked or link is None:
+        """Write as much as the transport accepts now; the task writes the rest."""
+        transport = self.transport
+        if self._is_blocked or transport is None:
             return
         outgoing = self._core.send_queue
         enough = outgoing.sent_bytes + _BYTES_PER_TURN
         try:
             while data := outgoing.peek():
-                taken = link.send(data)
+                taken = transport.send(data)
                 outgoing.mark_sent(taken)
                 if not taken or outgoing.sent_bytes > enough:
                     self._is_blocked = True
                     self.write_soon()
                     return
-            if not link.flush():
+            if not transport.flush():
                 self._is_blocked = True
                 self.write_soon()
         except OSError as error:
             self._on_lost(error)
 
     def write_soon(self) -> None:
-        """Have the task write, once the caller yields."""
+        """Have the task write when the caller yields."""
         self._has_work = True
         self._work_added.set()
 
     def write_due_acks(self) -> None:
-        """Write if acknowledgements are many."""
+        """Write if many acks are pending."""
         if self._core.has_due_acks:
             self.write_now()
 
     def check_room(self) -> bool:
-        """Whether a publisher may queue one more message now. It is written soon."""
+        """Return True if a publisher may append one more message now. The message is written soon."""
         self._check()
         if self._core.send_queue.queued_bytes >= WRITE_BUFFER_BYTES:
             self.write_now()
-            if self._core.send_queue.queued_bytes >= WRITE_BUFFER_BYTES and not self._core.has_credit:
+            if (
+                self._core.send_queue.queued_bytes >= WRITE_BUFFER_BYTES
+                and not self._core.has_credit
+            ):
                 return False
         self._allow_publishing()
         return True
 
     async def wait_for_room(self) -> None:
-        """Return when a publisher may queue one more message."""
+        """Return when a publisher may append one more message."""
         outgoing, check = self._core.send_queue, self._check
         check()
         if outgoing.queued_bytes >= WRITE_BUFFER_BYTES:
@@ -126,7 +131,7 @@ class TransportWriter:
         self._allow_publishing()
 
     def _allow_publishing(self) -> None:
-        """Publishers go on without a thought until there is enough for a write."""
+        """Let publishers append messages without a check until there is enough for a write."""
         core = self._core
         self.free_until_bytes = core.publish_buffer.published_bytes + max(
             1, WRITE_BUFFER_BYTES - core.send_queue.queued_bytes

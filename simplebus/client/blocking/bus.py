@@ -17,9 +17,9 @@ from typing import Any, TypeVar, Unpack, overload
 
 from simplebus.client import addresses as client_addresses
 from simplebus.client import request_reply
-from simplebus.client.aio.connect import client_core
-from simplebus.client.blocking.connection import BlockingWire
-from simplebus.client.blocking.handlers import BlockingHandling
+from simplebus.client.aio.connect import new_client_core
+from simplebus.client.blocking.connection import BlockingClientConnection
+from simplebus.client.blocking.handlers import BlockingHandlerRunner
 from simplebus.client.blocking.publisher import BlockingPublisher
 from simplebus.client.blocking.subscription import BlockingRawSubscription, BlockingSubscription
 from simplebus.client.context_guard import guarded_context
@@ -27,11 +27,17 @@ from simplebus.client.core import arguments
 from simplebus.client.core.messages import Message
 from simplebus.client.credentials import Access, resolve_access
 from simplebus.client.handler_errors import HandlerErrors, raise_errors
-from simplebus.client.inspect import FetchOperation, get_inquire_reply, get_purged_count, build_inquire_request, check_range
+from simplebus.client.inspect import (
+    FetchOperation,
+    build_inquire_request,
+    check_range,
+    get_inquire_reply,
+    get_purged_count,
+)
 from simplebus.client.message_builder import PublishOptions
 from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
-from simplebus.client.reconnect import Schedule
-from simplebus.client.request_reply import QUIET_ANSWERS, Handler, Replies, check_handler
+from simplebus.client.reconnect import ReconnectSchedule
+from simplebus.client.request_reply import EMPTY_REPLIES_UNTIL_IDLE, Handler, Replies, check_handler
 from simplebus.client.subscribe_options import (
     SlowPolicy,
     StartPosition,
@@ -70,7 +76,7 @@ def connect_blocking(
 ) -> Iterator[BlockingBus]:
     """Connect to a bus: `with simplebus.connect_blocking("simplebus://127.0.0.1:8888") as bus`.
 
-    Arguments, resource handling and errors are those of `simplebus.connect`; and `instance` says
+    Arguments, resource runner and errors are those of `simplebus.connect`; and `instance` says
     which run of the program this is, made up if nothing does: who connects under the name and
     instance of another connection replaces it. A program that
     computes is silent, so it asks for no heartbeat by default. A server asks for one all the same,
@@ -81,34 +87,40 @@ def connect_blocking(
     """
     addresses = client_addresses.parse_addresses(address)
     shown = resolve_access(access, user=user, password=password, token=token, tls=tls)
-    core = client_core(
+    core = new_client_core(
         name=name,
         instance=instance,
         heartbeat=heartbeat,
         frame_bytes=frame_bytes,
         auth=shown.auth,
     )
-    schedule = Schedule(len(addresses), timeout=timeout, reconnect=reconnect, now=monotonic())
-    wire = BlockingWire(core, addresses, schedule, shown)
-    bus = BlockingBus(wire, registry)
+    schedule = ReconnectSchedule(
+        len(addresses), timeout=timeout, reconnect=reconnect, now=monotonic()
+    )
+    connection = BlockingClientConnection(core, addresses, schedule, shown)
+    bus = BlockingBus(connection, registry)
     seconds = CLOSE_SECONDS_FAILED
     try:
-        wire.open()
+        connection.open()
         yield bus
         seconds = CLOSE_SECONDS
     finally:
-        wire.close(seconds)
-    raise_errors(bus.failures.to_exception_group(), wire.confirms.pop_unclaimed(), wire.unconfirmed())
+        connection.close(seconds)
+    raise_errors(
+        bus.failures.to_exception_group(),
+        connection.confirms.pop_unclaimed(),
+        connection.unconfirmed_error(),
+    )
 
 
 class BlockingBus(BlockingPublisher):
     """A bus that a program is connected to; made by `connect_blocking`."""
 
-    def __init__(self, wire: BlockingWire, registry: Registry) -> None:
-        super().__init__(wire, registry)
+    def __init__(self, connection: BlockingClientConnection, registry: Registry) -> None:
+        super().__init__(connection, registry)
         self.failures = HandlerErrors()
         """What handlers raised. For this package."""
-        self._handled: list[BlockingHandling] = []
+        self._handler_runners: list[BlockingHandlerRunner] = []
         self._replies: tuple[Replies, BlockingRawSubscription] | None = None
         """None before the first request."""
 
@@ -312,7 +324,7 @@ class BlockingBus(BlockingPublisher):
             RefusedError: The bus refuses the subscription.
             BusConnectionError: The connection is lost for good.
         """
-        check_handler(handler, may_wait=False)
+        check_handler(handler, is_async_allowed=False)
         subscription = self.subscribe(
             what,
             *channels,
@@ -330,40 +342,42 @@ class BlockingBus(BlockingPublisher):
             by_key=by_key,
         )
         subscription.__enter__()  # Until the bus is left.
-        self._handled.append(BlockingHandling(self, subscription, handler, self.failures))
+        self._handler_runners.append(
+            BlockingHandlerRunner(self, subscription, handler, self.failures)
+        )
 
     def run(self, seconds: float | None = None) -> None:
         """Call handlers for what comes, for so long, or for ever."""
         deadline = monotonic() + arguments.timeout_or_infinity("seconds", seconds)
-        while self.wire.wait_until(self._has_work, deadline):
-            self._work()
+        while self.connection.wait_until(self._has_work, deadline):
+            self._handle_available()
 
     def drain(self) -> None:
         """Have handlers process all that the bus could send them, as `simplebus.Bus.drain`."""
         answers = 0
-        while answers < (QUIET_ANSWERS if self._handled else 1):
-            begun = self._begun
+        while answers < (EMPTY_REPLIES_UNTIL_IDLE if self._handler_runners else 1):
+            begun = self._started_count
             while self._has_work():
-                self._work()
+                self._handle_available()
             self.flush()
-            self.wire.ask(self._core.sync)
-            answers = answers + 1 if begun == self._begun and not self._has_work() else 0
+            self.connection.request(self._core.sync)
+            answers = answers + 1 if begun == self._started_count and not self._has_work() else 0
 
     @property
-    def _begun(self) -> int:
+    def _started_count(self) -> int:
         """Messages that were handed to handlers."""
-        return sum(handling.begun for handling in self._handled)
+        return sum(runner.started_count for runner in self._handler_runners)
 
     def _has_work(self) -> bool:
-        return any(handling.has_work for handling in self._handled)
+        return any(runner.has_work for runner in self._handler_runners)
 
-    def _work(self) -> None:
+    def _handle_available(self) -> None:
         """A message for each handler that has one."""
-        for handling in self._handled:
-            if handling.has_work:
-                handling.work()
+        for runner in self._handler_runners:
+            if runner.has_work:
+                runner.handle_next()
         if self._core.has_due_acks or not self._has_work():
-            self.wire.push()
+            self.connection.write_now()
 
     # Asking --------------------------------------------------------------------------------------
 
@@ -401,7 +415,7 @@ class BlockingBus(BlockingPublisher):
         """Publish a message and return the first reply to it, as `simplebus.Bus.request`."""
         decode = None if as_ is None else self._registry.bindings[as_].decode
         deadline = monotonic() + arguments.timeout_or_infinity("timeout", timeout)
-        asking, inbox = self._replies_open()
+        asking, inbox = self._open_replies()
         asked = asking.ask(about, timeout=timeout, wake=lambda: None)
         try:
             self.publish(message, class_id=class_id, **asked.about)
@@ -418,13 +432,13 @@ class BlockingBus(BlockingPublisher):
         """Answer a request. Raises LocalProtocolError for a message that asks for no reply, or for
         one anywhere but where replies are."""
         class_id, envelope = request_reply.reply_to(message)
-        request_reply.check_home(class_id, envelope, self.class_of(request_reply.CLASS))
+        request_reply.check_home(class_id, envelope, self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
         self._publish(self._outbound.encode_payload(value), class_id, envelope, confirm=True)
 
-    def _replies_open(self) -> tuple[Replies, BlockingRawSubscription]:
+    def _open_replies(self) -> tuple[Replies, BlockingRawSubscription]:
         """The subscription that replies to this bus come to; made by the first request."""
         if self._replies is None:
-            asking = Replies(self.class_of(request_reply.CLASS))
+            asking = Replies(self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
             subscription = self.subscribe(asking.class_id, asking.channel, start="new")
             subscription.__enter__()  # Until the bus is left.
             self._replies = asking, subscription
@@ -450,9 +464,11 @@ class BlockingBus(BlockingPublisher):
     ) -> list[Message[Any]]:
         """Messages of a class that the bus still holds, as `simplebus.Bus.fetch`."""
         target = Target.of(what, self._registry)
-        fetching = FetchOperation(self.class_of(target.what), target, first, count, time)
+        fetching = FetchOperation(self.resolve_class_id(target.what), target, first, count, time)
         while not fetching.is_done:
-            fetching.accept_reply(self.wire.ask(partial(fetching.send_request, self._core)))
+            fetching.accept_reply(
+                self.connection.request(partial(fetching.send_request, self._core))
+            )
         return fetching.messages
 
     @overload
@@ -476,16 +492,22 @@ class BlockingBus(BlockingPublisher):
     ) -> InquireReply:
         """What waits for what, as `simplebus.Bus.explain`."""
         asked = build_inquire_request(what, channel, session, self._registry)
-        return get_inquire_reply(self.wire.ask(partial(self._core.inquire, asked)))
+        return get_inquire_reply(self.connection.request(partial(self._core.inquire, asked)))
 
     def keep_last_values(self, what: type | int | str) -> None:
         """Have a class keep its last values, as `simplebus.Bus.keep_last_values`."""
         target = Target.of(what, self._registry)
-        self.wire.ask(partial(self._core.keep_last_values, self.class_of(target.what)))
+        self.connection.request(
+            partial(self._core.keep_last_values, self.resolve_class_id(target.what))
+        )
 
     def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
         """Have stored messages of a class be nobody's any more, as `simplebus.Bus.purge`."""
         target = Target.of(what, self._registry)
         return get_purged_count(
-            self.wire.ask(partial(self._core.purge, self.class_of(target.what), *check_range(first, last)))
+            self.connection.request(
+                partial(
+                    self._core.purge, self.resolve_class_id(target.what), *check_range(first, last)
+                )
+            )
         )

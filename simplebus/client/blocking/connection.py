@@ -21,12 +21,12 @@ from time import monotonic
 from simplebus.client import addresses as client_addresses
 from simplebus.client import fork_safety
 from simplebus.client.addresses import Address
-from simplebus.client.blocking.dial import Step, dialled, secured, until_ready, wait
+from simplebus.client.blocking.dial import Step, dial, start_tls, wait, wait_ready
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.credentials import Access
 from simplebus.client.pending_confirms import PendingConfirms
-from simplebus.client.reconnect import ConnectAttempt, Schedule, is_worth_retrying
+from simplebus.client.reconnect import ConnectAttempt, ReconnectSchedule, is_worth_retrying
 from simplebus.core.errors import (
     BusConnectionError,
     LocalProtocolError,
@@ -38,7 +38,7 @@ from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.net.tls import TlsSocket, has_unread, is_flushed, socket_of
 
 
-class OneThread:
+class ThreadGuard:
     """Held by a call while it lasts."""
 
     __slots__ = ("_lock",)
@@ -60,17 +60,17 @@ class OneThread:
 log = logging.getLogger("simplebus.client")
 
 # The clock is looked at so often: a system does not wait for any number of seconds.
-_LOOK_SECONDS = 3600.0
+_SELECT_SECONDS_MAX = 3600.0
 
 
-class BlockingWire:
+class BlockingClientConnection:
     """Used by one thread at a time. Whoever makes it calls `open`, and `close` at the end."""
 
     def __init__(
         self,
         core: ClientCore,
         addresses: Sequence[Address],
-        schedule: Schedule,
+        schedule: ReconnectSchedule,
         access: Access | None = None,
     ) -> None:
         """`access` says whom it trusts over TLS."""
@@ -82,34 +82,34 @@ class BlockingWire:
         """Where the connection goes, or went."""
         self._socket: socket.socket | TlsSocket | None = None
         """None while there is no connection on which the bus has answered."""
-        self._coming: Generator[Step, None, None] | None = None
+        self._pending_connection: Generator[Step, None, None] | None = None
         """The connection that is being made."""
         self._selector = selectors.DefaultSelector()
         self._buffer = ReceiveBuffer(READ_BYTES)
-        self._is_stuck = False
+        self._is_write_blocked = False
         """Whether the socket took less than it was given."""
-        self._awaited = EVENT_READ
+        self._selected_events = EVENT_READ
         """What the selector looks for."""
-        self._loss: BusConnectionError | None = None
+        self._lost_error: BusConnectionError | None = None
         """What became of the last connection."""
-        self._end: BusConnectionError | None = None
+        self._end_error: BusConnectionError | None = None
         """Why there will be no other connection; None while there may be one."""
         self._is_last = False
         """Whether this connection is to be the last: nothing is left to be done on another."""
-        self.one_thread = OneThread()
+        self.thread_guard = ThreadGuard()
         """Held by whoever uses the bus."""
         self.core.set_notice_handler(lambda sentence: log.warning("the bus says: %s", sentence))
         fork_safety.register(self)
 
-    def check(self) -> None:
+    def check_open(self) -> None:
         """Raise BusConnectionError when there is no connection and will be none."""
-        if self._end is not None:
-            raise BusConnectionError(str(self._end)) from self._end.__cause__
+        if self._end_error is not None:
+            raise BusConnectionError(str(self._end_error)) from self._end_error.__cause__
 
     # Connections ---------------------------------------------------------------------------------
 
     @property
-    def is_away(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Whether there is no connection now."""
         return self._socket is None
 
@@ -121,19 +121,19 @@ class BlockingWire:
     def _connect(self, deadline: float) -> None:
         """Go a step further with the connection that is being made, and wait for the next one until
         the deadline. Raises BusConnectionError when there will be none."""
-        if self._coming is None:
-            attempt = self._schedule.next(monotonic())
+        if self._pending_connection is None:
+            attempt = self._schedule.next_attempt(monotonic())
             if attempt is None:
                 self._give_up()
                 return
-            self._coming = self._attempted(attempt)
-        step = next(self._coming, None)
+            self._pending_connection = self._attempt_connection(attempt)
+        step = next(self._pending_connection, None)
         if step is None:
-            self._coming = None
+            self._pending_connection = None
         else:
             wait(step, deadline)
 
-    def _attempted(self, attempt: Attempt) -> Generator[Step, None, None]:
+    def _attempt_connection(self, attempt: ConnectAttempt) -> Generator[Step, None, None]:
         """One attempt in steps. Raises BusConnectionError to give up."""
         start = monotonic() + attempt.delay_seconds
         while monotonic() < start:
@@ -142,10 +142,12 @@ class BlockingWire:
         until = monotonic() + attempt.timeout_seconds
         try:
             known = self.core.publish_buffer.forgotten_count
-            sock = yield from dialled(self._address, until, attempt.seconds)
+            sock = yield from dial(self._address, until, attempt.timeout_seconds)
             try:
-                wire = yield from secured(sock, self._address, self._access, until, attempt.seconds)
-                yield from self._greeted(wire, until, attempt.seconds)
+                stream = yield from start_tls(
+                    sock, self._address, self._access, until, attempt.timeout_seconds
+                )
+                yield from self._perform_handshake(stream, until, attempt.timeout_seconds)
             except BaseException:
                 sock.close()
                 self.core.connection_lost()
@@ -160,22 +162,26 @@ class BlockingWire:
         client_addresses.log_forgotten_messages(
             self._address, self.core.publish_buffer.forgotten_count - known
         )
-        self._socket = wire
-        self._selector.register(wire, EVENT_READ)
-        self._awaited = EVENT_READ
+        self._socket = stream
+        self._selector.register(stream, EVENT_READ)
+        self._selected_events = EVENT_READ
         self._schedule.mark_connected(attempt.address_index, monotonic())
 
     def _give_up(self) -> None:
         """There will be no connection."""
-        schedule, loss = self._schedule, self._loss
+        schedule, loss = self._schedule, self._lost_error
         seconds = schedule.timeout_seconds if loss is None else schedule.reconnect_seconds
         problem = schedule.last_error or client_addresses.connect_timeout_error(
             self._address, seconds, is_connected=False
         )
         limit = None if schedule.has_permanent_refusal else seconds
-        self._over(problem if loss is None else client_addresses.reconnect_failed_error(loss, problem, limit))
+        self._end(
+            problem
+            if loss is None
+            else client_addresses.reconnect_failed_error(loss, problem, limit)
+        )
 
-    def _greeted(
+    def _perform_handshake(
         self, sock: socket.socket | TlsSocket, until: float, seconds: float
     ) -> Generator[Step, None, None]:
         """Have the bus answer the Connect, in steps. Raises BusConnectionError."""
@@ -183,11 +189,13 @@ class BlockingWire:
         try:
             while not asked.is_done:
                 self._send(sock)
-                events = EVENT_READ | (EVENT_WRITE if self._is_stuck else 0)
+                events = EVENT_READ | (EVENT_WRITE if self._is_write_blocked else 0)
                 if not has_unread(sock) and not (
-                    yield from until_ready(socket_of(sock), events, until)
+                    yield from wait_ready(socket_of(sock), events, until)
                 ):
-                    raise client_addresses.connect_timeout_error(self._address, seconds, is_connected=True)
+                    raise client_addresses.connect_timeout_error(
+                        self._address, seconds, is_connected=True
+                    )
                 self._receive(sock)
             if asked.error is not None:
                 raise client_addresses.connection_lost_error(self._address, asked.error)
@@ -196,71 +204,77 @@ class BlockingWire:
         except (OSError, RemoteProtocolError) as error:
             raise client_addresses.connection_lost_error(self._address, error) from error
 
-    def _hang_up(self) -> None:
+    def _close_socket(self) -> None:
         if self._socket is not None:
             self._selector.unregister(self._socket)
             self._socket.close()
             self._socket = None
         self.core.connection_lost()
 
-    def _lose(self, error: Exception) -> None:
+    def _connection_lost(self, error: Exception) -> None:
         """The connection is gone: another one is made by who waits. Raises if there is none."""
-        loss = self._loss = client_addresses.connection_lost_error(self._address, error)
-        self._hang_up()
+        loss = self._lost_error = client_addresses.connection_lost_error(self._address, error)
+        self._close_socket()
         self.confirms.update(
             self.core.confirmed_position, self.core.pop_refusals()
         )  # It came before the end.
-        if self._is_last or not self._schedule.reconnect_seconds or not is_worth_retrying(loss.__cause__):
-            self._over(client_addresses.connection_closed_error(self._address) if self._is_last else loss)
+        if (
+            self._is_last
+            or not self._schedule.reconnect_seconds
+            or not is_worth_retrying(loss.__cause__)
+        ):
+            self._end(
+                client_addresses.connection_closed_error(self._address) if self._is_last else loss
+            )
         log.warning("%s; trying again", loss)
-        self._schedule.lost(monotonic())
+        self._schedule.mark_lost(monotonic())
 
     def disown(self, end: BusConnectionError) -> None:
         """This process is a child of the one that made the connection. What the selector looks for
         is the parent's: it is closed here, and not changed."""
-        self.one_thread = OneThread()  # The thread that held it may not be here.
-        if self._end is None:
-            self._end = end
+        self.thread_guard = ThreadGuard()  # The thread that held it may not be here.
+        if self._end_error is None:
+            self._end_error = end
             if self._socket is not None:
                 socket_of(self._socket).close()
                 self._socket = None
             self._selector.close()
 
-    def _over(self, end: BusConnectionError) -> None:
+    def _end(self, end: BusConnectionError) -> None:
         """There will be no other connection. Raises that."""
-        self._end = end
+        self._end_error = end
         self.core.fail_requests(end)
-        self.check()
+        self.check_open()
 
     # Bytes ---------------------------------------------------------------------------------------
 
-    def push(self) -> None:
+    def write_now(self) -> None:
         """Write what the socket takes now."""
-        with self.one_thread:
+        with self.thread_guard:
             if self._socket is not None:
                 try:
                     self._send(self._socket)
                 except OSError as error:
-                    self._lose(error)
+                    self._connection_lost(error)
 
-    def exchange(self) -> None:
+    def read_and_write(self) -> None:
         """Take once what is there, and write what the socket takes now."""
-        with self.one_thread:
+        with self.thread_guard:
             if self._socket is not None:
                 try:
                     self._receive(self._socket)
                     self._send(self._socket)
                 except (OSError, RemoteProtocolError) as error:
-                    self._lose(error)
+                    self._connection_lost(error)
 
     def _send(self, sock: socket.socket | TlsSocket) -> None:
         outgoing = self.core.send_queue
         try:
             while data := outgoing.peek():
                 outgoing.mark_sent(sock.send(data))
-            self._is_stuck = not is_flushed(sock)
+            self._is_write_blocked = not is_flushed(sock)
         except BlockingIOError:
-            self._is_stuck = True
+            self._is_write_blocked = True
 
     def _receive(self, sock: socket.socket | TlsSocket) -> None:
         """Take what is there, without waiting. Raises OSError and RemoteProtocolError."""
@@ -278,11 +292,13 @@ class BlockingWire:
         """Which events are there; 0 when it is time to look at the clock."""
         if has_unread(sock):
             return EVENT_READ
-        wanted = EVENT_READ | (EVENT_WRITE if self._is_stuck else 0)
-        if wanted != self._awaited:
+        wanted = EVENT_READ | (EVENT_WRITE if self._is_write_blocked else 0)
+        if wanted != self._selected_events:
             self._selector.modify(sock, wanted)
-            self._awaited = wanted
-        patience = None if until == math.inf else min(max(0.0, until - monotonic()), _LOOK_SECONDS)
+            self._selected_events = wanted
+        patience = (
+            None if until == math.inf else min(max(0.0, until - monotonic()), _SELECT_SECONDS_MAX)
+        )
         ready = self._selector.select(patience)
         return ready[0][1] if ready else 0
 
@@ -293,18 +309,18 @@ class BlockingWire:
 
         After the deadline, too, what is there is taken once: who never waits gets on all the same.
         """
-        with self.one_thread:
+        with self.thread_guard:
             while True:
-                self.check()
-                self.push()
+                self.check_open()
+                self.write_now()
                 if condition():
                     return True
                 is_last = monotonic() >= deadline
-                self._move(deadline)
+                self._exchange_once(deadline)
                 if is_last:
                     return condition()
 
-    def _move(self, deadline: float) -> None:
+    def _exchange_once(self, deadline: float) -> None:
         """Write and read once, or go on with a connection that is being made; wait for that until
         the deadline at most."""
         sock = self._socket
@@ -317,20 +333,20 @@ class BlockingWire:
             if self._wait(sock, min(due, deadline)):
                 self._receive(sock)
         except (OSError, RemoteProtocolError) as error:
-            self._lose(error)
+            self._connection_lost(error)
 
     def poll(self) -> None:
         """Write and read what goes without waiting, and get on with a connection."""
         self.wait_until(lambda: False, monotonic())
 
-    def write(self, deadline: float = math.inf) -> None:
+    def write_all(self, deadline: float = math.inf) -> None:
         """Write all that is queued."""
-        self.check()
-        self.push()
+        self.check_open()
+        self.write_now()
         if self.core.send_queue.queued_bytes:
             self.wait_until(lambda: not self.core.send_queue.queued_bytes, deadline)
 
-    def confirmed(self, first: int, last: int) -> list[RefusedError]:
+    def wait_confirmed(self, first: int, last: int) -> list[RefusedError]:
         """Wait until the bus has confirmed these positions, or refused them."""
         waiter = self.confirms.add_waiter(first, last, on_done=lambda: None)
         try:
@@ -354,28 +370,28 @@ class BlockingWire:
             deadline,
         )
 
-    def answered(self, request: OpenRequest) -> OpenRequest:
+    def wait_answered(self, request: OpenRequest) -> OpenRequest:
         """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
         self.wait_until(lambda: request.is_done)
         if request.error is not None:
             raise request.error
         return request
 
-    def heard(self, request: OpenRequest, deadline: float) -> None:
+    def wait_answered_briefly(self, request: OpenRequest, deadline: float) -> None:
         """Write all that is queued, and wait until the bus has answered, with whatever: until the
         deadline, and not for a connection that is to be made first."""
-        self.write(deadline)
+        self.write_all(deadline)
         if self._socket is not None:
             self.wait_until(lambda: request.is_done or self._socket is None, deadline)
 
-    def ask(self, question: Callable[[], OpenRequest]) -> OpenRequest:
+    def request(self, send: Callable[[], OpenRequest]) -> OpenRequest:
         """Ask the bus, again if the connection is lost before the answer."""
         while True:
             self.wait_until(lambda: self._socket is not None)
             try:
-                return self.answered(question())
+                return self.wait_answered(send())
             except BusConnectionError:
-                self.check()
+                self.check_open()
 
     # The end -------------------------------------------------------------------------------------
 
@@ -384,24 +400,28 @@ class BlockingWire:
         deadline = monotonic() + seconds
         try:
             with suppress(BusConnectionError, OSError):
-                self.check()
+                self.check_open()
                 if self.flush(deadline) and self._socket is not None:
                     self._is_last = True
                     self._socket.shutdown(socket.SHUT_WR)
                     self.wait_until(lambda: False, deadline)
         finally:
-            self._end = self._end or client_addresses.connection_closed_error(self._address)
-            if self._coming is not None:
-                self._coming.close()
+            self._end_error = self._end_error or client_addresses.connection_closed_error(
+                self._address
+            )
+            if self._pending_connection is not None:
+                self._pending_connection.close()
             if self._socket is not None:
-                self._hang_up()
+                self._close_socket()
             self._selector.close()
 
-    def unconfirmed(self) -> BusConnectionError | None:
+    def unconfirmed_error(self) -> BusConnectionError | None:
         """After `close`: an error if the bus did not confirm everything."""
         count = self.core.published_position - self.core.confirmed_position
         return (
-            client_addresses.unconfirmed_error(count, self._end or client_addresses.connection_closed_error(self._address))
+            client_addresses.unconfirmed_error(
+                count, self._end_error or client_addresses.connection_closed_error(self._address)
+            )
             if count
             else None
         )

@@ -35,7 +35,7 @@ def wait(step: Step, deadline: float) -> None:
         _is_ready(sock, events, seconds)
 
 
-def until_ready(sock: socket.socket, events: int, until: float) -> Generator[Step, None, bool]:
+def wait_ready(sock: socket.socket, events: int, until: float) -> Generator[Step, None, bool]:
     """Steps until a socket is ready; False if it is not in time."""
     while not _is_ready(sock, events, 0.0):
         if monotonic() >= until:
@@ -44,7 +44,7 @@ def until_ready(sock: socket.socket, events: int, until: float) -> Generator[Ste
     return True
 
 
-def dialled(where: Address, until: float, seconds: float) -> Generator[Step, None, socket.socket]:
+def dial(where: Address, until: float, seconds: float) -> Generator[Step, None, socket.socket]:
     """Steps to a connected socket. Raises BusConnectionError, at that time at the latest."""
     problem: OSError | None = None
     try:
@@ -60,7 +60,7 @@ def dialled(where: Address, until: float, seconds: float) -> Generator[Step, Non
             problem = error
             continue
         try:
-            if not (yield from until_ready(sock, EVENT_WRITE, until)):
+            if not (yield from wait_ready(sock, EVENT_WRITE, until)):
                 raise addresses.connect_timeout_error(where, seconds, is_connected=False)
             addresses.finish_connect(sock)
         except BaseException as error:
@@ -73,7 +73,7 @@ def dialled(where: Address, until: float, seconds: float) -> Generator[Step, Non
     raise addresses.connect_error(where, problem) from problem
 
 
-def secured(
+def start_tls(
     sock: socket.socket, where: Address, access: Access | None, until: float, seconds: float
 ) -> Generator[Step, None, socket.socket | TlsSocket]:
     """Steps to what is spoken on a connected socket: itself, or TLS where the address says so.
@@ -84,7 +84,7 @@ def secured(
         tls = access_of.start_tls(sock, where, access)
         while not access_of.continue_handshake(tls):
             events = EVENT_WRITE if tls.unsent else EVENT_READ
-            if not (yield from until_ready(sock, events, until)):
+            if not (yield from wait_ready(sock, events, until)):
                 raise addresses.connect_timeout_error(where, seconds, is_connected=False)
             tls.flush()
     except BusConnectionError:

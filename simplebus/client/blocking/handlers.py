@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from simplebus.client.blocking.subscription import BlockingBaseSubscription
 from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import HandlerErrors
-from simplebus.client.request_reply import Handler, check_outcome
+from simplebus.client.request_reply import Handler, check_handler_result
 
 if TYPE_CHECKING:
     from simplebus.client.blocking.bus import BlockingBus
 
 
-class BlockingHandling:
+class BlockingHandlerRunner:
     """One handler and its subscription, which is entered."""
 
     def __init__(
@@ -32,7 +32,7 @@ class BlockingHandling:
         self._subscription = subscription
         self._handler = handler
         self._failures = failures
-        self.begun = 0
+        self.started_count = 0
         """Messages that were handed to it."""
 
     @property
@@ -40,10 +40,10 @@ class BlockingHandling:
         """Whether something has come for it. Raises RefusedError once the bus has ended it."""
         return not self._subscription.inbox.is_empty
 
-    def work(self) -> None:
+    def handle_next(self) -> None:
         """Handle a message."""
         message = self._subscription.get()
-        self.begun += 1
+        self.started_count += 1
         at_work, sequence = self._subscription.inbox.in_handler_sequences, message.sequence
         at_work.add(sequence)
         try:
@@ -55,7 +55,7 @@ class BlockingHandling:
         decode = self._subscription.target.decode
         try:
             outcome = self._handler(message if decode is None else decode(message.payload))
-            check_outcome(outcome)
+            check_handler_result(outcome)
             if outcome is not None and message.is_request:
                 self._bus.reply(message, outcome)
         except Exception as error:

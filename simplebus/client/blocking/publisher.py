@@ -12,14 +12,14 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Unpack
 
-from simplebus.client.blocking.connection import BlockingWire
+from simplebus.client.blocking.connection import BlockingClientConnection
 from simplebus.client.core.client import ClientStatistics
 from simplebus.client.message_builder import (
     DURABILITY_NAMES,
-    PublishOptions,
     BusFullError,
     DurabilityName,
     MessageBuilder,
+    PublishOptions,
     PublishRoute,
 )
 from simplebus.client.message_types import Binding, Registry
@@ -30,13 +30,13 @@ from simplebus.core.protocol.envelope_batch import Envelope
 class BlockingPublisher:
     """The half of a bus that publishes."""
 
-    def __init__(self, wire: BlockingWire, registry: Registry) -> None:
-        self.wire = wire
+    def __init__(self, connection: BlockingClientConnection, registry: Registry) -> None:
+        self.connection = connection
         """For this package."""
-        self._core = wire.core
-        self._outgoing = wire.core.send_queue
+        self._core = connection.core
+        self._outgoing = connection.core.send_queue
         self._registry = registry
-        self._outbound = MessageBuilder(wire.core, registry)
+        self._outbound = MessageBuilder(connection.core, registry)
         self._routes = self._outbound.route_by_type
 
     @property
@@ -57,18 +57,18 @@ class BlockingPublisher:
         Arguments and errors are those of `simplebus.Bus.publish`. Without confirm it returns when
         the message is written.
         """
-        payload, id_, envelope = self._ready(message, class_id, about)
-        self.wire.check()
+        payload, id_, envelope = self._prepare(message, class_id, about)
+        self.connection.check_open()
         self._publish(payload, id_, envelope, confirm=confirm)
 
     def _publish(
         self, payload: bytes, class_id: int, envelope: Envelope | None, *, confirm: bool
     ) -> None:
-        with self.wire.one_thread:
+        with self.connection.thread_guard:
             position = self._core.publish(payload, class_id, envelope)
             if not confirm:
-                self.wire.write()
-            elif refused := self.wire.confirmed(position, position):
+                self.connection.write_all()
+            elif refused := self.connection.wait_confirmed(position, position):
                 raise refused[0]
 
     def publish_nowait(
@@ -79,16 +79,16 @@ class BlockingPublisher:
 
         Raises BusFullError when it would have to wait, and what `publish` does.
         """
-        payload, id_, envelope = self._ready(message, class_id, about)
-        self.wire.check()
-        with self.wire.one_thread:
+        payload, id_, envelope = self._prepare(message, class_id, about)
+        self.connection.check_open()
+        with self.connection.thread_guard:
             is_full = self._outgoing.queued_bytes and not self._core.has_credit
-            if is_full or self.wire.is_away:
-                self.wire.poll()
+            if is_full or self.connection.is_disconnected:
+                self.connection.poll()
                 if self._outgoing.queued_bytes and not self._core.has_credit:
                     raise BusFullError("nothing was published: too much waits to be confirmed")
             position = self._core.publish(payload, id_, envelope)
-            self.wire.push()
+            self.connection.write_now()
             return position
 
     def publish_many(
@@ -106,25 +106,27 @@ class BlockingPublisher:
         runs: list[tuple[int, list[Any]]] = []
         if class_id is None:
             for type_, run in groupby(messages, type):
-                encode, id_ = self._routes.get(type_) or self._route(type_)
+                encode, id_ = self._routes.get(type_) or self._new_route(type_)
                 runs.append((id_, list(map(encode, run))))
         else:
-            runs.append((self.class_of(class_id), list(messages)))
+            runs.append((self.resolve_class_id(class_id), list(messages)))
         envelope = self._outbound.build_envelope(**about) if about else None
-        self.wire.check()
-        with self.wire.one_thread:
+        self.connection.check_open()
+        with self.connection.thread_guard:
             first = self._core.published_position
             self._core.publish_runs(runs, envelope)
             if not confirm or self._core.published_position == first:
-                self.wire.write()
-            elif refused := self.wire.confirmed(first, self._core.published_position - 1):
+                self.connection.write_all()
+            elif refused := self.connection.wait_confirmed(
+                first, self._core.published_position - 1
+            ):
                 raise group_refusals(refused)
 
     def flush(self) -> None:
         """Wait until the bus has confirmed everything published so far, and acknowledgements so
         far are written. Raises an ExceptionGroup of what was refused and not told yet."""
-        self.wire.flush()
-        if refused := self.wire.confirms.pop_unclaimed():
+        self.connection.flush()
+        if refused := self.connection.confirms.pop_unclaimed():
             raise refused
 
     def statistics(self) -> ClientStatistics:
@@ -133,27 +135,27 @@ class BlockingPublisher:
 
     # Classes -------------------------------------------------------------------------------------
 
-    def class_of(self, what: Binding[Any] | int | str) -> int:
+    def resolve_class_id(self, what: Binding[Any] | int | str) -> int:
         """The id of a class, which the bus is asked for if it has a name. For this package."""
         known = self._outbound.find_class_id(what)
         if known is None:
             assert not isinstance(what, int)
-            self.wire.ask(partial(self._outbound.name_class, what))
+            self.connection.request(partial(self._outbound.name_class, what))
             known = self._outbound.store_class_id(what)
         return known
 
-    def _route(self, type_: type) -> PublishRoute:
+    def _new_route(self, type_: type) -> PublishRoute:
         """The way of a type's values, found for the first time."""
         binding = self._registry.bindings[type_]
-        return self._outbound.add_route(binding, self.class_of(binding))
+        return self._outbound.add_route(binding, self.resolve_class_id(binding))
 
-    def _ready(
+    def _prepare(
         self, message: Any, class_id: int | str | None, about: PublishOptions
     ) -> tuple[bytes, int, Envelope | None]:
         """What the core is given."""
         if class_id is None:
-            encode, id_ = self._routes.get(type(message)) or self._route(type(message))
+            encode, id_ = self._routes.get(type(message)) or self._new_route(type(message))
             message = encode(message)
         else:
-            id_ = class_id if type(class_id) is int else self.class_of(class_id)
+            id_ = class_id if type(class_id) is int else self.resolve_class_id(class_id)
         return message, id_, self._outbound.build_envelope(**about) if about else None

@@ -49,20 +49,20 @@ class BlockingBaseSubscription(Entry[T]):
         auto_ack: bool,
         idle_seconds: float | None = None,
     ) -> None:
-        super().__init__(bus.wire.core, target, request, auto_ack=auto_ack)
+        super().__init__(bus.connection.core, target, request, auto_ack=auto_ack)
         self._bus = bus
-        self._wire = bus.wire
+        self._connection = bus.connection
         self._idle_seconds = math.inf if idle_seconds is None else idle_seconds
-        self._ack_at = 0.0
+        self._acks_due_at = 0.0
         """When acknowledgements leave, however few they are."""
 
     def __enter__(self) -> Self:
         self.check_fresh()
-        class_id = self._bus.class_of(self.target.what)
-        self._wire.check()
+        class_id = self._bus.resolve_class_id(self.target.what)
+        self._connection.check_open()
         inbox = self.enter(class_id)
         try:
-            self._wire.answered(inbox.subscribe_request)
+            self._connection.wait_answered(inbox.subscribe_request)
         except BaseException:
             self.leave(processed=False)
             raise
@@ -77,9 +77,9 @@ class BlockingBaseSubscription(Entry[T]):
         request = self.leave(processed=kind is None)
         with suppress(BusConnectionError):  # Who needs the connection next will hear of it.
             if kind is None:
-                self._wire.heard(request, monotonic() + CLOSE_SECONDS)
+                self._connection.wait_answered_briefly(request, monotonic() + CLOSE_SECONDS)
             else:
-                self._wire.write(monotonic() + CLOSE_SECONDS_FAILED)
+                self._connection.write_all(monotonic() + CLOSE_SECONDS_FAILED)
 
     def messages(self) -> BlockingIterable[Message[T]]:
         """Iterate over messages: what came with a value, and the value."""
@@ -97,7 +97,7 @@ class BlockingBaseSubscription(Entry[T]):
         inbox = self.inbox
         if inbox.active_loop is None:
             for message in inbox.prepared_messages:
-                if monotonic() >= self._ack_at:
+                if monotonic() >= self._acks_due_at:
                     self._push_acks(handing_out=True)
                 return message
         seconds = arguments.timeout_or_infinity("timeout", timeout)
@@ -131,7 +131,7 @@ class BlockingBaseSubscription(Entry[T]):
                 inbox.prepare_messages(MESSAGES_PER_TURN)
                 for message in inbox.prepared_messages:
                     yield message
-                    if monotonic() >= self._ack_at:
+                    if monotonic() >= self._acks_due_at:
                         self._push_acks()
 
     def _iterate_batches(self) -> Iterator[Batch]:
@@ -158,17 +158,17 @@ class BlockingBaseSubscription(Entry[T]):
     def _refill(self, seconds: float, loop: object | None = None) -> bool:
         """Wait until there is something to hand out, to a loop or to who asks one by one. What that
         was handed before is processed."""
-        inbox, wire = self.inbox, self._wire
-        with wire.one_thread:
+        inbox, connection = self.inbox, self._connection
+        with connection.thread_guard:
             inbox.settle_previous(loop)
             if not inbox.is_empty:
-                wire.check()
-                if wire.core.has_due_acks or monotonic() >= self._ack_at:
+                connection.check()
+                if connection.core.has_due_acks or monotonic() >= self._acks_due_at:
                     self._write_acks()
                 return True
             inbox.has_waiting_consumer = True
             try:
-                return wire.wait_until(lambda: not inbox.is_empty, monotonic() + seconds)
+                return connection.wait_until(lambda: not inbox.is_empty, monotonic() + seconds)
             finally:
                 inbox.has_waiting_consumer = False
 
@@ -178,12 +178,12 @@ class BlockingBaseSubscription(Entry[T]):
         self._write_acks()
 
     def _write_acks(self) -> None:
-        self._ack_at = monotonic() + ACK_SECONDS
+        self._acks_due_at = monotonic() + ACK_SECONDS
         # What was sent again while it waits here is known as a copy now, and not when it is done.
         if self.inbox.buffered_bytes < PREFETCH_BYTES:
-            self._wire.exchange()
+            self._connection.read_and_write()
         else:
-            self._wire.push()
+            self._connection.write_now()
 
 
 class BlockingSubscription(BlockingBaseSubscription[T]):
@@ -201,7 +201,7 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
                     inbox.prepare_messages(MESSAGES_PER_TURN, as_values=True)
                     for value in map(decode, inbox.prepared_payloads):
                         yield value
-                        if monotonic() >= self._ack_at:
+                        if monotonic() >= self._acks_due_at:
                             self._push_acks()
         except DecodeError as error:
             message = inbox.get_last_message()

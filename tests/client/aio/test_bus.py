@@ -15,7 +15,7 @@ from simplebus.client.aio.writer import WRITE_BUFFER_BYTES
 from simplebus.core.protocol import frames
 from tests.client.bus_server import PATIENCE_SECONDS, BusServer, until
 from tests.client.conftest import Run
-from tests.client.faulty_bus import CREDIT_BYTES, deaf_listener, false_bus
+from tests.client.faulty_server import CREDIT_BYTES, fake_server, silent_listener
 
 NUMBERED = [b"message %d" % number for number in range(3000)]
 
@@ -157,11 +157,15 @@ def test_one_connection_publishes_and_subscribes_without_getting_stuck(
 
 def test_publishers_wait_while_the_bus_confirms_nothing(run: Run) -> None:
     async def main() -> None:
-        with false_bus(never_confirms) as mute:
+        with fake_server(never_confirms) as mute:
             async with simplebus.connect(mute.address, reconnect=0) as bus:
                 while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BUFFER_BYTES:
                     await bus.publish(b"x" * 10_000, class_id=1, confirm=False)
-                assert WRITE_BUFFER_BYTES <= bus.statistics().queued_bytes < WRITE_BUFFER_BYTES + 20_000
+                assert (
+                    WRITE_BUFFER_BYTES
+                    <= bus.statistics().queued_bytes
+                    < WRITE_BUFFER_BYTES + 20_000
+                )
                 published = bus.statistics().published
                 with anyio.move_on_after(0.05):
                     await bus.publish(b"x", class_id=1, confirm=False)
@@ -169,7 +173,9 @@ def test_publishers_wait_while_the_bus_confirms_nothing(run: Run) -> None:
                 assert bus.statistics().published == published, "cancelled is not published"
                 mute.close()
 
-    with pytest.raises(BusConnectionError, match=r"\d+ messages were not confirmed by the bus: "):
+    with pytest.raises(
+        BusConnectionError, match=r"\d+ messages were not confirmed by the server: "
+    ):
         run(main)
 
 
@@ -374,7 +380,7 @@ def test_leaving_can_be_cancelled(run: Run) -> None:
     """Also while a bus that takes nothing is given its time."""
 
     async def main() -> None:
-        with false_bus(never_confirms) as mute, anyio.move_on_after(0.2) as scope:
+        with fake_server(never_confirms) as mute, anyio.move_on_after(0.2) as scope:
             async with simplebus.connect(mute.address) as bus:
                 await bus.publish_many([b"x" * 1000] * 20_000, class_id=1, confirm=False)
         assert scope.cancelled_caught
@@ -488,7 +494,9 @@ def test_a_bus_is_there_within_its_block_only(run: Run, shared_server: BusServer
             (simplebus.MemoryBus().connect(), "async with memory.connect"),
             (simplebus.connect_blocking("127.0.0.1:1"), "with simplebus.connect_blocking"),
         ):
-            with pytest.raises(AttributeError, match=f"'publish' is .* enter it first, {begins}"):
+            with pytest.raises(
+                AttributeError, match=f"'publish' was used before .* expected {begins}"
+            ):
                 outside.publish(b"x", class_id=1)
 
     run(main)
@@ -530,7 +538,7 @@ def test_a_host_that_does_not_exist_is_said_so(run: Run) -> None:
 
 def test_a_listener_that_is_no_bus_is_said_so(run: Run) -> None:
     async def main() -> None:
-        with deaf_listener() as deaf:
+        with silent_listener() as deaf:
             async with simplebus.connect(deaf.address, timeout=2):
                 pytest.fail("connected to no bus")
 

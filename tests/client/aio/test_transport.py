@@ -6,17 +6,17 @@ import anyio
 import anyio.lowlevel
 
 from simplebus.client.aio.connect import open_bus
-from simplebus.client.aio.transport import Transport, Endpoint
+from simplebus.client.aio.transport import Endpoint, Transport
 from simplebus.core.limits import HEADER_BYTES
 from simplebus.core.protocol.frames import DELIMITER, HEADER
 from tests.client.conftest import Run
-from tests.client.faulty_bus import FalseBus, false_bus
+from tests.client.faulty_server import FakeServer, fake_server
 
 
 class InProcess:
     """A link to a false bus, without its socket. Takes a few bytes at a time."""
 
-    def __init__(self, bus: FalseBus) -> None:
+    def __init__(self, bus: FakeServer) -> None:
         self._bus = bus
         self._said = b""
         self._answers = b""
@@ -31,7 +31,7 @@ class InProcess:
         while (end := self._said.find(DELIMITER, HEADER_BYTES)) >= 0:
             frame, self._said = self._said[:end], self._said[end + len(DELIMITER) :]
             header = HEADER.unpack(frame[:HEADER_BYTES])
-            self._answers += self._bus.as_usual(*header, frame[HEADER_BYTES:])
+            self._answers += self._bus.default_reply(*header, frame[HEADER_BYTES:])
         if self._answers:
             self._answered.set()
         return taken
@@ -53,18 +53,18 @@ class InProcess:
         self._answers = self._answers[count:]
         return count
 
-    def end(self) -> None:
+    def send_eof(self) -> None:
         self._is_over = True
         self._answered.set()
 
     def close(self) -> None:
-        self.end()
+        self.send_eof()
 
 
 class HereAndThere:
     """A place whose links can be broken."""
 
-    def __init__(self, bus: FalseBus) -> None:
+    def __init__(self, bus: FakeServer) -> None:
         self._bus = bus
         self.links: list[InProcess] = []
 
@@ -83,7 +83,7 @@ class HereAndThere:
 
 def test_a_bus_in_this_process_is_one_like_any_other(run: Run) -> None:
     async def main() -> None:
-        with false_bus() as false:
+        with fake_server() as false:
             place = HereAndThere(false)
             places: list[Endpoint] = [place]
             async with open_bus(places, name="in process") as bus, bus.subscribe(1):
@@ -94,6 +94,6 @@ def test_a_bus_in_this_process_is_one_like_any_other(run: Run) -> None:
                 assert bus.statistics().confirmed == 21
                 assert bus.statistics().reconnections == 1
             assert len(place.links) == 2
-            assert not false.heard, "nothing went through a socket"
+            assert not false.received_frames, "nothing went through a socket"
 
     run(main)
