@@ -63,7 +63,7 @@ def check_handler_result(outcome: object) -> None:
 
 
 CLASS = REPLIES
-REPLY_TO, REPLY_CLASS, REQUEST_ID = "reply-to", "reply-class", "request-id"
+REPLY_TO_HEADER, REPLY_CLASS_HEADER, REQUEST_ID_HEADER = "reply-to", "reply-class", "request-id"
 _CHANNELS = f"{REPLIES}."
 """How the channels begin on which buses listen for replies."""
 
@@ -95,7 +95,7 @@ class Replies:
         reply has come."""
         self._count += 1
         request_id = str(self._count)
-        ours = {REPLY_TO: self.channel, REPLY_CLASS: str(self.class_id), REQUEST_ID: request_id}
+        ours = {REPLY_TO_HEADER: self.channel, REPLY_CLASS: str(self.class_id), REQUEST_ID: request_id}
         headers = (*header_pairs(about.get("headers")), *ours.items())
         said: PublishOptions = {"expires": timeout, **about, "headers": headers}
         asked = self._waiting[request_id] = Asked(request_id, said, wake)
@@ -120,10 +120,10 @@ def reply_to(message: Message[Any]) -> tuple[int, Envelope]:
     headers = dict(message.headers)
     try:
         channel, class_id, request_id = (
-            headers[name] for name in (REPLY_TO, REPLY_CLASS, REQUEST_ID)
+            headers[name] for name in (REPLY_TO_HEADER, REPLY_CLASS_HEADER, REQUEST_ID_HEADER)
         )
         envelope = Envelope(
-            channel=channel, headers=((REQUEST_ID, request_id),), expires_ms=message.expires_ms
+            channel=channel, headers=((REQUEST_ID_HEADER, request_id),), expires_ms=message.expires_ms
         )
         return int(class_id), envelope
     except (KeyError, ValueError):

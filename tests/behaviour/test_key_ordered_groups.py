@@ -1,4 +1,4 @@
-"""Groups by key: which member gets a key, what waits for what, and what does not."""
+"""Key-ordered groups: assignment of keys to members, and order within a key."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import GroupMember
-from simplebus.core.group.key_ordered_group import KeyOrderedGroup
-from simplebus.core.group.key_ordered_member import KeyOrderedMember
+from simplebus.core.group.key_ordered_group import KeyOrderedGroup, KeyOrderedMember
 from simplebus.core.limits import IN_FLIGHT_BYTES, PARTITION_QUEUE_MESSAGES_MAX, Limits
 from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.settings import FullPolicy, Settings
@@ -30,7 +29,7 @@ from tests.models.key_order_model import World, keyed
 
 
 def join_members(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
-    """That many members, each of a session of its own, as subscription 5."""
+    """Return `count` members, each with a session of its own, as subscription 5."""
     members = [
         connect_version2(bus, subscribe(1, 5, group="g", by_key=True, **options))
         for _ in range(count)
@@ -41,17 +40,17 @@ def join_members(bus: BrokerHarness, count: int, **options: object) -> list[Vers
 
 
 def publish_keys(bus: BrokerHarness, *keys: bytes) -> None:
-    """One message of each of these keys, in this order."""
+    """Publish one message for each of these keys, in order."""
     connect_version2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
 
 
 def receive_by_id(members: list[Version2Peer]) -> dict[int, Version2Peer]:
-    """Who hears which message now."""
+    """Return which member receives which message now."""
     return {id_: member for member in members for id_ in member.receive_message_ids()}
 
 
 def ack_in_rounds(members: list[Version2Peer]) -> list[list[tuple[int, int]]]:
-    """What they hear and acknowledge, until there is nothing more: attempts and ids, in rounds."""
+    """Receive and acknowledge everything. Returns (attempt, id) of the messages of each round."""
     rounds = []
     while heard := {m: m.receive_deliveries() for m in members if not m.session.is_closed}:
         if not any(heard.values()):

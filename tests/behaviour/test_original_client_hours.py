@@ -55,7 +55,7 @@ class ClientSimulation:
         self._next_beat = 1.0
         self._next_check = MINUTE
 
-    def begin_at(self, class_id: int, sequence: int) -> None:
+    def set_first_sequence(self, class_id: int, sequence: int) -> None:
         """A class that has had so many messages already."""
         self.bus.peer(build_frame(CONNECT, content=b"[%d]" % class_id)).disconnect()
         cls = self.bus.broker.classes[class_id]
@@ -73,7 +73,7 @@ class ClientSimulation:
             pulse_phase=self.random.choice([0.0, self.random.random() / 2, 0.5]),
         )
         self.members[client] = self.bus.peer()
-        self.carry()
+        self.exchange_bytes()
         assert client.session_id is not None
         return client
 
@@ -84,7 +84,7 @@ class ClientSimulation:
     def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
         """Let time pass, with `each` called in every step."""
         end = self.now + seconds
-        self.carry()  # Who has subscribed is there before anything is published.
+        self.exchange_bytes()  # Who has subscribed is there before anything is published.
         while self.now < end:
             self.now += STEP_SECONDS
             # The beat first: what was just sent has lost a whole tick of its time.
@@ -94,18 +94,18 @@ class ClientSimulation:
             each()
             for client in self.members:
                 client.tick(self.now)
-            self.carry()
+            self.exchange_bytes()
             if self.now >= self._next_check:
                 self.bus.broker.check_invariants()
                 self._next_check += MINUTE
 
-    def carry(self) -> None:
+    def exchange_bytes(self) -> None:
         """Bytes cross until nobody has any that the other side takes."""
         moved = True
         while moved:
             moved = False
             for client, peer in self.members.items():
-                if client.speaking and (data := client.take(self._readable(peer))):
+                if client.speaking and (data := client.take(self._readable_bytes(peer))):
                     peer.send(data)
                     client.tick(self.now)
                     moved = True
@@ -115,14 +115,14 @@ class ClientSimulation:
                     client.receive(heard)
                     moved = True
 
-    def _readable(self, peer: WirePeer) -> int:
+    def _readable_bytes(self, peer: WirePeer) -> int:
         """How much the server reads of this peer, as a connection decides it."""
         session = peer.session
         if not session.parked_messages:
             return READ_BYTES
         return TRICKLE_BYTES if self.bus.broker.is_blocking_publishers(session) else 0
 
-    def settle(self, seconds: float = 30.0) -> None:
+    def drain(self, seconds: float = 30.0) -> None:
         """Let everything come to its end."""
         self.run(seconds)
         assert all(client.idle for client in self.members)
@@ -182,7 +182,7 @@ def test_late_acks_for_two_hours_cause_no_redelivery(seed: int) -> None:
                 source.publish(world.random.randrange(1000))
 
     world.run(2 * HOUR, traffic)
-    world.settle()
+    world.drain()
     world.assert_nothing_went_wrong(1, 2)
     for source, order in orders:
         assert order.next == source.published > 5_000
@@ -195,7 +195,7 @@ def test_late_acks_for_two_hours_cause_no_redelivery(seed: int) -> None:
 def test_original_client_handles_id_wrap(seed: int, laps: int) -> None:
     world = ClientSimulation(seed)
     first = laps * ID_COUNT - world.random.randrange(1, 3000)
-    world.begin_at(1, first)
+    world.set_first_sequence(1, first)
     source = Source(world.join(1))
     orders = [StrictOrder(), StrictOrder(seconds=0.001)]
     ids: list[int] = []
@@ -204,7 +204,7 @@ def test_original_client_handles_id_wrap(seed: int, laps: int) -> None:
         subscriber.subscribe(1, order)
         subscriber.subscribe(1, lambda message: ids.append(message.message_id))
     world.run(2 * MINUTE, lambda: source.publish(world.random.randrange(60)))
-    world.settle()
+    world.drain()
     world.assert_nothing_went_wrong(1)
     assert [order.next for order in orders] == [source.published] * 2
     assert world.statistics().published == first + source.published > laps * ID_COUNT
@@ -243,7 +243,7 @@ def test_original_clients_publish_and_subscribe_on_one_connection(seed: int) -> 
                 source.publish(world.random.randrange(30))
 
     world.run(5 * MINUTE, traffic)
-    world.settle()
+    world.drain()
     world.assert_nothing_went_wrong(*class_ids)
     for (_, class_id), order in orders.items():
         assert order.next == {
@@ -272,7 +272,7 @@ def test_full_class_slows_publisher_to_slowest_subscriber(seed: int) -> None:
         fullest = max(fullest, world.statistics().ring.message_count)
 
     world.run(MINUTE / 2, traffic)
-    world.settle(2 * MINUTE)
+    world.drain(2 * MINUTE)
     world.assert_nothing_went_wrong(1)
     assert fullest == 1000
     assert source.refusals > 30, "the publisher was never slowed down"
@@ -297,7 +297,7 @@ def test_full_class_still_accepts_acks(seed: int, chunks: int) -> None:
 
     world.run(MINUTE, traffic)
     assert sum(source.published for source in sources) > 2000
-    world.settle(20 * MINUTE)
+    world.drain(20 * MINUTE)
     world.assert_nothing_went_wrong(1)
     for order in orders:
         assert order.next == {b"%d" % n: source.published for n, source in enumerate(sources)}
@@ -309,7 +309,7 @@ def test_full_class_still_accepts_acks(seed: int, chunks: int) -> None:
 @pytest.mark.parametrize("seed", [11, 12, 13])
 def test_successor_receives_messages_of_dead_client(seed: int) -> None:
     world = ClientSimulation(seed)
-    world.begin_at(1, ID_COUNT - world.random.randrange(1000))
+    world.set_first_sequence(1, ID_COUNT - world.random.randrange(1000))
     source = Source(world.join(1))
     fatal = world.random.randrange(100, 900)
     order = StrictOrder()
@@ -335,7 +335,7 @@ def test_successor_receives_messages_of_dead_client(seed: int) -> None:
     heir = StrictOrder(first=fatal)
     successor.subscribe(1, heir)
     world.run(MINUTE, lambda: source.publish(world.random.randrange(40)))
-    world.settle()
+    world.drain()
     assert successor.dead is None
     assert heir.next == source.published
     assert world.statistics().ring.message_count == 0
@@ -354,7 +354,7 @@ def test_dead_connected_client_does_not_affect_others() -> None:
     assert source.published == 60_000
     assert order.next > source.published - 1000
     world.leave(dead)
-    world.settle()
+    world.drain()
     assert order.next == source.published
     assert living.dead is None
     assert world.statistics().ring.message_count == 0
@@ -403,7 +403,7 @@ def test_slow_duplicate_tolerant_client_finishes() -> None:
     client.subscribe(1, slow)
     source.publish(10)
     world.run(10 * MINUTE)
-    world.settle()
+    world.drain()
     assert client.dead is None
     assert set(handled) == set(range(10))
     assert handled[:10] == list(range(10))
@@ -417,7 +417,7 @@ def test_slow_duplicate_tolerant_client_finishes() -> None:
 @pytest.mark.parametrize("seed", range(20, 23))
 def test_hour_of_failing_clients_loses_nothing(seed: int) -> None:
     world = ClientSimulation(seed)
-    world.begin_at(1, world.random.choice([0, ID_COUNT - 5000, 2 * ID_COUNT - 5000]))
+    world.set_first_sequence(1, world.random.choice([0, ID_COUNT - 5000, 2 * ID_COUNT - 5000]))
     chance = world.random
     source = Source(world.join(1))
     processed: set[int] = set()
@@ -458,7 +458,7 @@ def test_hour_of_failing_clients_loses_nothing(seed: int) -> None:
         world.leave(present.popleft())
     last = world.join(1)
     last.subscribe(1, lambda message: processed.add(number_of(message.payload)))
-    world.settle(2 * MINUTE)  # What kills its consumers pauses.
+    world.drain(2 * MINUTE)  # What kills its consumers pauses.
     assert source.published > 10_000
     missing = group_ids(sorted(set(range(source.published)) - processed))
     assert (missing, disorder) == ([], [])

@@ -24,11 +24,11 @@ from simplebus.core.limits import (
     REDELIVERY_MESSAGES,
     SCAN_MESSAGES_MAX,
 )
+from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.frames import Integers
 from simplebus.core.redelivery.ack_timer import Span, TimerWheel
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
-from simplebus.core.session.outbox import Outbox
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.copied_frames import CopiedFrames
 from simplebus.core.subscription.selection import MessageSelection, Ranges

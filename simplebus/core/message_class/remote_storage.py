@@ -13,13 +13,13 @@ from typing import Protocol
 
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX
+from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import FetchRequested, PurgeRequested
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.requests import FetchReply, FetchRequest, PurgeReply
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
-from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.subscription.subscription import BrokerSubscription
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,13 +37,23 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
+from simplebus.core.subscription.channel_filter import ChannelTable
 
 if TYPE_CHECKING:
-    from simplebus.core.message_class.message_class import MessageClass
+    from simplebus.core.clock import BrokerClock
+    from simplebus.core.outbox import Outbox
     from simplebus.core.redelivery.ack_window import AckWindow
-    from simplebus.core.session.outbox import Outbox
-    from simplebus.core.store.store import Store
     from simplebus.core.subscription.subscription import BrokerSubscription
+
+
+class SpillingClass(Protocol):
+    """Parts of a `MessageClass` that spilling uses."""
+
+    class_id: int
+    ring: Ring
+    channels: ChannelTable
+    spill: ClassSpill | None
+    subscriptions: dict[BrokerSubscription, None]
 
 
 class SpilledRange(NamedTuple):
@@ -72,7 +82,7 @@ class SpillRead:
 class ClassSpill:
     """Spill state of one class."""
 
-    def __init__(self, cls: MessageClass, spill_manager: SpillManager) -> None:
+    def __init__(self, cls: SpillingClass, spill_manager: SpillManager) -> None:
         self._cls = cls
         self._spill_manager = spill_manager
         self.first_sequence = cls.ring.floor
@@ -177,7 +187,7 @@ class SpillReader:
     """Reads spilled messages of one position into a ring of its own."""
 
     def __init__(
-        self, cls: MessageClass, position: BrokerSubscription, spill_manager: SpillManager
+        self, cls: SpillingClass, position: BrokerSubscription, spill_manager: SpillManager
     ) -> None:
         self.position = position
         self._cls = cls
@@ -358,7 +368,7 @@ class SpillReader:
     def _append_batch(self, batch: FrameBatch, accepted_time: float, window: AckWindow) -> None:
         ring = self._ring
         for run, rows in self._spill_manager.frame_reader.iter_runs(
-            self._cls, batch, accepted_time
+            self._cls.channels, batch, accepted_time
         ):
             first = ring.head
             for begin, end, is_needed in _split_by_ack_state(window, first, first + run.count):
@@ -418,7 +428,7 @@ class SpillManager:
 
     def __init__(
         self,
-        store: Store,
+        clock: BrokerClock,
         commit_log: CommitLog,
         budget: MemoryBudget,
         *,
@@ -426,10 +436,10 @@ class SpillManager:
     ) -> None:
         """Create a manager. `mark_ready` is called with outboxes that have new data."""
         self.commit_log = commit_log
-        self.clock = store.clock
+        self.clock = clock
         self.budget = budget
         """Memory of the rings of all readers."""
-        self.frame_reader = StoredFrameReader(store)
+        self.frame_reader = StoredFrameReader()
         self.readers: dict[SpillReader, None] = {}
         self._mark_ready = mark_ready
         self._queued_reads: list[SpillRead] = []

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simplebus.core.limits import RECEIVE_BYTES
-from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frame_splitter import SplitterScratch, split_frames
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.ring.columns import MessageRows, Times
-
-if TYPE_CHECKING:
-    from simplebus.core.store.store import Store
+from simplebus.core.subscription.channel_filter import ChannelTable
 
 
 class StoredFrameReader:
-    """Reads stored frames for the classes of one store."""
+    """Reads stored frames; the buffers of one reader serve all classes."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self) -> None:
         self._scratch_bytes = RECEIVE_BYTES
         self._scratch: SplitterScratch | None = None
 
@@ -51,14 +46,14 @@ class StoredFrameReader:
         return batches
 
     def iter_runs(
-        self, cls: MessageClass, batch: FrameBatch, accepted_times: float | Times
+        self, channels: ChannelTable, batch: FrameBatch, accepted_times: float | Times
     ) -> Iterator[tuple[FrameBatch, MessageRows | None]]:
         """Yield runs of frames of one type, and the column values of envelopes.
 
         The caller must append each run before it requests the next one.
 
         Args:
-            cls: Class of the messages.
+            channels: Channels of the class of the messages.
             batch: Stored frames.
             accepted_times: Time when all, or each, of the frames were accepted.
 
@@ -80,7 +75,7 @@ class StoredFrameReader:
                     if isinstance(accepted_times, float)
                     else accepted_times[begin:end]
                 )
-                rows = self._store.build_rows(cls, read, run_times)
+                rows = channels.build_rows(read, run_times)
                 if rows is None:
                     raise MemoryError("there is no memory for channels")
             elif run.data[0] != frames.MESSAGE:

@@ -24,12 +24,12 @@ from simplebus.core.limits import (
     TRICKLE_BYTES,
     Limits,
 )
+from simplebus.core.outbox import Outbox, SendSource
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import AckedRange, Event, PublishedFrame
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.session import version2
-from simplebus.core.session.outbox import Outbox, SendSource
 from simplebus.core.session.version1 import Version1Decoder
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.users.rate_limit import RateLimiter
@@ -151,6 +151,12 @@ class Session:
             self._next_read_bytes = SMALL_EVENTS_READ_BYTES
         elif received_bytes >= self._next_read_bytes:
             self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
+
+    @property
+    def producer_key(self) -> str:
+        """Key of the publisher's state; empty if the publisher has no name."""
+        decoder = self.decoder
+        return decoder.producer.key if isinstance(decoder, Version2Decoder) else ""
 
     @property
     def can_free_space(self) -> bool:

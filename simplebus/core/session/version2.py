@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -48,9 +48,6 @@ from simplebus.core.protocol.events import (
 )
 from simplebus.core.protocol.frames import Flags, FrameBatch, Integers
 from simplebus.core.session.version1 import Version1Decoder, frame_content
-
-if TYPE_CHECKING:
-    from simplebus.core.session.session import Session
 
 _MESSAGE_TYPES = (frames.MESSAGE, frames.ENVELOPE)
 _NUMBER_OFFSET = 3
@@ -522,12 +519,6 @@ def _are_ascending(numbers: Integers, first: int) -> bool:
     offsets = (numbers - first) & MESSAGE_ID_MASK
     is_within = numbers.max() <= MESSAGE_ID_MASK and offsets[-1] < _HALF_NUMBER_RANGE
     return bool(is_within and (np.diff(offsets) > 0).all())
-
-
-def producer_key(session: Session) -> str:
-    """Return the key of the session's producer state; empty if the publisher has no name."""
-    decoder = session.decoder
-    return decoder.producer.key if isinstance(decoder, Version2Decoder) else ""
 
 
 def first_message_number(batch: FrameBatch) -> int:

@@ -28,8 +28,9 @@ from simplebus.core.limits import (
     PATTERN_BYTES,
     PATTERN_SEGMENT_BYTES,
 )
+from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import Flags
-from simplebus.core.ring.columns import RingColumns
+from simplebus.core.ring.columns import NO_DELAY, Channels, MessageRows, RingColumns, Times
 from simplebus.core.ring.ring import Ring
 from simplebus.core.users.permissions import ClassPermissions
 
@@ -357,6 +358,33 @@ class ChannelTable:
             added = np.array(sorted(numbers), np.intp)  # Sorted once for all equal filters.
             for channel_filter in dict.fromkeys(filters):
                 channel_filter.add_channels(added)
+
+    def build_rows(
+        self, columns: EnvelopeColumns, accepted_times: float | Times
+    ) -> MessageRows | None:
+        """Return the ring columns of scanned envelopes; None if there is no memory for channels.
+
+        Args:
+            columns: The scanned envelopes.
+            accepted_times: Time of acceptance, in seconds since 1970: of all messages, or one per
+                message.
+        """
+        numbers = self.intern_names(columns.names)
+        if numbers is None:
+            return None
+        if isinstance(columns.channels, int):
+            channels: int | Channels = numbers[columns.channels] if numbers else 0
+        else:
+            channels = np.array(numbers, np.uint32)[columns.channels]
+        return MessageRows(
+            columns.count,
+            channels,
+            None if columns.expires is None else columns.expires + accepted_times,
+            # A delay of 0 stays "at once", even if the clock is set back later.
+            None
+            if columns.not_before is None
+            else np.where(columns.not_before > 0, columns.not_before + accepted_times, NO_DELAY),
+        )
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""

@@ -24,6 +24,7 @@ from itertools import chain, islice
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
 from simplebus.core.limits import IN_FLIGHT_BYTES, MESSAGES_MAX, SCAN_SPANS_MAX
+from simplebus.core.outbox import NullOutbox, Outbox
 from simplebus.core.redelivery.ack_timer import Span, TimerWheel, check_covered_once, split_spans
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
@@ -33,7 +34,6 @@ from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.redelivery.in_flight_bytes import InFlightBytes
 from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.ring.ring import Ring
-from simplebus.core.session.outbox import NullOutbox, Outbox
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.subscription.backlog import BacklogCounter
 from simplebus.core.subscription.channel_filter import ChannelFilter
