@@ -45,6 +45,7 @@ from simplebus.config.parse import (
     parse_url,
 )
 from simplebus.console.errors import MEMORY_STATUS, USAGE_STATUS, fail, leaves, sentence
+from simplebus.console.installation import find_conflict
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
 from simplebus.spark import commands as pipeline
@@ -105,12 +106,9 @@ _CLASS = typer.Argument(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
+        from simplebus.console.installation import installed_version
 
-        try:
-            typer.echo(f"simplebus {version('simplebus')}")
-        except PackageNotFoundError:
-            typer.echo("simplebus, run from its source without being installed")
+        typer.echo(f"simplebus {installed_version() or '(source tree, not installed)'}")
         raise typer.Exit
 
 
@@ -537,6 +535,9 @@ def main() -> None:
         pass  # Standard input, output or error was closed: no socket is to be in its place.
     os.close(descriptor)
     leave_out_links(os.environ)
+    if (conflict := find_conflict()) is not None:
+        typer.echo(f"simplebus: {conflict}", err=True)
+        sys.exit(1)
     try:
         app(prog_name="simplebus")
     except (BaseExceptionGroup, BusError, OSError, MemoryError, KeyboardInterrupt) as error:

@@ -109,8 +109,8 @@ def bridge(
 ) -> None:
     import trio
 
-    from simplebus.bridge.runner import lanes
-    from simplebus.server.logs import configure_logging
+    from simplebus.bridge.runner import create_copiers
+    from simplebus.server.observability.logs import configure_logging
     from simplebus.server.process import keep_freed_memory_mapped
 
     given = classes or []
@@ -135,7 +135,7 @@ def bridge(
                     rewrite=tuple(rewrite or ()),
                 )
             ]
-        made = lanes([_with_environment(each) for each in bridges])
+        made = create_copiers([_with_environment(each) for each in bridges])
     except typer.BadParameter as error:
         fail(error.message, status=USAGE_STATUS)
     except ValueError as error:
@@ -180,7 +180,9 @@ def _simple(
     copied = tuple(
         CopiedClass(parse_class(each), channels=channels, rewrite=rewrite) for each in classes
     )
-    return BridgeSettings(name, near, far, copied, is_bidirectional=both, hops_max=hops, has_path=path)
+    return BridgeSettings(
+        name, near, far, copied, is_bidirectional=both, hops_max=hops, has_path=path
+    )
 
 
 def _with_environment(bridge: BridgeSettings) -> BridgeSettings:
@@ -189,7 +191,7 @@ def _with_environment(bridge: BridgeSettings) -> BridgeSettings:
     from simplebus.client.credentials import Access
 
     found: dict[str, Any] = {}
-    for access, prefix in (("near_access", "SIMPLEBUS_FROM_"), ("far_access", "SIMPLEBUS_TO_")):
+    for access, prefix in (("source_access", "SIMPLEBUS_FROM_"), ("target_access", "SIMPLEBUS_TO_")):
         said = {
             f"SIMPLEBUS_{name.removeprefix(prefix)}": value
             for name, value in os.environ.items()
@@ -226,38 +228,41 @@ def _read(path: Path) -> list[BridgeSettings]:
         raise ConfigError(*(told(each, path, lines) for each in error.mistakes)) from None
 
 
-async def _run(lanes: list[Any], http: tuple[str, int] | None) -> None:
+async def _run(copiers: list[Any], http: tuple[str, int] | None) -> None:
     import logging
 
     import trio
 
-    from simplebus.bridge.runner import line_of, run
+    from simplebus.bridge.runner import format_status, run_copiers
     from simplebus.server.signals import STOP_SIGNALS, open_signal_receiver
     from simplebus.server.systemd import notify
 
     log = logging.getLogger("simplebus.bridge")
-    hopeless: list[str] = []
-    async with open_signal_receiver(ignore_afterwards=True) as signals, trio.open_nursery() as nursery:
+    fatal_errors: list[str] = []
+    async with (
+        open_signal_receiver(ignore_afterwards=True) as signals,
+        trio.open_nursery() as nursery,
+    ):
         if http is not None:
-            from simplebus.bridge.metrics import facts_of
-            from simplebus.monitor.board import Board
+            from simplebus.bridge.metrics import bridge_snapshot
+            from simplebus.monitor.dashboard import Dashboard
             from simplebus.server.http.server import start_http_server
 
-            dashboard = Dashboard(lambda detailed: facts_of(lanes))
+            dashboard = Dashboard(lambda detailed: bridge_snapshot(copiers))
             at = await start_http_server(dashboard, [http[0]], http[1], nursery)
             typer.echo(f"simplebus bridge ready http={at[0]}")
 
-        def end(lane: Any) -> None:
-            hopeless.append(f"{lane.name}: {lane.statistics().problem}")
+        def on_failed(copier: Any) -> None:
+            fatal_errors.append(f"{copier.name}: {copier.statistics().problem}")
             nursery.cancel_scope.cancel()
 
-        nursery.start_soon(partial(run, lanes, ended=end))
-        notify("READY=1", f"STATUS=copying on {len(lanes)} lanes")
+        nursery.start_soon(partial(run_copiers, copiers, on_failed=on_failed))
+        notify("READY=1", f"STATUS={len(copiers)} copiers running")
         async for number in signals:
             if number in STOP_SIGNALS:
                 break
         nursery.cancel_scope.cancel()
-    for lane in lanes:
-        log.info("%s", line_of(lane.statistics()))
-    if hopeless:
-        fail("\n".join(hopeless), status=CONFIG_STATUS)
+    for copier in copiers:
+        log.info("%s", format_status(copier.statistics()))
+    if fatal_errors:
+        fail("\n".join(fatal_errors), status=CONFIG_STATUS)

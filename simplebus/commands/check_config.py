@@ -18,11 +18,12 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from simplebus.config.environment import PREFIX, no_good, unread
+from simplebus.config.environment import PREFIX, no_good, unread_variables
 from simplebus.config.file import Check, Config
 from simplebus.config.messages import as_said, options_in
 from simplebus.config.mistakes import MISTAKES_MAX
-from simplebus.config.parse import HOSTS, settings
+from simplebus.config.parse import HOSTS
+from simplebus.config.server_settings import server_settings
 from simplebus.console.errors import CONFIG_STATUS, fail, sentence
 
 CHECK_HELP = (
@@ -45,12 +46,17 @@ app = typer.Typer(
 
 
 def check_config(
+    context: typer.Context,
     file: Annotated[
         str, typer.Argument(metavar="FILE", show_default=False, help="The TOML file to be checked.")
     ],
 ) -> None:
     config, mistakes = looked_over(file)
-    for warning in (*config.warnings, *unread(os.environ, serve_command_of())):
+    from simplebus.commands.serve.settings import SECRET_VARIABLES
+
+    root = context.find_root().command
+    unread = unread_variables(os.environ, serve_command_of(), root, SECRET_VARIABLES)
+    for warning in (*config.warnings, *unread):
         typer.echo(f"simplebus: {warning}", err=True)
     if mistakes:
         fail("\n".join(mistakes[:MISTAKES_MAX]), status=CONFIG_STATUS)
@@ -111,16 +117,16 @@ def _line(file: str, mistake: str) -> int:
 def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[str]]:
     """What of a file that is good key by key does not fit together, and which files that it names
     are no good: each with the options that it names. And what is to be warned of."""
-    from simplebus.commands.serve import command as serve_command
     from simplebus.commands.serve import jetstream_options
+    from simplebus.commands.serve.settings import http_listener, nats_listener
     from simplebus.commands.serve.tls_options import (
         configured_users,
         shut_out,
         tls_options,
         trusting,
     )
-    from simplebus.server.tls.certificates import create_ssl_context as tls_context
     from simplebus.server.tls.certificates import check_readable
+    from simplebus.server.tls.certificates import create_ssl_context as tls_context
 
     found: dict[str, list[str]] = {}
     config: Config = context.params["config"]
@@ -142,9 +148,9 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
             is_told = said.startswith((f"{config.path}:", f"{config.path} ", PREFIX))
             found[said if is_told else config.told(said)] = names
 
-    chosen = tried(lambda: settings(**context.params))
-    door = tried(lambda: serve_command.nats_door(context))
-    operators = tried(lambda: serve_command.http_door(context))
+    chosen = tried(lambda: server_settings(**context.params))
+    door = tried(lambda: nats_listener(context))
+    operators = tried(lambda: http_listener(context))
     hosts = tuple(context.params["host"] or HOSTS)
     tried(
         lambda: _look_at_ports(

@@ -22,7 +22,7 @@ from simplebus.console.errors import fail
 if TYPE_CHECKING:
     from simplebus.client.aio.bus import Bus
     from simplebus.client.dead_letters import DeadLetterFilter, DeadLetter, DeadLetterQueue
-    from simplebus.core.protocol.inquiry import ClassSaid
+    from simplebus.core.protocol.inquiry import ClassInfo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -230,7 +230,7 @@ def _choice(
     return DeadLetterFilter(frozenset(sequences) if sequences else None, reason, subscription)
 
 
-async def _find(bus: Bus, class_: int | str) -> ClassSaid:
+async def _find(bus: Bus, class_: int | str) -> ClassInfo:
     """Raises BusError where there are none."""
     from simplebus.client import dead_letters
     from simplebus.core.errors import BusError

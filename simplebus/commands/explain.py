@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import msgspec
 
     from simplebus.core.protocol.inquiry import (
-        BusSaid,
-        ChannelClass,
-        ChannelSaid,
-        ClassSaid,
-        Explained,
-        Match,
-        Position,
-        SessionSaid,
+        BusInfo,
+        ChannelClassInfo,
+        ChannelInfo,
+        ClassInfo,
+        InquireReply,
+        MatchInfo,
+        PositionInfo,
+        SessionInfo,
     )
 
 HELP = (
@@ -91,7 +91,7 @@ def explain(
         show(lines(answer))
 
 
-async def _ask(url: str, word: str | None, session: int | None) -> tuple[list[Explained], str]:
+async def _ask(url: str, word: str | None, session: int | None) -> tuple[list[InquireReply], str]:
     """What the bus says; or what is wrong with the question."""
     import simplebus
     from simplebus.core.errors import Reason, RefusedError
@@ -105,7 +105,7 @@ async def _ask(url: str, word: str | None, session: int | None) -> tuple[list[Ex
                 return [], f"{error.sentence}: {', '.join(there)}"
         if word is None:
             return [await bus.explain()], ""
-        answers: list[Explained] = []
+        answers: list[InquireReply] = []
         names = await bus.explain()
         if _may_be_class(word, names):
             try:
@@ -124,7 +124,7 @@ async def _ask(url: str, word: str | None, session: int | None) -> tuple[list[Ex
         return [], _unknown(word, [line.name for line in names.classes])
 
 
-def _may_be_class(word: str, names: BusSaid) -> bool:
+def _may_be_class(word: str, names: BusInfo) -> bool:
     """Whether it is worth to ask for a class of this name."""
     try:
         class_ = parse_class(word)
@@ -134,7 +134,7 @@ def _may_be_class(word: str, names: BusSaid) -> bool:
     return known or names.classes_left_out > 0
 
 
-def _is_used(cls: ChannelClass) -> bool:
+def _is_used(cls: ChannelClassInfo) -> bool:
     """Whether a channel means something to a class."""
     return bool(cls.stored or cls.subjects or any(match.pattern for match in cls.matches))
 
@@ -151,15 +151,15 @@ def _unknown(word: str, names: Sequence[str]) -> str:
 # Lines -------------------------------------------------------------------------------------------
 
 
-def lines(said: Explained) -> list[Line]:
+def lines(said: InquireReply) -> list[Line]:
     """What was said, for people."""
-    from simplebus.core.protocol.inquiry import BusSaid, ChannelSaid, ClassSaid
+    from simplebus.core.protocol.inquiry import BusInfo, ChannelInfo, ClassInfo
 
-    if isinstance(said, BusSaid):
+    if isinstance(said, BusInfo):
         return list(_bus(said))
-    if isinstance(said, ClassSaid):
+    if isinstance(said, ClassInfo):
         return list(_class(said))
-    if isinstance(said, ChannelSaid):
+    if isinstance(said, ChannelInfo):
         return list(_channel(said))
     return list(_session(said))
 
@@ -190,7 +190,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _bus(said: BusSaid) -> Iterator[Line]:
+def _bus(said: BusInfo) -> Iterator[Line]:
     from simplebus.core.broker.wait_reasons import format_bytes, format_message_count
 
     yield (
@@ -217,7 +217,7 @@ def _bus(said: BusSaid) -> Iterator[Line]:
         yield 2, f"{_who(one.session, one.name, one.peer)}: {_version(one.version)}{user}"
 
 
-def _class(said: ClassSaid) -> Iterator[Line]:
+def _class(said: ClassInfo) -> Iterator[Line]:
     from simplebus.core.broker.wait_reasons import (
         format_bytes,
         format_duration,
@@ -282,7 +282,7 @@ def _class(said: ClassSaid) -> Iterator[Line]:
         )
 
 
-def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator[Line]:
+def _position(depth: int, said: PositionInfo, *, of_class: bool = False) -> Iterator[Line]:
     from simplebus.core.broker.wait_reasons import (
         complete_sentence,
         format_bytes,
@@ -347,7 +347,7 @@ def _position(depth: int, said: Position, *, of_class: bool = False) -> Iterator
         yield depth, f"and {_many(said.members_left_out, 'member')} more"
 
 
-def _channel(said: ChannelSaid) -> Iterator[Line]:
+def _channel(said: ChannelInfo) -> Iterator[Line]:
     from simplebus.core.broker.wait_reasons import format_message_count
 
     yield 0, f"channel {said.channel}"
@@ -374,13 +374,13 @@ def _channel(said: ChannelSaid) -> Iterator[Line]:
         yield 1, f"NATS: {said.listeners_left_out} more"
 
 
-def _match(match: Match) -> str:
+def _match(match: MatchInfo) -> str:
     if match.pattern:
         return f"{match.who}, by {match.pattern}"
     return f"{match.who}, which gets every message" if not match.why_not else match.who
 
 
-def _session(said: SessionSaid) -> Iterator[Line]:
+def _session(said: SessionInfo) -> Iterator[Line]:
     from simplebus.core.broker.wait_reasons import (
         format_bytes,
         format_duration,

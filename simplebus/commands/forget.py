@@ -17,7 +17,7 @@ from simplebus.console.errors import fail
 
 if TYPE_CHECKING:
     from simplebus.client.aio.bus import Bus
-    from simplebus.core.protocol.inquiry import Position
+    from simplebus.core.protocol.inquiry import PositionInfo
 
 HELP = (
     "Have the bus forget a durable that nobody uses any more, and with it what only that one still "
@@ -66,7 +66,7 @@ def forget(
     trio.run(work)
 
 
-async def _find(bus: Bus, class_: int | str, durable: str) -> Position:
+async def _find(bus: Bus, class_: int | str, durable: str) -> PositionInfo:
     """Raises BusError unless it is there, and nobody is connected to it."""
     from simplebus.core.errors import BusError
 
@@ -80,14 +80,14 @@ async def _find(bus: Bus, class_: int | str, durable: str) -> Position:
             raise BusError(f"somebody is connected to the durable {durable!r}: stop that first")
         if each.patterns_left_out:
             raise BusError(f"the durable {durable!r} has too many channels to name it by them")
-        found: Position = each
+        found: PositionInfo = each
         return found
     there = ", ".join(names) or "none"
     more = f" and {said.positions_left_out:,} more" if said.positions_left_out else ""
     raise BusError(f"class {class_} has no durable {durable!r}; there are {there}{more}")
 
 
-async def _forget(bus: Bus, class_: int | str, found: Position) -> None:
+async def _forget(bus: Bus, class_: int | str, found: PositionInfo) -> None:
     """Take it up as it is, and let go of it. Raises RefusedError."""
     from simplebus.core.errors import Reason, RefusedError
 

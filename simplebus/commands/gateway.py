@@ -86,7 +86,7 @@ def gateway(
     import trio
 
     from simplebus.gateway import config as plans
-    from simplebus.server.logs import configure_logging
+    from simplebus.server.observability.logs import configure_logging
 
     sys.path.insert(0, str(file.resolve().parent))  # Where modules of one's own are.
     try:
@@ -153,7 +153,10 @@ async def _run(
                 nursery.cancel_scope.cancel()
                 _end_for_sure()
 
-    async with signals_of_process(ignore_afterwards=True) as signals, trio.open_nursery() as nursery:
+    async with (
+        signals_of_process(ignore_afterwards=True) as signals,
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(open_signal_receiver, nursery)
         async with open_gateway(drain=drain, grace=drain) as running:
             where = await _open_http(running, file, http, nursery) if http else ""
@@ -210,7 +213,7 @@ async def _open_http(
 ) -> str:
     """Answer how it is doing. Returns what the ready line says of it."""
     from simplebus.gateway.metrics import facts_of, health_of
-    from simplebus.monitor.board import Board
+    from simplebus.monitor.dashboard import Dashboard
     from simplebus.server.http.server import start_http_server
 
     dashboard = Dashboard(

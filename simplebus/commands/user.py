@@ -106,10 +106,10 @@ def add(
     lines = [f"name = {_text(name)}"]
     made = ""
     if token:
-        from simplebus.core.users.passwords import quick_hash
+        from simplebus.core.users.passwords import hash_token
 
         made = secrets.token_urlsafe(_TOKEN_BYTES)
-        lines.append(f"token = {_text(quick_hash(made))}")
+        lines.append(f"token = {_text(hash_token(made))}")
     elif not (certificate or address):
         lines.append(f"password = {_text(_hash(_asked_for()))}")
     if certificate:

@@ -149,9 +149,12 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings
             copied.append(_copied(part, here))
     given = {name: getattr(read, name) for name in ("user", "password", "token", "seed")}
     accesses = {}
-    for name, access in (("near", read.near), ("far", read.far)):
+    for field, table_name, access in (
+        ("source_access", "near", read.near),
+        ("target_access", "far", read.far),
+    ):
         with mistakes.noted():
-            accesses[f"{name}_access"] = access.made(f"{where}.{name}")
+            accesses[field] = access.made(f"{where}.{table_name}")
     mistakes.check()
     try:
         bridge = BridgeSettings(
@@ -174,7 +177,10 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings
 
 def _check_nats(bridge: BridgeSettings) -> None:
     """Raise ValueError for what no NATS server can be shown."""
-    for address, access in (bridge.source, bridge.source_access), (bridge.target, bridge.target_access):
+    for address, access in (
+        (bridge.source, bridge.source_access),
+        (bridge.target, bridge.target_access),
+    ):
         if is_nats_address(address):
             from simplebus.bridge.build import NatsAccess  # Loaded when it is wanted.
 
@@ -185,9 +191,11 @@ def _check_address(address: str, where: str) -> None:
     """Raise ConfigError for what is no address; there may be none."""
     try:
         if address and is_nats_address(address):
-            from simplebus.bridge.nats_connection import addresses  # Loaded when it is wanted.
+            from simplebus.bridge.nats_connection import (
+                parse_addresses,  # Loaded when it is wanted.
+            )
 
-            addresses(address)
+            parse_addresses(address)
         elif address:
             Address.parse(address)
     except ValueError as error:

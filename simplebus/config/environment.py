@@ -38,13 +38,24 @@ def leave_out_links(environment: MutableMapping[str, str]) -> None:
                 del environment[name]
 
 
-def unread(environment: Iterable[str], command: Any) -> list[str]:
-    """A sentence for each variable, of these names, that no command reads. `command` is `serve`."""
-    given = sorted(name for name in environment if name.startswith(PREFIX))
+def unread_variables(
+    names: Iterable[str], command: Any, root_command: Any, secrets: Iterable[str]
+) -> list[str]:
+    """Return a warning for each environment variable that no command reads.
+
+    Args:
+        names: The names of all environment variables.
+        command: The command `serve`.
+        root_command: The command line, whose other commands are searched only if needed.
+        secrets: Variables that `serve` reads and that no option sets.
+    """
+    given = sorted(name for name in names if name.startswith(PREFIX))
     own = set(_options(command))
     if own.issuperset(given):
-        return []  # As nearly always: the other commands need not be loaded.
-    known = own | set(_secrets()) | set(_others())
+        return []
+    from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES
+
+    known = own.union(secrets, _options(root_command), ENVIRONMENT_VARIABLES.values(), (CREDENTIALS_VARIABLE,))
     return [
         f"{name} in the environment is read by nothing{_meant(name, known)}"
         for name in given
@@ -95,21 +106,3 @@ def _options(command: Any) -> Iterator[str]:
         yield from [variable] if isinstance(variable, str) else variable or ()
     for each in getattr(command, "commands", {}).values():
         yield from _options(each)
-
-
-def _secrets() -> Iterator[str]:
-    """What `serve` reads that is no option."""
-    from simplebus.commands.serve import jetstream_options, nats_options
-
-    yield from nats_options.SECRETS
-    yield from jetstream_options.SECRETS.values()
-
-
-def _others() -> Iterator[str]:
-    """What other commands and programs read."""
-    from simplebus.cli import app
-    from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES
-
-    yield from _options(typer.main.get_command(app))
-    yield from VARIABLES.values()
-    yield FILE_VARIABLE

@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from simplebus.core.channel.pattern import check_name, check_pattern
 from simplebus.core.limits import (
-    BACKOFF_MAX,
+    BACKOFF_SECONDS_MAX,
+    BACKOFF_STEPS_MAX,
     CLASS_ID_MAX,
     NAME_CHARACTERS_MAX,
-    PAUSE_SECONDS_MAX,
-    RECEIVE_BYTES,
     RING_BYTES_MIN,
     SEQUENCE_MAX,
     Limits,
 )
 
 if TYPE_CHECKING:
-    from simplebus.config.file import Config
     from simplebus.core.protocol.requests import NamedClass
-    from simplebus.core.settings import Settings
 
 HOSTS = ("127.0.0.1", "::1")
 NATS_PORT = 4222
@@ -44,41 +40,6 @@ DEFAULT = Limits()
 MEMORY, PATIENCE, ACKNOWLEDGEMENT = "Memory", "Patience", "Acknowledgement"
 DURABILITY = "Durability"
 """Under which headings the help lists options."""
-
-LIMIT_FLAGS = {
-    "frame_bytes": "--max-frame",
-    "class_messages": "--max-class-messages",
-    "class_bytes": "--max-class-memory",
-    "dead_letter_bytes": "--max-dead-letters",
-    "total_bytes": "--max-memory",
-    "total_pending_bytes": "--max-total-pending",
-    "pending_bytes": "--max-pending",
-    "connections": "--max-connections",
-    "classes": "--max-classes",
-    "subscriptions": "--max-subscriptions",
-    "durables": "--max-durables",
-    "credit_bytes": "--max-credit",
-    "hello_seconds": "--hello-timeout",
-    "frame_seconds": "--frame-timeout",
-    "stall_seconds": "--stall-timeout",
-}
-"""The option of each field of `Limits`."""
-
-_SETTING_FLAGS = {
-    **LIMIT_FLAGS,
-    "ack_timeout": "--ack-timeout",
-    "tick_seconds": "--tick",
-    "heartbeat_seconds": "--heartbeat",
-    "max_deliveries": "--max-deliveries",
-}
-
-_RELATED = {
-    "frame_bytes": "a frame may take at most half of --max-class-memory",
-    "class_bytes": "a class may not take more than --max-memory, which all classes share",
-    "total_pending_bytes": "one connection may take --max-pending of it",
-    "pending_bytes": "a whole frame of --max-frame and one read must fit into it",
-}
-"""Why the bounds of a limit are what they are, where another option decides."""
 
 
 class FullPolicyChoice(enum.StrEnum):
@@ -204,13 +165,13 @@ def parse_pauses(text: str | tuple[float, ...]) -> tuple[float, ...]:
         return text
     pauses = tuple(parse_seconds(each) for each in text.split(","))
     for each in pauses:
-        if not 0 < each <= PAUSE_SECONDS_MAX:
+        if not 0 < each <= BACKOFF_SECONDS_MAX:
             raise typer.BadParameter(
                 f"{each:g} in {text!r} is no pause: expected above 0 and up to "
-                f"{PAUSE_SECONDS_MAX:g} seconds"
+                f"{BACKOFF_SECONDS_MAX:g} seconds"
             )
-    if len(pauses) > BACKOFF_MAX:
-        raise typer.BadParameter(f"{len(pauses)} pauses are too many: expected {BACKOFF_MAX}")
+    if len(pauses) > BACKOFF_STEPS_MAX:
+        raise typer.BadParameter(f"{len(pauses)} pauses are too many: expected {BACKOFF_STEPS_MAX}")
     return pauses
 
 
@@ -244,9 +205,9 @@ def parse_last_values(text: str | NamedClass) -> NamedClass:
 
 def parse_start(text: str) -> str | int | datetime:
     """Where a subscription begins: a word, a sequence or a time. Raises typer.BadParameter."""
-    from simplebus.core.protocol.requests import STARTS
+    from simplebus.core.protocol.requests import START_KEYWORDS
 
-    if text in STARTS:
+    if text in START_KEYWORDS:
         return text
     if text.isascii() and text.isdigit() and int(text) <= SEQUENCE_MAX:
         return int(text)
@@ -254,7 +215,7 @@ def parse_start(text: str) -> str | int | datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no start; write {', '.join(STARTS)}, a sequence, or a time such as "
+            f"{text!r} is no start; write {', '.join(START_KEYWORDS)}, a sequence, or a time such as "
             "2026-01-31T08:00"
         ) from None
 
@@ -330,113 +291,6 @@ def seconds_option(flag: str, text: str, default: float, *, panel: str | None = 
         metavar="SECONDS",
         show_default=f"{default:g}",
     )
-
-
-# Settings ----------------------------------------------------------------------------------------
-
-
-def settings(
-    *,
-    ack_timeout: int,
-    tick: float,
-    full: Full,
-    max_memory: int,
-    max_class_memory: int | None,
-    max_class_messages: int,
-    max_frame: int | None,
-    max_pending: int | None,
-    max_total_pending: int | None,
-    max_connections: int,
-    max_classes: int,
-    hello_timeout: float,
-    frame_timeout: float,
-    stall_timeout: float,
-    heartbeat: float,
-    keep_messages: int,
-    keep_memory: int,
-    keep_seconds: float,
-    max_credit: int,
-    max_subscriptions: int,
-    max_durables: int,
-    max_dead_letters: int,
-    max_deliveries: int,
-    last_values: Sequence[NamedClass] | None = None,
-    config: Config | None = None,
-    data_dir: Path | None = None,
-    **_: Any,
-) -> Settings:
-    """What the options of `serve` amount to, those that are not given fitted to those that are.
-
-    Raises ValueError when they contradict each other.
-    """
-    from simplebus.core.settings import FullPolicy, Keep, Settings
-
-    if max_memory < CLASS_MEMORY_MIN:
-        raise ValueError(f"--max-memory must be at least {CLASS_MEMORY_MIN}, got {max_memory}")
-    if max_class_memory is None:
-        max_class_memory = min(DEFAULT.class_bytes, max_memory)
-    if max_class_memory < CLASS_MEMORY_MIN:
-        least, got = CLASS_MEMORY_MIN, max_class_memory
-        raise ValueError(f"--max-class-memory must be from {least} to {max_memory}, got {got}")
-    if max_frame is None:
-        max_frame = min(DEFAULT.frame_bytes, max_class_memory // 2)
-    if max_pending is None:
-        max_pending = max(DEFAULT.pending_bytes, max_frame + RECEIVE_BYTES)
-    if max_total_pending is None:
-        max_total_pending = max(DEFAULT.total_pending_bytes, max_pending)
-    try:
-        chosen = Settings(
-            limits=Limits(
-                frame_bytes=max_frame,
-                class_messages=max_class_messages,
-                class_bytes=max_class_memory,
-                total_bytes=max_memory,
-                pending_bytes=max_pending,
-                total_pending_bytes=max_total_pending,
-                connections=max_connections,
-                classes=max_classes,
-                subscriptions=max_subscriptions,
-                durables=max_durables,
-                dead_letter_bytes=max_dead_letters,
-                credit_bytes=max_credit,
-                hello_seconds=hello_timeout,
-                frame_seconds=frame_timeout,
-                stall_seconds=stall_timeout,
-            ),
-            ack_timeout=ack_timeout,
-            tick_seconds=tick,
-            full_policy=FullPolicy(full),
-            keep=Keep(messages=keep_messages, bytes=keep_memory, seconds=keep_seconds),
-            heartbeat_seconds=heartbeat,
-            classes=config.class_settings if config else {},
-            deliveries_max=max_deliveries,
-        )
-    except ValueError as error:
-        raise ValueError(in_options(str(error))) from None
-    if chosen.spills and data_dir is None:
-        own = chosen.classes.items()
-        spilling = [
-            f"classes.{name}.full" for name, each in own if each.full_policy is FullPolicy.SPILL
-        ]
-        if chosen.full_policy is FullPolicy.SPILL:
-            spilling.insert(0, "--full")
-        why = "spill keeps on disk what does not fit into memory: it needs --data-dir"
-        raise ValueError("\n".join(f"{each}: {why}" for each in spilling))
-    for asked in last_values or ():
-        found = chosen.of_class(-1 if asked.id is None else asked.id, asked.name or "")
-        if found.last_values is None and chosen.policy(found) is FullPolicy.SPILL:
-            what = asked.name or asked.id
-            raise ValueError(f"--last-values {what}: it spills, and such a class keeps none")
-    return chosen
-
-
-def in_options(text: str) -> str:
-    """A sentence about a setting, with the setting's option instead of its name."""
-    for name, flag in _SETTING_FLAGS.items():
-        if f"{name} " in text:
-            why = f" ({_RELATED[name]})" if name in _RELATED and " from " in text else ""
-            return text.removeprefix("limit ").replace(f"{name} ", f"{flag} ", 1) + why
-    return text
 
 
 URL_OPTION = option(

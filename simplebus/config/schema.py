@@ -15,13 +15,13 @@ import typer
 
 from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, nearest, once, unknown
 from simplebus.config.parse import FullPolicyChoice, parse_class, parse_size
-from simplebus.core.dead_letters import are_kept_in
+from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
 from simplebus.core.message_class.subject_bindings import check_subject
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention
-from simplebus.nats.server.permissions import SubjectPermissions, ResponsePermission
+from simplebus.nats.server.permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats.server.users import NatsAuth, NatsUser
 
 R = TypeVar("R")
@@ -184,7 +184,9 @@ class ClassTable(Table, frozen=True):
         with mistakes.noted():
             if (self.keep_messages, self.keep_memory, self.keep_seconds) != (None, None, None):
                 memory = size_of(self.keep_memory, f"{where}.keep-memory")
-                given["keep"] = Retention(self.keep_messages or 0, memory or 0, self.keep_seconds or 0.0)
+                given["keep"] = Retention(
+                    self.keep_messages or 0, memory or 0, self.keep_seconds or 0.0
+                )
         for name, value in list(given.items()):  # Each by itself, and then all together.
             with mistakes.noted():
                 _class_settings(where, {name: given.pop(name)})
@@ -204,7 +206,7 @@ class ClassTable(Table, frozen=True):
                 check_subject(subject)
             except RemoteProtocolError as error:
                 mistakes.found.append(f"{where}.subjects[{at}]: {error.sentence}")
-        if are_kept_in(name):
+        if is_dead_letter_class(name):
             if self.full not in (None, FullPolicyChoice.BLOCK, FullPolicyChoice.DROP_OLDEST):
                 mistakes.found.append(
                     f"{where}.full: {self.full.value} has no effect on a class of dead letters, "

@@ -49,8 +49,8 @@ from simplebus.config.schema import (
 )
 from simplebus.config.toml_lines import places, told
 from simplebus.core import toml
-from simplebus.core.users.permissions import Permissions, Rule, Rules
-from simplebus.core.users.rate_limit import Rate
+from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
+from simplebus.core.users.rate_limit import RateLimit
 from simplebus.core.users.users import User, Users
 from simplebus.nats.server.permissions import SubjectPermissions as NatsPermissions
 from simplebus.nats.server.users import decode_user_key
@@ -136,7 +136,7 @@ class UserTable(Table, frozen=True):
                     _several(self.addresses),
                     granted,
                     self.max_connections,
-                    Rate(self.max_message_rate, size),
+                    RateLimit(self.max_message_rate, size),
                     self.max_classes,
                     self.max_durables,
                 ),
@@ -173,9 +173,9 @@ class ConfiguredUsers:
     def known(self, key: bytes = b"") -> Users | None:
         """As a bus asks for them; None where everybody may come in. Raises ValueError for two that
         are alike. `key` is by chance."""
-        from simplebus.core.users.passwords import Passwords
+        from simplebus.core.users.passwords import PasswordVerifier
 
-        return Users(self.users, Passwords(key)) if self.is_said else None
+        return Users(self.users, PasswordVerifier(key)) if self.is_said else None
 
 
 def users_of(raw: Any, where: str = "users") -> ConfiguredUsers:
@@ -264,7 +264,7 @@ def together(groups: Sequence[ConfiguredUsers]) -> ConfiguredUsers:
 def _granted(given: GrantedTable | None, where: str) -> Permissions | None:
     if given is None:
         return None
-    mistakes, publish, subscribe = Mistakes(), Rules(), Rules()
+    mistakes, publish, subscribe = Mistakes(), PermissionRules(), PermissionRules()
     with mistakes.noted():
         publish = _rules(given.publish, f"{where}.publish")
     with mistakes.noted():
@@ -274,15 +274,15 @@ def _granted(given: GrantedTable | None, where: str) -> Permissions | None:
     return Permissions(publish, subscribe, admin, given.wildcards)
 
 
-def _rules(given: AllowedTable | Texts | None, where: str) -> Rules:
+def _rules(given: AllowedTable | Texts | None, where: str) -> PermissionRules:
     mistakes, is_short = Mistakes(), not isinstance(given, AllowedTable)
     said = given if isinstance(given, AllowedTable) else AllowedTable(allow=given)
     allow = None
     if said.allow is not None:
-        allow = _parsed(Rule.parse, said.allow, where if is_short else f"{where}.allow", mistakes)
-    deny = _parsed(Rule.parse, said.deny or (), f"{where}.deny", mistakes)
+        allow = _parsed(PermissionRule.parse, said.allow, where if is_short else f"{where}.allow", mistakes)
+    deny = _parsed(PermissionRule.parse, said.deny or (), f"{where}.deny", mistakes)
     mistakes.check()
-    return or_complaint(where, lambda: Rules(allow, deny))
+    return or_complaint(where, lambda: PermissionRules(allow, deny))
 
 
 def _parsed(

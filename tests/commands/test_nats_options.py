@@ -10,8 +10,8 @@ import typer
 
 from simplebus import cli
 from simplebus.commands.serve import nats_options
-from simplebus.commands.serve.command import nats_door
 from simplebus.commands.serve.nats_options import NatsOptions
+from simplebus.commands.serve.settings import nats_listener
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.server.users import NatsAuth, NatsUser
@@ -29,7 +29,7 @@ def _nothing_else_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def door(arguments: str = "") -> NatsOptions:
     with SERVE.make_context("serve", arguments.split()) as context:
-        return nats_door(context)
+        return nats_listener(context)
 
 
 def test_the_defaults_are_those_of_the_server() -> None:

@@ -277,7 +277,7 @@ name = "c"
             (4, "users[0].max-byte-rate: '1MB' is no size; did you mean 1MiB?"),
             (6, f"users[0].permissions.publish: '#' {channels.format('#')}"),
             (7, f"users[0].permissions.subscribe.deny[1]: 'eu.>' {channels.format('eu.>')}"),
-            (8, "users[0].permissions.admin[1]: 'delete' is no right, expected one of inquire"),
+            (8, "users[0].permissions.admin[1]: 'delete' is not a right, expected one of inquire"),
             (11, "users[1].password: expected a text, got a whole number"),
             (12, "users[2]: user 'c' cannot come in: expected a password"),
         ],

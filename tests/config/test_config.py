@@ -11,14 +11,20 @@ import typer
 from typer.testing import CliRunner
 
 from simplebus import cli
-from simplebus.commands.serve.command import nats_door
 from simplebus.commands.serve.nats_options import NatsOptions
-from simplebus.commands.serve.settings import RELOADED, again, changes, planned, taken_over
+from simplebus.commands.serve.settings import (
+    RELOADED,
+    again,
+    changes,
+    nats_listener,
+    planned,
+    taken_over,
+)
 from simplebus.config import parse
 from simplebus.config.file import Config
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention
-from simplebus.nats.server.permissions import SubjectPermissions, ResponsePermission
+from simplebus.nats.server.permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats.server.users import NatsAuth, NatsUser
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
@@ -27,7 +33,7 @@ SERVE = typer.main.get_group(cli.app).commands["serve"]
 def given(path: Path, *arguments: str) -> tuple[dict[str, Any], NatsOptions]:
     """The values of the options of `serve` with this file, and what opens the NATS door."""
     with SERVE.make_context("serve", ["--config", str(path), *arguments]) as context:
-        return dict(context.params), nats_door(context)
+        return dict(context.params), nats_listener(context)
 
 
 @pytest.fixture
@@ -151,11 +157,11 @@ def test_what_a_class_does_in_its_own_way(file: Path) -> None:
         "keep-seconds = 60\n[classes.logs]\n[classes.state]\nlast-values = true"
     )
     settings = parse.settings(**given(file)[0])
-    assert settings.of_class(3, "orders") == ClassSettings(
+    assert settings.settings_for_class(3, "orders") == ClassSettings(
         Retention(seconds=60), FullPolicy.DROP_OLDEST, 9, 1 << 20
     )
-    assert settings.of_class(3, "state") == ClassSettings(last_values=True)
-    assert settings.of_class(3, "logs") == settings.of_class(3) == ClassSettings()
+    assert settings.settings_for_class(3, "state") == ClassSettings(last_values=True)
+    assert settings.settings_for_class(3, "logs") == settings.settings_for_class(3) == ClassSettings()
 
 
 def test_a_class_may_have_pauses_and_deliveries_of_its_own(file: Path) -> None:
@@ -165,10 +171,10 @@ def test_a_class_may_have_pauses_and_deliveries_of_its_own(file: Path) -> None:
     )
     settings = parse.settings(**given(file)[0])
     assert settings.deliveries_max == 5
-    own = settings.of_class(3, "orders")
+    own = settings.settings_for_class(3, "orders")
     assert (own.ack_seconds, own.backoff_seconds, own.deliveries_max) == (2, (1, 5.5, 30), 0)
-    assert settings.of_class(3, "logs").deliveries_max == 3
-    assert settings.of_class(3).deliveries_max is None
+    assert settings.settings_for_class(3, "logs").deliveries_max == 3
+    assert settings.settings_for_class(3).deliveries_max is None
     with pytest.raises(ValueError, match="--max-deliveries must be from 0 to 65535, got 65536"):
         parse.settings(**given(file, "--max-deliveries", "65536")[0])
 
@@ -178,7 +184,7 @@ def test_a_class_spills_where_there_is_a_data_directory(file: Path) -> None:
         "[serve]\ndata-dir = 'here'\n[classes.orders]\nfull = 'spill'\nmax-disk = '2GiB'\n"
     )
     settings = parse.settings(**given(file)[0])
-    assert settings.of_class(3, "orders") == ClassSettings(
+    assert settings.settings_for_class(3, "orders") == ClassSettings(
         full_policy=FullPolicy.SPILL, disk_bytes_max=2 << 30
     )
     file.write_text("[classes.orders]\nfull = 'spill'\n")
@@ -202,7 +208,7 @@ def test_where_all_spill_no_class_is_to_keep_last_values(
     with pytest.raises(ValueError, match=what):
         parse.settings(**given(file, *flags)[0])
     file.write_text(before + "full = 'block'\n" + table)
-    assert parse.settings(**given(file, *flags)[0]).of_class(3, "state").last_values != bool(flags)
+    assert parse.settings(**given(file, *flags)[0]).settings_for_class(3, "state").last_values != bool(flags)
 
 
 @pytest.mark.parametrize("text", ['[nats]\ntoken = "x"', '[nats]\nuser = "x"\npassword = "y"'])

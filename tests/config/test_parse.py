@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus import cli
-from simplebus.config import parse
+from simplebus.config import parse, server_settings
 from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.limits import RECEIVE_BYTES, Limits
 from simplebus.core.protocol.requests import NamedClass
@@ -29,7 +29,7 @@ def given_to_serve(*arguments: str) -> dict[str, Any]:
 
 def test_the_defaults_are_those_of_the_server() -> None:
     values = given_to_serve()
-    assert parse.settings(**values) == Settings()
+    assert server_settings.server_settings(**values) == Settings()
     standard = ServeOptions()
     assert not values["host"]
     assert standard.hosts == parse.HOSTS
@@ -38,9 +38,9 @@ def test_the_defaults_are_those_of_the_server() -> None:
 
 
 def test_every_limit_has_an_option() -> None:
-    assert set(parse.LIMIT_FLAGS) == {field.name for field in fields(Limits)}
+    assert set(server_settings.LIMIT_FLAGS) == {field.name for field in fields(Limits)}
     flags = {flag for parameter in SERVE.params for flag in parameter.opts}
-    assert set(parse.LIMIT_FLAGS.values()) <= flags
+    assert set(server_settings.LIMIT_FLAGS.values()) <= flags
 
 
 def test_every_option_of_serve_reaches_the_settings() -> None:
@@ -51,7 +51,7 @@ def test_every_option_of_serve_reaches_the_settings() -> None:
         "--stall-timeout 9.5"
     )
     values = given_to_serve(*given.split())
-    assert parse.settings(**values) == Settings(
+    assert server_settings.server_settings(**values) == Settings(
         limits=Limits(
             frame_bytes=2 << 20,
             class_messages=1000,
@@ -91,7 +91,7 @@ def test_the_policies_are_those_of_the_broker() -> None:
     ],
 )
 def test_what_is_not_given_fits_what_is(arguments: list[str], limits: dict[str, int]) -> None:
-    assert parse.settings(**given_to_serve(*arguments)).limits == Limits(**limits)
+    assert server_settings.server_settings(**given_to_serve(*arguments)).limits == Limits(**limits)
 
 
 @given(st.integers(0, 1 << 50))

@@ -18,7 +18,7 @@ from simplebus.commands.serve import jetstream_options as flags
 from simplebus.commands.serve import log_options
 from simplebus.commands.serve import nats_options as nats
 from simplebus.commands.serve import tls_options as tls
-from simplebus.config.file import Config, config_option
+from simplebus.config.file import config_option
 from simplebus.config.mistakes import ConfigError
 from simplebus.config.parse import (
     ACKNOWLEDGEMENT,
@@ -51,12 +51,10 @@ from simplebus.console.errors import (
     sentence,
 )
 from simplebus.core.errors import BusError, RemoteProtocolError
-from simplebus.core.limits import DELIVERIES, HEARTBEAT_SECONDS
+from simplebus.core.limits import DEFAULT_DELIVERIES_MAX, HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
-    from simplebus.config.users import ConfiguredUsers
     from simplebus.core.settings import Settings
-    from simplebus.core.users.users import Users
     from simplebus.server.run import ServeOptions
 
 FROM_ENVIRONMENT = (
@@ -123,7 +121,7 @@ def serve(
             panel=ACKNOWLEDGEMENT,
             metavar="COUNT",
         ),
-    ] = DELIVERIES,
+    ] = DEFAULT_DELIVERIES_MAX,
     full: Annotated[
         FullPolicyChoice,
         option(
@@ -353,7 +351,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    engine: flags.Server = None,
+    engine: flags.Engine = None,
     engine_prefix: flags.Prefix = "simplebus",
     engine_replicas: flags.Replicas = 1,
     engine_storage: flags.Storage = "file",
@@ -411,11 +409,18 @@ def serve(
 
     import trio
 
-    from simplebus.commands.serve.settings import again, changes, planned, set_free, taken_over
-    from simplebus.config.environment import unread
+    from simplebus.commands.serve.settings import (
+        SECRET_VARIABLES,
+        again,
+        changes,
+        planned,
+        set_free,
+        taken_over,
+    )
+    from simplebus.config.environment import unread_variables
     from simplebus.config.stable_read import read_at_rest
     from simplebus.server import systemd
-    from simplebus.server.logs import ASKED_FOR, configure_logging
+    from simplebus.server.observability.logs import UNLIMITED, configure_logging
     from simplebus.server.run import serve as serve_until_stopped
 
     try:
@@ -424,7 +429,9 @@ def serve(
         fail_for(error)
     configure_logging(plan.log_level, plan.log_format)
     log = logging.getLogger("simplebus")
-    for warning in (*plan.warnings, *unread(os.environ, context.command)):
+    root = context.find_root().command
+    unread = unread_variables(os.environ, context.command, root, SECRET_VARIABLES)
+    for warning in (*plan.warnings, *unread):
         log.warning("configuration: %s", warning)
 
     files = [*([config.path] if config else []), *([users] if users else [])]
@@ -449,7 +456,7 @@ def serve(
 
     options = plan.options
     ports = {"tcp": options.port, "nats": options.nats_port, "http": options.http_port}
-    sockets = systemd.for_doors(systemd.inherited(os.environ), ports)
+    sockets = systemd.assign_sockets(systemd.take_inherited_sockets(os.environ), ports)
     changes_later = reload if config or users else None
     options = replace(options, inherited=sockets, reload=changes_later, owns_process=True)
     try:
@@ -502,46 +509,10 @@ def fail_for(error: ValueError) -> NoReturn:
     fail(str(error), status=CONFIG_STATUS if isinstance(error, ConfigError) else USAGE_STATUS)
 
 
-def nats_door(
-    context: typer.Context, found: ConfiguredUsers | None = None, known: Users | None = None
-) -> nats.NatsOptions:
-    """How the NATS door is to be opened, if at all, for these users of all doors. Raises
-    ValueError."""
-    config: Config | None = context.params["config"]
-    door = nats.nats_options(
-        _given(context),
-        auth=config.auth if config else None,
-        classes=config.classes if config else None,
-        environment=os.environ,
-        shared=tls.tls_options(**context.params),
-        users=known,
-        users_nats=found.nats if found else {},
-        **{name: value for name, value in context.params.items() if name != "users"},
-    )
-    if config and config.auth.default_permissions and not door.settings.auth.users:
-        raise ConfigError(config.told("nats.default_permissions: there are no users"))
-    return door
-
-
-def http_door(context: typer.Context) -> http.HttpOptions:
-    """How the HTTP door is to be opened, if at all. Raises ValueError."""
-    return http.http_options(_given(context), **context.params)
-
-
-def _given(context: typer.Context) -> set[str]:
-    """The names of the options that stand on the command line."""
-    return {name for name in context.params if _is_on_command_line(context, name)}
-
-
-def _is_on_command_line(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def _announce(line: str) -> None:
     """The ready line is all that a script has to read; the rest is for people. Whether anybody
     still reads is not the server's concern."""
-    from simplebus.server.logs import say
+    from simplebus.server.observability.logs import write_line
 
     with contextlib.suppress(OSError):
         if line.startswith("simplebus ready "):

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from simplebus.commands.serve import jetstream_options, tls_options
+from simplebus.commands.serve import http_options, jetstream_options, nats_options, tls_options
 from simplebus.config.file import Check, Config
 from simplebus.config.messages import as_said, key_of
 from simplebus.config.mistakes import ConfigError
-from simplebus.config.parse import HOSTS, Durability, LogFormat, LogLevel, settings, show_size
+from simplebus.config.parse import HOSTS, DurabilityChoice, LogFormat, LogLevel, show_size
+from simplebus.config.server_settings import server_settings
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
+    from simplebus.config.users import ConfiguredUsers
     from simplebus.core.settings import Settings
+    from simplebus.core.users.users import Users
     from simplebus.server.run import ServeOptions
 
 RELOADED = {
@@ -41,6 +44,9 @@ RELOADED = {
 """Options that a running server takes over, by the names of their values. What a connection was
 told when it came, or was made with, holds for it until it goes."""
 _RELOADED_TABLES = ("classes.", "nats.users", "users")
+
+SECRET_VARIABLES = (*nats_options.SECRETS, *jetstream_options.SECRETS.values())
+"""Environment variables that `serve` reads and that no option sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +91,8 @@ def planned(context: typer.Context) -> Plan:
 
 
 def _planned(context: typer.Context) -> Plan:
-    from simplebus.commands.serve import command as serve_command
-    from simplebus.core.commit_log import Durability
-    from simplebus.core.users.rate_limit import Rate
+    from simplebus.core.protocol.durability import Durability
+    from simplebus.core.users.rate_limit import RateLimit
     from simplebus.server.run import ServeOptions
 
     values = context.params
@@ -95,11 +100,11 @@ def _planned(context: typer.Context) -> Plan:
     source = context.get_parameter_source("engine")
     if source is not None and source.name == "COMMANDLINE":
         jetstream_options.check_no_secret(values["engine"])
-    chosen = settings(**values)
+    chosen = server_settings(**values)
     found = tls_options.configured_users(values["users"], config)
     known = found.known(os.urandom(32))
-    door = serve_command.nats_door(context, found, known)
-    operators = serve_command.http_door(context)
+    door = nats_listener(context, found, known)
+    operators = http_listener(context)
     options = ServeOptions(
         hosts=tuple(dict.fromkeys(values["host"] or HOSTS)),
         port=values["port"],
@@ -113,12 +118,12 @@ def _planned(context: typer.Context) -> Plan:
         users=known,
         per_address=values["max_connections_per_address"],
         connection_rate=values["max_connection_rate"],
-        publish_rate=Rate(values["max_message_rate"], values["max_byte_rate"]),
+        publish_rate=RateLimit(values["max_message_rate"], values["max_byte_rate"]),
         classes=(*door.classes, *(values["last_values"] or ())),
         data_dir=values["data_dir"],
         cluster=jetstream_options.engine_options(chosen, environment=os.environ, **values),
         # typer before 0.29 keeps an option's text in `context.params`, not the member of its enum.
-        durability=Durability[Durability(values["durability"]).name],
+        durability=Durability[DurabilityChoice(values["durability"]).name],
         drain_seconds=values["drain_timeout"],
         verbose=values["verbose"],
     )
@@ -247,3 +252,46 @@ def taken_over(before: Plan, now: Plan) -> Plan:
     values = {k: v for k, v in now.values.items() if k not in stays}
     values |= {k: v for k, v in before.values.items() if k in stays}
     return replace(now, values=values)
+
+
+def nats_listener(
+    context: typer.Context, found: ConfiguredUsers | None = None, known: Users | None = None
+) -> nats_options.NatsOptions:
+    """Return the options of the NATS listener for the users of all listeners.
+
+    Raises:
+        ValueError: If the options contradict each other.
+    """
+    config: Config | None = context.params["config"]
+    listener = nats_options.nats_options(
+        _names_on_command_line(context),
+        auth=config.auth if config else None,
+        classes=config.classes if config else None,
+        environment=os.environ,
+        shared=tls_options.tls_options(**context.params),
+        users=known,
+        users_nats=found.nats if found else {},
+        **{name: value for name, value in context.params.items() if name != "users"},
+    )
+    if config and config.auth.default_permissions and not listener.settings.auth.users:
+        raise ConfigError(config.told("nats.default_permissions: there are no users"))
+    return listener
+
+
+def http_listener(context: typer.Context) -> http_options.HttpOptions:
+    """Return the options of the HTTP listener.
+
+    Raises:
+        ValueError: If the options contradict each other.
+    """
+    return http_options.http_options(_names_on_command_line(context), **context.params)
+
+
+def _names_on_command_line(context: typer.Context) -> set[str]:
+    """Return the names of the options given on the command line."""
+    return {name for name in context.params if _is_on_command_line(context, name)}
+
+
+def _is_on_command_line(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -154,7 +154,9 @@ def trusting(doors: Iterable[TlsOptions | None]) -> list[str]:
 
 def shut_out(users: ConfiguredUsers | None, doors: Iterable[TlsOptions | None]) -> list[str]:
     """A warning: who has nothing but a certificate to show, where nobody asks for one."""
-    if users is None or any(door is not None and door.requires_client_certificate for door in doors):
+    if users is None or any(
+        door is not None and door.requires_client_certificate for door in doors
+    ):
         return []
     names = [
         user.name
