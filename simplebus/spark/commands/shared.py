@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SERVERS = "127.0.0.1:8888"
 INTERRUPTED = 130
-NEEDS_SPARK = 'this needs Spark, which comes with pip install "simplebus[spark]"'
+NEEDS_SPARK = 'this needs Spark, which comes with pip install "simplebus-broker[spark]"'
 
 
 class Format(enum.StrEnum):

@@ -1,0 +1,36 @@
+"""Installed distribution of simplebus: its version, and conflicts with another project's package."""
+
+from __future__ import annotations
+
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+
+DISTRIBUTION = "simplebus-broker"
+"""Name of the distribution on PyPI, where `simplebus` is an unrelated project."""
+
+
+def installed_version() -> str | None:
+    """Return the installed version; None if simplebus runs from its source tree."""
+    found = _find(DISTRIBUTION)
+    return None if found is None else found.version
+
+
+def find_conflict() -> str | None:
+    """Return what to do if PyPI's unrelated package `simplebus` is installed, otherwise None.
+
+    Both packages install files into the folder `simplebus`, so that one of them is broken.
+    """
+    other = _find("simplebus")
+    if other is None or other.entry_points.select(name="simplebus", value="simplebus.cli:main"):
+        return None
+    return (
+        f"the unrelated package 'simplebus' {other.version} is installed in this environment and "
+        f"shares files with {DISTRIBUTION}; run: pip uninstall -y simplebus && "
+        f"pip install --force-reinstall {DISTRIBUTION}"
+    )
+
+
+def _find(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None

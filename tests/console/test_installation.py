@@ -1,0 +1,58 @@
+"""Detection of PyPI's unrelated package `simplebus`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simplebus.console.installation import find_conflict, installed_version
+from tests.support.programs import environment
+
+
+def install_distribution(folder: Path, *, entry_point: str = "") -> None:
+    """Write the metadata of an installed distribution called `simplebus`."""
+    metadata = folder / "simplebus-1.0.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: simplebus\nVersion: 1.0.1\n")
+    (metadata / "entry_points.txt").write_text(f"[console_scripts]\nsimplebus = {entry_point}\n")
+
+
+def test_the_tests_run_an_installed_distribution() -> None:
+    assert installed_version() is not None
+
+
+def test_reports_the_unrelated_package_and_how_to_remove_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_distribution(tmp_path, entry_point="other:main")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    conflict = find_conflict()
+    assert conflict is not None
+    assert "'simplebus' 1.0.1" in conflict
+    assert (
+        "pip uninstall -y simplebus && pip install --force-reinstall simplebus-broker" in conflict
+    )
+
+
+def test_accepts_an_installation_under_the_former_distribution_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_distribution(tmp_path, entry_point="simplebus.cli:main")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert find_conflict() is None
+
+
+def test_a_command_fails_when_the_unrelated_package_is_installed(tmp_path: Path) -> None:
+    install_distribution(tmp_path, entry_point="other:main")
+    command = subprocess.run(
+        [sys.executable, "-m", "simplebus", "--version"],
+        env=environment() | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert command.returncode == 1
+    assert "pip uninstall -y simplebus" in command.stderr
