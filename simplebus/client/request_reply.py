@@ -69,13 +69,13 @@ _CHANNELS = f"{REPLIES}."
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class PendingReply:
     """A request that waits for its reply."""
 
     request_id: str
-    about: PublishOptions
+    options: PublishOptions
     """What is to be said about the request when it is published."""
-    wake: Callable[[], None]
+    on_reply: Callable[[], None]
     reply: Message[bytes] | None = None
 
 
@@ -90,7 +90,7 @@ class Replies:
         self._waiting: dict[str, Asked] = {}
         self._count = 0
 
-    def ask(self, about: PublishOptions, *, timeout: float, wake: Callable[[], None]) -> Asked:
+    def ask(self, about: PublishOptions, *, timeout: float, wake: Callable[[], None]) -> PendingReply:
         """A request is about to be published, of which this is said. `wake` is called when its
         reply has come."""
         self._count += 1
@@ -106,9 +106,9 @@ class Replies:
         asked = self._waiting.pop(dict(message.headers).get(REQUEST_ID, ""), None)
         if asked is not None:
             asked.reply = message
-            asked.wake()
+            asked.on_reply()
 
-    def forget(self, asked: Asked) -> None:
+    def forget(self, asked: PendingReply) -> None:
         """Nobody waits for it any longer."""
         self._waiting.pop(asked.request_id, None)
 

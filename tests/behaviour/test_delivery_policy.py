@@ -1,4 +1,4 @@
-"""How often a message is sent, after which pauses, and what its consumer may say of that."""
+"""Delivery policy: attempts, backoff, nack, terminate, and late acks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.core.test_dead_letters import letters, why
 
 
 def delivery_ticks(bus: BrokerHarness, peer: Any, *, until: int) -> list[tuple[int, int]]:
-    """In which ticks the only message comes, and which attempt that is."""
+    """Return (tick, attempt) of each delivery of the only message."""
     found = []
     for tick in range(until):
-        found += [(tick, message.attempt) for message in peer.got()]
+        found += [(tick, message.attempt) for message in peer.receive_deliveries()]
         bus.tick()
     return found
 

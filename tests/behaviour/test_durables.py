@@ -1,4 +1,4 @@
-"""Subscriptions with a name: what they keep while nobody is there, and who may take them up."""
+"""Durables: their state without a connection, resuming, seek, and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages with channels and times: for whom, when, and in which form."""
+"""Envelopes: channels, expiry, delayed messages, and delivery to version 1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INFINITE = float("inf")
 
 
 def advance_clock(bus: BrokerHarness, now: float) -> None:
-    """The clock shows this, and a driver does what is due."""
+    """Set the clock and run the wakeups that are due."""
     bus.broker.clock.now = now
     if bus.broker.next_wakeup <= now:
         bus.broker.run_due_wakeups()
@@ -453,7 +453,7 @@ def test_plain_message_in_class_with_channels_has_no_channel() -> None:
 # Memory for channels ------------------------------------------------------------------------------
 
 MEMORY_BYTES = 1 << 20
-"""All the memory there is."""
+"""Total memory of the bus."""
 
 
 def create_small_bus(policy: FullPolicy = FullPolicy.BLOCK) -> BrokerHarness:
@@ -462,7 +462,7 @@ def create_small_bus(policy: FullPolicy = FullPolicy.BLOCK) -> BrokerHarness:
 
 
 def messages_on_new_channels(first: int, count: int, class_id: int = 1) -> bytes:
-    """Messages each of which has a channel of its own."""
+    """Return messages that each have a channel of their own."""
     names = [f"n{number}" for number in range(first, first + count)]
     return publish_envelopes(class_id, first, *[channel_envelope(name, b"") for name in names])
 

@@ -1,4 +1,4 @@
-"""Subscriptions that share one position: who is handed what, and what happens to it then."""
+"""Queue groups: assignment of messages to members, acks, and redelivery to others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.behaviour.wire_peer_v2 import (
 
 
 def join_members(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
-    """That many members, each of a session of its own, as subscription 5."""
+    """Return `count` members, each with a session of its own, as subscription 5."""
     members = [connect_version2(bus, subscribe(1, 5, group="g", **options)) for _ in range(count)]
     for member in members:
         member.receive_replies()
@@ -293,7 +293,7 @@ def test_member_acks_only_its_own_messages(monkeypatch: pytest.MonkeyPatch) -> N
     two.receive_message_ids()
     monkeypatch.setattr(holder, "ack_timer", None)  # Nobody looks at it for the other one.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bus, "trusting", True)
+        patch.setattr(bus, "skips_checks", True)
         two.send(working(5, 0, 1000), ack(5, 0, 1000), nack(5, 0, 1000))
     monkeypatch.undo()
     bus.check_invariants()

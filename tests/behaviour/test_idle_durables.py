@@ -1,4 +1,4 @@
-"""Durables that are kept only so long while nobody is connected to them."""
+"""Idle durables that expire after a time without a connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.behaviour.wire_peer_v2 import (
 
 
 def advance_time(bus: BrokerHarness, seconds: float) -> None:
-    """Time passes, and a beat comes."""
+    """Advance the clock and run one tick."""
     bus.broker.clock.now += seconds
     bus.tick()
 
@@ -29,7 +29,7 @@ def durable_names(bus: BrokerHarness) -> list[str]:
 
 
 def connect_holder(bus: BrokerHarness, **options: object) -> Version2Peer:
-    """Somebody who has been sent six messages and acknowledged two of them."""
+    """Connect a durable that has received six messages and acknowledged two of them."""
     peer = connect_version2(
         bus, subscribe(1, 5, durable="d", **options), publish(1, 0, *numbered(6))
     )

@@ -1,5 +1,4 @@
-"""What another door needs of the broker: peers that enter without bytes, what they say, and a tap
-on what is stored."""
+"""Local sessions: peers without a socket, and observers of stored messages."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
 
 
 def published_batch(class_id: int, *payloads: bytes) -> PublishedBatch:
-    """What somebody says who publishes these, on the channel `a.b`."""
+    """Return the event of messages with these payloads, on the channel `a.b`."""
     whole = [
         frames.encode(frames.ENVELOPE, class_id=class_id, content=encode(Envelope("a.b"), p))
         for p in payloads
@@ -49,7 +48,7 @@ def published_batch(class_id: int, *payloads: bytes) -> PublishedBatch:
 
 
 def open_local_peer(bus: BrokerHarness) -> Version2Peer:
-    return Version2Peer(bus, bus.broker.open_foreign_session("a guest"))
+    return Version2Peer(bus, bus.broker.open_local_session("a guest"))
 
 
 def subscribe_local(bus: BrokerHarness, peer: Version2Peer, number: int = 5, **options: object) -> None:
@@ -170,7 +169,7 @@ def test_member_terminates_only_its_own_messages() -> None:
 
 
 class RecordingObserver:
-    """What a tap saw, as (peer, class, payload)."""
+    """Records the stored messages as (peer, class, payload)."""
 
     def __init__(self, bus: BrokerHarness) -> None:
         self.seen: list[tuple[str, int, bytes]] = []
@@ -179,7 +178,7 @@ class RecordingObserver:
     def _record(self, session: object, cls: object, first: int, last: int) -> None:
         who = "" if session is None else session.peer  # type: ignore[attr-defined]
         for sequence in range(first, last):
-            frame = cls.ring.frame(sequence)  # type: ignore[attr-defined]
+            frame = cls.ring.copy_frame(sequence)  # type: ignore[attr-defined]
             content = frame[9:-4]
             payload = decode(content)[1] if frame[0] == frames.ENVELOPE else content
             self.seen.append((who, cls.class_id, payload))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The original's client, as it stands in for it: what it says when, and what it holds."""
+"""The simulated original client: its timers, acks, order and limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LATEST_ACK = GROUPING_SECONDS + PULSE_SECONDS
 
 
 def create_connected_client(class_ids: list[int], **options: object) -> StandIn:
-    """One that has its reply, and whose Connect is taken."""
+    """Return a client that has received its Connect reply."""
     client = StandIn(class_ids, **options)  # type: ignore[arg-type]
     client.take(1 << 20)
     client.receive(build_frame(CONNECT, content=bytes(4)))
@@ -49,7 +49,7 @@ def read_frames(client: StandIn) -> list[tuple[int, int, int, int, bytes]]:
 
 
 def deliver(client: StandIn, *messages: tuple[int, int], class_id: int = 1) -> None:
-    """Messages as a server sends them: (message id, timer index)."""
+    """Return the bytes of messages with these (message id, timer index)."""
     client.receive(
         b"".join(
             build_frame(

@@ -1,8 +1,7 @@
-"""Hours of the original's clients on one bus: late acks, clients that die, classes that fill.
+"""Hours of simulated original clients on one bus: late acks, crashes, and full classes.
 
-Rule 1: time is simulated, and what is random comes from a seed, which is in the test's name.
-Rule 2: the network is the hardest there is: it holds nothing. What one side does not take, the
-        other side keeps.
+Time is simulated and random choices come from a seed, which is in the test's name. The simulated
+network buffers nothing: bytes that one side does not read stay at the other side.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ MINUTE = 60.0
 
 
 class ClientSimulation:
-    """A bus, clients of the original, and a clock for all of them."""
+    """A bus, original clients, and one clock for all of them."""
 
     def __init__(self, seed: int, settings: Settings | None = None, **limits: float) -> None:
         self.random = random.Random(seed)
@@ -56,14 +55,14 @@ class ClientSimulation:
         self._next_check = MINUTE
 
     def set_first_sequence(self, class_id: int, sequence: int) -> None:
-        """A class that has had so many messages already."""
+        """Start a class as if this many messages had been published."""
         self.bus.peer(build_frame(CONNECT, content=b"[%d]" % class_id)).disconnect()
         cls = self.bus.broker.classes[class_id]
         cls.ring.floor = cls.ring.head = sequence
         cls.backlog_window = AckWindow(floor=sequence)
 
     def join(self, *class_ids: int, bounds: Bounds | None = None) -> StandIn:
-        """A client, its timers beating at moments of its own, greeted."""
+        """Connect a client whose timers have a random phase."""
         client = StandIn(
             class_ids,
             now=self.now,
@@ -82,7 +81,7 @@ class ClientSimulation:
         self.members.pop(client).disconnect()
 
     def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
-        """Let time pass, with `each` called in every step."""
+        """Advance time in steps. `each` is called in every step."""
         end = self.now + seconds
         self.exchange_bytes()  # Who has subscribed is there before anything is published.
         while self.now < end:

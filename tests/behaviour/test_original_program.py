@@ -1,7 +1,7 @@
-"""What the original program did right, and what it did wrong, as tests by message ids on the wire.
+"""Behaviour of the original program, right and wrong, as tests by message ids.
 
-Ranges are half-open. "Released" is what no subscription needs any more; seen from outside it is
-what is sent to nobody again when everything overdue is.
+Ranges are half-open. A message is released if no subscription needs it. From outside, a released
+message is one that is not redelivered when everything is overdue.
 """
 
 from __future__ import annotations

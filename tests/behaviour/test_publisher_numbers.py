@@ -1,4 +1,4 @@
-"""What a version 2 publisher is told: every number is stored once, refused, or not confirmed."""
+"""Message numbers of version 2 publishers: confirms, duplicates, gaps and refusals."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_unread_errors_close_session() -> None:
 
 @pytest.mark.parametrize("unknown", [1, 3])
 def test_interleaved_messages_are_kept_when_errors_close_session(unknown: int) -> None:
-    """Messages are handled class by class: the lower one's errors end it, or the higher one's."""
+    """Messages are handled class by class, so errors of the lower or higher class close it."""
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     bus.skips_checks = True
     peer = connect_version2(bus, classes=(2,), name="a")

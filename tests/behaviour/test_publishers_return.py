@@ -1,4 +1,4 @@
-"""Publishers that come again: a number means one message, and what was refused is told."""
+"""Publishers that reconnect: a number means one message, and refusals are repeated."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_publisher_from_another_bus_gets_new_numbers() -> None:
 @pytest.mark.parametrize("unconfirmed", [5, 1 << 29, 1 << 30, (1 << 31) - 1])
 @pytest.mark.parametrize("name", ["new here", "tester"])
 def test_remote_storage_lets_publisher_continue_its_numbers(name: str, unconfirmed: int) -> None:
-    """This door knows nothing of it, or that another program had its name."""
+    """The stateless server does not know the publisher, or knows another instance."""
     bus = BrokerHarness()
     bus.broker = bus_that_lost("another")
     bus.broker.store.class_registry.dedup_window_seconds = 120.0
@@ -85,7 +85,7 @@ def test_remote_storage_lets_publisher_continue_its_numbers(name: str, unconfirm
 def test_next_is_first_unstored_number_without_unconfirmed_field(
     instance: str | None, following: int
 ) -> None:
-    """Unless it is another program; and one that says nothing of itself is."""
+    """A program without an instance counts as another program."""
     bus = BrokerHarness()
     bus.broker = bus_that_lost("one")
     peer = Version2Peer(bus, bus.broker.open_session())

@@ -1,7 +1,7 @@
-"""Several programs under one name, one after the other: none takes another's messages for its own.
+"""Several programs that use one publisher name, one after the other.
 
-Rule 1: numbers that another program has used are refused ones here: it leaves nothing behind that
-        could be taken for the messages that are looked for.
+Numbers that another instance has used are refused here, so its messages are never stored and cannot
+be confused with the expected ones.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def confirmed_five() -> ClientAndBroker:
 def test_unconfirmed_messages_are_stored_after_other_instance(
     another: str | None, count: int, heard: bool
 ) -> None:
-    """It may be there twice: nobody knows any longer whether the bus had it already."""
+    """A message may be stored twice, because it is unknown whether it was stored before."""
     pair = confirmed_five()
     while pair.send_chunk() if heard else pair.core.send_queue.peek():
         if not heard:

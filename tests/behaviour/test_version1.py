@@ -1,4 +1,4 @@
-"""The bus itself, driven by bytes and beats: who is sent what, what is kept, what is counted."""
+"""Version 1 at the broker, driven by bytes and ticks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Version 2 at the broker: greetings, subscriptions, positions, limits, and everything wrong."""
+"""Version 2 at the broker: Connect, subscriptions, positions, limits and errors."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_shorter_heartbeat_applies_and_silence_closes_session() -> None:
 
 
 def test_heartbeat_is_sent_while_reply_is_pending() -> None:
-    """It waits for a cluster, for one: it would take the bus for dead, and go."""
+    """A reply may wait for a cluster. Without a heartbeat the client would disconnect."""
     bus = BrokerHarness()
     peer = newcomer(bus)
     peer.send(connect(1, heartbeat=5))

@@ -1,4 +1,4 @@
-"""Version 2 at the broker: what is in flight, fetched and kept, and who is too slow."""
+"""Version 2 at the broker: flow control, fetch, slow consumers, and retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Version 2 at the broker: whatever a peer says harms nobody else, and costs what it weighs."""
+"""Version 2 at the broker: hostile input affects no other session and has bounded cost."""
 
 from __future__ import annotations
 

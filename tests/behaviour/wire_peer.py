@@ -1,8 +1,8 @@
-"""Talking to a broker without a socket: what peers say and hear, as bytes.
+"""Peers that talk to a broker in bytes, without a socket.
 
-Rule 1: what is said is built, and what is heard is read, by oracles.py alone, so that a wrong
-        encoder cannot hide behind a wrong decoder.
-Rule 2: after everything that happens the broker's own invariants are checked.
+Frames are encoded and parsed by oracles.py only, so that an encoder bug cannot hide behind a
+decoder
+bug. The broker's invariants are checked after every step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.support.strategies import (
 )
 
 LARGE_BATCH_COUNT = 4 * PLAIN_FRAMES_MAX
-"""Frames in a batch that takes the arrays' paths for certain."""
+"""Frames in a batch that certainly takes the array path."""
 
 
 def connect(*class_ids: int) -> bytes:
@@ -59,12 +59,12 @@ def heartbeat() -> bytes:
 
 
 def numbered(count: int, *, size: int = 0, start: int = 0) -> list[bytes]:
-    """That many payloads, no two alike, of at least `size` bytes."""
+    """Return `count` distinct payloads of at least `size` bytes."""
     return [(b"%d." % number).ljust(size, b"x") for number in range(start, start + count)]
 
 
 def build_batch(*whole: bytes) -> FrameBatch:
-    """These frames as a batch, as `split` would make it."""
+    """Return these frames as a batch, as `split` creates it."""
     data = b"".join(whole)
     lengths = [len(frame) for frame in whole]
     stride = lengths[0] if len(set(lengths)) == 1 else 0
@@ -73,12 +73,12 @@ def build_batch(*whole: bytes) -> FrameBatch:
 
 
 def window_state(window: AckWindow | AckOracle) -> tuple[int, list[tuple[int, int]]]:
-    """Where a window stands: its floor, and what is not acknowledged."""
+    """Return a window's floor and its unacknowledged ranges."""
     return window.floor, window.unacked_ranges(window.floor, window.cursor)
 
 
 class Version1Message(NamedTuple):
-    """One message as a subscriber sees it."""
+    """Message as a version 1 subscriber receives it."""
 
     class_id: int
     message_id: int
@@ -87,27 +87,27 @@ class Version1Message(NamedTuple):
 
 
 class BrokerHarness:
-    """A broker, the buffer that all its peers share, and the beat."""
+    """Broker, the receive buffer that its peers share, and the tick."""
 
     def __init__(self, settings: Settings | None = None, **limits: float) -> None:
         assert settings is None or not limits
         self.broker = Broker(settings or Settings(limits=Limits(**limits)))  # type: ignore[arg-type]
         self.buffer = ReceiveBuffer()
         self.skips_checks = False
-        """Whether the broker's own checks are left out."""
+        """True to skip the broker's invariant checks."""
 
     def check_invariants(self) -> None:
         if not self.skips_checks:
             self.broker.check_invariants()
 
     def peer(self, *said: bytes) -> WirePeer:
-        """A peer connects and says this."""
+        """Connect a peer and send these bytes."""
         peer = WirePeer(self, self.broker.open_session())
         peer.send(*said)
         return peer
 
     def tick(self, times: int = 1) -> list[tuple[Session, RemoteProtocolError]]:
-        """Beat; returns who is to be cut off, over all the beats."""
+        """Run ticks. Returns the sessions that must be closed, with their errors."""
         overdue = []
         for _ in range(times):
             overdue += self.broker.tick()
@@ -119,16 +119,16 @@ class BrokerHarness:
 
 
 class WirePeer:
-    """One connection."""
+    """Connection of one client."""
 
     def __init__(self, bus: BrokerHarness, session: Session) -> None:
         self.bus = bus
         self.session = session
         self.partial = b""
-        """Heard, but not a whole frame yet."""
+        """Received bytes of an incomplete frame."""
 
     def send(self, *said: bytes) -> None:
-        """Send these bytes, each argument as one read of the server or more."""
+        """Send bytes. Each argument arrives in a read of its own, or in several."""
         broker, buffer = self.bus.broker, self.bus.buffer
         for data in said:
             for at in range(0, len(data), len(buffer.writable)):
@@ -137,7 +137,7 @@ class WirePeer:
                 self.bus.check_invariants()
 
     def send_refused(self, *said: bytes) -> Reason:
-        """Send these bytes, the last of which must end the session; returns why."""
+        """Send bytes that must close the session. Returns the reason."""
         with pytest.raises(RemoteProtocolError) as caught:
             self.send(*said)
         self.disconnect()
@@ -148,7 +148,7 @@ class WirePeer:
         self.bus.check_invariants()
 
     def read_bytes(self, most: int) -> bytes:
-        """The next bytes, up to `most` of them, as a socket that takes no more would."""
+        """Return up to `most` of the next bytes, like a socket with limited space."""
         outbox, tick = self.session.outbox, self.bus.broker.tick_number
         taken = bytearray()
         while len(taken) < most and (piece := outbox.peek(tick)):
@@ -159,12 +159,12 @@ class WirePeer:
         return bytes(taken)
 
     def receive_frames(self) -> list[bytes]:
-        """Everything there is to hear, as whole frames."""
+        """Return all waiting bytes as complete frames."""
         frames, self.partial = split_frames(self.partial + self.read_bytes(1 << 40))
         return frames
 
     def receive_messages(self) -> list[Version1Message]:
-        """Every message there is to hear. Replies to Connects are passed over."""
+        """Return all waiting messages. Replies to Connects are skipped."""
         parsed = [parse_frame(frame) for frame in self.receive_frames()]
         assert self.partial == b"", "the last frame is not whole"
         assert {fields[0] for fields in parsed} <= {MESSAGE, CONNECT}
@@ -174,7 +174,7 @@ class WirePeer:
         return [message.payload for message in self.receive_messages()]
 
     def receive_ids(self, class_id: int) -> list[int]:
-        """The ids of every message of this class that there is to hear, and of no other class."""
+        """Return the ids of all waiting messages, which must be of this class."""
         heard = self.receive_messages()
         assert {message.class_id for message in heard} <= {class_id}
         return [message.message_id for message in heard]

@@ -1,6 +1,6 @@
-"""Talking to a broker in version 2 without a socket.
+"""Version 2 peers that talk to a broker in bytes, without a socket.
 
-Rule 1: what is said is built, and what is heard is read, by oracles.py and msgspec alone.
+Frames are encoded and parsed by oracles.py and msgspec only.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ KINDS = {
 
 
 class Version2Message(NamedTuple):
-    """One message as a version 2 subscriber sees it."""
+    """Message as a version 2 subscriber receives it."""
 
     number: int
-    """Of the subscription; 0 for what was fetched."""
+    """Number of the subscription; 0 for a fetched message."""
     attempt: int
     message_id: int
     content: bytes
@@ -43,7 +43,7 @@ class Version2Message(NamedTuple):
 
 
 class Version2Reply(NamedTuple):
-    """One frame that is no message."""
+    """Frame that is not a message."""
 
     kind: str
     class_id: int
@@ -55,7 +55,7 @@ class Version2Reply(NamedTuple):
 def json_request(
     frame_type: int, key: int = 0, request: int = 0, number: int = 0, **what: object
 ) -> bytes:
-    """A request with a JSON object."""
+    """Return a request frame with a JSON object."""
     content = msgspec.json.encode(what)
     return build_frame(
         frame_type, class_id=key, message_id=request, timer_index=number, content=content
@@ -85,7 +85,7 @@ def publish_envelopes(class_id: int, first: int, *contents: bytes) -> bytes:
 
 
 def channel_envelope(channel: str, payload: bytes) -> bytes:
-    """An envelope's content with nothing but a channel."""
+    """Return the content of an envelope with only a channel."""
     name = channel.encode()
     return b"\x08" + len(name).to_bytes(2, "big") + name + payload
 
@@ -93,7 +93,7 @@ def channel_envelope(channel: str, payload: bytes) -> bytes:
 def timed_envelope(
     payload: bytes, *, expires_ms: int | None = None, not_before_ms: int | None = None
 ) -> bytes:
-    """An envelope's content with times."""
+    """Return the content of an envelope with times."""
     fields = (2 if expires_ms is not None else 0) | (4 if not_before_ms is not None else 0)
     numbers = [n.to_bytes(8, "big") for n in (expires_ms, not_before_ms) if n is not None]
     return bytes([fields]) + b"".join(numbers) + payload
@@ -112,7 +112,7 @@ def nack(
     *,
     attempt: int = 0,
 ) -> bytes:
-    """`delay_ms` may be "terminate"; what is wrong is said as it is, unstuffed."""
+    """Return a Nack frame. `delay_ms` may be "terminate"; the error is not byte-stuffed."""
     delay = b"" if delay_ms is None else b" %s" % str(delay_ms).encode()
     why = b"" if error is None else b"\n" + error
     content = b"%d-%d" % (first, last) + delay + why
@@ -129,12 +129,12 @@ def unsubscribe(number: int, request: int = 9, *, forget: bool = False) -> bytes
 
 
 class Version2Peer(WirePeer):
-    """A version 2 connection."""
+    """Connection of a version 2 client."""
 
     last_deliver: tuple[int, int, int] | None = None
 
     def receive_all(self) -> tuple[list[Version2Message], list[Version2Reply]]:
-        """Everything there is to hear: messages, and the rest."""
+        """Return all waiting messages, and all other frames."""
         messages: list[Version2Message] = []
         rest: list[Version2Reply] = []
         for frame in self.receive_frames():
@@ -176,7 +176,7 @@ class Version2Peer(WirePeer):
 def connect_version2(
     bus: BrokerHarness, *said: bytes, classes: Sequence[object] = (1,), **more: object
 ) -> Version2Peer:
-    """A peer connects, greets in version 2, hears the answer, and says this."""
+    """Connect a version 2 peer, check the reply, and send these bytes."""
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect(*classes, **more))
     (answer,) = peer.receive_replies()

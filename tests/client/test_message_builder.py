@@ -147,12 +147,12 @@ def test_a_request_carries_what_its_reply_needs_beside_what_was_said() -> None:
     asking = Replies(9)
     about = {"channel": "a.b", "headers": {"mine": "too"}}
     asked = asking.ask(about, timeout=2.5, wake=lambda: None)  # type: ignore[arg-type]
-    assert asked.about["channel"] == "a.b"
-    assert asked.about["expires"] == 2.5
-    assert dict(header_pairs(asked.about["headers"])) == {
+    assert asked.options["channel"] == "a.b"
+    assert asked.options["expires"] == 2.5
+    assert dict(header_pairs(asked.options["headers"])) == {
         "mine": "too",
         "reply-to": asking.channel,
         "reply-class": "9",
         "request-id": "1",
     }
-    assert asking.ask({"expires": 1}, timeout=9, wake=lambda: None).about["expires"] == 1
+    assert asking.ask({"expires": 1}, timeout=9, wake=lambda: None).options["expires"] == 1

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from simplebus.core.broker.broker import Settings
-from simplebus.core.commit_log import Durability
 from simplebus.core.limits import Limits
 from simplebus.core.message_class.spill import SpillRead
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import FullPolicy
 from simplebus.storage.segment_reader import JournalReader
 from tests.behaviour.wire_peer import numbered
@@ -37,7 +37,7 @@ class SpilledBus(KeptBus):
         super().__init__(path, **given)
         self.reader = JournalReader(path)
         self.reads = 0
-        self.trusting = True  # Each `sync` checks the bus.
+        self.skips_checks = True  # Each `sync` checks the bus.
 
     def bring(self) -> None:
         """Have everything read that is asked for, until nothing is."""

@@ -417,7 +417,7 @@ class Bus(Publisher):
             asking = await self._open_replies()
             asked = asking.ask(about, timeout=timeout, wake=answered.set)
             try:
-                await self.publish(message, class_id=class_id, confirm=False, **asked.about)
+                await self.publish(message, class_id=class_id, confirm=False, **asked.options)
                 await self._wait_for_reply(answered)
             finally:
                 asking.forget(asked)

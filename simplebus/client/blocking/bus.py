@@ -418,7 +418,7 @@ class BlockingBus(BlockingPublisher):
         asking, inbox = self._open_replies()
         asked = asking.ask(about, timeout=timeout, wake=lambda: None)
         try:
-            self.publish(message, class_id=class_id, **asked.about)
+            self.publish(message, class_id=class_id, **asked.options)
             while asked.reply is None:
                 reply = inbox.take(1, deadline - monotonic())
                 if not reply:

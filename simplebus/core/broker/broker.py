@@ -1,10 +1,8 @@
-"""The bus itself: who publishes, who is sent what.
+"""Broker: the facade of the core, which a driver calls.
 
-Rule 1: everything happens in `receive`, `close`, `tick`, `wake_due` and in taking bytes from an
-outbox. No socket, no clock, no thread; a driver brings bytes, beats and clock readings, and sends
-what outboxes show.
-Rule 2: this file says who does what; how a class keeps messages, and who is granted what, stands in
-`store` and `answers`.
+State changes only in `receive`, `apply_event`, `close_session`, `tick`, `run_due_wakeups`, and when
+bytes are taken from an outbox. The driver moves bytes between sockets and sessions, sets the clock,
+calls `tick`, and sends what outboxes contain.
 
     bytes ─► Session ─► events ─► Broker ─► Store ─► Ring ─► Subscription ─► Outbox ─► bytes
 """
@@ -31,6 +29,7 @@ from simplebus.core.limits import (
     RECENT_PUBLISH_TICKS,
 )
 from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import (
     AckedRange,
@@ -54,7 +53,6 @@ from simplebus.core.protocol.events import (
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.session.admission import ConnectionLimits, admit_session
-from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.pending_limits import (
     UncountedPendingBytes,
     check_session_pending,
@@ -74,13 +72,13 @@ from simplebus.core.users.users import Users
 
 __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
 
-# Its Connect reply would hold the delimiter, and could not be told from an empty one.
+# The Connect reply with this id would contain the delimiter and look like an empty frame.
 _UNSENDABLE_SESSION_ID = int.from_bytes(frames.DELIMITER, "little")
 
 RequestEvent = (
     SubscribeRequested | UnsubscribeRequested | FetchRequested | PurgeRequested | InquireRequested
 )
-"""What is answered: by one frame of the type that asked, or by an Error about that type."""
+"""Events that are answered by one frame of their type, or by an Error frame that names the type."""
 
 _FRAME_TYPE_BY_REQUEST: dict[type[RequestEvent], int] = {
     SubscribeRequested: frames.SUBSCRIBE,
@@ -92,11 +90,11 @@ _FRAME_TYPE_BY_REQUEST: dict[type[RequestEvent], int] = {
 
 
 _EXPENSIVE_EVENTS = (SubscribeRequested, ConnectRequested, Version1Connected)
-"""Events of which one may take long."""
+"""Events that may take long; a read brings only a few of them."""
 
 
 class Broker:
-    """The engine. See the module's law for how it is driven."""
+    """Message broker without I/O."""
 
     def __init__(
         self,
@@ -106,18 +104,28 @@ class Broker:
         run_id: str = "",
         commit_log: CommitLog | None = None,
     ) -> None:
-        """`identity` tells this bus's memory from that of every other one, and `run` this broker
-        from others that have had the same; empty where no other has. What it is to keep past the
-        process is noted in `commit_log`."""
+        """Create a broker without classes.
+
+        Args:
+            settings: Settings; the defaults if None.
+            identity: Id of this bus, which stays the same across restarts; empty if it is not
+                unique.
+            run_id: Id of this run of the bus; `identity` by default.
+            commit_log: Receives everything that must outlive the process; None without a journal.
+
+        Raises:
+            ValueError: if a class may spill and there is no commit log.
+        """
         self.settings = settings or Settings()
         if self.settings.has_spilling_class and commit_log is None:
             raise ValueError(
-                "the policy spill keeps what does not fit into memory on disk: it needs a journal"
+                "the policy spill stores messages on disk and needs a journal; set data_dir or "
+                "use another policy"
             )
         self.users: Users | None = None
-        """Who may come in; None for everybody, who may do everything then."""
+        """Users that may connect; None without authentication: everybody may do everything."""
         self.clock = BrokerClock()
-        """The driver sets `now` before it brings anything."""
+        """The driver sets `now` before each call."""
         self.sessions: dict[int, Session] = {}
         self.rate_limits = SessionRateLimits(self.clock)
         self.connection_limits = ConnectionLimits(self.sessions, self.rate_limits)
@@ -169,13 +177,18 @@ class Broker:
 
     @property
     def tick_number(self) -> int:
-        """Beats of the ack timer."""
+        """Ticks of the ack timer so far."""
         return self.clock.tick
 
     # Sessions ------------------------------------------------------------------------------------
 
     def open_session(self, peer: str = "", *, address: str = "") -> Session:
-        """A peer has connected, from this address."""
+        """Create the session of a new connection.
+
+        Args:
+            peer: Description of the peer for logs.
+            address: Address of the peer, for rate limits per address.
+        """
         session_id = self._next_session_id
         while session_id in self.sessions or session_id == _UNSENDABLE_SESSION_ID:
             session_id = (session_id + 1) & MESSAGE_ID_MASK
@@ -196,27 +209,41 @@ class Broker:
         self.sessions[session.session_id] = session
         return session
 
-    def open_foreign_session(
+    def open_local_session(
         self, peer: str = "", *, user: str = "", grants: Grants | None = None
     ) -> Session:
-        """A peer has come through another door, which understands its bytes, see `apply`, and knows
-        who it is. Its outbox shows what it is sent, as if it spoke version 2."""
+        """Create a session for a client of another listener, which decodes its bytes and
+        authenticated it.
+
+        The listener passes events to `apply_event`, and reads the outbox as for a version 2
+        session.
+        """
         session = self.open_session(peer)
         session.is_authenticated, session.user, session.grants = True, user, grants
         session.mark_local()
         return session
 
     def apply_event(self, session: Session, event: Event) -> None:
-        """Another door has understood this. Raises RemoteProtocolError (pending_limit) when too
-        much waits for room; `close` the session then."""
+        """Apply an event that another listener has decoded.
+
+        Raises:
+            RemoteProtocolError: (pending_limit) if too much waits for space; close the session
+                then.
+        """
         self._dispatch_event(session, event)
         check_session_pending(session, self.settings.limits)
 
     def receive(self, session: Session, buffer: ReceiveBuffer, count: int) -> None:
-        """`count` fresh bytes of this session are in the buffer.
+        """Process bytes of a session.
 
-        Raises RemoteProtocolError after everything before the offence was applied; `fail` and close
-        the session then.
+        Args:
+            session: An open session.
+            buffer: The receive buffer.
+            count: Number of new bytes in the buffer.
+
+        Raises:
+            RemoteProtocolError: if the peer broke the protocol. Everything before was applied; call
+                `send_fatal_error` and close the session.
         """
         assert not session.is_closed
         single = session.receive_single(buffer, count)
@@ -237,7 +264,7 @@ class Broker:
                         session.receiver.frame_bytes_max = self.settings.limits.frame_bytes
                     self._dispatch_event(session, event)
                     if session.outbox.pending_bytes > most:
-                        break  # Little said may ask for much.
+                        break  # A small request can produce a large reply.
             finally:
                 self._confirm_stored(session)
             session.adapt_read_size(count, events, heavy)
@@ -251,21 +278,24 @@ class Broker:
             check_session_pending(session, self.settings.limits)
 
     def _check_total_pending(self, session: Session, count: int) -> None:
-        """Between two beats so much may come that all together need too much."""
+        """Close sessions if the pending bytes received since the last tick exceed the total limit."""
         kept = count if session.parked_messages else min(count, session.receiver.tail_bytes)
         most = self.settings.limits.total_pending_bytes
         if kept and self._uncounted_pending.add(kept, most):
             self._closing_sessions += select_sessions_to_close(self.sessions.values(), most)
 
     def send_fatal_error(self, session: Session, error: RemoteProtocolError) -> None:
-        """A session is to be closed for this reason: tell the peer, if its version has a word."""
+        """Tell a version 2 peer why its session is about to be closed."""
         if isinstance(session.decoder, Version2Decoder) and not session.is_closed:
             reply = ErrorReply(code=error.reason, message=error.sentence, fatal=True)
             session.outbox.queue_reply(frames.encode(frames.ERROR, content=reply.encode()))
 
     def close_session(self, session: Session) -> None:
-        """The peer is gone. What it published stays; what it did not acknowledge goes on waiting
-        for the class's other or next subscriptions."""
+        """Close a session whose peer is gone.
+
+        Its published messages stay. Its unacknowledged messages go to other or later subscriptions
+        of the class.
+        """
         if session.is_closed:
             return
         del self.sessions[session.session_id]
@@ -279,7 +309,7 @@ class Broker:
         self._ready_session_ids.pop(session.session_id, None)
 
     def _release_producer(self, session: Session, decoder: Version2Decoder) -> None:
-        """Remember how far its messages are stored. What is not will come again."""
+        """Record which messages of a publisher are stored. It sends the others again."""
         publisher, publishers = decoder.producer, self.subscription_manager.producer_states
         if publisher.key:
             said = session.confirmed_number
@@ -292,8 +322,10 @@ class Broker:
             publishers.mark_disconnected(publisher, self.clock.now)
 
     def drain_writable(self) -> list[int]:
-        """Ids of sessions whose outbox has something new. Each is named once until taken; ask until
-        there is none."""
+        """Return the ids of sessions whose outboxes have something new, each once.
+
+        Call it until it returns an empty list.
+        """
         if self._classes_to_trim:
             self.store.trim_scheduled()
         if self.spill_manager is not None and self.spill_manager.readers:
@@ -305,11 +337,11 @@ class Broker:
         return ready
 
     def has_other_ready_sessions(self, session_id: int) -> bool:
-        """Whether another session's outbox has something new that was not asked for yet."""
+        """Return True if the outbox of another session has something new."""
         return any(ready != session_id for ready in self._ready_session_ids)
 
     def drain_resumed(self) -> list[Session]:
-        """Sessions none of whose messages wait for room any longer."""
+        """Return sessions that may be read again, because none of their messages wait for space."""
         if self._progressed_sessions:
             self._confirm_progressed()
         if not self._resumed_sessions:
@@ -319,7 +351,7 @@ class Broker:
         return unblocked
 
     def _confirm_progressed(self) -> None:
-        """Tell publishers what is stored now, and note who may go on."""
+        """Confirm messages that were stored late, and find the sessions that may be read again."""
         for session in self._progressed_sessions:
             self._confirm_stored(session)
             if not session.parked_messages:
@@ -327,8 +359,12 @@ class Broker:
         self._progressed_sessions.clear()
 
     def mark_durable(self, batch_number: int, *, has_space: bool = True) -> None:
-        """What the commit_log has given out, up to this lot, is as safe as was asked for. Without space
-        nothing more is accepted."""
+        """Record that write batches up to `batch_number` are durable.
+
+        Args:
+            batch_number: Number of the newest durable batch.
+            has_space: False if the disk is full, so that no more messages are accepted.
+        """
         commit_log = self.commit_log
         assert commit_log is not None
         commit_log.mark_durable(batch_number, has_space=has_space)
@@ -336,7 +372,7 @@ class Broker:
         for cls in [
             cls for cls in self.store.publish_queue.blocked_classes if cls.spill is not None
         ]:
-            self.store.publish_queue.retry(cls)  # What is written may leave the memory.
+            self.store.publish_queue.retry(cls)  # Written messages can be evicted.
         if not commit_log.is_backlogged:
             for session in commit_log.paused_sessions:
                 session.has_write_backlog = False
@@ -344,19 +380,19 @@ class Broker:
             commit_log.paused_sessions.clear()
 
     def journal_failed(self, reason: Reason, detail: str) -> None:
-        """What the commit_log has given out cannot be kept for now; `reach` says when it can."""
+        """Record that write batches cannot be written for now; `mark_durable` ends this state."""
         assert self.commit_log is not None
         if self.commit_log.write_error is None:
             self.publisher_confirms.journal_failed(reason, detail)
         self.commit_log.write_error = reason, detail
 
     def drain_closing(self) -> list[tuple[Session, RemoteProtocolError]]:
-        """Sessions to be cut off, and why."""
+        """Return sessions that must be closed, each with the reason."""
         cut, self._closing_sessions = self._closing_sessions, []
         return cut
 
     def _end_session(self, session_id: int, error: RemoteProtocolError) -> None:
-        """The same program has come again: its former session ends."""
+        """Close a session whose publisher name the same program uses again."""
         session = self.sessions[session_id]
         self.send_fatal_error(session, error)
         self._closing_sessions.append((session, error))
@@ -437,8 +473,10 @@ class Broker:
             self._refuse_request(session, request, error)
 
     def _purge_in_turn(self, session: Session, request: PurgeRequested, end: int) -> None:
-        """In its turn: every position of the class is looked at. Of a session that has ended, what
-        is left is not done: its last answers are made all at once."""
+        """Purge when earlier replies of the session are sent, because every position is examined.
+
+        Does nothing if the session has ended.
+        """
         if session.is_closed:
             return
         try:
@@ -461,7 +499,7 @@ class Broker:
         )
 
     def _send_refusal(self, session: Session, refused: FrameRefused) -> None:
-        """Version 2: a frame has no effect, and its peer is told."""
+        """Tell a version 2 session that a frame had no effect."""
         if not refused.is_repeated:
             self.refusal_counts[refused.reason] += refused.count
             session.refusal_counts[refused.reason] += refused.count
@@ -481,21 +519,22 @@ class Broker:
         self.mark_ready(session.outbox)
 
     def _end_slow_consumer(self, position: BrokerSubscription) -> None:
-        """A subscription is too slow, and wants to be cut off then."""
+        """End a subscription whose backlog exceeds its limit."""
         pending = position.count_pending()
         sentence = (
-            f"{pending} messages wait for it, {position.delivery_policy.pending_max} are allowed"
+            f"{pending} messages are pending, at most {position.delivery_policy.pending_max} "
+            "are allowed"
         )
         self._notify_ended(position, Reason.SLOW_CONSUMER, sentence)
         self.subscription_manager.end_slow_consumer(position)
 
     def revoke_position(self, position: BrokerSubscription, error: RemoteProtocolError) -> None:
-        """A position that was granted cannot be had after all."""
+        """End a position that was granted before, with this error."""
         self._notify_ended(position, error.reason, error.sentence)
         self.subscription_manager.end_position(position)
 
     def _notify_ended(self, position: BrokerSubscription, reason: Reason, sentence: str) -> None:
-        """Whoever has a subscription of this position has it no longer."""
+        """Tell the sessions that hold subscriptions of a position that it has ended."""
         for holder in list(position.members) if isinstance(position, Group) else [position]:
             session = self.sessions.get(holder.outbox.session_id)
             if session is not None:
@@ -512,13 +551,17 @@ class Broker:
                 )
 
     def mark_ready(self, outbox: Outbox) -> None:
-        """There is something new in it."""
+        """Record that an outbox has something new."""
         self._ready_session_ids[outbox.session_id] = None
 
     # Time ----------------------------------------------------------------------------------------
 
     def tick(self) -> list[tuple[Session, RemoteProtocolError]]:
-        """One beat of the ack timer. Returns the sessions to be cut off, each with the reason."""
+        """Advance the ack timer by one tick.
+
+        Returns:
+            The sessions that must be closed, each with the reason.
+        """
         self.clock.tick += 1
         self.store.timer_index = self.clock.tick % self.settings.ack_timeout
         for cls in list(self.classes.values()):
@@ -549,15 +592,17 @@ class Broker:
 
     @property
     def next_wakeup(self) -> float:
-        """When `wake_due` is to be called; infinite for not at all."""
+        """Time of the next call of `run_due_wakeups`; infinite if there is none."""
         return self.delayed_wakeups.next_wakeup
 
     def run_due_wakeups(self) -> None:
-        """Send what was put off until now."""
+        """Send messages whose delay has passed."""
         self.delayed_wakeups.run_due_wakeups()
 
     def _on_wakeup(self, waiter: WakeupTarget) -> int:
-        """Somebody has something to send that was put off. Returns how much that took."""
+        """Resume a subscription, group or queue that has delayed messages. Returns the messages
+        scanned.
+        """
         if isinstance(waiter, Group):
             self._ack_handler.distribute_to_members(waiter)
             return waiter.scanned_count
@@ -566,9 +611,11 @@ class Broker:
         return 0
 
     def can_delay_read(self, session: Session) -> bool:
-        """Whether reading this session's acks a little later delays nobody: asked after each read.
-        So it is for a peer that acknowledges few messages at a time, has not published lately, and
-        holds back no full class."""
+        """Return True if the next read of a session may be delayed so that acks arrive in batches.
+
+        That is so for a peer that acks few messages at a time, has not published lately, and blocks
+        no full class. Call it after each read.
+        """
         acknowledged, session.recent_ack_count = session.recent_ack_count, 0
         return (
             0 < acknowledged <= ACK_READ_DELAY_MESSAGES_MAX
@@ -577,7 +624,7 @@ class Broker:
         )
 
     def is_blocking_publishers(self, session: Session) -> bool:
-        """Whether somebody waits for this session's acknowledgements."""
+        """Return True if publishers wait for this session's acks."""
         room = self.store.publish_queue
         return bool(room.blocked_classes) and self._is_blocking_publishers(
             session, room.is_short_of_memory()

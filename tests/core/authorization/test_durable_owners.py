@@ -1,4 +1,4 @@
-"""Whose durables and names are: who may take them up, move and forget them."""
+"""Ownership of durables and groups: resuming, moving and removing them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def connect_user(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
 
 
 def subscribe_error(bus: BrokerHarness, who: str, **what: object) -> str:
-    """What somebody hears who subscribes to this, and goes again; "" for being let in."""
+    """Return the error text of a Subscribe, or "" if it is granted. The peer disconnects."""
     found = connect_user(bus, who, subscribe(1, 1, **what))
     (told,) = found.receive_replies()
     found.disconnect()

@@ -1,4 +1,4 @@
-"""Replies to requests: who may not do everything hears those to itself."""
+"""Visibility of the class of replies: users without full permissions see only their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member of a group by key was sent, against a plain dict of it."""
+"""Messages in flight to a member of a key-ordered group, against a dictionary."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from simplebus.core.group.keys_in_flight import KeyOrderedInFlight
 
 MESSAGE_COUNT = 2_000
-"""So many messages: some ranges are looked for one by one, and some are not."""
+"""Enough messages for short ranges, which are scanned one by one, and long ones."""
 
 
 class InFlightModel:
-    """The same, message by message."""
+    """Dictionary of the messages in flight, beside the object under test."""
 
     def __init__(self) -> None:
         self.attempts_of: dict[int, int] = {}
@@ -43,7 +43,7 @@ class InFlightModel:
 @pytest.mark.parametrize("grows", [5, 0])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_operations_match_model(seed: int, grows: int) -> None:
-    """With 0, what was sent again is due when it was due before."""
+    """With `grows` 0, a message that is sent again has the same due tick as before."""
     chance, model = random.Random(seed), InFlightModel()
     sent, tick, head = model.sent, 0, 0
     waiting: list[int] = []
@@ -111,7 +111,7 @@ def test_message_sent_again_is_held_once() -> None:
 
 
 class CountingDict(dict[int, tuple[int, int]]):
-    """Counts how often it is asked for a message."""
+    """Dictionary that counts its lookups."""
 
     lookup_count = 0
 

@@ -1,4 +1,4 @@
-"""Who is handed the next messages, against looking at everybody."""
+"""Least-loaded selection of group members, against a linear search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.behaviour.wire_peer_v2 import (
 
 
 class FakeMember:
-    """What `Takers` knows of a member."""
+    """Member with the attributes that determine its load."""
 
     assigned_count = last_assigned_turn = 0
 

@@ -1,4 +1,4 @@
-"""Lanes, the numbers of keys, and who has which: each against its slow, obvious oracle."""
+"""Partition queues, key hashing and key assignment, each against a simple oracle."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_partition_depends_on_key(key: bytes) -> None:
 
 
 def test_key_hash_is_stable() -> None:
-    """What is kept past a process, or told by others, may depend on it."""
+    """Hashes are stored, and computed by several processes."""
     found = [hash_bytes(key) for key in (b"a", b"order 4711", b"x" * 100)]
     assert found == [0x8EDC7F633D12C505, 0x7EAFEE70A5081854, 0x9281D684EF4F59C4]
     assert len({partition_of_key(b"%d" % number) for number in range(10_000)}) == 10_000
@@ -88,7 +88,7 @@ def test_key_hash_is_stable() -> None:
 def test_batch_partitions_match_single_frames(
     usual: Envelope, others: list[Envelope], times: int, plain_ones: bool
 ) -> None:
-    """Few and mixed ones take the loop, many with the same fields the arrays."""
+    """Small and mixed batches take the loop, large uniform ones the arrays."""
     alike = [usual._replace(key=usual.key and b"%d" % n + usual.key) for n in range(times)]
     contents = [(ENVELOPE, encode(each, b"payload")) for each in [*alike, *others]]
     if plain_ones:

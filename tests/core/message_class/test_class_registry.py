@@ -1,4 +1,4 @@
-"""What one class does in its own way."""
+"""Class registry: settings per class, resolution of ids and names, limits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,6 @@ def test_class_settings_cannot_exceed_global_limits() -> None:
 def test_fast_resolve_of_known_classes_matches_full_resolve(
     asked: list[int | str | NamedClass], there: list[tuple[int, str]]
 ) -> None:
-    """The quick way, against the one for everything."""
     classes = create_registry()
     for class_id, name in there:
         if (

@@ -1,4 +1,4 @@
-"""The lowest floor of many positions, against looking at all; and how many are looked at."""
+"""Floor index against a full scan, and the number of positions that it inspects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 
 
 class CountingPosition:
-    """What `Floors` knows of one; counts how often it is looked at."""
+    """Stand-in for a position that counts how often its window is inspected."""
 
     inspection_count = 0
 

@@ -1,4 +1,4 @@
-"""Last values: what a late subscriber is sent, which classes keep them, how they are found."""
+"""Last values: delivery to late subscribers, class settings, and the index of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When messages were accepted; and what two positions leave behind together."""
+"""Time index of a class, and the union of two ack windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subjects of the NATS door that are bound to classes: what can be, and how a Connect says so."""
+"""NATS subjects that are bound to classes, by API, by configuration and by Connect."""
 
 from __future__ import annotations
 

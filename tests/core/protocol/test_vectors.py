@@ -120,7 +120,7 @@ def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
 
 
 @vectors("frames", "frames")
-def test_a_frame_from_a_client_is_taken_and_one_from_a_server_can_be_sent(vector: Vector) -> None:
+def test_client_frames_are_accepted_and_server_frames_encoded(vector: Vector) -> None:
     frame_type, class_id, message_id, timer_index, content = fields_of(vector)
     bus = BrokerHarness(Settings(ack_timeout=65535))
     if vector["sender"] == "client":
@@ -164,7 +164,7 @@ def received(chunks: Sequence[bytes]) -> tuple[list[bytes], int]:
 
 
 @vectors("streams", "streams")
-def test_a_stream_gives_the_same_frames_however_it_is_cut(vector: Vector) -> None:
+def test_stream_vectors_for_any_chunking(vector: Vector) -> None:
     data = bytes_of(vector)
     expected = ([fields_of(frame) for frame in vector["frames"]], vector["leftover"])
     long = len(data) > 2000
@@ -187,7 +187,7 @@ def limits_of(vector: Vector) -> Limits:
 
 @vectors("invalid", "invalid")
 @pytest.mark.parametrize("bytewise", [False, True])
-def test_what_a_server_refuses_is_refused_for_its_reason(vector: Vector, bytewise: bool) -> None:
+def test_invalid_frames_are_refused_with_their_reason(vector: Vector, bytewise: bool) -> None:
     data, reason = bytes_of(vector), Reason(vector["reason"])
     bus = BrokerHarness(Settings(limits=limits_of(vector)))
     peer = bus.peer()
@@ -246,7 +246,7 @@ def processed(
 
 
 @vectors("connects", "valid")
-def test_a_connect_names_its_classes(vector: Vector) -> None:
+def test_connect_classes(vector: Vector) -> None:
     content = bytes_of(vector, "content_")
     bus = BrokerHarness(classes=65536)
     peer = bus.peer(build_frame(CONNECT, content=content))
@@ -256,7 +256,7 @@ def test_a_connect_names_its_classes(vector: Vector) -> None:
 
 
 @vectors("connects", "invalid")
-def test_a_connect_that_names_no_classes_is_refused(vector: Vector) -> None:
+def test_malformed_connect_is_refused(vector: Vector) -> None:
     content = bytes_of(vector, "content_")
     assert parse_connect(content) is None
     if vector["version_1_only"]:  # This server speaks version 2 as well.
@@ -271,7 +271,7 @@ def test_a_connect_that_names_no_classes_is_refused(vector: Vector) -> None:
 
 @vectors("acks", "windows")
 @pytest.mark.parametrize("times", [1, 60])
-def test_acks_leave_a_window_as_they_should(vector: Vector, times: int) -> None:
+def test_ack_window_vectors(vector: Vector, times: int) -> None:
     # Said sixty times over in one read, they are read and mapped and marked in arrays.
     floor, cursor = vector["floor"], vector["cursor"]
     oracle = AckOracle(floor=floor, cursor=cursor)
@@ -295,7 +295,7 @@ def test_acks_leave_a_window_as_they_should(vector: Vector, times: int) -> None:
 
 
 @vectors("acks", "releases")
-def test_acks_of_several_subscriptions_release_what_all_of_them_acknowledged(
+def test_messages_are_released_when_all_subscriptions_acked(
     vector: Vector,
 ) -> None:
     floor, head = vector["floor"], vector["head"]
@@ -334,7 +334,7 @@ def test_acks_of_several_subscriptions_release_what_all_of_them_acknowledged(
 
 
 @vectors("acks", "grouping")
-def test_ids_are_grouped_as_a_client_does(vector: Vector) -> None:
+def test_message_id_grouping_vectors(vector: Vector) -> None:
     ranges = group_ids(vector["ids"])
     assert ranges == pairs(vector["ranges"])
     contents = []

@@ -1,4 +1,4 @@
-"""One peer's bytes become events: which, in which order, and how a session ends. Timeouts too."""
+"""Session: decoded events, their order, errors, and timeouts."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ Fact = tuple[object, ...]
 
 
 def create_session(*known: int, frame_bytes_max: int = 1 << 20) -> Session:
-    """A session on a bus where these classes were named."""
+    """Return a session of a bus that knows these classes."""
     return Session(3, frame_bytes_max=frame_bytes_max, known_classes=set(known), peer="test")
 
 
 def describe_event(event: Event) -> list[Fact]:
-    """An event's frames one by one."""
+    """Return the frames of an event one by one."""
     match event:
         case PublishedBatch(class_id, batch):
             payloads = [parse_frame(frame)[4] for frame in split_frames(batch.data.tobytes())[0]]
@@ -76,7 +76,7 @@ def describe_event(event: Event) -> list[Fact]:
 
 
 def decode(session: Session, *chunks: bytes) -> tuple[list[Fact], Reason | None]:
-    """What a session understands of this, and why it ends, if it does."""
+    """Return the decoded frames, and the reason of the error that ended the session."""
     heard: list[Fact] = []
     try:
         for chunk in filter(None, chunks):
@@ -320,7 +320,10 @@ LIMITS = Limits(hello_seconds=30, frame_seconds=60, stall_seconds=10)
 def ticks_until_closed(
     session: Session, *, holds_back: bool = False, most: int = 200, said: bytes = b""
 ) -> tuple[int, Reason] | None:
-    """After how many beats of a second, saying this before each, it is cut off, and why."""
+    """Return after how many ticks the session is closed, and the reason.
+
+    The bytes are sent before each tick of one second.
+    """
     for ticks in range(1, most + 1):
         if said:
             decode(session, said)

@@ -1,6 +1,6 @@
-"""Frames that come together leave a broker as if each had come by itself.
+"""Frames that arrive together have the same effect as frames that arrive one by one.
 
-One law: see test_fastpaths.py.
+See also test_fastpaths.py.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from tests.support.oracles import ID_COUNT, AckOracle, build_frame
 from tests.support.strategies import SUBSCRIBE, ack_frame
 
 CLASSES = (0, 1, 256, 0x3C0D)
-"""Named from the beginning. 1 and 256 differ in the order of their bytes; the last one's id is half
-a delimiter."""
+"""Classes that are named at the start. 1 and 256 differ in byte order; the last id is half a
+delimiter.
+"""
 LATE_CLASS = 77
-"""Named in the middle, perhaps."""
+"""Class that may be named in the middle of a batch."""
 SENT_COUNT = 80
-"""Messages that every subscription has been sent beforehand."""
+"""Messages that every subscription has received before."""
 
 usual_frames = st.one_of(
     st.builds(publish, st.sampled_from(CLASSES), st.binary(max_size=3)),
@@ -63,7 +64,7 @@ bad_frames = st.one_of(
 
 
 def observe_outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
-    """Everything that can be seen of a broker after one of its peers has said this."""
+    """Return the observable state of a broker after one peer has sent these bytes."""
     bus = BrokerHarness()
     speaker = bus.peer(connect(*CLASSES), *(subscribe(c) for c in CLASSES[:3]))
     listener = bus.peer(*(subscribe(c) for c in CLASSES[1:]))

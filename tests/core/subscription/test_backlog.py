@@ -1,4 +1,4 @@
-"""How many messages ahead of a cursor are for its position, against counting them all each time."""
+"""Incremental count of a position's backlog, against a full count."""
 
 from __future__ import annotations
 

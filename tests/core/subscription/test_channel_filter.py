@@ -1,4 +1,4 @@
-"""Channels as numbers, and who wants which, against patterns matched one by one."""
+"""Channel filters with interned channels, against patterns that are matched one by one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_filter(
 
 
 def store_messages(table: ChannelTable, there: Ring, names: list[str]) -> None:
-    """One message on each of these channels, as the store does it."""
+    """Append one message on each of these channels, as the store does."""
     found = table.intern_names(names)
     assert found is not None
     numbers = np.array(found, np.uint32)

@@ -1,4 +1,4 @@
-"""When a peer's acks may be read a little later: only where nobody waits for them."""
+"""Delayed reads: acks may be read later only if no publisher waits for them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is given up and finds no room among the dead letters waits for it: it is not lost, nobody is
-sent it any more, and who asks is told."""
+"""Messages given up that wait for space in the dead letters."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ BLOCKS = ClassSettings(full_policy=FullPolicy.BLOCK, messages_max=2)
 
 
 def two_dead_letters_settings() -> Settings:
-    """A bus that keeps two dead letters of class 1."""
+    """Return settings for a bus that keeps two dead letters of class 1."""
     return Settings(classes={"dead.1": BLOCKS})
 
 
@@ -50,7 +49,7 @@ def dead_letter_sequences(bus: BrokerHarness) -> list[str]:
 
 
 def tick_and_receive(bus: BrokerHarness, *peers: Version2Peer, times: int = 1) -> list[int]:
-    """Time goes by. Returns what is heard meanwhile."""
+    """Advance the clock by `times` ticks. Returns the ids that the peers receive."""
     heard = []
     for _ in range(times):
         bus.broker.clock.now += 1
@@ -62,7 +61,7 @@ def tick_and_receive(bus: BrokerHarness, *peers: Version2Peer, times: int = 1) -
 
 
 def purge_dead_letters(bus: BrokerHarness) -> list[str]:
-    """Somebody reads what lies among the dead letters, and throws it away."""
+    """Purge all dead letters. Returns the sequences that they had."""
     found = dead_letter_sequences(bus)
     done(connect_version2(bus), purge(class_id=DEAD_1))
     bus.tick()
@@ -170,7 +169,6 @@ def test_removed_position_hands_pending_dead_letters_to_next() -> None:
 
 
 def test_dead_letters_survive_memory_exhaustion() -> None:
-    """Neither dead letters nor what becomes none yet; who waits for room is let in at the end."""
     bus = BrokerHarness(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
     peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
     found: list[str] = []

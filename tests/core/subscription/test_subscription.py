@@ -1,4 +1,4 @@
-"""A subscription and its outbox alone: what is shown, what was taken, what comes again and when."""
+"""One subscription and its outbox, without a broker: sending, acks and redelivery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
-from simplebus.core.session.outbox import Outbox
+from simplebus.core.outbox import Outbox
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.selection import MessageSelection
 from simplebus.core.subscription.subscription import BrokerSubscription
@@ -41,7 +41,7 @@ ACK_TIMEOUT = 6
 
 
 class SubscriptionHarness:
-    """One class's ring, one subscription to it, and the outbox at its end."""
+    """Ring of a class, one subscription to it, and its outbox."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class SubscriptionHarness:
             self.check_invariants()
 
     def ticks_with_deliveries(self, ticks: int) -> dict[int, list[int]]:
-        """At which of the next ticks something is sent, and the ids."""
+        """Return (tick, ids) for the next ticks in which messages are sent."""
         sent = {}
         for _ in range(ticks):
             self.tick()
