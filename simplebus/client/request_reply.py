@@ -90,14 +90,14 @@ class Replies:
         self._waiting: dict[str, Asked] = {}
         self._count = 0
 
-    def ask(self, about: PublishOptions, *, timeout: float, wake: Callable[[], None]) -> PendingReply:
+    def add_request(self, options: PublishOptions, *, timeout: float, on_reply: Callable[[], None]) -> PendingReply:
         """A request is about to be published, of which this is said. `wake` is called when its
         reply has come."""
         self._count += 1
         request_id = str(self._count)
         ours = {REPLY_TO_HEADER: self.channel, REPLY_CLASS: str(self.class_id), REQUEST_ID: request_id}
-        headers = (*header_pairs(about.get("headers")), *ours.items())
-        said: PublishOptions = {"expires": timeout, **about, "headers": headers}
+        headers = (*header_pairs(options.get("headers")), *ours.items())
+        said: PublishOptions = {"expires": timeout, **options, "headers": headers}
         asked = self._waiting[request_id] = Asked(request_id, said, wake)
         return asked
 

@@ -129,7 +129,7 @@ class ClientSimulation:
     def statistics(self, class_id: int = 1) -> ClassStatistics:
         return self.bus.statistics(class_id)
 
-    def assert_nothing_went_wrong(self, *class_ids: int) -> None:
+    def assert_no_loss(self, *class_ids: int) -> None:
         """Nothing was lost, refused, sent twice or left behind, and nobody died of it."""
         for client in self.members:
             assert client.dead is None
@@ -140,7 +140,7 @@ class ClientSimulation:
             assert (statistics.ring.message_count, statistics.in_flight) == (0, 0)
 
 
-class Source:
+class NumberedSource:
     """Publishes numbered messages of one class through a client, as fast as it takes them."""
 
     def __init__(self, client: StandIn, class_id: int = 1, prefix: bytes = b"") -> None:
@@ -163,8 +163,8 @@ class Source:
 def test_late_acks_for_two_hours_cause_no_redelivery(seed: int) -> None:
     world = ClientSimulation(seed)
     publisher = world.join(1, 2)
-    sources = [Source(publisher, class_id) for class_id in (1, 2)]
-    orders: list[tuple[Source, StrictOrder]] = []
+    sources = [NumberedSource(publisher, class_id) for class_id in (1, 2)]
+    orders: list[tuple[NumberedSource, StrictOrder]] = []
     for _ in range(2):
         subscriber = world.join(1, 2)
         for source, class_id in zip(sources, (1, 2), strict=True):
@@ -182,7 +182,7 @@ def test_late_acks_for_two_hours_cause_no_redelivery(seed: int) -> None:
 
     world.run(2 * HOUR, traffic)
     world.drain()
-    world.assert_nothing_went_wrong(1, 2)
+    world.assert_no_loss(1, 2)
     for source, order in orders:
         assert order.next == source.published > 5_000
     latest = max(client.latest_ack for client in world.members)
@@ -195,7 +195,7 @@ def test_original_client_handles_id_wrap(seed: int, laps: int) -> None:
     world = ClientSimulation(seed)
     first = laps * ID_COUNT - world.random.randrange(1, 3000)
     world.set_first_sequence(1, first)
-    source = Source(world.join(1))
+    source = NumberedSource(world.join(1))
     orders = [StrictOrder(), StrictOrder(seconds=0.001)]
     ids: list[int] = []
     for order in orders:
@@ -204,13 +204,13 @@ def test_original_client_handles_id_wrap(seed: int, laps: int) -> None:
         subscriber.subscribe(1, lambda message: ids.append(message.message_id))
     world.run(2 * MINUTE, lambda: source.publish(world.random.randrange(60)))
     world.drain()
-    world.assert_nothing_went_wrong(1)
+    world.assert_no_loss(1)
     assert [order.next for order in orders] == [source.published] * 2
     assert world.statistics().published == first + source.published > laps * ID_COUNT
     assert set(ids) == {(first + n) % ID_COUNT for n in range(source.published)}
 
 
-class EachInOrder:
+class OrderCheck:
     """Each publisher's messages, `name.number`, one behind the other."""
 
     def __init__(self) -> None:
@@ -228,13 +228,13 @@ def test_original_clients_publish_and_subscribe_on_one_connection(seed: int) -> 
     world = ClientSimulation(seed)
     class_ids = [1, 2, 3]
     clients = [world.join(*class_ids) for _ in range(3)]
-    orders: dict[tuple[int, int], EachInOrder] = {}
-    sources: dict[tuple[int, int], Source] = {}
+    orders: dict[tuple[int, int], OrderCheck] = {}
+    sources: dict[tuple[int, int], NumberedSource] = {}
     for number, client in enumerate(clients):
         for class_id in class_ids:
-            orders[number, class_id] = EachInOrder()
+            orders[number, class_id] = OrderCheck()
             client.subscribe(class_id, orders[number, class_id])
-            sources[number, class_id] = Source(client, class_id, prefix=b"%d." % number)
+            sources[number, class_id] = NumberedSource(client, class_id, prefix=b"%d." % number)
 
     def traffic() -> None:
         for source in sources.values():
@@ -243,7 +243,7 @@ def test_original_clients_publish_and_subscribe_on_one_connection(seed: int) -> 
 
     world.run(5 * MINUTE, traffic)
     world.drain()
-    world.assert_nothing_went_wrong(*class_ids)
+    world.assert_no_loss(*class_ids)
     for (_, class_id), order in orders.items():
         assert order.next == {
             b"%d" % number: source.published
@@ -259,7 +259,7 @@ def test_original_clients_publish_and_subscribe_on_one_connection(seed: int) -> 
 def test_full_class_slows_publisher_to_slowest_subscriber(seed: int) -> None:
     world = ClientSimulation(seed, class_messages=1000)
     publisher, slow, quick = world.join(1), world.join(1), world.join(1)
-    source = Source(publisher)
+    source = NumberedSource(publisher)
     orders = [StrictOrder(seconds=0.0005), StrictOrder()]
     slow.subscribe(1, orders[0])
     quick.subscribe(1, orders[1])
@@ -272,7 +272,7 @@ def test_full_class_slows_publisher_to_slowest_subscriber(seed: int) -> None:
 
     world.run(MINUTE / 2, traffic)
     world.drain(2 * MINUTE)
-    world.assert_nothing_went_wrong(1)
+    world.assert_no_loss(1)
     assert fullest == 1000
     assert source.refusals > 30, "the publisher was never slowed down"
     assert [order.next for order in orders] == [source.published] * 2
@@ -286,9 +286,9 @@ def test_full_class_still_accepts_acks(seed: int, chunks: int) -> None:
     clients = [world.join(1, bounds=Bounds(chunks=chunks)) for _ in range(3)]
     orders, sources = [], []
     for number, client in enumerate(clients):
-        orders.append(EachInOrder())
+        orders.append(OrderCheck())
         client.subscribe(1, orders[-1])
-        sources.append(Source(client, prefix=b"%d." % number))
+        sources.append(NumberedSource(client, prefix=b"%d." % number))
 
     def traffic() -> None:
         for source in sources:
@@ -297,7 +297,7 @@ def test_full_class_still_accepts_acks(seed: int, chunks: int) -> None:
     world.run(MINUTE, traffic)
     assert sum(source.published for source in sources) > 2000
     world.drain(20 * MINUTE)
-    world.assert_nothing_went_wrong(1)
+    world.assert_no_loss(1)
     for order in orders:
         assert order.next == {b"%d" % n: source.published for n, source in enumerate(sources)}
 
@@ -309,7 +309,7 @@ def test_full_class_still_accepts_acks(seed: int, chunks: int) -> None:
 def test_successor_receives_messages_of_dead_client(seed: int) -> None:
     world = ClientSimulation(seed)
     world.set_first_sequence(1, ID_COUNT - world.random.randrange(1000))
-    source = Source(world.join(1))
+    source = NumberedSource(world.join(1))
     fatal = world.random.randrange(100, 900)
     order = StrictOrder()
 
@@ -342,7 +342,7 @@ def test_successor_receives_messages_of_dead_client(seed: int) -> None:
 
 def test_dead_connected_client_does_not_affect_others() -> None:
     world = ClientSimulation(14)
-    source = Source(world.join(1))
+    source = NumberedSource(world.join(1))
     dead, living = world.join(1), world.join(1)
     dead.subscribe(1, StrictOrder(first=1))
     order = StrictOrder()
@@ -364,7 +364,7 @@ def test_slow_handler_fails_order_checking_client() -> None:
     # and stand in the client behind the first ten. It processes and acknowledges those; then the
     # first one's copy comes, which the original's example takes for disorder, and throws.
     world = ClientSimulation(15)
-    source = Source(world.join(1))
+    source = NumberedSource(world.join(1))
     client = world.join(1)
     order = StrictOrder(seconds=7.0)
     client.subscribe(1, order)
@@ -379,19 +379,19 @@ def test_slow_handler_fails_order_checking_client() -> None:
 def test_long_ack_timeout_keeps_order_checking_client_alive() -> None:
     seconds, count = 7.0, 10
     world = ClientSimulation(16, Settings(ack_timeout=int(seconds * count + LATEST_ACK) + 2))
-    source = Source(world.join(1))
+    source = NumberedSource(world.join(1))
     client = world.join(1)
     order = StrictOrder(seconds=seconds)
     client.subscribe(1, order)
     source.publish(count)
     world.run(2 * MINUTE)
-    world.assert_nothing_went_wrong(1)
+    world.assert_no_loss(1)
     assert order.next == count
 
 
 def test_slow_duplicate_tolerant_client_finishes() -> None:
     world = ClientSimulation(17)
-    source = Source(world.join(1))
+    source = NumberedSource(world.join(1))
     client = world.join(1)
     handled: list[int] = []
 
@@ -418,7 +418,7 @@ def test_hour_of_failing_clients_loses_nothing(seed: int) -> None:
     world = ClientSimulation(seed)
     world.set_first_sequence(1, world.random.choice([0, ID_COUNT - 5000, 2 * ID_COUNT - 5000]))
     chance = world.random
-    source = Source(world.join(1))
+    source = NumberedSource(world.join(1))
     processed: set[int] = set()
     disorder: list[tuple[int, int]] = []
     present: deque[StandIn] = deque()

@@ -31,7 +31,7 @@ ACK_TIMEOUT = 6
 Ranges = list[tuple[int, int]]
 
 
-def subscribed_to_nine_messages(count: int) -> tuple[BrokerHarness, list[WirePeer]]:
+def deliver_nine_messages(count: int) -> tuple[BrokerHarness, list[WirePeer]]:
     """A bus, and that many subscribers that have heard the messages 0 to 8 of class 1."""
     bus = BrokerHarness()
     peers = [bus.peer(connect(1), subscribe(1)) for _ in range(count)]
@@ -41,7 +41,7 @@ def subscribed_to_nine_messages(count: int) -> tuple[BrokerHarness, list[WirePee
     return bus, peers
 
 
-def undelivered(bus: BrokerHarness, peers: list[WirePeer]) -> list[Ranges]:
+def receive_redelivered(bus: BrokerHarness, peers: list[WirePeer]) -> list[Ranges]:
     """What each of them is sent again once it is overdue."""
     bus.tick(ACK_TIMEOUT)
     return [group_ids(peer.receive_ids(1)) for peer in peers]
@@ -57,42 +57,42 @@ def released(undelivered: list[Ranges]) -> Ranges:
 
 
 def test_message_acked_by_one_of_two_is_not_released() -> None:
-    bus, peers = subscribed_to_nine_messages(2)
+    bus, peers = deliver_nine_messages(2)
     peers[0].send(ack(1, 0, 9))
-    left = undelivered(bus, peers)
+    left = receive_redelivered(bus, peers)
     assert left == [[], [(0, 9)]]
     assert released(left) == []
     assert bus.statistics(1).ring.message_count == 9
 
 
 def test_messages_acked_alternately_are_not_released() -> None:
-    bus, peers = subscribed_to_nine_messages(2)
+    bus, peers = deliver_nine_messages(2)
     peers[0].send(ack(1, 0, 2))
     peers[1].send(ack(1, 3, 9))
-    left = undelivered(bus, peers)
+    left = receive_redelivered(bus, peers)
     assert left == [[(2, 9)], [(0, 3)]]
     assert released(left) == []
     assert bus.statistics(1).ring.message_count == 9
 
 
 def test_message_acked_by_all_is_released() -> None:
-    bus, peers = subscribed_to_nine_messages(3)
+    bus, peers = deliver_nine_messages(3)
     peers[0].send(ack(1, 0, 3), ack(1, 4, 8))
     peers[1].send(ack(1, 1, 5))
     peers[2].send(ack(1, 0, 9))
-    left = undelivered(bus, peers)
+    left = receive_redelivered(bus, peers)
     assert left == [[(3, 4), (8, 9)], [(0, 1), (5, 9)], []]
     assert released(left) == [(1, 3), (4, 5)]
 
 
 def test_ack_after_timeout_counts() -> None:
-    bus, peers = subscribed_to_nine_messages(2)
+    bus, peers = deliver_nine_messages(2)
     peers[0].send(ack(1, 0, 3))
-    assert undelivered(bus, peers) == [[(3, 9)], [(0, 9)]]
+    assert receive_redelivered(bus, peers) == [[(3, 9)], [(0, 9)]]
     peers[0].send(ack(1, 6, 7))
     peers[1].send(ack(1, 1, 3))
     bus.tick(2 * ACK_TIMEOUT - ACK_TIMEOUT)
-    left = undelivered(bus, peers)
+    left = receive_redelivered(bus, peers)
     assert left == [[(3, 6), (7, 9)], [(0, 1), (3, 9)]]
     assert released(left) == [(1, 3)]
 
@@ -133,7 +133,7 @@ def test_every_subscriber_receives_and_must_ack_each_message() -> None:
 
 
 def test_out_of_order_acks_apply_when_gap_closes() -> None:
-    bus, [peer] = subscribed_to_nine_messages(1)
+    bus, [peer] = deliver_nine_messages(1)
     peer.send(ack(1, 5, 9), ack(1, 1, 3))
     assert bus.statistics(1).ring.floor == 0
     peer.send(ack(1, 0, 1))
@@ -144,7 +144,7 @@ def test_out_of_order_acks_apply_when_gap_closes() -> None:
 
 def test_message_is_overdue_after_ack_timeout() -> None:
     # Sent right after a beat it has six ticks, right before one a little more than five.
-    bus, [peer] = subscribed_to_nine_messages(1)
+    bus, [peer] = deliver_nine_messages(1)
     bus.tick(ACK_TIMEOUT - 1)
     assert peer.receive_ids(1) == []
     bus.tick()
@@ -187,7 +187,7 @@ def test_full_class_does_not_drop_silently() -> None:
 
 
 def test_overdue_message_is_sent_once_per_backoff() -> None:
-    bus, [peer] = subscribed_to_nine_messages(1)
+    bus, [peer] = deliver_nine_messages(1)
     bus.tick(ACK_TIMEOUT)
     assert peer.receive_ids(1) == list(range(9))
     for _ in range(100):
@@ -199,7 +199,7 @@ def test_overdue_message_is_sent_once_per_backoff() -> None:
 
 def test_redelivered_frame_has_current_tick() -> None:
     # It kept its first timer index. With a pause that is a multiple of the timeout it is the same.
-    bus, [peer] = subscribed_to_nine_messages(1)
+    bus, [peer] = deliver_nine_messages(1)
     bus.tick(ACK_TIMEOUT + 2)
     assert {message.timer_index for message in peer.receive_messages()} == {2}
 
@@ -220,21 +220,21 @@ def test_ack_may_span_many_writes_and_ticks() -> None:
 
 
 def test_ack_works_after_another_session_closed() -> None:
-    bus, [one, two] = subscribed_to_nine_messages(2)
+    bus, [one, two] = deliver_nine_messages(2)
     one.disconnect()
     two.send(ack(1, 0, 9))
     assert bus.statistics(1).ring.message_count == 0
 
 
 def test_unacked_messages_of_closed_session_are_released() -> None:
-    bus, [one, two] = subscribed_to_nine_messages(2)
+    bus, [one, two] = deliver_nine_messages(2)
     two.send(ack(1, 0, 9))
     one.disconnect()
     assert bus.statistics(1).ring.message_count == 0
 
 
 def test_unacked_messages_of_last_session_go_to_next() -> None:
-    bus, [one] = subscribed_to_nine_messages(1)
+    bus, [one] = deliver_nine_messages(1)
     one.send(ack(1, 0, 3), ack(1, 5, 7))
     one.disconnect()
     bus.peer(publish(1, b"new"))

@@ -146,7 +146,7 @@ def test_every_bus_has_a_channel_of_its_own_for_replies() -> None:
 def test_a_request_carries_what_its_reply_needs_beside_what_was_said() -> None:
     asking = Replies(9)
     about = {"channel": "a.b", "headers": {"mine": "too"}}
-    asked = asking.ask(about, timeout=2.5, wake=lambda: None)  # type: ignore[arg-type]
+    asked = asking.add_request(about, timeout=2.5, on_reply=lambda: None)  # type: ignore[arg-type]
     assert asked.options["channel"] == "a.b"
     assert asked.options["expires"] == 2.5
     assert dict(header_pairs(asked.options["headers"])) == {
@@ -155,4 +155,4 @@ def test_a_request_carries_what_its_reply_needs_beside_what_was_said() -> None:
         "reply-class": "9",
         "request-id": "1",
     }
-    assert asking.ask({"expires": 1}, timeout=9, wake=lambda: None).options["expires"] == 1
+    assert asking.add_request({"expires": 1}, timeout=9, on_reply=lambda: None).options["expires"] == 1

@@ -59,9 +59,8 @@ class Bus(Publisher):
             await bus.publish(ShopCreated("Ada's Books"))
             await bus.drain()
 
-    `publish`, `subscribe` and `handle` send and receive messages. `request` and `reply`
-    exchange one
-    message for another. `fetch` and `explain` read without changing a position.
+    `publish`, `subscribe` and `handle` send and receive messages. `request` and `reply` exchange
+    one message for another. `fetch` and `explain` read without changing a position.
     """
 
     def __init__(
@@ -332,13 +331,10 @@ class Bus(Publisher):
     async def drain(self) -> None:
         """Wait until handlers have processed all messages that the bus can deliver now.
 
-        Messages and replies that the handlers publish are included. Everything is flushed, and
-        the bus has
-        applied every acknowledgement. Messages that wait for a backoff or a delay are not
-        waited for, nor
-        those of other subscriptions. The call does not end while others keep publishing for the
-        handlers.
-        Do not call it from a handler: it would wait for itself.
+        Messages and replies that the handlers publish are included. Everything is flushed, and the
+        bus has applied every acknowledgement. Messages that wait for a backoff or a delay are not
+        waited for, nor those of other subscriptions. The call does not end while others keep
+        publishing for the handlers. Do not call it from a handler: it would wait for itself.
 
         Raises:
             ExceptionGroup: Contains the refusals that no call has raised yet.
@@ -392,7 +388,9 @@ class Bus(Publisher):
         as_: Any = None,
         **about: Unpack[PublishOptions],
     ) -> Any:
-        """Publish a message and return the first reply to it. The message expires after the timeout.
+        """Publish a message and return the first reply to it.
+
+        The message expires after the timeout.
 
             total = await bus.request(GetTotal(month=5), as_=Total)
 
@@ -415,7 +413,7 @@ class Bus(Publisher):
         answered = anyio.Event()
         with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
             asking = await self._open_replies()
-            asked = asking.ask(about, timeout=timeout, wake=answered.set)
+            asked = asking.add_request(about, timeout=timeout, on_reply=answered.set)
             try:
                 await self.publish(message, class_id=class_id, confirm=False, **asked.options)
                 await self._wait_for_reply(answered)
@@ -429,12 +427,12 @@ class Bus(Publisher):
         """Wait for the reply to the message that was published last. Raises its refusal, if any."""
         confirms, position = self.connection.confirms, self._core.published_position - 1
 
-        def through() -> None:
+        def on_confirm() -> None:
             if waiter.refusals or not waiter.is_done:
                 answered.set()
 
-        waiter = confirms.add_waiter(position, position, through)
-        self._writer.write_now()  # Nobody waits for the next message to write this one with.
+        waiter = confirms.add_waiter(position, position, on_confirm)
+        self._writer.write_now()  # A request is not delayed to be written with later messages.
         try:
             await answered.wait()
         finally:
@@ -490,7 +488,7 @@ class Bus(Publisher):
         *,
         task_status: anyio.abc.TaskStatus[None],
     ) -> None:
-        with suppress(BusConnectionError):  # Who waits for a reply learns it from the connection.
+        with suppress(BusConnectionError):  # Callers of `request` get the error as well.
             async with subscription as messages:
                 task_status.started()
                 async for message in messages:
@@ -520,8 +518,8 @@ class Bus(Publisher):
             what: Bound type, or id or name of a class.
             first: Sequence of the first message.
             count: Maximum number of messages.
-            time: Begin with the first message that the bus accepted at or after this time, if that is
-                later than `first`.
+            time: Begin with the first message that the bus accepted at or after this time, if that
+                is later than `first`.
 
         Returns:
             The messages in order. They cannot be acknowledged.
@@ -565,7 +563,8 @@ class Bus(Publisher):
 
         Args:
             what: Bound type, or id or name of a class. None describes the whole bus.
-            channel: Describe the subscriptions that match this channel, in all classes or in `what`.
+            channel: Describe the subscriptions that match this channel, in all classes or in
+                `what`.
             session: Describe the session with this number.
 
         Returns:
@@ -581,9 +580,8 @@ class Bus(Publisher):
     async def keep_last_values(self, what: type | int | str) -> None:
         """Make a class keep the last message of each channel from now on.
 
-        A subscription with `start="last_values"` begins with these. A message with an empty
-        payload removes
-        the value of its channel. The class settings of the server take precedence.
+        A subscription with `start="last_values"` begins with these. A message with an empty payload
+        removes the value of its channel. The class settings of the server take precedence.
 
         Args:
             what: Bound type, or id or name of a class.

@@ -95,8 +95,8 @@ async def connect(
     cancelled when the connection is lost for good. A process that is forked from this one cannot
     use the bus and must connect by itself.
 
-    Credentials that are not given are read from the environment: SIMPLEBUS_USER, SIMPLEBUS_PASSWORD,
-    SIMPLEBUS_TOKEN, SIMPLEBUS_TLS_CA, SIMPLEBUS_TLS_CERT, SIMPLEBUS_TLS_KEY, or
+    Credentials that are not given are read from the environment: SIMPLEBUS_USER,
+    SIMPLEBUS_PASSWORD, SIMPLEBUS_TOKEN, SIMPLEBUS_TLS_CA, SIMPLEBUS_TLS_CERT, SIMPLEBUS_TLS_KEY, or
     SIMPLEBUS_CREDENTIALS, which names a file with them.
 
     Args:
@@ -122,8 +122,8 @@ async def connect(
         ValueError: An address or another argument is invalid.
         BusConnectionError: No bus answers, or one refuses the connection. When the block is left:
             messages are not confirmed, or the connection was lost for good.
-        ExceptionGroup: When the block is left without an exception: errors that handlers raised, and
-            refusals that no call has raised.
+        ExceptionGroup: When the block is left without an exception: errors that handlers raised,
+            and refusals that no call has raised.
     """
     credentials = resolve_access(access, user=user, password=password, token=token, tls=tls)
     endpoints = [SocketEndpoint(each, credentials) for each in addresses.parse_addresses(address)]
@@ -195,7 +195,7 @@ async def open_bus(
 
 
 def _sole_program_end(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
-    """Return the KeyboardInterrupt, SystemExit or GeneratorExit of a task if it is the only error."""
+    """Return the KeyboardInterrupt, SystemExit or GeneratorExit in a group without other errors."""
     ends, others = group.split(_PROGRAM_ENDS)
     found: BaseException | None = ends
     while isinstance(found, BaseExceptionGroup):

@@ -29,7 +29,7 @@ log = logging.getLogger("simplebus.client")
 
 
 class ClientConnection(ConnectionWaiters):
-    """Reconnecting connection of a client core. Call `open`, then `run`, and end it with `close`."""
+    """Reconnecting connection of a client core. Call `open`, then `run`; `close` ends it."""
 
     def __init__(
         self,
@@ -255,9 +255,8 @@ class ClientConnection(ConnectionWaiters):
     async def close(self, *, seconds: float, shield: bool) -> None:
         """Wait until everything is confirmed and the bus has closed the connection.
 
-        If the client closed first, data could be lost: a socket that is closed with unread
-        bytes resets
-        the connection.
+        If the client closed first, data could be lost: a socket that is closed with unread bytes
+        resets the connection.
         """
         try:
             with anyio.move_on_after(seconds, shield=shield), suppress(BusConnectionError, OSError):

@@ -40,9 +40,8 @@ class BaseSubscription(Entry[T]):
     """Messages of one class for one consumer. Made by `Bus.subscribe`; it begins with its block.
 
     A message is acknowledged when you ask for the next one, or when the `async with` block is left
-    without an exception. If the block raises, the last message is redelivered after a backoff;
-    if the
-    block is cancelled, at once. With `auto_ack=False` you acknowledge by `ack` or `ack_batch`.
+    without an exception. If the block raises, the last message is redelivered after a backoff; if
+    the block is cancelled, at once. With `auto_ack=False` you acknowledge by `ack` or `ack_batch`.
 
     See `Bus.subscribe` for the details.
     """
@@ -208,9 +207,8 @@ class Subscription(BaseSubscription[T]):
     """Values of one type: `async with bus.subscribe(ShopCreated) as shops`, then iterate.
 
     A message is acknowledged when you ask for the next one, or when the `async with` block is left
-    without an exception. If the block raises, the last message is redelivered after a backoff;
-    if the
-    block is cancelled, at once.
+    without an exception. If the block raises, the last message is redelivered after a backoff; if
+    the block is cancelled, at once.
 
     Use `messages()`, `get` and `take` for the messages with their metadata.
     """
@@ -238,9 +236,8 @@ class RawSubscription(BaseSubscription[bytes]):
     """Messages of one class: `async with bus.subscribe(1) as messages`, then iterate.
 
     A message is acknowledged when you ask for the next one, or when the `async with` block is left
-    without an exception. If the block raises, the last message is redelivered after a backoff;
-    if the
-    block is cancelled, at once.
+    without an exception. If the block raises, the last message is redelivered after a backoff; if
+    the block is cancelled, at once.
     """
 
     def __aiter__(self) -> MessageIterator[bytes]:

@@ -33,15 +33,14 @@ class Transport(Protocol):
 
     def flush(self) -> bool:
         """Return True if all bytes that `send` accepted were passed on. Otherwise await
-        `wait_sendable` and
-        call it again.
+        `wait_sendable` and call it again.
         """
 
     async def wait_sendable(self) -> None:
         """Return when `send` may accept bytes again."""
 
     async def receive_into(self, space: memoryview) -> int:
-        """Receive bytes into `space`, waiting for at least one. Returns their number, 0 at the end."""
+        """Receive at least one byte into `space`. Returns the number of bytes, 0 at the end."""
 
     def send_eof(self) -> None:
         """End the sending side. The bus reads up to here and then ends its side."""
@@ -157,8 +156,7 @@ class SocketTransport:
 
     def disown(self, end: BusConnectionError) -> None:
         """Close this process's copy of the socket after a fork. Otherwise it would keep the
-        connection open
-        when the parent has ended it.
+        connection open when the parent has ended it.
         """
         self._socket.close()
 

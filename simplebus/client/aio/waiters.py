@@ -3,8 +3,8 @@
 A wait survives the loss of a connection; it ends with an error when no other connection will be
 made. A confirm or reply wakes only the caller that waits for it.
 
-A bus belongs to one thread. Calls from another thread raise before they change anything, wherever
-a call may wait or has appended enough messages for a write.
+A bus belongs to one thread. Calls from another thread raise before they change anything, wherever a
+call may wait or has appended enough messages for a write.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ class TransportWriter:
     ) -> None:
         self.free_until_bytes = 0
         """Total of published bytes from which a publisher must call `wait_for_room` first. It is 0
-        while the
-        writing task sleeps, so that the next publisher wakes the task.
+        while the writing task sleeps, so that the next publisher wakes the task.
         """
         self.transport: Transport | None = None
         """Target of writes; None while there is no connection with a completed handshake."""
@@ -103,7 +102,7 @@ class TransportWriter:
             self.write_now()
 
     def check_room(self) -> bool:
-        """Return True if a publisher may append one more message now. The message is written soon."""
+        """Return True if a publisher may append one more message, which is written soon."""
         self._check()
         if self._core.send_queue.queued_bytes >= WRITE_BUFFER_BYTES:
             self.write_now()

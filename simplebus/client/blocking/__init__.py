@@ -1,1 +1,14 @@
-"""Package blocking."""
+"""Client without an event loop: every call reads and writes in the caller's thread.
+
+    bus           `connect_blocking` and `BlockingBus`: subscribe, handle, request, fetch, explain
+    publisher     `BlockingPublisher`: the publishing methods of `BlockingBus`
+    subscription  `BlockingSubscription` and `BlockingRawSubscription`
+    iterators     `for` over messages and batches
+    handlers      calls a handler for each message of its subscription
+    connection    reconnecting connection of a client core
+    dial          connects a socket, in steps that do not block
+
+Methods, arguments and errors are those of the async client.
+
+May import: core, net, client, client.core and client.aio.
+"""

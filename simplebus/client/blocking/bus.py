@@ -1,9 +1,8 @@
-"""The client without an event loop: every call does its own reading and writing, in its thread.
+"""`BlockingBus` and `connect_blocking`.
 
-Rule 1: no thread, no loop, no timer: what is to be written leaves when the program calls something,
-and a lost connection is replaced then. A bus belongs to one thread at a time: another one's calls
-are refused meanwhile. And it belongs to the process that connected it.
-Rule 2: the verbs, their arguments and errors are those of `simplebus.Bus`.
+There is no thread, event loop or timer: data is sent and a lost connection is replaced only while
+the program calls a method. A bus belongs to one thread at a time, and to the process that connected
+it; calls from another thread are refused meanwhile.
 """
 
 from __future__ import annotations
@@ -74,16 +73,46 @@ def connect_blocking(
     tls: ssl.SSLContext | None = None,
     access: Access | None = None,
 ) -> Iterator[BlockingBus]:
-    """Connect to a bus: `with simplebus.connect_blocking("simplebus://127.0.0.1:8888") as bus`.
+    """Connect to a bus. The connection lasts as long as the `with` block.
 
-    Arguments, resource runner and errors are those of `simplebus.connect`; and `instance` says
-    which run of the program this is, made up if nothing does: who connects under the name and
-    instance of another connection replaces it. A program that
-    computes is silent, so it asks for no heartbeat by default. A server asks for one all the same,
-    every 30 s unless `simplebus serve --heartbeat` says otherwise; 0 is none. Who calls nothing for
-    three times as long is disconnected, and connects again in its next call. To stay, call
-    `bus.run(0)` as often as a heartbeat is asked for; or `message.working()` and `bus.flush()`,
-    which also keep a message that takes long from coming again.
+        with simplebus.connect_blocking("simplebus://127.0.0.1:8888", name="billing") as bus:
+            bus.publish(b"hello", class_id=1)
+
+    A program that computes sends nothing, so by default no heartbeat is requested from the bus. A
+    server still requests one, every 30 s by default (`simplebus serve --heartbeat`). A client that
+    calls no method for three times as long is disconnected, and connects again in its next call. To
+    stay connected, call `bus.run(0)` once per heartbeat. While you process a long message, call
+    `message.working()` and `bus.flush()`, which also prevents its redelivery.
+
+    Args:
+        address: "simplebus://host:port", "host:port", or "simplebuss://host:port" for TLS. Several
+            addresses are tried in turn. Their buses must assign the same ids to the same classes.
+        name: Publisher name, by which the bus recognizes messages that are sent again after a loss.
+            None makes a random name.
+        instance: Identifier of this run of the program. A connection with the same name and
+            instance
+            replaces an earlier one. None makes a random identifier.
+        timeout: Seconds that connecting may take.
+        registry: Bindings of types to classes.
+        heartbeat: Seconds of silence after which the connection is tested. 0 never tests it.
+        reconnect: Seconds during which a lost connection is replaced. 0 or None never replaces it.
+        frame_bytes: Longest frame to send and to accept, in bytes.
+        user: User name, together with `password`.
+        password: Password of `user`.
+        token: Token, instead of user and password.
+        tls: TLS context for addresses that begin with "simplebuss".
+        access: All credentials in one object, instead of the four arguments above.
+
+    Yields:
+        The connected `BlockingBus`.
+
+    Raises:
+        ValueError: An address or another argument is invalid.
+        BusConnectionError: No bus answers, or one refuses the connection. When the block is left:
+            messages are not confirmed.
+        ExceptionGroup: When the block is left without an exception: errors that handlers
+            raised, and
+            refusals that no call has raised.
     """
     addresses = client_addresses.parse_addresses(address)
     shown = resolve_access(access, user=user, password=password, token=token, tls=tls)
@@ -114,12 +143,20 @@ def connect_blocking(
 
 
 class BlockingBus(BlockingPublisher):
-    """A bus that a program is connected to; made by `connect_blocking`."""
+    """Connection of a program to a bus, without an event loop. Made by `connect_blocking`.
+
+        with simplebus.connect_blocking("simplebus://127.0.0.1:8888") as bus:
+            bus.handle(ShopCreated, send_welcome)
+            bus.publish(ShopCreated("Ada's Books"))
+            bus.drain()
+
+    It has the methods of `simplebus.Bus`, and `run` to call handlers.
+    """
 
     def __init__(self, connection: BlockingClientConnection, registry: Registry) -> None:
         super().__init__(connection, registry)
         self.failures = HandlerErrors()
-        """What handlers raised. For this package."""
+        """Errors that handlers raised. Internal."""
         self._handler_runners: list[BlockingHandlerRunner] = []
         self._replies: tuple[Replies, BlockingRawSubscription] | None = None
         """None before the first request."""
@@ -347,13 +384,29 @@ class BlockingBus(BlockingPublisher):
         )
 
     def run(self, seconds: float | None = None) -> None:
-        """Call handlers for what comes, for so long, or for ever."""
+        """Call handlers for arriving messages.
+
+        Args:
+            seconds: Time after which the call returns. None never returns.
+
+        Raises:
+            BusConnectionError: The connection is lost for good.
+            RefusedError: The bus has ended the subscription of a handler.
+        """
         deadline = monotonic() + arguments.timeout_or_infinity("seconds", seconds)
         while self.connection.wait_until(self._has_work, deadline):
             self._handle_available()
 
     def drain(self) -> None:
-        """Have handlers process all that the bus could send them, as `simplebus.Bus.drain`."""
+        """Call handlers until they have processed all messages that the bus can deliver now.
+
+        Messages and replies that the handlers publish are included. Messages that wait for a
+        backoff or a delay are not waited for. See `simplebus.Bus.drain`.
+
+        Raises:
+            ExceptionGroup: Contains the refusals that no call has raised yet.
+            BusConnectionError: The connection is lost for good.
+        """
         answers = 0
         while answers < (EMPTY_REPLIES_UNTIL_IDLE if self._handler_runners else 1):
             begun = self._started_count
@@ -365,14 +418,14 @@ class BlockingBus(BlockingPublisher):
 
     @property
     def _started_count(self) -> int:
-        """Messages that were handed to handlers."""
+        """Messages passed to handlers so far."""
         return sum(runner.started_count for runner in self._handler_runners)
 
     def _has_work(self) -> bool:
         return any(runner.has_work for runner in self._handler_runners)
 
     def _handle_available(self) -> None:
-        """A message for each handler that has one."""
+        """Handle one message with each handler that has one."""
         for runner in self._handler_runners:
             if runner.has_work:
                 runner.handle_next()
@@ -412,11 +465,30 @@ class BlockingBus(BlockingPublisher):
         as_: Any = None,
         **about: Unpack[PublishOptions],
     ) -> Any:
-        """Publish a message and return the first reply to it, as `simplebus.Bus.request`."""
+        """Publish a message and return the first reply to it.
+
+        The message expires after the timeout.
+
+            total = bus.request(GetTotal(month=5), as_=Total)
+
+        Args:
+            message: Value of a type that is bound to a class, or bytes if `class_id` is given.
+            class_id: Id or name of the class, for bytes.
+            timeout: Seconds to wait for the reply.
+            as_: Type of the reply's value. None returns the message.
+            about: Metadata of the message, as for `publish`.
+
+        Returns:
+            The value of the reply, or the reply as a message.
+
+        Raises:
+            TimeoutError: No reply arrived in time.
+            Exception: The errors of `publish`.
+        """
         decode = None if as_ is None else self._registry.bindings[as_].decode
         deadline = monotonic() + arguments.timeout_or_infinity("timeout", timeout)
         asking, inbox = self._open_replies()
-        asked = asking.ask(about, timeout=timeout, wake=lambda: None)
+        asked = asking.add_request(about, timeout=timeout, on_reply=lambda: None)
         try:
             self.publish(message, class_id=class_id, **asked.options)
             while asked.reply is None:
@@ -429,14 +501,26 @@ class BlockingBus(BlockingPublisher):
         return request_reply.value(asked.reply, decode)
 
     def reply(self, message: Message[Any], value: object) -> None:
-        """Answer a request. Raises LocalProtocolError for a message that asks for no reply, or for
-        one anywhere but where replies are."""
+        """Reply to a request, and wait until the bus has confirmed the reply.
+
+        Args:
+            message: The request; `message.is_request` is true.
+            value: Value of a bound type, or bytes.
+
+        Raises:
+            LocalProtocolError: The message is not a request, or asks for a reply in another
+                class than
+                that of replies.
+            Exception: The errors of `publish`.
+        """
         class_id, envelope = request_reply.reply_to(message)
-        request_reply.check_home(class_id, envelope, self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
+        request_reply.check_home(
+            class_id, envelope, self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
+        )
         self._publish(self._outbound.encode_payload(value), class_id, envelope, confirm=True)
 
     def _open_replies(self) -> tuple[Replies, BlockingRawSubscription]:
-        """The subscription that replies to this bus come to; made by the first request."""
+        """Return the replies to this bus. The first request subscribes to them."""
         if self._replies is None:
             asking = Replies(self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
             subscription = self.subscribe(asking.class_id, asking.channel, start="new")
@@ -462,7 +546,22 @@ class BlockingBus(BlockingPublisher):
         *,
         time: datetime | None = None,
     ) -> list[Message[Any]]:
-        """Messages of a class that the bus still holds, as `simplebus.Bus.fetch`."""
+        """Return stored messages of a class, without a subscription. No position changes.
+
+        Args:
+            what: Bound type, or id or name of a class.
+            first: Sequence of the first message.
+            count: Maximum number of messages.
+            time: Begin with the first message that the bus accepted at or after this time, if that
+                is later than `first`.
+
+        Returns:
+            The messages in order. They cannot be acknowledged.
+
+        Raises:
+            RefusedError: The user may not fetch from the class.
+            BusConnectionError: The connection is lost for good.
+        """
         target = Target.of(what, self._registry)
         fetching = FetchOperation(self.resolve_class_id(target.what), target, first, count, time)
         while not fetching.is_done:
@@ -490,19 +589,57 @@ class BlockingBus(BlockingPublisher):
         channel: str | None = None,
         session: int | None = None,
     ) -> InquireReply:
-        """What waits for what, as `simplebus.Bus.explain`."""
+        """Return which messages wait for which subscription, and why.
+
+        Args:
+            what: Bound type, or id or name of a class. None describes the whole bus.
+            channel: Describe the subscriptions that match this channel, in all classes or in
+                `what`.
+            session: Describe the session with this number.
+
+        Returns:
+            A structure of `simplebus.core.protocol.inquiry`.
+
+        Raises:
+            RefusedError: The class or session does not exist.
+            BusConnectionError: The connection is lost for good.
+        """
         asked = build_inquire_request(what, channel, session, self._registry)
         return get_inquire_reply(self.connection.request(partial(self._core.inquire, asked)))
 
     def keep_last_values(self, what: type | int | str) -> None:
-        """Have a class keep its last values, as `simplebus.Bus.keep_last_values`."""
+        """Make a class keep the last message of each channel from now on.
+
+        A subscription with `start="last_values"` begins with these. A message with an empty payload
+        removes the value of its channel. The class settings of the server take precedence.
+
+        Args:
+            what: Bound type, or id or name of a class.
+
+        Raises:
+            RefusedError: The bus refuses the request.
+            BusConnectionError: The connection is lost for good.
+        """
         target = Target.of(what, self._registry)
         self.connection.request(
             partial(self._core.keep_last_values, self.resolve_class_id(target.what))
         )
 
     def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
-        """Have stored messages of a class be nobody's any more, as `simplebus.Bus.purge`."""
+        """Discard the stored messages first..last-1 of a class for every subscription.
+
+        Args:
+            what: Bound type, or id or name of a class.
+            first: Sequence of the first message.
+            last: Sequence behind the last message. None for the head of the class.
+
+        Returns:
+            The number of discarded messages.
+
+        Raises:
+            RefusedError: The user may not purge the class.
+            BusConnectionError: The connection is lost for good.
+        """
         target = Target.of(what, self._registry)
         return get_purged_count(
             self.connection.request(

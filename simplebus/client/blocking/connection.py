@@ -1,9 +1,8 @@
-"""The client core on a socket, and on another one when that is lost, without an event loop.
+"""Connection of the blocking client, which is replaced when it is lost.
 
-Rule 1: no decisions here. What bytes mean and what is written next is the core's business, and when
-to try again the schedule's.
-Rule 2: whoever waits, for whatever, writes and reads meanwhile, so that neither side waits for the
-other; and has a lost connection replaced, within the time that it may wait.
+Every waiting call reads and writes meanwhile, so that neither side waits for the other, and
+replaces a lost connection within the time that it may wait. The core decides about bytes, the
+reconnect schedule about attempts.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from simplebus.net.tls import TlsSocket, has_unread, is_flushed, socket_of
 
 
 class ThreadGuard:
-    """Held by a call while it lasts."""
+    """Context manager that raises LocalProtocolError if another thread is inside."""
 
     __slots__ = ("_lock",)
 
@@ -64,7 +63,9 @@ _SELECT_SECONDS_MAX = 3600.0
 
 
 class BlockingClientConnection:
-    """Used by one thread at a time. Whoever makes it calls `open`, and `close` at the end."""
+    """Reconnecting connection of a client core, for one thread at a time. Call `open`, and `close`
+    at the end.
+    """
 
     def __init__(
         self,
@@ -73,36 +74,35 @@ class BlockingClientConnection:
         schedule: ReconnectSchedule,
         access: Access | None = None,
     ) -> None:
-        """`access` says whom it trusts over TLS."""
         self.core = core
         self._access = access
         self.confirms = PendingConfirms()
         self._addresses, self._schedule = addresses, schedule
         self._address = addresses[0]
-        """Where the connection goes, or went."""
+        """Address of the present or last connection."""
         self._socket: socket.socket | TlsSocket | None = None
-        """None while there is no connection on which the bus has answered."""
+        """None while there is no connection with a completed handshake."""
         self._pending_connection: Generator[Step, None, None] | None = None
-        """The connection that is being made."""
+        """Steps of the connection that is being made."""
         self._selector = selectors.DefaultSelector()
         self._buffer = ReceiveBuffer(READ_BYTES)
         self._is_write_blocked = False
-        """Whether the socket took less than it was given."""
+        """True if the socket accepted less than it was given."""
         self._selected_events = EVENT_READ
-        """What the selector looks for."""
+        """Events for which the socket is registered at the selector."""
         self._lost_error: BusConnectionError | None = None
-        """What became of the last connection."""
+        """Reason for the loss of the last connection."""
         self._end_error: BusConnectionError | None = None
-        """Why there will be no other connection; None while there may be one."""
+        """Reason why no other connection will be made; None while one may be."""
         self._is_last = False
-        """Whether this connection is to be the last: nothing is left to be done on another."""
+        """True if no other connection is needed, because everything is confirmed."""
         self.thread_guard = ThreadGuard()
-        """Held by whoever uses the bus."""
+        """Held by the thread that uses the bus."""
         self.core.set_notice_handler(lambda sentence: log.warning("the bus says: %s", sentence))
         fork_safety.register(self)
 
     def check_open(self) -> None:
-        """Raise BusConnectionError when there is no connection and will be none."""
+        """Raise BusConnectionError if no other connection will be made."""
         if self._end_error is not None:
             raise BusConnectionError(str(self._end_error)) from self._end_error.__cause__
 
@@ -110,7 +110,7 @@ class BlockingClientConnection:
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether there is no connection now."""
+        """True if there is no connection now."""
         return self._socket is None
 
     def open(self) -> None:
@@ -119,8 +119,10 @@ class BlockingClientConnection:
             self._connect(math.inf)
 
     def _connect(self, deadline: float) -> None:
-        """Go a step further with the connection that is being made, and wait for the next one until
-        the deadline. Raises BusConnectionError when there will be none."""
+        """Do one step of connecting, and wait for the next one until the deadline.
+
+        Raises BusConnectionError if no connection can be made.
+        """
         if self._pending_connection is None:
             attempt = self._schedule.next_attempt(monotonic())
             if attempt is None:
@@ -134,7 +136,7 @@ class BlockingClientConnection:
             wait(step, deadline)
 
     def _attempt_connection(self, attempt: ConnectAttempt) -> Generator[Step, None, None]:
-        """One attempt in steps. Raises BusConnectionError to give up."""
+        """Yield the steps of one attempt. Raises BusConnectionError to give up."""
         start = monotonic() + attempt.delay_seconds
         while monotonic() < start:
             yield None, 0, start
@@ -168,7 +170,7 @@ class BlockingClientConnection:
         self._schedule.mark_connected(attempt.address_index, monotonic())
 
     def _give_up(self) -> None:
-        """There will be no connection."""
+        """Raise the error for a connection that could not be made."""
         schedule, loss = self._schedule, self._lost_error
         seconds = schedule.timeout_seconds if loss is None else schedule.reconnect_seconds
         problem = schedule.last_error or client_addresses.connect_timeout_error(
@@ -184,7 +186,7 @@ class BlockingClientConnection:
     def _perform_handshake(
         self, sock: socket.socket | TlsSocket, until: float, seconds: float
     ) -> Generator[Step, None, None]:
-        """Have the bus answer the Connect, in steps. Raises BusConnectionError."""
+        """Yield steps until the bus has answered the Connect. Raises BusConnectionError."""
         asked = self.core.connection_made(monotonic())
         try:
             while not asked.is_done:
@@ -212,7 +214,7 @@ class BlockingClientConnection:
         self.core.connection_lost()
 
     def _connection_lost(self, error: Exception) -> None:
-        """The connection is gone: another one is made by who waits. Raises if there is none."""
+        """Close the lost connection, for the next wait to replace. Raises if it may not do so."""
         loss = self._lost_error = client_addresses.connection_lost_error(self._address, error)
         self._close_socket()
         self.confirms.update(
@@ -230,8 +232,9 @@ class BlockingClientConnection:
         self._schedule.mark_lost(monotonic())
 
     def disown(self, end: BusConnectionError) -> None:
-        """This process is a child of the one that made the connection. What the selector looks for
-        is the parent's: it is closed here, and not changed."""
+        """Close in a forked child. The selector's registrations belong to the parent: it is closed
+        unchanged.
+        """
         self.thread_guard = ThreadGuard()  # The thread that held it may not be here.
         if self._end_error is None:
             self._end_error = end
@@ -241,7 +244,7 @@ class BlockingClientConnection:
             self._selector.close()
 
     def _end(self, end: BusConnectionError) -> None:
-        """There will be no other connection. Raises that."""
+        """Fail all requests and raise `end`, because no other connection will be made."""
         self._end_error = end
         self.core.fail_requests(end)
         self.check_open()
@@ -249,7 +252,7 @@ class BlockingClientConnection:
     # Bytes ---------------------------------------------------------------------------------------
 
     def write_now(self) -> None:
-        """Write what the socket takes now."""
+        """Write as much as the socket accepts now."""
         with self.thread_guard:
             if self._socket is not None:
                 try:
@@ -258,7 +261,7 @@ class BlockingClientConnection:
                     self._connection_lost(error)
 
     def read_and_write(self) -> None:
-        """Take once what is there, and write what the socket takes now."""
+        """Read once what has arrived, and write as much as the socket accepts now."""
         with self.thread_guard:
             if self._socket is not None:
                 try:
@@ -277,7 +280,7 @@ class BlockingClientConnection:
             self._is_write_blocked = True
 
     def _receive(self, sock: socket.socket | TlsSocket) -> None:
-        """Take what is there, without waiting. Raises OSError and RemoteProtocolError."""
+        """Read what has arrived, without waiting. Raises OSError and RemoteProtocolError."""
         core = self.core
         try:
             count = sock.recv_into(self._buffer.writable)
@@ -289,7 +292,7 @@ class BlockingClientConnection:
         self.confirms.update(core.confirmed_position, core.pop_refusals())
 
     def _wait(self, sock: socket.socket | TlsSocket, until: float) -> int:
-        """Which events are there; 0 when it is time to look at the clock."""
+        """Wait for socket events and return them; 0 when it is time to look at the clock."""
         if has_unread(sock):
             return EVENT_READ
         wanted = EVENT_READ | (EVENT_WRITE if self._is_write_blocked else 0)
@@ -305,9 +308,10 @@ class BlockingClientConnection:
     # Waiting for the bus -------------------------------------------------------------------------
 
     def wait_until(self, condition: Callable[[], bool], deadline: float = math.inf) -> bool:
-        """Write and read until the condition holds, or, then False, until the deadline.
+        """Read and write until the condition holds. Returns False at the deadline.
 
-        After the deadline, too, what is there is taken once: who never waits gets on all the same.
+        Data that has arrived is read once even after the deadline, so that calls with a timeout of
+        0 make progress.
         """
         with self.thread_guard:
             while True:
@@ -321,8 +325,7 @@ class BlockingClientConnection:
                     return condition()
 
     def _exchange_once(self, deadline: float) -> None:
-        """Write and read once, or go on with a connection that is being made; wait for that until
-        the deadline at most."""
+        """Read and write once, or continue connecting; wait until the deadline at most."""
         sock = self._socket
         if sock is None:
             self._connect(deadline)
@@ -336,18 +339,20 @@ class BlockingClientConnection:
             self._connection_lost(error)
 
     def poll(self) -> None:
-        """Write and read what goes without waiting, and get on with a connection."""
+        """Read and write without waiting, and continue connecting."""
         self.wait_until(lambda: False, monotonic())
 
     def write_all(self, deadline: float = math.inf) -> None:
-        """Write all that is queued."""
+        """Write all queued bytes."""
         self.check_open()
         self.write_now()
         if self.core.send_queue.queued_bytes:
             self.wait_until(lambda: not self.core.send_queue.queued_bytes, deadline)
 
     def wait_confirmed(self, first: int, last: int) -> list[RefusedError]:
-        """Wait until the bus has confirmed these positions, or refused them."""
+        """Wait until the bus has confirmed or refused the positions first..last. Returns the
+        refusals.
+        """
         waiter = self.confirms.add_waiter(first, last, on_done=lambda: None)
         try:
             self.wait_until(lambda: waiter.is_done)
@@ -358,8 +363,10 @@ class BlockingClientConnection:
         return waiter.refusals
 
     def flush(self, deadline: float = math.inf) -> bool:
-        """Wait until everything published so far is confirmed, and every acknowledgement so far
-        is written; False at the deadline."""
+        """Wait until everything published so far is confirmed and every ack so far is written.
+
+        Returns False at the deadline.
+        """
         core, outgoing = self.core, self.core.send_queue
         core.ack_processed()
         if not self.wait_until(lambda: not core.has_held_acks, deadline):
@@ -371,21 +378,22 @@ class BlockingClientConnection:
         )
 
     def wait_answered(self, request: OpenRequest) -> OpenRequest:
-        """Wait for an answer of the bus. Raises RefusedError, or what became of the connection."""
+        """Wait for the reply to a request. Raises RefusedError or BusConnectionError."""
         self.wait_until(lambda: request.is_done)
         if request.error is not None:
             raise request.error
         return request
 
     def wait_answered_briefly(self, request: OpenRequest, deadline: float) -> None:
-        """Write all that is queued, and wait until the bus has answered, with whatever: until the
-        deadline, and not for a connection that is to be made first."""
+        """Write all queued bytes and wait for any reply, until the deadline and not for a new
+        connection.
+        """
         self.write_all(deadline)
         if self._socket is not None:
             self.wait_until(lambda: request.is_done or self._socket is None, deadline)
 
     def request(self, send: Callable[[], OpenRequest]) -> OpenRequest:
-        """Ask the bus, again if the connection is lost before the answer."""
+        """Send a request and wait for its reply; repeat it if the connection is lost before."""
         while True:
             self.wait_until(lambda: self._socket is not None)
             try:
@@ -396,7 +404,7 @@ class BlockingClientConnection:
     # The end -------------------------------------------------------------------------------------
 
     def close(self, seconds: float) -> None:
-        """Have everything confirmed, say goodbye, and wait until the bus has heard it."""
+        """Wait until everything is confirmed and the bus has closed the connection."""
         deadline = monotonic() + seconds
         try:
             with suppress(BusConnectionError, OSError):
@@ -416,7 +424,7 @@ class BlockingClientConnection:
             self._selector.close()
 
     def unconfirmed_error(self) -> BusConnectionError | None:
-        """After `close`: an error if the bus did not confirm everything."""
+        """Return an error if, after `close`, messages are not confirmed."""
         count = self.core.published_position - self.core.confirmed_position
         return (
             client_addresses.unconfirmed_error(

@@ -1,8 +1,7 @@
-"""From an address to a connected socket, in steps, without an event loop.
+"""Connecting a socket in steps that do not block.
 
-Rule 1: what is tried, and what is said when it fails, is the business of `dial`.
-Rule 2: no step waits. Each gives what is to be waited for before the next one, and whoever takes
-the steps waits as long as it may: a connection that is being made outlives the call that began it.
+Each step yields what to wait for before the next one. The caller waits as long as it may, so a
+connection attempt can outlive the call that began it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def wait(step: Step, deadline: float) -> None:
 
 
 def wait_ready(sock: socket.socket, events: int, until: float) -> Generator[Step, None, bool]:
-    """Steps until a socket is ready; False if it is not in time."""
+    """Yield steps until a socket is ready. Returns False if it is not ready in time."""
     while not _is_ready(sock, events, 0.0):
         if monotonic() >= until:
             return False
@@ -45,7 +44,7 @@ def wait_ready(sock: socket.socket, events: int, until: float) -> Generator[Step
 
 
 def dial(where: Address, until: float, seconds: float) -> Generator[Step, None, socket.socket]:
-    """Steps to a connected socket. Raises BusConnectionError, at that time at the latest."""
+    """Yield steps until a socket is connected. Raises BusConnectionError, at the latest at `until`."""
     problem: OSError | None = None
     try:
         infos = addresses.resolve_numeric(where) or socket.getaddrinfo(
@@ -76,8 +75,10 @@ def dial(where: Address, until: float, seconds: float) -> Generator[Step, None, 
 def start_tls(
     sock: socket.socket, where: Address, access: Access | None, until: float, seconds: float
 ) -> Generator[Step, None, socket.socket | TlsSocket]:
-    """Steps to what is spoken on a connected socket: itself, or TLS where the address says so.
-    Raises BusConnectionError, at that time at the latest."""
+    """Yield steps until the TLS handshake is done, if the address is secure.
+
+    Returns the TLS socket, or `sock` itself. Raises BusConnectionError, at the latest at `until`.
+    """
     if not where.is_secure:
         return sock
     try:

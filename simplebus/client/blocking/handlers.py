@@ -1,8 +1,8 @@
-"""Handlers without an event loop: functions that are called, one at a time, for what comes.
+"""Handlers of the blocking client. They are called only while the program is in `run` or `drain`.
 
-Rule 1: they are called while the program is in `run` or `drain`, and at no other time.
-Rule 2: a message is acknowledged when its handler has returned, and its reply, if it asked for one
-and got one, is confirmed. What goes wrong in a handler is the handler's.
+A message is acknowledged when its handler has returned and its reply, if any, is confirmed. If a
+handler raises, its message is redelivered after a backoff, and the error is raised when the bus is
+left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BlockingHandlerRunner:
-    """One handler and its subscription, which is entered."""
+    """Calls one handler for the messages of its subscription, which has begun."""
 
     def __init__(
         self,
@@ -33,15 +33,17 @@ class BlockingHandlerRunner:
         self._handler = handler
         self._failures = failures
         self.started_count = 0
-        """Messages that were handed to it."""
+        """Messages passed to the handler so far."""
 
     @property
     def has_work(self) -> bool:
-        """Whether something has come for it. Raises RefusedError once the bus has ended it."""
+        """True if a message has arrived. Raises RefusedError once the bus has ended the
+        subscription.
+        """
         return not self._subscription.inbox.is_empty
 
     def handle_next(self) -> None:
-        """Handle a message."""
+        """Handle one message."""
         message = self._subscription.get()
         self.started_count += 1
         at_work, sequence = self._subscription.inbox.in_handler_sequences, message.sequence

@@ -1,8 +1,8 @@
-"""Publishing without an event loop: what a program calls.
+"""Publishing half of `BlockingBus`.
 
-Rule 1: when a call that publishes raises, nothing of it was published; only RefusedError and
-BusConnectionError say otherwise.
-Rule 2: what is published is written before the call returns: nobody else would do it.
+If a publishing call raises, nothing of it was published, except for RefusedError and
+BusConnectionError. Messages are written before the call returns, because no other task would write
+them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from simplebus.core.protocol.envelope_batch import Envelope
 
 
 class BlockingPublisher:
-    """The half of a bus that publishes."""
+    """Publishing methods of a blocking bus."""
 
     def __init__(self, connection: BlockingClientConnection, registry: Registry) -> None:
         self.connection = connection
-        """For this package."""
+        """Internal."""
         self._core = connection.core
         self._outgoing = connection.core.send_queue
         self._registry = registry
@@ -41,7 +41,7 @@ class BlockingPublisher:
 
     @property
     def durability(self) -> DurabilityName:
-        """Where a message is when it is confirmed, by the bus that was connected to last."""
+        """Durability of confirmed messages at the connected bus: "memory", "os" or "disk"."""
         return DURABILITY_NAMES[self._core.durability]
 
     def publish(
@@ -52,10 +52,23 @@ class BlockingPublisher:
         confirm: bool = True,
         **about: Unpack[PublishOptions],
     ) -> None:
-        """Publish a message, and return when the bus has confirmed it.
+        """Publish a message and wait until the bus has confirmed it.
 
-        Arguments and errors are those of `simplebus.Bus.publish`. Without confirm it returns when
-        the message is written.
+        Args:
+            message: Value of a type that is bound to a class, or bytes if `class_id` is given.
+            class_id: Id or name of the class, for bytes.
+            confirm: Wait for the confirm. If False, the call returns when the message is written.
+            about: Metadata of the message: `channel`, `key`, `headers`, `expires` and `delay`
+                in seconds.
+
+        Raises:
+            RefusedError: The bus refuses the message.
+            UnboundTypeError: The type is bound to no class.
+            LocalProtocolError: The protocol cannot carry the message, for example because it is
+                too long.
+            ValueError: The metadata or the class id is invalid.
+            TypeError: The payload or the metadata has the wrong type.
+            BusConnectionError: The connection is lost for good.
         """
         payload, id_, envelope = self._prepare(message, class_id, about)
         self.connection.check_open()
@@ -74,10 +87,20 @@ class BlockingPublisher:
     def publish_nowait(
         self, message: object, *, class_id: int | str | None = None, **about: Unpack[PublishOptions]
     ) -> int:
-        """Publish a message without waiting, but for the id of a class that is used for the first
-        time. Returns its position: how many were published before.
+        """Publish a message without waiting, except for the id of a class that is used for the
+        first time.
 
-        Raises BusFullError when it would have to wait, and what `publish` does.
+        Args:
+            message: Value of a type that is bound to a class, or bytes if `class_id` is given.
+            class_id: Id or name of the class, for bytes.
+            about: Metadata of the message, as for `publish`.
+
+        Returns:
+            The position of the message: the number of messages that this client published before.
+
+        Raises:
+            BusFullError: The call would have to wait: too many bytes are unconfirmed.
+            Exception: The errors of `publish`.
         """
         payload, id_, envelope = self._prepare(message, class_id, about)
         self.connection.check_open()
@@ -99,9 +122,19 @@ class BlockingPublisher:
         confirm: bool = True,
         **about: Unpack[PublishOptions],
     ) -> None:
-        """Publish many messages at once, as `publish` does each.
+        """Publish many messages at once.
 
-        Raises an ExceptionGroup of RefusedError for those that the bus refuses.
+        Args:
+            messages: Values of bound types, or bytes if `class_id` is given.
+            class_id: Id or name of the class, for bytes.
+            confirm: Wait until the bus has confirmed all of them. If False, the call returns
+                when they are
+                written.
+            about: Metadata of all messages, as for `publish`.
+
+        Raises:
+            ExceptionGroup: Contains a RefusedError for each message that the bus refuses.
+            Exception: The errors of `publish`. Nothing is published then.
         """
         runs: list[tuple[int, list[Any]]] = []
         if class_id is None:
@@ -123,20 +156,24 @@ class BlockingPublisher:
                 raise group_refusals(refused)
 
     def flush(self) -> None:
-        """Wait until the bus has confirmed everything published so far, and acknowledgements so
-        far are written. Raises an ExceptionGroup of what was refused and not told yet."""
+        """Wait until everything published so far is confirmed, and every ack so far is written.
+
+        Raises:
+            ExceptionGroup: Contains the refusals that no call has raised yet.
+            BusConnectionError: The connection is lost for good.
+        """
         self.connection.flush()
         if refused := self.connection.confirms.pop_unclaimed():
             raise refused
 
     def statistics(self) -> ClientStatistics:
-        """A snapshot of this client."""
+        """Return a snapshot of the counters of this client."""
         return self._core.statistics()
 
     # Classes -------------------------------------------------------------------------------------
 
     def resolve_class_id(self, what: Binding[Any] | int | str) -> int:
-        """The id of a class, which the bus is asked for if it has a name. For this package."""
+        """Return the id of a class; ask the bus if only the name is known. Internal."""
         known = self._outbound.find_class_id(what)
         if known is None:
             assert not isinstance(what, int)
@@ -145,14 +182,14 @@ class BlockingPublisher:
         return known
 
     def _new_route(self, type_: type) -> PublishRoute:
-        """The way of a type's values, found for the first time."""
+        """Find encoder and class id of a type that is published for the first time."""
         binding = self._registry.bindings[type_]
         return self._outbound.add_route(binding, self.resolve_class_id(binding))
 
     def _prepare(
         self, message: Any, class_id: int | str | None, about: PublishOptions
     ) -> tuple[bytes, int, Envelope | None]:
-        """What the core is given."""
+        """Return payload, class id and envelope of a message."""
         if class_id is None:
             encode, id_ = self._routes.get(type(message)) or self._new_route(type(message))
             message = encode(message)

@@ -1,10 +1,4 @@
-"""A subscription without an event loop: one by one, in batches, as values or as messages.
-
-Rule 1: asking for the next message says that the one before is processed. So does leaving the
-subscription's block without an exception.
-Rule 2: a loop says so too when it is left by `break` or `return`, and that its last message failed
-when it is left by an exception. Nobody else says anything of what a loop is at.
-"""
+"""Subscriptions of the blocking client: iteration over values, messages and batches, and `get`."""
 
 from __future__ import annotations
 
@@ -38,7 +32,15 @@ T = TypeVar("T")
 
 
 class BlockingBaseSubscription(Entry[T]):
-    """The messages of one class whose values are of one type; see `simplebus.Subscription`."""
+    """Messages of one class for one consumer. Made by `BlockingBus.subscribe`; it begins with its
+    block.
+
+    A message is acknowledged when you ask for the next one, or when the `with` block is left
+    without an exception. If the block raises, the last message is redelivered after a backoff. With
+    `auto_ack=False` you acknowledge by `ack` or `ack_batch`.
+
+    See `simplebus.Bus.subscribe` for the details.
+    """
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class BlockingBaseSubscription(Entry[T]):
         self._connection = bus.connection
         self._idle_seconds = math.inf if idle_seconds is None else idle_seconds
         self._acks_due_at = 0.0
-        """When acknowledgements leave, however few they are."""
+        """Time at which acks are written, however few they are."""
 
     def __enter__(self) -> Self:
         self.check_fresh()
@@ -82,17 +84,25 @@ class BlockingBaseSubscription(Entry[T]):
                 self._connection.write_all(monotonic() + CLOSE_SECONDS_FAILED)
 
     def messages(self) -> BlockingIterable[Message[T]]:
-        """Iterate over messages: what came with a value, and the value."""
+        """Iterate over messages instead of values: `for message in shops.messages()`."""
         return BlockingIterable(self._iterate_messages, self._next_message)
 
     def batches(self) -> BlockingIterable[Batch]:
-        """Iterate over batches: many messages at the price of one."""
+        """Iterate over batches, which cost about as much as one message: `for batch in
+        shops.batches()`.
+        """
         return BlockingIterable(self._iterate_batches, self._next_batch)
 
     def get(self, timeout: float | None = None) -> Message[T]:
-        """The next message. Says that the one before is processed, unless a loop is at that.
+        """Return the next message. Acknowledges what `get`, `take` or `next` returned before.
 
-        Raises TimeoutError when none came in so many seconds.
+        Args:
+            timeout: Seconds to wait for a message. None waits forever.
+
+        Raises:
+            TimeoutError: No message arrived in time.
+            RefusedError: The bus has ended the subscription.
+            BusConnectionError: The connection is lost for good.
         """
         inbox = self.inbox
         if inbox.active_loop is None:
@@ -107,8 +117,20 @@ class BlockingBaseSubscription(Entry[T]):
         return next(inbox.prepared_messages)
 
     def take(self, most: int, timeout: float | None = None) -> list[Message[T]]:
-        """The messages that are there, up to `most`; otherwise the first that come, or, after so
-        many seconds, none. Says that those before are processed."""
+        """Return the messages that have arrived. Acknowledges those returned before.
+
+        Args:
+            most: Maximum number of messages, at least 1.
+            timeout: Seconds to wait if none has arrived. None waits forever.
+
+        Returns:
+            Up to `most` messages; an empty list if none arrived in time.
+
+        Raises:
+            ValueError: `most` is less than 1.
+            RefusedError: The bus has ended the subscription.
+            BusConnectionError: The connection is lost for good.
+        """
         if most < 1:
             raise ValueError(f"take needs a number of messages from 1 on, got {most}")
         if not self._refill(arguments.timeout_or_infinity("timeout", timeout)):
@@ -156,13 +178,16 @@ class BlockingBaseSubscription(Entry[T]):
         return batch
 
     def _refill(self, seconds: float, loop: object | None = None) -> bool:
-        """Wait until there is something to hand out, to a loop or to who asks one by one. What that
-        was handed before is processed."""
+        """Wait until there are messages for `loop`, or for `get` if it is None. Returns False at
+        the timeout.
+
+        Acknowledges what that consumer received before.
+        """
         inbox, connection = self.inbox, self._connection
         with connection.thread_guard:
             inbox.settle_previous(loop)
             if not inbox.is_empty:
-                connection.check()
+                connection.check_open()
                 if connection.core.has_due_acks or monotonic() >= self._acks_due_at:
                     self._write_acks()
                 return True
@@ -173,7 +198,7 @@ class BlockingBaseSubscription(Entry[T]):
                 inbox.has_waiting_consumer = False
 
     def _push_acks(self, *, handing_out: bool = False) -> None:
-        """Have acknowledgements leave: the last ones left a while ago."""
+        """Write acks, because the last ones were written a while ago."""
         self.inbox.settle(include_last=not handing_out)
         self._write_acks()
 
@@ -187,11 +212,22 @@ class BlockingBaseSubscription(Entry[T]):
 
 
 class BlockingSubscription(BlockingBaseSubscription[T]):
-    """The values of one type: `with bus.subscribe(ShopCreated) as shops`, then iterate."""
+    """Values of one type: `with bus.subscribe(ShopCreated) as shops`, then iterate.
+
+    A message is acknowledged when you ask for the next one, or when the `with` block is left
+    without an exception. If the block raises, the last message is redelivered after a backoff.
+
+    Use `messages()`, `get` and `take` for the messages with their metadata.
+    """
 
     def __iter__(self) -> Iterator[T]:
-        """Values, one by one. Raises DecodeError, whose `message` will come again, for what is
-        none; another loop goes on behind it."""
+        """Iterate over values.
+
+        Raises:
+            DecodeError: The payload is not a value of the type. Its `message` is redelivered
+                after a
+                backoff. A new loop continues behind it.
+        """
         inbox = self.inbox
         decode = inbox.decode
         assert decode is not None
@@ -209,7 +245,7 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
             raise undecodable(error, message) from None
 
     def __next__(self) -> T:
-        """The next value. Says that the one before is processed. Raises DecodeError as a loop."""
+        """Return the next value. Acknowledges the one before. Raises DecodeError as a loop does."""
         message = self._next_message()
         try:
             return message.value
@@ -219,11 +255,15 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
 
 
 class BlockingRawSubscription(BlockingBaseSubscription[bytes]):
-    """The messages of one class: `with bus.subscribe(1) as messages`, then iterate."""
+    """Messages of one class: `with bus.subscribe(1) as messages`, then iterate.
+
+    A message is acknowledged when you ask for the next one, or when the `with` block is left
+    without an exception. If the block raises, the last message is redelivered after a backoff.
+    """
 
     def __iter__(self) -> Iterator[Message[bytes]]:
         return self._iterate_messages()
 
     def __next__(self) -> Message[bytes]:
-        """The next message. Says that the one before is processed."""
+        """Return the next message. Acknowledges the one before."""
         return self._next_message()

@@ -15,10 +15,10 @@ from simplebus.core.settings import Settings
 from tests.client.bus_server import (
     BusServer,
     bus_server,
-    loops_give,
+    read_until_count,
     until,
 )
-from tests.client.faulty_bus import deaf_listener, false_bus
+from tests.client.faulty_server import fake_server, silent_listener
 
 NUMBERED = [b"message %d" % number for number in range(3000)]
 
@@ -88,7 +88,7 @@ def test_a_loop_ends_when_nothing_comes_for_so_long(shared_server: BusServer) ->
     ):
         assert list(messages) == []
         bus.publish(b"x", class_id=30)
-        assert [message.payload for message in loops_give(messages, 1)] == [b"x"]
+        assert [message.payload for message in read_until_count(messages, 1)] == [b"x"]
 
 
 def test_one_connection_publishes_and_subscribes_without_getting_stuck(server: BusServer) -> None:
@@ -185,7 +185,7 @@ def test_what_is_sent_again_while_it_waits_for_a_slow_loop_does_not_come_twice(
             payloads.append(messages.get().payload)
             clockless_server.tick()
             until(lambda: clockless_server.statistics().redelivered >= 50)
-            payloads += loops_give((message.payload for message in messages), 49)
+            payloads += read_until_count((message.payload for message in messages), 49)
     assert payloads == NUMBERED[:50]
     assert clockless_server.statistics().redelivered == 50
 
@@ -239,7 +239,7 @@ def test_a_host_that_does_not_exist_is_said_so() -> None:
 
 def test_a_listener_that_is_no_bus_is_said_so() -> None:
     with (
-        deaf_listener() as deaf,
+        silent_listener() as deaf,
         pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 2 s"),
         simplebus.connect_blocking(deaf.address, timeout=2),
     ):
@@ -249,8 +249,10 @@ def test_a_listener_that_is_no_bus_is_said_so() -> None:
 def test_leaving_a_bus_that_confirms_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.client.blocking.bus.CLOSE_SECONDS", 0.1)
     with (
-        false_bus(lambda kind, *_: frames.encode(frames.HEARTBEAT) if kind == 49 else b"") as mute,
-        pytest.raises(BusConnectionError, match=r"3,000 messages were not confirmed by the bus"),
+        fake_server(
+            lambda kind, *_: frames.encode(frames.HEARTBEAT) if kind == 49 else b""
+        ) as mute,
+        pytest.raises(BusConnectionError, match=r"3,000 messages were not confirmed by the server"),
         simplebus.connect_blocking(mute.address) as bus,
     ):
         bus.publish_many(NUMBERED, class_id=1, confirm=False)
