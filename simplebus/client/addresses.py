@@ -58,13 +58,20 @@ class Address:
             raise ValueError(
                 f"{_hide_credentials(text)!r} is no address of a bus ({error}); {expected}"
             ) from None
-        extra = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
+        has_extra_parts = (
+            parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
+        )
         if "@" in parts.netloc:
             expected += "; pass user and password as arguments"
-        if parts.scheme not in (_SCHEME, _SECURE_SCHEME) or not host or port == 0 or extra:
+        if (
+            parts.scheme not in (_SCHEME, _SECURE_SCHEME)
+            or not host
+            or port == 0
+            or has_extra_parts
+        ):
             raise ValueError(f"{_hide_credentials(text)!r} is no address of a bus; {expected}")
-        secure = parts.scheme == _SECURE_SCHEME
-        return cls(host, DEFAULT_PORT if port is None else port, secure)
+        is_secure = parts.scheme == _SECURE_SCHEME
+        return cls(host, DEFAULT_PORT if port is None else port, is_secure)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -77,25 +84,25 @@ def _hide_credentials(text: str) -> str:
     return re.sub(r"(?<=//).*@|^[^/]*@", "…@", text)
 
 
-def _address_type_error(given: object) -> TypeError:
-    return TypeError(f"an address of a bus must be text, or several texts, got {given!r}")
+def _address_type_error(value: object) -> TypeError:
+    return TypeError(f"an address of a bus must be text, or several texts, got {value!r}")
 
 
-def parse_addresses(given: str | Iterable[str]) -> list[Address]:
+def parse_addresses(value: str | Iterable[str]) -> list[Address]:
     """Return one or several addresses.
 
     Raises:
         ValueError: If a text is not an address, or there is none.
         TypeError: If `value` is neither a str nor an iterable of str.
     """
-    if isinstance(given, str):
-        given = [given]
-    elif not isinstance(given, Iterable):
-        raise _address_type_error(given)
-    found = [Address.parse(text) for text in given]
-    if not found:
+    if isinstance(value, str):
+        value = [value]
+    elif not isinstance(value, Iterable):
+        raise _address_type_error(value)
+    parsed = [Address.parse(text) for text in value]
+    if not parsed:
         raise ValueError("no address of a bus was given, expected at least one")
-    return found
+    return parsed
 
 
 def resolve_numeric(address: Address) -> list[AddressInfo]:
@@ -110,13 +117,13 @@ def resolve_numeric(address: Address) -> list[AddressInfo]:
 
 def start_connect(info: AddressInfo) -> socket.socket:
     """Return a socket that is connecting. When it is writable, call `finish_connect`."""
-    family, kind, protocol, _, where = info
-    sock = socket.socket(family, kind, protocol)
+    family, socket_type, protocol, _, socket_address = info
+    sock = socket.socket(family, socket_type, protocol)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        _check_error_code(sock.connect_ex(where), accepted=_IN_PROGRESS_CODES)
+        _check_error_code(sock.connect_ex(socket_address), accepted=_IN_PROGRESS_CODES)
     except BaseException:
         sock.close()
         raise
@@ -135,9 +142,9 @@ def _check_error_code(code: int, *, accepted: set[int]) -> None:
 
 def connect_error(place: object, error: OSError | None) -> BusConnectionError:
     """Return the error for a failed connect; `error` is None for a host without an address."""
-    what = "it has no address" if error is None else error.strerror or str(error)
+    reason = "it has no address" if error is None else error.strerror or str(error)
     return BusConnectionError(
-        f"cannot connect to {place}: {what}; expected a simplebus server listening there"
+        f"cannot connect to {place}: {reason}; expected a simplebus server listening there"
     )
 
 
@@ -149,9 +156,9 @@ def tls_error(place: object, error: OSError) -> BusConnectionError:
             f"({error.verify_message}); expected one for this host, signed by an authority that "
             "this program trusts"
         )
-    what = getattr(error, "reason", None) or error.strerror or str(error) or "it hung up"
+    reason = getattr(error, "reason", None) or error.strerror or str(error) or "it hung up"
     return BusConnectionError(
-        f"cannot connect to {place}: the TLS handshake failed ({what}); expected a simplebus "
+        f"cannot connect to {place}: the TLS handshake failed ({reason}); expected a simplebus "
         "server with TLS there"
     )
 
@@ -177,15 +184,15 @@ def connection_lost_error(place: object, error: Exception | None) -> BusConnecti
     if isinstance(error, BusConnectionError):
         return error
     if error is None or isinstance(error, ConnectionError):
-        how = "" if error is None else f" ({error.strerror or error})"
-        text = f"the server at {place} closed the connection{how}; see its log for the reason"
+        reason = "" if error is None else f" ({error.strerror or error})"
+        text = f"the server at {place} closed the connection{reason}; see its log for the reason"
     elif isinstance(error, OSError):
         text = f"the connection to {place} is lost: {error.strerror or error}"
     else:
         text = f"the connection to {place} has ended: {error}"
-    found = BusConnectionError(text)
-    found.__cause__ = error
-    return found
+    lost = BusConnectionError(text)
+    lost.__cause__ = error
+    return lost
 
 
 def reconnect_failed_error(
@@ -199,9 +206,9 @@ def reconnect_failed_error(
         seconds: Duration of the attempts; None if the last error was permanent.
     """
     within = "" if seconds is None else f" within {_format_seconds(seconds)} s"
-    found = BusConnectionError(f"{loss}; no other connection was made{within}: {problem}")
-    found.__cause__ = problem
-    return found
+    failed = BusConnectionError(f"{loss}; no other connection was made{within}: {problem}")
+    failed.__cause__ = problem
+    return failed
 
 
 def log_forgotten_messages(place: object, count: int) -> None:
@@ -221,7 +228,7 @@ def _format_seconds(seconds: float) -> str:
 
 def unconfirmed_error(count: int, end: BusConnectionError) -> BusConnectionError:
     """Return the error for messages that were not confirmed before the bus was left."""
-    what = "1 message was" if count == 1 else f"{count:,} messages were"
-    found = BusConnectionError(f"{what} not confirmed by the bus: {end}")
-    found.__cause__ = end
-    return found
+    messages = "1 message was" if count == 1 else f"{count:,} messages were"
+    unconfirmed = BusConnectionError(f"{messages} not confirmed by the server: {end}")
+    unconfirmed.__cause__ = end
+    return unconfirmed

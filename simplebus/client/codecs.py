@@ -99,15 +99,15 @@ class DecodeError(BusError):
 
     def of_reply(self, reply: Any) -> DecodeError:
         """Return a copy of this error for a reply, whose class is not the class of its type."""
-        found = DecodeError(
+        error = DecodeError(
             f"a reply is{str(self).partition(' is')[2]}",
             payload=self.payload,
             type_=self.type,
             codec=self.codec,
             class_id=reply.class_id,
         )
-        found.message = reply
-        return found
+        error.message = reply
+        return error
 
 
 class LibraryCodec(Generic[T]):
@@ -220,28 +220,29 @@ def find_codec(type_: type[T], name: CodecName | None = None) -> Codec[T]:
     runtime_type(type_)  # Raises for anything that is not a class.
     if name is None and type_ is bytes:
         return cast(Codec[T], BYTES_CODEC)
-    default = find_default_codec_name(type_)
-    choices = _MSGSPEC_CODECS if default in (None, "json") else (default,)
+    default_name = find_default_codec_name(type_)
+    choices = _MSGSPEC_CODECS if default_name in (None, "json") else (default_name,)
     if name is not None and name not in choices:
         raise TypeError(
             f"the {name} codec does not take {format_type(type_)}; "
             f"expected {_format_choices(choices)}, or {_CUSTOM_CODEC_HINT}"
         )
-    if default is None and not _is_supported_by_msgspec(type_):
+    if default_name is None and not _is_supported_by_msgspec(type_):
         raise TypeError(
-            f"no codec takes {format_type(type_)}: json and msgpack take msgspec.Struct, dataclass, "
-            "attrs, TypedDict and NamedTuple types, pydantic and protobuf their own; for another, "
+            f"no codec takes {format_type(type_)}: json and msgpack take msgspec.Struct, "
+            "dataclass, attrs, TypedDict and NamedTuple types, pydantic and protobuf their own; "
+            "for another, "
             f"{_CUSTOM_CODEC_HINT}; if a decorator makes the class one of these, put the binding "
             "decorator above it"
         )
-    chosen = name or default
-    if chosen is None:
+    codec_name = name or default_name
+    if codec_name is None:
         raise TypeError(
             f"{format_type(type_)} has no codec of its own; "
             f"ask for {_format_choices(_MSGSPEC_CODECS)} by codec=, or {_CUSTOM_CODEC_HINT}"
         )
-    encode, build = _CODEC_FACTORIES[chosen](type_)
-    return LibraryCodec(type_, name=chosen, encode_exact=encode, build=build)
+    encode, build_decoder = _CODEC_FACTORIES[codec_name](type_)
+    return LibraryCodec(type_, name=codec_name, encode_exact=encode, build=build_decoder)
 
 
 def find_default_codec_name(type_: object) -> CodecName | None:
@@ -250,15 +251,15 @@ def find_default_codec_name(type_: object) -> CodecName | None:
         return "protobuf"
     if hasattr(type_, "model_validate_json") or hasattr(type_, "__pydantic_validator__"):
         return "pydantic"
-    own = get_origin(type_) or type_
-    if not isinstance(own, type):
+    class_ = get_origin(type_) or type_
+    if not isinstance(class_, type):
         return None
     is_record = (
-        issubclass(own, msgspec.Struct)
-        or dataclasses.is_dataclass(own)
-        or hasattr(own, "__attrs_attrs__")
-        or is_typed_dict(own)
-        or (issubclass(own, tuple) and hasattr(own, "_fields"))
+        issubclass(class_, msgspec.Struct)
+        or dataclasses.is_dataclass(class_)
+        or hasattr(class_, "__attrs_attrs__")
+        or is_typed_dict(class_)
+        or (issubclass(class_, tuple) and hasattr(class_, "_fields"))
     )
     return "json" if is_record else None
 
@@ -280,13 +281,13 @@ def make_decoder(
         try:
             return decode(payload)
         except Exception as error:
-            expected = codec.type if isinstance(codec, LibraryCodec) else type_
+            expected_type = codec.type if isinstance(codec, LibraryCodec) else type_
             raise DecodeError(
-                f"a message{_format_class(class_id, class_name)} is no {format_type(expected)} "
-                f"by the {codec.name} codec: {_format_error(error)}; "
+                f"a message{_format_class(class_id, class_name)} is no "
+                f"{format_type(expected_type)} by the {codec.name} codec: {_format_error(error)}; "
                 f"its payload is {_format_payload(payload)}",
                 payload=payload,
-                type_=expected,
+                type_=expected_type,
                 codec=codec.name,
                 class_id=class_id,
                 class_name=class_name,
@@ -301,13 +302,13 @@ def runtime_type(type_: object) -> type:
     Raises:
         TypeError: If `type_` is not a class.
     """
-    own = get_origin(type_) or type_
-    if not isinstance(own, type) or own in (types.UnionType, Annotated):
+    class_ = get_origin(type_) or type_
+    if not isinstance(class_, type) or class_ in (types.UnionType, Annotated):
         raise TypeError(
             f"a message's type is a class, got {type_!r}; of a union bind each member, or a class "
             "with a field for it"
         )
-    return dict if is_typed_dict(own) else own
+    return dict if is_typed_dict(class_) else class_
 
 
 def is_typed_dict(type_: object) -> bool:
@@ -342,15 +343,15 @@ def _create_pydantic_codec(
         )
     adapter: Any = None
 
-    def adapted() -> Any:
+    def get_adapter() -> Any:
         nonlocal adapter
         if adapter is None:
             adapter = sys.modules["pydantic"].TypeAdapter(type_)
         return adapter
 
     return (
-        lambda value: adapted().dump_json(value, by_alias=True, round_trip=True),
-        lambda: adapted().validate_json,
+        lambda value: get_adapter().dump_json(value, by_alias=True, round_trip=True),
+        lambda: get_adapter().validate_json,
     )
 
 
@@ -366,8 +367,8 @@ _CODEC_FACTORIES: dict[str, _CodecFactory] = {
 
 
 def _is_supported_by_msgspec(type_: object) -> bool:
-    own = get_origin(type_) or type_
-    return not isinstance(msgspec.inspect.type_info(own), msgspec.inspect.CustomType)
+    class_ = get_origin(type_) or type_
+    return not isinstance(msgspec.inspect.type_info(class_), msgspec.inspect.CustomType)
 
 
 def _format_class(class_id: int | None, class_name: str | None) -> str:

@@ -1,10 +1,7 @@
-"""Dead letters for who looks after them: read, published again, purged.
+"""Dead-letter administration for programs: list, read, requeue and purge dead letters.
 
-Rule 1: everything goes through `simplebus.Bus`; a program of its own could do the same.
-Rule 2: what a letter says was perhaps not said by the bus: it goes back to no class but the one
-whose letters these are.
-Rule 3: a letter is purged when the bus has confirmed its message, and not before. Who is stopped in
-between leaves a message that comes twice, never one that is lost.
+Uses only public methods of `simplebus.Bus`. A dead letter is purged after the server has confirmed
+its requeued message; a program that stops in between leaves a duplicate, never a loss.
 """
 
 from __future__ import annotations
@@ -22,9 +19,9 @@ from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.protocol.inquiry import ClassInfo
 
 REQUEUED_FROM_HEADER = "requeued-from"
-"""The header of a message that was a dead letter: which one, such as dead.orders#17."""
+"""Header of a requeued message: the dead letter it was, for example `dead.orders#17`."""
 REQUEUED_COUNT_HEADER = "requeued-count"
-"""And how often it was published again."""
+"""Header of a requeued message: the number of times it was requeued."""
 
 _DEATH_HEADERS = frozenset(
     {
@@ -39,13 +36,13 @@ _DEATH_HEADERS = frozenset(
         dead_letters.ERROR_HEADER,
     }
 )
-"""Headers that are about its death."""
+"""Headers that the server adds to a dead letter."""
 
 _NAME_CHARACTERS_SHOWN = 80
 _FETCH_COUNT = 64
-"""So many letters are looked at together: so many may come twice."""
+"""Dead letters that are fetched, and requeued, together. At most this many may be duplicated."""
 _INSPECTED_COUNT_MAX = 10_000
-"""In a list, so many of a class are looked at for their reasons."""
+"""Dead letters of a queue whose reasons `inspect_queue` counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,56 +50,69 @@ class DeadLetter:
     """One dead letter."""
 
     sequence: int
-    """Its own, in the class of dead letters."""
+    """Its sequence in the class of dead letters."""
     reason: str
     source_class: str
-    """The class in which it died: its name, or its id."""
+    """Name, or id, of the class of the original message."""
     source_sequence: str
-    """Its sequence there."""
+    """Sequence of the original message."""
     attempts: str
     subscription: str
     session: str
     time: str
-    """When it died: seconds since 1970."""
+    """Time when it became a dead letter, in seconds since 1970."""
     error: str
-    """What its consumer said last; empty for nothing."""
+    """Error from the last nack; empty if there was none."""
     channel: str
     key: bytes
     headers: tuple[tuple[str, str], ...]
-    """The publisher's."""
+    """Headers of the publisher."""
     payload: bytes
 
     @classmethod
     def from_message(cls, message: Message[bytes]) -> DeadLetter:
-        found = dict(message.headers)  # Of a header that comes twice the last one counts.
+        """Return the dead letter in `message`."""
+        headers = dict(message.headers)  # The last one of equal names counts.
         return cls(
             sequence=message.sequence,
-            reason=found.get(dead_letters.REASON_HEADER, ""),
-            class_=found.get(dead_letters.CLASS_HEADER, ""),
-            died_as=found.get(dead_letters.SEQUENCE_HEADER, ""),
-            attempts=found.get(dead_letters.ATTEMPTS_HEADER, ""),
-            subscription=found.get(dead_letters.SUBSCRIPTION_HEADER, ""),
-            session=found.get(dead_letters.SESSION_HEADER, ""),
-            since=found.get(dead_letters.SINCE_HEADER, ""),
-            error=found.get(dead_letters.ERROR_HEADER, ""),
+            reason=headers.get(dead_letters.REASON_HEADER, ""),
+            source_class=headers.get(dead_letters.CLASS_HEADER, ""),
+            source_sequence=headers.get(dead_letters.SEQUENCE_HEADER, ""),
+            attempts=headers.get(dead_letters.ATTEMPTS_HEADER, ""),
+            subscription=headers.get(dead_letters.SUBSCRIPTION_HEADER, ""),
+            session=headers.get(dead_letters.SESSION_HEADER, ""),
+            time=headers.get(dead_letters.SINCE_HEADER, ""),
+            error=headers.get(dead_letters.ERROR_HEADER, ""),
             channel=message.channel,
             key=message.key,
             headers=tuple(pair for pair in message.headers if pair[0] not in _DEATH_HEADERS),
             payload=message.payload,
         )
 
-    def requeue_headers(self, dead: str) -> tuple[tuple[str, str], ...]:
-        """The headers of the message that it becomes again; `dead` is the class where it lies."""
-        found = dict(self.headers)
-        before = found.get(REQUEUED_COUNT_HEADER, "")
-        count = int(before) if before.isascii() and before.isdigit() and len(before) < 10 else 0
-        kept = tuple(pair for pair in self.headers if pair[0] not in (REQUEUED_FROM_HEADER, REQUEUED_COUNT_HEADER))
-        return (*kept, (REQUEUED_FROM_HEADER, f"{dead}#{self.sequence}"), (REQUEUED_COUNT_HEADER, str(count + 1)))
+    def requeue_headers(self, dead_class_name: str) -> tuple[tuple[str, str], ...]:
+        """Return the headers for requeueing it from the class of dead letters `dead_class`."""
+        headers = dict(self.headers)
+        previous_count = headers.get(REQUEUED_COUNT_HEADER, "")
+        count = (
+            int(previous_count)
+            if previous_count.isascii() and previous_count.isdigit() and len(previous_count) < 10
+            else 0
+        )
+        kept_headers = tuple(
+            pair
+            for pair in self.headers
+            if pair[0] not in (REQUEUED_FROM_HEADER, REQUEUED_COUNT_HEADER)
+        )
+        return (
+            *kept_headers,
+            (REQUEUED_FROM_HEADER, f"{dead_class_name}#{self.sequence}"),
+            (REQUEUED_COUNT_HEADER, str(count + 1)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which letters are meant: those that fit everything that is said."""
+    """Selects the dead letters that match all given criteria."""
 
     sequences: Container[int] | None = None
     reason: str | None = None
@@ -118,29 +128,36 @@ class DeadLetterFilter:
 
 @dataclass(slots=True)
 class DeadLetterQueue:
-    """What lies in one class of dead letters."""
+    """Summary of the dead letters of one class."""
 
     class_id: int
     name: str
     letter_count: int
     oldest_time: str = ""
-    """When the oldest one died: seconds since 1970."""
+    """Time of the oldest dead letter, in seconds since 1970; empty without dead letters."""
     count_by_reason: Counter[str] = field(default_factory=Counter)
     inspected_count: int = 0
-    """Of how many the reasons are counted."""
+    """Number of dead letters in `count_by_reason`."""
     dropped_count: int = 0
-    """How many made room for later ones since the bus has run, and are gone."""
+    """Dead letters that were dropped to make space for newer ones, since the server started."""
 
 
 async def find_dead_letter_class(bus: Bus, class_: int | str) -> ClassInfo | None:
-    """The class of a class's dead letters, by the name or id of either; None when there is none.
-    It is not made."""
+    """Return the class with the dead letters of `class_`; None if it does not exist. It is not
+    created.
+
+    Args:
+        bus: The connected bus.
+        class_: Name or id of a class, or of a class of dead letters.
+    """
     if isinstance(class_, str) and dead_letters.is_dead_letter_class(class_):
         return await _inquire_class(bus, class_)
-    found = await _inquire_class(bus, class_)
-    if found is not None and found.dead_class is not None:
-        return await _inquire_class(bus, found.dead_class)
-    return await _inquire_class(bus, dead_letters.dead_letter_class_name(str(class_))[:NAME_CHARACTERS_MAX])
+    class_info = await _inquire_class(bus, class_)
+    if class_info is not None and class_info.dead_class is not None:
+        return await _inquire_class(bus, class_info.dead_class)
+    return await _inquire_class(
+        bus, dead_letters.dead_letter_class_name(str(class_))[:NAME_CHARACTERS_MAX]
+    )
 
 
 async def _inquire_class(bus: Bus, class_: int | str) -> ClassInfo | None:
@@ -153,100 +170,118 @@ async def _inquire_class(bus: Bus, class_: int | str) -> ClassInfo | None:
 
 
 class DeadLetterReader:
-    """Those that lie there now, some at a time. What dies meanwhile is not among them, so that who
-    publishes them again comes to an end."""
+    """Iterator over the dead letters that a class has at the start, in lists of up to 64.
 
-    def __init__(self, bus: Bus, dead: ClassInfo, choice: DeadLetterFilter) -> None:
-        self._bus, self._dead, self._choice = bus, dead, choice
-        self._next = dead.floor
+    Later dead letters are not included, so a program that requeues all of them comes to an end.
+    """
+
+    def __init__(self, bus: Bus, dead_class: ClassInfo, letter_filter: DeadLetterFilter) -> None:
+        self._bus, self._dead_class, self._letter_filter = bus, dead_class, letter_filter
+        self._next_sequence = dead_class.floor
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[DeadLetter]:
-        dead = self._dead
-        while self._next < dead.head:
-            most = min(_FETCH_COUNT, dead.head - self._next)
-            fetched = await self._bus.fetch(dead.class_id, self._next, most)
-            there = [DeadLetter.from_message(message) for message in fetched if message.sequence < dead.head]
-            if not there:
+        dead_class = self._dead_class
+        while self._next_sequence < dead_class.head:
+            count = min(_FETCH_COUNT, dead_class.head - self._next_sequence)
+            messages = await self._bus.fetch(dead_class.class_id, self._next_sequence, count)
+            letters = [
+                DeadLetter.from_message(message)
+                for message in messages
+                if message.sequence < dead_class.head
+            ]
+            if not letters:
                 break
-            self._next = there[-1].sequence + 1
-            chosen = [letter for letter in there if self._choice.matches(letter)]
-            if chosen:
-                return chosen
+            self._next_sequence = letters[-1].sequence + 1
+            matching = [letter for letter in letters if self._letter_filter.matches(letter)]
+            if matching:
+                return matching
         raise StopAsyncIteration
 
 
 async def list_queues(bus: Bus) -> list[DeadLetterQueue]:
-    """All classes of dead letters in which there are some."""
-    found = []
-    for line in (await bus.explain()).classes:
-        if dead_letters.is_dead_letter_class(line.name) and line.stored:
-            said = await _inquire_class(bus, line.class_id)
-            if said is not None and said.stored > said.purged:
-                found.append(await inspect_queue(bus, said))
-    return found
+    """Return a summary of each class that has dead letters."""
+    queues = []
+    for class_line in (await bus.explain()).classes:
+        if dead_letters.is_dead_letter_class(class_line.name) and class_line.stored:
+            class_info = await _inquire_class(bus, class_line.class_id)
+            if class_info is not None and class_info.stored > class_info.purged:
+                queues.append(await inspect_queue(bus, class_info))
+    return queues
 
 
-async def inspect_queue(bus: Bus, dead: ClassInfo) -> DeadLetterQueue:
-    """What lies in one."""
-    found = DeadLetterQueue(dead.class_id, dead.name, dead.stored - dead.purged)
-    found.dropped_count = dead.dropped.get(Reason.DROP_OLDEST, 0)
-    async for some in DeadLetterReader(bus, dead, DeadLetterFilter()):
-        found.oldest_time = found.oldest_time or some[0].time
-        found.count_by_reason.update(letter.reason for letter in some)
-        found.inspected_count += len(some)
-        if found.inspected_count >= _INSPECTED_COUNT_MAX:
+async def inspect_queue(bus: Bus, dead_class: ClassInfo) -> DeadLetterQueue:
+    """Return a summary of the class of dead letters `dead_class`."""
+    queue = DeadLetterQueue(
+        dead_class.class_id, dead_class.name, dead_class.stored - dead_class.purged
+    )
+    queue.dropped_count = dead_class.dropped.get(Reason.DROP_OLDEST, 0)
+    async for letters in DeadLetterReader(bus, dead_class, DeadLetterFilter()):
+        queue.oldest_time = queue.oldest_time or letters[0].time
+        queue.count_by_reason.update(letter.reason for letter in letters)
+        queue.inspected_count += len(letters)
+        if queue.inspected_count >= _INSPECTED_COUNT_MAX:
             break
-    return found
+    return queue
 
 
 async def requeue_letters(
-    bus: Bus, dead: ClassInfo, some: list[DeadLetter]
+    bus: Bus, dead_class: ClassInfo, letters: list[DeadLetter]
 ) -> tuple[list[DeadLetter], list[tuple[DeadLetter, Exception]]]:
-    """Publish letters again to the class in which each died, and purge those that are confirmed.
+    """Publish dead letters again to their original classes, and purge those that are confirmed.
 
-    Returns which were, and which were refused, and why: one that is does not hold up the others.
+    Returns:
+        The requeued letters, and the refused ones with their errors. A refusal does not stop
+        the others.
     """
-    done: list[DeadLetter] = []
+    requeued: list[DeadLetter] = []
     refused: list[tuple[DeadLetter, Exception]] = []
-    for letter in some:
+    for letter in letters:
         try:
             await bus.publish(
                 letter.payload,
-                class_id=await _resolve_source_class(bus, dead, letter.source_class),
+                class_id=await _resolve_source_class(bus, dead_class, letter.source_class),
                 channel=letter.channel,
                 key=letter.key,
-                headers=letter.requeue_headers(dead.name),
+                headers=letter.requeue_headers(dead_class.name),
             )
-            done.append(letter)
+            requeued.append(letter)
         except (RefusedError, LocalProtocolError, ValueError) as error:
             refused.append((letter, error))
-    await purge_letters(bus, dead, done)
-    return done, refused
+    await purge_letters(bus, dead_class, requeued)
+    return requeued, refused
 
 
-async def purge_letters(bus: Bus, dead: ClassInfo, some: list[DeadLetter]) -> int:
-    """Have letters, ascending, be nobody's. Returns how many they were."""
-    count, at = 0, 0
-    while at < len(some):
-        first = last = some[at].sequence
-        while at < len(some) and some[at].sequence == last:
-            at, last = at + 1, last + 1
-        count += await bus.purge(dead.class_id, first, last)
+async def purge_letters(bus: Bus, dead_class: ClassInfo, letters: list[DeadLetter]) -> int:
+    """Purge dead letters, given in ascending order. Return the number of purged messages."""
+    count, index = 0, 0
+    while index < len(letters):
+        first = last = letters[index].sequence
+        while index < len(letters) and letters[index].sequence == last:
+            index, last = index + 1, last + 1
+        count += await bus.purge(dead_class.class_id, first, last)
     return count
 
 
-async def _resolve_source_class(bus: Bus, dead: ClassInfo, class_: str) -> int | str:
-    """The class that a letter says it died in: a name, or the id of a class without one. It is one
-    whose letters lie here: others may have written it, who may publish here and not there."""
+async def _resolve_source_class(bus: Bus, dead_class: ClassInfo, class_: str) -> int | str:
+    """Return the original class of a dead letter, as a name or id.
+
+    Any user who may publish to the class of dead letters can write a letter. It is requeued only to
+    the class whose dead letters are stored there.
+    """
     if not class_:
-        raise ValueError("it does not say in which class it died")
-    if dead_letters.dead_letter_class_name(class_) != dead.name:
-        shown = class_[:_NAME_CHARACTERS_SHOWN]
-        raise ValueError(f"it says that it died in class {shown!r}, whose letters are not here")
+        raise ValueError(
+            f"it has no {dead_letters.CLASS_HEADER} header, expected its original class"
+        )
+    if dead_letters.dead_letter_class_name(class_) != dead_class.name:
+        shown_name = class_[:_NAME_CHARACTERS_SHOWN]
+        raise ValueError(
+            f"its original class is {shown_name!r}, whose dead letters are not stored in "
+            f"{dead_class.name!r}"
+        )
     if not (class_.isascii() and class_.isdigit()):
         return class_
-    named = await _inquire_class(bus, class_)
-    return int(class_) if named is None else named.class_id
+    class_info = await _inquire_class(bus, class_)
+    return int(class_) if class_info is None else class_info.class_id

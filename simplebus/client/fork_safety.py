@@ -1,9 +1,7 @@
-"""What becomes of connections in a process that is forked from the one that made them.
+"""Protection of connections in forked processes.
 
-Rule 1: a connection belongs to the process that made it. In a child its copy is over before the
-child's first line runs: nothing that the child does gets into its parent's conversation with a bus,
-nor takes away what the bus says to the parent.
-Rule 2: that costs nothing per message. The wires that there are, are known here.
+A connection belongs to the process that opened it. A forked child closes its copy before its first
+line of Python runs, so it can neither send on the connection nor read from it.
 """
 
 from __future__ import annotations
@@ -16,28 +14,28 @@ from simplebus.core.errors import BusConnectionError
 
 
 class ForkedConnection(Protocol):
-    """What a child has got a copy of."""
+    """Connection of which a forked child has a copy."""
 
     def disown(self, end: BusConnectionError) -> None:
-        """Let go of the connection without a word to the bus, and have this as the reason."""
+        """Close the socket without sending anything, and fail later calls with this error."""
 
 
-_wires: WeakSet[Inherited] = WeakSet()
+_connections: WeakSet[ForkedConnection] = WeakSet()
 
 
-def register(wire: ForkedConnection) -> None:
-    """From now on it is disowned in every child."""
-    _wires.add(wire)
+def register(connection: ForkedConnection) -> None:
+    """Close the child's copy of the connection in every forked process."""
+    _connections.add(connection)
 
 
-def _disown_all() -> None:
-    end = BusConnectionError(
-        f"this bus was connected by another process, {os.getppid()}, from which this one, "
-        f"{os.getpid()}, was forked; expected a bus of its own: connect here"
+def _disown_connections() -> None:
+    error = BusConnectionError(
+        f"process {os.getppid()} opened this connection before it forked process {os.getpid()}; "
+        "expected a connection of the forked process: connect after the fork"
     )
-    for wire in list(_wires):
-        wire.disown(end)
+    for connection in list(_connections):
+        connection.disown(error)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)
+    os.register_at_fork(after_in_child=_disown_connections)

@@ -1,8 +1,4 @@
-"""What goes wrong beside a program's calls, kept until it leaves the bus.
-
-Rule 1: everything is in the log at once. What is raised at the end is bounded, and says how much
-there was.
-"""
+"""Errors of message handlers, logged at once and raised when the bus is left."""
 
 from __future__ import annotations
 
@@ -16,31 +12,31 @@ _ERRORS_MAX = 100
 
 
 class HandlerErrors:
-    """What handlers raised, and how often."""
+    """Errors of the handlers of one bus. The first 100 are kept, all are counted."""
 
     def __init__(self) -> None:
         self._errors: list[Exception] = []
         self._count = 0
 
-    def add(self, handler: Handler, what: object, error: Exception) -> None:
-        """A handler has failed."""
-        log.error("handler %r failed on %s", handler, what, exc_info=error)
+    def add(self, handler: Handler, message: object, error: Exception) -> None:
+        """Log and record an exception that a handler raised."""
+        log.error("handler %r failed on %s", handler, message, exc_info=error)
         self._count += 1
         if len(self._errors) < _ERRORS_MAX:
             self._errors.append(error)
 
     def to_exception_group(self) -> ExceptionGroup[Exception] | None:
-        """What is raised at the end, if anything."""
+        """Return the recorded errors as one exception; None if there are none."""
         if not self._errors:
             return None
-        times = f"{self._count} time{'' if self._count == 1 else 's'}"
-        return ExceptionGroup(f"handlers failed {times}", self._errors)
+        count_text = f"{self._count} time{'' if self._count == 1 else 's'}"
+        return ExceptionGroup(f"handlers failed {count_text}", self._errors)
 
 
-def raise_errors(*problems: Exception | None) -> None:
-    """Raise what there is: itself if it is alone."""
-    found = [problem for problem in problems if problem is not None]
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        raise ExceptionGroup("several things went wrong on the bus", found)
+def raise_errors(*possible_errors: Exception | None) -> None:
+    """Raise the errors that are not None: a single one as it is, several as an ExceptionGroup."""
+    errors = [error for error in possible_errors if error is not None]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ExceptionGroup("several errors on the bus", errors)

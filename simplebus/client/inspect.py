@@ -1,8 +1,4 @@
-"""A look at what the bus holds, asked for in pieces: what both clients know of it.
-
-Rule 1: an answer may be shorter than what was asked for. It is asked on until there is enough, or
-nothing behind.
-"""
+"""Fetch, inquire and purge requests: the part that all drivers share."""
 
 from __future__ import annotations
 
@@ -19,22 +15,26 @@ from simplebus.client.subscription_target import Target
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.limits import FETCH_MESSAGES_MAX, SEQUENCE_MAX
 from simplebus.core.protocol.inquiry import (
-    BusQuestion,
-    BusSaid,
-    ChannelQuestion,
-    ChannelSaid,
-    ClassQuestion,
-    ClassSaid,
-    Explained,
-    Question,
-    SessionQuestion,
-    SessionSaid,
+    BusInfo,
+    BusInquiry,
+    ChannelInfo,
+    ChannelInquiry,
+    ClassInfo,
+    ClassInquiry,
+    InquireReply,
+    Inquiry,
+    SessionInfo,
+    SessionInquiry,
 )
 from simplebus.core.protocol.requests import FetchReply, PurgeReply
 
 
 def check_range(first: int, last: int | None) -> tuple[int, int | None]:
-    """Messages first..last-1, as they are. Raises ValueError for what are none."""
+    """Return the range first..last-1; `last` is None for an open end.
+
+    Raises:
+        ValueError: If a sequence is out of range.
+    """
     arguments.check_integer("first", first, minimum=0, maximum=SEQUENCE_MAX)
     if last is not None:
         arguments.check_integer("last", last, minimum=0, maximum=SEQUENCE_MAX)
@@ -42,44 +42,55 @@ def check_range(first: int, last: int | None) -> tuple[int, int | None]:
 
 
 def get_purged_count(request: OpenRequest) -> int:
-    """How many messages were."""
+    """Return the number of purged messages from the reply to a Purge request."""
     assert isinstance(request.reply, PurgeReply)
     return request.reply.purged
 
 
 def build_inquire_request(
-    what: object, channel: str | None, session: int | None, registry: Registry
-) -> Question:
-    """Raises ValueError for what makes no sense, UnboundTypeError for a type without a class."""
-    named = None if what is None else _class(what, registry)
+    class_reference: object, channel: str | None, session: int | None, registry: Registry
+) -> Inquiry:
+    """Return the Inquire request for a class, a channel or a session.
+
+    Raises:
+        ValueError: If arguments contradict each other.
+        UnboundTypeError: If a type is not bound to a class.
+    """
+    resolved = None if class_reference is None else _resolve_class(class_reference, registry)
     if session is not None:
-        if named is not None or channel is not None:
-            raise ValueError("a session is asked about alone, without a class and a channel")
-        return SessionQuestion(session)
+        if resolved is not None or channel is not None:
+            raise ValueError(
+                "got session= together with a class or channel, expected session= only"
+            )
+        return SessionInquiry(session)
     if channel is not None:
-        return ChannelQuestion(check_name(channel), named)
-    return BusQuestion() if named is None else ClassQuestion(named)
+        return ChannelInquiry(check_name(channel), resolved)
+    return BusInquiry() if resolved is None else ClassInquiry(resolved)
 
 
-def _class(what: object, registry: Registry) -> int | str:
-    """A class by its id or its name: it is not made, should it not be there."""
-    of = Target.of(what, registry).what
-    if isinstance(of, int | str):
-        return of
-    if of.name is not None:
-        return of.name
-    assert of.class_id is not None
-    return of.class_id
+def _resolve_class(class_reference: object, registry: Registry) -> int | str:
+    """Return the id or name of a class, without creating it."""
+    resolved = Target.of(class_reference, registry).what
+    if isinstance(resolved, int | str):
+        return resolved
+    if resolved.name is not None:
+        return resolved.name
+    assert resolved.class_id is not None
+    return resolved.class_id
 
 
-def answer(request: OpenRequest) -> Explained:
-    """What the bus has said."""
-    assert isinstance(request.reply, BusSaid | ClassSaid | ChannelSaid | SessionSaid)
+def get_inquire_reply(request: OpenRequest) -> InquireReply:
+    """Return the reply to an Inquire request."""
+    assert isinstance(request.reply, BusInfo | ClassInfo | ChannelInfo | SessionInfo)
     return request.reply
 
 
 class FetchOperation:
-    """Messages of a class from a sequence or a time on, as far as they have come."""
+    """Fetch of messages from a sequence or a time on.
+
+    A reply may contain fewer messages than requested. Then the next request follows, until enough
+    messages are here or the head is reached.
+    """
 
     def __init__(
         self, class_id: int, target: Target, first: int, count: int, time: datetime | None
@@ -90,28 +101,30 @@ class FetchOperation:
         self.is_done = not count
         self._class_id = class_id
         self._target = target
-        self._next = first
+        self._next_sequence = first
         self._time = None if time is None else seconds_of("time", time)
-        """None when it is known which message is next."""
+        """Seconds since 1970 for the first request; None when the next sequence is known."""
         self._count = count
 
     def send_request(self, core: ClientCore) -> OpenRequest:
-        """Ask for what is missing."""
-        missing = min(self._count - len(self.messages), FETCH_MESSAGES_MAX)
-        request = core.fetch(self._class_id, self._next, missing, start_time=self._time)
+        """Request the missing messages."""
+        missing_count = min(self._count - len(self.messages), FETCH_MESSAGES_MAX)
+        request = core.fetch(
+            self._class_id, self._next_sequence, missing_count, start_time=self._time
+        )
         request.decode = self._target.decode
         return request
 
     def accept_reply(self, request: OpenRequest) -> None:
-        """An answer has come."""
+        """Add the messages of a reply."""
         reply = request.reply
         assert isinstance(reply, FetchReply)
         for batch in request.batches:
             self.messages += batch
         if reply.purged:
-            purged = {n for first, last in reply.purged for n in range(first, last)}
-            self.messages = [each for each in self.messages if each.sequence not in purged]
-        before = self._next if self._time is None else reply.first
-        is_over = reply.next >= reply.head or reply.next <= before
-        self.is_done = is_over or len(self.messages) >= self._count
-        self._next, self._time = reply.next, None
+            purged = {sequence for first, last in reply.purged for sequence in range(first, last)}
+            self.messages = [message for message in self.messages if message.sequence not in purged]
+        previous_sequence = self._next_sequence if self._time is None else reply.first
+        has_reached_head = reply.next >= reply.head or reply.next <= previous_sequence
+        self.is_done = has_reached_head or len(self.messages) >= self._count
+        self._next_sequence, self._time = reply.next, None

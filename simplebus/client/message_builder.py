@@ -1,9 +1,7 @@
-"""What a program publishes, made into payload, class id and envelope. No I/O, no waiting.
+"""Builds payload, class id and envelope from the arguments of the publish methods. No I/O.
 
-Rule 1: a value's class is that of its type's binding; bytes have the class that stands beside them.
-Rule 2: a class that has a name is named to the bus once, before its first use, and what a driver
-has to wait for is its answer. From then on a look into a dict is all.
-Rule 3: a message of which nothing is said but its class has no envelope: it costs nothing.
+A class with a name is named to the server once, before its first use; from then on its id is found
+in a dict. A message without options needs no envelope, which is the fast path.
 """
 
 from __future__ import annotations
@@ -16,123 +14,135 @@ from simplebus.client.core.client import ClientCore
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.message_types import Binding, Registry
 from simplebus.core.channel.pattern import check_name
-from simplebus.core.commit_log import Durability
 from simplebus.core.errors import BusError
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.requests import NamedClass
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
-"""Names and values; pairs when a name is there more than once."""
+"""Header names and values; pairs if a name occurs several times."""
 
 
 class PublishOptions(TypedDict, total=False):
-    """What may be said about a message, or about each of many."""
+    """Options of a published message, or of each of many."""
 
     channel: str
-    """A dotted name, such as `orders.eu.paid`, that subscriptions may ask for by pattern."""
+    """Dotted channel name, for example `orders.eu.paid`, that subscriptions select by pattern."""
     key: bytes
-    """What belongs together, such as a customer's number."""
+    """Key for key-ordered groups, for example a customer number."""
     headers: Headers | None
+    """Headers that travel with the message."""
     expires: float | None
-    """Seconds from its acceptance by the bus after which nobody gets it; 0 for nobody at all."""
+    """Seconds after its acceptance by the server until the message expires; 0 expires it at
+    once.
+    """
     delay: float | None
-    """Seconds from its acceptance by the bus before which nobody gets it."""
+    """Seconds after its acceptance by the server before which the message is not delivered."""
 
 
-Durability = Literal["memory", "os", "disk"]
-"""Where a message is when it is confirmed: in the bus's memory, with its operating system, or on
-its disk."""
+DurabilityName = Literal["memory", "os", "disk"]
+"""Durability of a confirmed message: in the server's memory, written to the operating system,
+or synced to disk.
+"""
 
-DURABILITIES: dict[Durability, Durability] = {
+DURABILITY_NAMES: dict[Durability, DurabilityName] = {
     Durability.MEMORY: "memory",
     Durability.OS: "os",
     Durability.DISK: "disk",
 }
 
 PublishRoute = tuple[Callable[[Any], bytes], int]
-"""How values of a type become payloads, and of which class they are."""
+"""Encoder and class id for the values of one type."""
 
 _MILLISECONDS_MAX = (1 << 64) - 1
-# Channels whose envelopes are kept, for messages that have nothing else.
-_CHANNELS_MAX = 4096
+# Channels whose envelopes are cached, for messages with no other option.
+_CACHED_CHANNELS_MAX = 4096
 
 
 class BusFullError(BusError):
-    """A `publish_nowait` would have had to wait. Nothing was published."""
+    """`publish_nowait` would have to wait for credit or for the id of a class. Nothing was
+    published.
+    """
 
 
 class MessageBuilder:
-    """What one bus knows of the classes that it publishes to."""
+    """Classes, routes and cached envelopes of one bus."""
 
     def __init__(self, core: ClientCore, registry: Registry) -> None:
         self.route_by_type: dict[type, PublishRoute] = {}
-        """By the exact type of a value: those that were resolved."""
+        """Known routes, by the exact type of a value."""
         self.class_id_by_name: dict[str, int] = {}
-        """By the name of a class: those that the bus has told."""
+        """Class ids that the server has assigned."""
         self._core = core
         self._registry = registry
-        self._hurried: dict[str | None, OpenRequest] = {}
-        """What was asked without waiting for the answer, by the name of the class."""
-        self._channels: dict[str, Envelope] = {}
+        self._pending_namings: dict[str | None, OpenRequest] = {}
+        """Requests from `poll_class_id`, by class name."""
+        self._envelope_by_channel: dict[str, Envelope] = {}
 
     # Classes -------------------------------------------------------------------------------------
 
-    def name_class(self, what: Binding[Any] | str) -> OpenRequest:
-        """Name a class to the bus: one whose id is not known."""
-        if isinstance(what, str):
-            return self._core.name_classes(what)
-        assert what.name is not None
-        named = what.name if what.class_id is None else NamedClass(what.class_id, what.name)
-        return self._core.name_classes(named)
+    def name_class(self, class_reference: Binding[Any] | str) -> OpenRequest:
+        """Request the id of a class."""
+        if isinstance(class_reference, str):
+            return self._core.name_classes(class_reference)
+        assert class_reference.name is not None
+        class_name = (
+            class_reference.name
+            if class_reference.class_id is None
+            else NamedClass(class_reference.class_id, class_reference.name)
+        )
+        return self._core.name_classes(class_name)
 
     def get_binding(self, type_: type[Any]) -> Binding[Any]:
-        """A type's binding. Raises UnboundTypeError."""
+        """Return the binding of a type. Raises UnboundTypeError."""
         return self._registry.bindings[type_]
 
-    def find_class_id(self, what: Binding[Any] | str | int) -> int | None:
-        """The id of a class; None when the bus has to be asked for it first."""
-        if isinstance(what, int):
-            return what
-        if isinstance(what, str):
-            return self.class_id_by_name.get(what)
-        if not isinstance(what, Binding):
+    def find_class_id(self, class_reference: Binding[Any] | str | int) -> int | None:
+        """Return the id of a class; None if it must be requested first."""
+        if isinstance(class_reference, int):
+            return class_reference
+        if isinstance(class_reference, str):
+            return self.class_id_by_name.get(class_reference)
+        if not isinstance(class_reference, Binding):
             raise TypeError(
-                f"a class is given by its id or its name, got {what!r}; a value whose type is "
-                "bound to a class is published without one"
+                f"expected a class id or class name, got {class_reference!r}; "
+                "a value whose type is bound to a class is published without one"
             )
-        if what.name is None:
-            return what.class_id
-        return self.class_id_by_name.get(what.name)
+        if class_reference.name is None:
+            return class_reference.class_id
+        return self.class_id_by_name.get(class_reference.name)
 
-    def poll_class_id(self, what: Binding[Any] | str | int) -> int | None:
-        """The id of a class if the bus has answered by now; otherwise it was asked."""
-        assert not isinstance(what, int)
-        name = what if isinstance(what, str) else what.name
-        asked = self._hurried.get(name)
-        if asked is None or (asked.is_done and asked.error is not None):
-            self._hurried[name] = self.ask(what)
+    def poll_class_id(self, class_reference: Binding[Any] | str | int) -> int | None:
+        """Return the id of a class if the server has replied; otherwise request it."""
+        assert not isinstance(class_reference, int)
+        name = class_reference if isinstance(class_reference, str) else class_reference.name
+        request = self._pending_namings.get(name)
+        if request is None or (request.is_done and request.error is not None):
+            self._pending_namings[name] = self.name_class(class_reference)
             return None
-        return self.store_class_id(what) if asked.is_done else None
+        return self.store_class_id(class_reference) if request.is_done else None
 
-    def store_class_id(self, what: Binding[Any] | str) -> int:
-        """The bus has answered `ask`: the id of that class, which is known from now on."""
-        name = what if isinstance(what, str) else what.name
+    def store_class_id(self, class_reference: Binding[Any] | str) -> int:
+        """Store and return the class id from the reply to `name_class`."""
+        name = class_reference if isinstance(class_reference, str) else class_reference.name
         assert name is not None
         class_id = self._core.find_class_id(name)
         if class_id is None:
-            raise BusError(f"the bus gave no id to the class {name!r}, expected one in its answer")
+            raise BusError(
+                f"the server assigned no id to class {name!r}, expected one in its reply"
+            )
         self.class_id_by_name[name] = class_id
         return class_id
 
     def add_route(self, binding: Binding[Any], class_id: int) -> PublishRoute:
-        """From now on values of this type go that way."""
-        found = self.route_by_type[binding.type] = binding.encode, class_id
-        return found
+        """Store and return the route for the values of a type."""
+        route = self.route_by_type[binding.type] = binding.encode, class_id
+        return route
 
     # Messages ------------------------------------------------------------------------------------
 
     def encode_payload(self, value: object) -> bytes:
-        """A value by its type's codec, whatever its class; bytes as they are."""
+        """Return the payload of a value, by the codec of its type; bytes are unchanged."""
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         return self._registry.bindings[type(value)].encode(value)
@@ -147,21 +157,30 @@ class MessageBuilder:
         delay: float | None = None,
         **unknown: object,
     ) -> Envelope | None:
-        """What goes with a message. Raises ValueError and TypeError for what cannot."""
+        """Return the envelope for these options; None if none is needed.
+
+        Raises:
+            ValueError: If an option is out of range or invalid.
+            TypeError: If an option has the wrong type or is unknown.
+        """
         if unknown:
-            arguments.reject_unknown_names(unknown, ("class_id", "confirm", *PublishOptions.__annotations__))
+            arguments.reject_unknown_names(
+                unknown, ("class_id", "confirm", *PublishOptions.__annotations__)
+            )
         if not key and not headers and expires is None and delay is None:
             if not channel:
                 return None
-            found = self._channels.get(arguments.check_text("channel", channel))
-            if found is None:
-                if len(self._channels) >= _CHANNELS_MAX:
-                    self._channels.clear()
-                found = self._channels[channel] = Envelope(channel=check_name(channel))
-            return found
+            envelope = self._envelope_by_channel.get(arguments.check_text("channel", channel))
+            if envelope is None:
+                if len(self._envelope_by_channel) >= _CACHED_CHANNELS_MAX:
+                    self._envelope_by_channel.clear()
+                envelope = self._envelope_by_channel[channel] = Envelope(
+                    channel=check_name(channel)
+                )
+            return envelope
         return Envelope(
             channel=check_name(arguments.check_text("channel", channel)) if channel else "",
-            key=_bytes("key", key) if key else b"",
+            key=_check_bytes("key", key) if key else b"",
             headers=header_pairs(headers),
             expires_ms=None if expires is None else to_milliseconds("expires", expires),
             not_before_ms=None if delay is None else to_milliseconds("delay", delay),
@@ -169,22 +188,23 @@ class MessageBuilder:
 
 
 def to_milliseconds(name: str, seconds: float) -> int:
-    """Seconds as the wire has them. Raises ValueError for what is no span of time.
+    """Return seconds as whole milliseconds, limited to 64 bits. Infinity gives the maximum.
 
-    None is as long as the wire can say: what is longer, for ever included, is cut to it.
+    Raises:
+        ValueError: If `seconds` is negative.
     """
     return round(min(arguments.check_seconds(name, seconds) * 1000, _MILLISECONDS_MAX))
 
 
 def header_pairs(headers: Headers | None) -> tuple[tuple[str, str], ...]:
-    """Headers as an envelope has them. Raises TypeError for what is no text."""
+    """Return headers as pairs of texts. Raises TypeError if they are not texts."""
     if not headers:
         return ()
     try:
-        found = tuple(headers.items() if isinstance(headers, Mapping) else headers)
+        pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
     except TypeError:
-        found = (headers,)  # type: ignore[assignment]
-    for pair in found:
+        pairs = (headers,)  # type: ignore[assignment]
+    for pair in pairs:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise TypeError(
                 f"headers must be a dict of texts, or pairs of a name and a value, got {headers!r}"
@@ -192,11 +212,10 @@ def header_pairs(headers: Headers | None) -> tuple[tuple[str, str], ...]:
         name, value = pair
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"a header is two texts, got {name!r}: {value!r}")
-    return found
+    return pairs
 
 
-def _bytes(name: str, given: object) -> bytes:
-    """Raises TypeError for what is none."""
-    if isinstance(given, bytes | bytearray | memoryview):
-        return bytes(given)
-    raise TypeError(f"{name} must be bytes, got {given!r}")
+def _check_bytes(name: str, value: object) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"{name} must be bytes, got {value!r}")

@@ -1,17 +1,12 @@
-"""Which class a type's messages are of: bindings, and where they are looked up.
-
-Rule 1: a binding is found by a value's exact type. A subclass is another type with a binding of
-        its own, or none.
-Rule 2: a class has one type, and a type one class. What would make it two is refused when it is
-        bound, with both named.
+"""Bindings of Python types to message classes.
 
     type ──bindings──► Binding ◄──by_class── class id
                        encode  ◄──by_name─── name
                        decode
 
-Publishing is `registry.bindings[type(value)].encode(value)`: one look-up in a dict, and the
-library's encoder. A type that another type of the same name replaces, as when a notebook's cell
-runs again or a module is reloaded, gives its binding up to it.
+A binding is looked up by the exact type of a value, so publishing needs one dict lookup. A type has
+one class and a class one type; a second binding is refused. Redefining a type under the same name,
+as in a notebook or by reloading a module, replaces its binding.
 """
 
 from __future__ import annotations
@@ -30,10 +25,10 @@ from simplebus.client.codecs import (
     CodecName,
     LibraryCodec,
     find_codec,
-    make_decoder,
     find_default_codec_name,
-    runtime_type,
     format_type,
+    make_decoder,
+    runtime_type,
 )
 from simplebus.client.core.client import check_class_id
 from simplebus.core.errors import BusError
@@ -42,44 +37,63 @@ T = TypeVar("T")
 
 
 class UnboundTypeError(BusError, TypeError):
-    """A value's type is bound to no class. Nothing was sent."""
+    """The type of a value is not bound to a class. Nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binding(Generic[T]):
-    """Which class a type's messages are of, and how they become payloads."""
+    """Binding of a type to a message class, with its encoder and decoder.
+
+    Created by `simplebus.bind` or `Registry.bind`.
+    """
 
     type: builtins.type[T]
+    """The bound type."""
     class_id: int | None
-    """None when the class is known by its name alone: the bus gives an id to it."""
+    """Id of the class, 0 to 65535; None if it is bound by name only and the server assigns the
+    id.
+    """
     name: str | None
-    """None when the class is known by its id alone."""
+    """Name of the class; None if it is bound by id only."""
     codec: Codec[T]
+    """Codec of the payloads."""
     encode: Callable[[T], bytes] = field(repr=False)
-    """A value's payload, without a look at the value's type: look the binding up by it."""
+    """Return the payload of a value. The type of the value is not checked."""
     decode: Callable[[bytes], T] = field(repr=False)
-    """A payload's value. Raises DecodeError, which names the class."""
+    """Return the value of a payload. Raises a DecodeError that names the class."""
 
     def prepare(self) -> None:
-        """Build what decoding needs now, so that a type's fault shows before the first message.
+        """Build the decoder now, so that an invalid type fails before the first message.
 
-        Raises what is wrong with the type's fields, NameError for one whose type does not exist.
+        Raises:
+            NameError: If the type of a field is not defined.
+            Exception: Any other error of the codec's library about the fields of the type.
         """
         if isinstance(self.codec, LibraryCodec):
             self.codec.prepare()
 
 
 class Registry:
-    """Types and the classes that they are bound to."""
+    """Bindings of a program. `simplebus.bind` and `simplebus.message` use a default registry.
+
+    Example:
+        registry = simplebus.Registry()
+
+        @registry.message(name="orders")
+        class Order(msgspec.Struct):
+            number: int
+
+        async with simplebus.connect(url, registry=registry) as bus:
+            await bus.publish(Order(17))
+    """
 
     def __init__(self) -> None:
-        self.bindings: dict[Any, Binding[Any]] = _Bindings(self)
-        """Every binding by its type: `bindings[type(value)]`. Only to be read.
-
-        A missing type raises UnboundTypeError; `get` gives None.
+        self.bindings: dict[Any, Binding[Any]] = _BindingByType(self)
+        """Every binding by its type. Read-only. A missing type raises UnboundTypeError; `get`
+        returns None.
         """
-        self._by_id: dict[int, Binding[Any]] = {}
-        self._by_name: dict[str, Binding[Any]] = {}
+        self._binding_by_id: dict[int, Binding[Any]] = {}
+        self._binding_by_name: dict[str, Binding[Any]] = {}
 
     def bind(
         self,
@@ -92,39 +106,54 @@ class Registry:
     ) -> Binding[T]:
         """Bind a type to a class, by the class's id, its name or both.
 
-        Args: a class, or a generic one with its arguments; the class's id; its name, which is
-        the type's `module.qualname` when neither is given; "json", "msgpack", "pydantic" or
-        "protobuf", an object with name, encode and decode, or nothing for the type's default.
-        Raises ValueError when the id, the name or the type is bound otherwise already, and
-        TypeError for a type without a codec or without a meaning: int, str, dict and the other
-        builtins. Binding the same again changes nothing.
+        Binding a type again in the same way returns the existing binding.
+
+        Args:
+            type_: The type; a generic one may have arguments, for example `Page[Order]`.
+            class_id: Id of the class, 0 to 65535.
+            name: Name of the class. Without id and name it is `module.qualname` of the type.
+            codec: "json", "msgpack", "pydantic" or "protobuf", or an object with name, encode
+                and decode.
+                None selects the default codec of the type.
+
+        Returns:
+            The binding.
+
+        Raises:
+            ValueError: If the id, the name or the type is bound otherwise.
+            TypeError: If the type has no codec, or is a builtin such as int, str or dict.
+
+        Example:
+            simplebus.bind(Order, name="orders", codec="msgpack")
         """
-        _check_meaning(type_)
+        _check_bindable(type_)
         if class_id is not None:
             check_class_id(class_id)
-        name = _checked_name(type_, name) if name is not None or class_id is None else None
-        used = _checked_codec(type_, codec)
+        name = _resolve_name(type_, name) if name is not None or class_id is None else None
+        resolved_codec = _resolve_codec(type_, codec)
         binding = Binding(
             type_,
             class_id,
             name,
-            used,
-            encode=used.encode_exact if isinstance(used, LibraryCodec) else used.encode,
-            decode=make_decoder(used, type_=type_, class_id=class_id, class_name=name),
+            resolved_codec,
+            encode=resolved_codec.encode_exact
+            if isinstance(resolved_codec, LibraryCodec)
+            else resolved_codec.encode,
+            decode=make_decoder(resolved_codec, type_=type_, class_id=class_id, class_name=name),
         )
-        in_the_way = list(self._in_the_way_of(binding))
-        for old in in_the_way:
-            if _is_same(old, binding):
+        conflicts = list(self._find_conflicts(binding))
+        for old in conflicts:
+            if _is_equivalent(old, binding):
                 return old
-            if not _is_redefined(old.type, by=type_):
-                raise ValueError(_conflict(old, binding))
-        for old in in_the_way:
-            self._forget(old)
-        self.bindings.update(dict.fromkeys(_keys(type_), binding))
+            if not _is_redefined(old.type, new=type_):
+                raise ValueError(_format_conflict(old, binding))
+        for old in conflicts:
+            self._remove(old)
+        self.bindings.update(dict.fromkeys(_lookup_keys(type_), binding))
         if class_id is not None:
-            self._by_id[class_id] = binding
+            self._binding_by_id[class_id] = binding
         if name is not None:
-            self._by_name[name] = binding
+            self._binding_by_name[name] = binding
         return binding
 
     @overload
@@ -166,66 +195,74 @@ class Registry:
         It stands above decorators that make the class a dataclass or an attrs class.
         """
         if type_ is None:
-            return partial(_bound, self, class_id=class_id, name=name, codec=codec)
-        return _bound(self, type_)
+            return partial(_bind_and_return, self, class_id=class_id, name=name, codec=codec)
+        return _bind_and_return(self, type_)
 
     def binding_of(self, type_: type[T]) -> Binding[T]:
-        """The binding of exactly this type.
+        """Return the binding of exactly this type.
 
-        Raises UnboundTypeError, which says how to bind it.
+        Args:
+            type_: The type of a value.
+
+        Raises:
+            UnboundTypeError: If the type is not bound. The message shows how to bind it.
         """
         return self.bindings[type_]
 
     def by_class(self, class_id: int) -> Binding[Any] | None:
-        """The binding of a class id. None when no type is bound to it by its id."""
-        return self._by_id.get(class_id)
+        """Return the binding of the class id; None if no type is bound by this id."""
+        return self._binding_by_id.get(class_id)
 
     def by_name(self, name: str) -> Binding[Any] | None:
-        """The binding of a class's name. None when no type is bound to it by its name."""
-        return self._by_name.get(name)
+        """Return the binding of the class name; None if no type is bound by this name."""
+        return self._binding_by_name.get(name)
 
-    def _in_the_way_of(self, new: Binding[Any]) -> Iterator[Binding[Any]]:
-        """The bindings that cannot stand beside a new one: those of its type come first."""
-        found = [self.bindings.get(key) for key in _keys(new.type)]
-        found.append(None if new.class_id is None else self._by_id.get(new.class_id))
-        found.append(None if new.name is None else self._by_name.get(new.name))
-        found += [old for old in self.bindings.values() if _is_redefined(old.type, by=new.type)]
-        yield from dict.fromkeys(old for old in found if old is not None)
+    def _find_conflicts(self, new: Binding[Any]) -> Iterator[Binding[Any]]:
+        """Yield the bindings that a new binding replaces or conflicts with, those of its type
+        first.
+        """
+        candidates = [self.bindings.get(key) for key in _lookup_keys(new.type)]
+        candidates.append(None if new.class_id is None else self._binding_by_id.get(new.class_id))
+        candidates.append(None if new.name is None else self._binding_by_name.get(new.name))
+        candidates += [
+            old for old in self.bindings.values() if _is_redefined(old.type, new=new.type)
+        ]
+        yield from dict.fromkeys(old for old in candidates if old is not None)
 
-    def _forget(self, old: Binding[Any]) -> None:
-        for key in _keys(old.type):
+    def _remove(self, old: Binding[Any]) -> None:
+        for key in _lookup_keys(old.type):
             self.bindings.pop(key, None)
         if old.class_id is not None:
-            self._by_id.pop(old.class_id, None)
+            self._binding_by_id.pop(old.class_id, None)
         if old.name is not None:
-            self._by_name.pop(old.name, None)
+            self._binding_by_name.pop(old.name, None)
 
     def unbound(self, type_: object) -> UnboundTypeError:
-        """What is said about a type without a binding."""
+        """Return the error for a type without a binding."""
         try:
-            _check_meaning(type_)
+            _check_bindable(type_)
         except TypeError as error:
             return UnboundTypeError(str(error))
-        own = get_origin(type_) or type_
-        assert isinstance(own, type)
-        if own in self.bindings:
-            return UnboundTypeError(_beside(type_, self.bindings[own].type))
-        line = f'{own.__qualname__.split(">.")[-1]}, name="{_suggested_name(own)}"'
+        class_ = get_origin(type_) or type_
+        assert isinstance(class_, type)
+        if class_ in self.bindings:
+            return UnboundTypeError(_format_shared_runtime_type(type_, self.bindings[class_].type))
+        bind_arguments = f'{class_.__qualname__.split(">.")[-1]}, name="{_suggested_name(class_)}"'
         if find_default_codec_name(type_) is None:
-            line += ", codec=…"
-        base = next((base for base in own.__mro__[1:] if base in self.bindings), None)
-        other = "" if base is None else f" ({format_type(base)} is, but for its exact type alone)"
+            bind_arguments += ", codec=…"
+        base = next((base for base in class_.__mro__[1:] if base in self.bindings), None)
+        hint = "" if base is None else f" ({format_type(base)} is, but for its exact type alone)"
         return UnboundTypeError(
-            f"{format_type(type_)} is bound to no class{other}; bind it once, before its first use: "
-            f"{'simplebus' if self is DEFAULT_REGISTRY else 'registry'}.bind({line})"
+            f"{format_type(type_)} is bound to no class{hint}; bind it once, before its first "
+            f"use: {'simplebus' if self is DEFAULT_REGISTRY else 'registry'}.bind({bind_arguments})"
         )
 
     def __repr__(self) -> str:
         return f"<Registry of {len(set(self.bindings.values()))} types>"
 
 
-class _Bindings(dict[Any, Binding[Any]]):
-    """A dict whose missing keys are explained."""
+class _BindingByType(dict[Any, Binding[Any]]):
+    """Dict that raises UnboundTypeError for a missing type."""
 
     __slots__ = ("_registry",)
 
@@ -236,58 +273,59 @@ class _Bindings(dict[Any, Binding[Any]]):
         raise self._registry.unbound(type_)
 
 
-def _bound(registry: Registry, type_: type[T], /, **how: Any) -> type[T]:
-    registry.bind(type_, **how)
+def _bind_and_return(registry: Registry, type_: type[T], /, **options: Any) -> type[T]:
+    registry.bind(type_, **options)
     return type_
 
 
-def _keys(type_: Any) -> tuple[Any, ...]:
-    """The type itself, and for a generic one with arguments the class that its values have."""
+def _lookup_keys(type_: Any) -> tuple[Any, ...]:
+    """Return the keys of a type: itself, and the runtime type of a generic one with arguments."""
     origin = get_origin(type_)
     return (type_,) if origin is None else (type_, origin)
 
 
-def _check_meaning(type_: object) -> None:
-    """Raise TypeError for what cannot be a message's type, whatever the codec."""
+def _check_bindable(type_: object) -> None:
+    """Raise TypeError if the type cannot be bound, with any codec."""
     if type_ in (bytes, bytearray, memoryview):
         raise TypeError(
             f"{format_type(type_)} needs no binding: publish it raw, with the class beside it: "
             "publish(payload, class_id=…)"
         )
-    runtime_type(type_)  # Anything that is no class is refused here.
-    own = get_origin(type_) or type_
-    assert isinstance(own, type)
-    if issubclass(own, type):
+    runtime_type(type_)  # Raises for anything that is not a class.
+    class_ = get_origin(type_) or type_
+    assert isinstance(class_, type)
+    if issubclass(class_, type):
         raise TypeError("a class is no message; publish a value of it")
-    if own.__module__ != "builtins":
+    if class_.__module__ != "builtins":
         return
-    hint = " (a TypedDict's values are dicts: name their type)" if own is dict else ""
+    hint = " (a TypedDict's values are dicts: name their type)" if class_ is dict else ""
     raise TypeError(
-        f"{format_type(own)} says what a value is, not what it means, and is bound to no class"
+        f"{format_type(class_)} says what a value is, not what it means, and is bound to no class"
         f"{hint}; give it a type of its own, for example class Temperature(msgspec.Struct): "
         "celsius: float, or publish bytes with class_id=…"
     )
 
 
-def _checked_name(type_: Any, name: str | None) -> str:
+def _resolve_name(type_: Any, name: str | None) -> str:
     if name is None:
-        own = get_origin(type_) or type_
-        if own.__module__ == "__main__":
+        class_ = get_origin(type_) or type_
+        if class_.__module__ == "__main__":
             raise ValueError(
                 f"{format_type(type_)} is called otherwise by a program that imports it; give "
-                f'class_id=, or a name for all programs, for example name="{_suggested_name(own)}"'
+                "class_id=, or a name for all programs, "
+                f'for example name="{_suggested_name(class_)}"'
             )
-        return format_type(own)
+        return format_type(class_)
     if not isinstance(name, str) or not name.isprintable() or not name or " " in name:
         raise ValueError(f"a class's name is printable text without spaces, got {name!r}")
     return name
 
 
-def _checked_codec(type_: type[T], codec: CodecName | Codec[T] | None) -> Codec[T]:
+def _resolve_codec(type_: type[T], codec: CodecName | Codec[T] | None) -> Codec[T]:
     if codec is None or isinstance(codec, str):
         return find_codec(type_, codec)
     is_codec = isinstance(getattr(codec, "name", None), str) and all(
-        callable(getattr(codec, verb, None)) for verb in ("encode", "decode")
+        callable(getattr(codec, method, None)) for method in ("encode", "decode")
     )
     if isinstance(codec, type) or not is_codec:
         raise TypeError(
@@ -297,7 +335,7 @@ def _checked_codec(type_: type[T], codec: CodecName | Codec[T] | None) -> Codec[
     return codec
 
 
-def _is_same(old: Binding[Any], new: Binding[Any]) -> bool:
+def _is_equivalent(old: Binding[Any], new: Binding[Any]) -> bool:
     if (old.type, old.class_id, old.name) != (new.type, new.class_id, new.name):
         return False
     if isinstance(old.codec, LibraryCodec) and isinstance(new.codec, LibraryCodec):
@@ -305,26 +343,26 @@ def _is_same(old: Binding[Any], new: Binding[Any]) -> bool:
     return bool(old.codec == new.codec)
 
 
-def _is_redefined(old: Any, *, by: Any) -> bool:
-    """Whether `by` takes the place that `old` has, or had, in its module."""
-    old, by = get_origin(old) or old, get_origin(by) or by
-    if old is by or (old.__module__, old.__qualname__) != (by.__module__, by.__qualname__):
+def _is_redefined(old: Any, *, new: Any) -> bool:
+    """Return True if `new` replaces `old` under the same name in its module."""
+    old, new = get_origin(old) or old, get_origin(new) or new
+    if old is new or (old.__module__, old.__qualname__) != (new.__module__, new.__qualname__):
         return False
     try:
-        held = attrgetter(by.__qualname__)(sys.modules[by.__module__])
+        current = attrgetter(new.__qualname__)(sys.modules[new.__module__])
     except (AttributeError, KeyError):
         return False
-    return held is old or held is by
+    return current is old or current is new
 
 
-def _conflict(old: Binding[Any], new: Binding[Any]) -> str:
+def _format_conflict(old: Binding[Any], new: Binding[Any]) -> str:
     if old.type == new.type:
         return (
-            f"{shown_type(old.type)} is bound as {_how(old)} already, and cannot be bound as "
-            f"{_how(new)} too"
+            f"{format_type(old.type)} is bound as {_format_binding(old)} already, and cannot be "
+            f"bound as {_format_binding(new)} too"
         )
-    if set(_keys(old.type)) & set(_keys(new.type)):
-        return _beside(new.type, old.type)
+    if set(_lookup_keys(old.type)) & set(_lookup_keys(new.type)):
+        return _format_shared_runtime_type(new.type, old.type)
     shared = (
         f"class id {new.class_id}"
         if new.class_id is not None and new.class_id == old.class_id
@@ -336,25 +374,25 @@ def _conflict(old: Binding[Any], new: Binding[Any]) -> str:
     )
 
 
-def _beside(new: object, old: object) -> str:
+def _format_shared_runtime_type(new: object, old: object) -> str:
     return (
         f"{format_type(new)} cannot be bound beside {format_type(old)}: at run time their values "
         "have one type; make a class of each, as in class Orders(Page[Order]): pass"
     )
 
 
-def _how(binding: Binding[Any]) -> str:
+def _format_binding(binding: Binding[Any]) -> str:
     return f"class_id={binding.class_id}, name={binding.name!r}, codec={binding.codec.name!r}"
 
 
-def _suggested_name(own: type) -> str:
-    """ShopCreated is shop-created, HTTPError http-error."""
-    word = re.sub(r"\W+.*", "", own.__name__)
+def _suggested_name(class_: type) -> str:
+    """Return a class name: `shop-created` for ShopCreated, `http-error` for HTTPError."""
+    word = re.sub(r"\W+.*", "", class_.__name__)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", word).lower()
 
 
 DEFAULT_REGISTRY = Registry()
-"""The registry of a program that names none."""
+"""The registry of `simplebus.bind`, `simplebus.message` and of a bus without `registry=`."""
 
 bind = DEFAULT_REGISTRY.bind
 message = DEFAULT_REGISTRY.message

@@ -1,12 +1,8 @@
-"""When to try to reach a bus, and what is worth another try. Time and chance are arguments.
+"""Schedule of connection attempts. Time and random numbers are arguments.
 
-Rule 1: at first every address is tried once, in order, and that is all: who starts a program wants
-to know. After a loss they are tried in turns, beginning with the one that was lost.
-Rule 2: between two turns is a pause, twice as long as the one before, by chance up to a half
-shorter: a thousand clients of a bus that was away do not come back in one moment. A connection that
-did not last does not begin the pauses anew.
-Rule 3: what the bus gave as its reason, and what would only happen again, is not tried again; where
-that is about this bus and not about the program, other addresses still are.
+The first connection tries each address once, in order. After a lost connection the addresses are
+tried in rounds, starting with the lost one. The delay between rounds doubles up to a maximum and is
+shortened by up to a half at random, so that many clients do not reconnect at the same moment.
 """
 
 from __future__ import annotations
@@ -21,12 +17,12 @@ from simplebus.core.errors import BusConnectionError, Reason, RefusedError, Remo
 
 RETRY_DELAY_MIN_SECONDS = 0.05
 RETRY_DELAY_MAX_SECONDS = 5.0
-# A connection that lasted so long is as good as any: the pauses begin anew.
+# A connection that lasted this long resets the backoff.
 STABLE_CONNECTION_SECONDS = 5.0
-# The longest that an attempt takes, for those who wait for ever: no more is asked of a system.
-_SECONDS_MAX = 1e6
+# Replaces an infinite timeout, which sockets and event loops do not accept.
+_ATTEMPT_SECONDS_MAX = 1e6
 
-_PASSING = {
+_TEMPORARY_REASONS = {
     Reason.HEARTBEAT_TIMEOUT,
     Reason.HELLO_TIMEOUT,
     Reason.FRAME_TIMEOUT,
@@ -36,33 +32,33 @@ _PASSING = {
     Reason.TOO_MANY_ATTEMPTS,
     Reason.UNDELIVERED_AT_CLOSE,
 }
-"""Reasons of the bus that may have passed a moment later."""
+"""Reasons that may no longer apply a moment later."""
 
-_OF_ONE_BUS = {Reason.CLASS_NAME_CONFLICT, Reason.TOO_MANY_CLASSES}
-"""Reasons that another bus may not have."""
+_SERVER_SPECIFIC_REASONS = {Reason.CLASS_NAME_CONFLICT, Reason.TOO_MANY_CLASSES}
+"""Reasons that may not apply to another server."""
 
 
 def is_worth_retrying(error: BaseException | None) -> bool:
-    """Whether another connection may fare better. None is an orderly end: the bus went away."""
+    """Return True if another attempt may succeed; `error` is None if the server closed in order."""
     if isinstance(error, RemoteProtocolError):
-        return error.reason in _PASSING
+        return error.reason in _TEMPORARY_REASONS
     return not isinstance(error, RefusedError)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectAttempt:
-    """A connection to be tried."""
+    """One attempt to connect."""
 
     delay_seconds: float
-    """Seconds to wait before."""
+    """Seconds to wait before the attempt."""
     address_index: int
     """Index of the address."""
     timeout_seconds: float
-    """How long it may take, the answer to the Connect included."""
+    """Timeout of the attempt, including the reply to the Connect."""
 
 
 class ReconnectSchedule:
-    """The attempts of one client, the first ones and those after every loss."""
+    """Connection attempts of one client, for the first connection and after each loss."""
 
     def __init__(
         self,
@@ -73,86 +69,102 @@ class ReconnectSchedule:
         now: float,
         random_fraction: Callable[[], float] = random.random,
     ) -> None:
-        self.timeout = min(arguments.check_seconds("timeout", timeout), _SECONDS_MAX)
-        """Seconds for all first attempts together, and for each later one."""
-        self.reconnect_seconds = arguments.check_seconds("reconnect", reconnect) if reconnect else 0.0
-        """Seconds after a loss for which attempts are made; 0 for none."""
+        self.timeout_seconds = min(
+            arguments.check_seconds("timeout", timeout), _ATTEMPT_SECONDS_MAX
+        )
+        """Timeout of all first attempts together, and of each later attempt."""
+        self.reconnect_seconds = (
+            arguments.check_seconds("reconnect", reconnect) if reconnect else 0.0
+        )
+        """Time after a loss during which attempts are made; 0 disables reconnecting."""
         self.is_first = True
-        """Whether there was no connection yet."""
+        """True until the first connection is made."""
         self.last_error: BusConnectionError | None = None
-        """What became of the attempts since the last connection: the last lasting refusal if there
-        was one, otherwise the last failure."""
+        """The last permanent refusal since the last connection, else the last error."""
         self.has_permanent_refusal = False
-        """Whether some address refuses for good."""
+        """True if a server has refused the client for a reason that a retry would not change."""
         self._refused_addresses: set[int] = set()
         """Addresses that are not tried any more."""
         self._address_count = address_count
-        self._chance = chance
+        self._random_fraction = random_fraction
         self._started_at = now
         self._first_address = 0
-        """The one that attempts begin with."""
+        """Index of the address that each round starts with."""
         self._round_offset = 0
-        """Addresses of this turn that were tried, or passed over."""
+        """Addresses of this round that were tried or skipped."""
         self._failed_rounds = 0
-        """Turns without a connection that lasted."""
+        """Rounds since the last stable connection."""
         self._connected_at = -math.inf
 
     def mark_connected(self, address: int, now: float) -> None:
-        """There is a connection to this address."""
+        """Note a connection to this address."""
         self.is_first = False
         self._first_address = address
         self._connected_at = now
 
-    def mark_failed(self, address: int, problem: BusConnectionError) -> bool:
-        """An attempt came to nothing. Whether another one may fare better."""
-        if is_worth_retrying(problem.__cause__):
+    def mark_failed(self, address: int, error: BusConnectionError) -> bool:
+        """Note a failed attempt. Return True if another attempt may succeed."""
+        if is_worth_retrying(error.__cause__):
             if not self.has_permanent_refusal:
-                self.last_error = problem
+                self.last_error = error
             return True
-        self.last_error, self.has_permanent_refusal = problem, True
+        self.last_error, self.has_permanent_refusal = error, True
         self._refused_addresses.add(address)
-        cause = problem.__cause__
-        is_of_one_bus = isinstance(cause, RemoteProtocolError) and cause.reason in _OF_ONE_BUS
-        return is_of_one_bus and len(self._refused_addresses) < self._address_count
+        cause = error.__cause__
+        is_server_specific = (
+            isinstance(cause, RemoteProtocolError) and cause.reason in _SERVER_SPECIFIC_REASONS
+        )
+        return is_server_specific and len(self._refused_addresses) < self._address_count
 
     def mark_lost(self, now: float) -> None:
-        """The connection is gone: attempts begin."""
+        """Start new attempts, because the connection is lost."""
         self._started_at = now
         self.last_error, self.has_permanent_refusal = None, False
         self._refused_addresses.clear()
         self._round_offset = 0
-        self._failed_rounds = 0 if now - self._connected_at >= STABLE_CONNECTION_SECONDS else self._failed_rounds + 1
+        self._failed_rounds = (
+            0 if now - self._connected_at >= STABLE_CONNECTION_SECONDS else self._failed_rounds + 1
+        )
 
     def next_attempt(self, now: float) -> ConnectAttempt | None:
-        """What to try now; None to give up."""
-        left = self._started_at + (self.timeout_seconds if self.is_first else self.reconnect_seconds) - now
+        """Return the next attempt; None to give up."""
+        remaining_seconds = (
+            self._started_at
+            + (self.timeout_seconds if self.is_first else self.reconnect_seconds)
+            - now
+        )
         if len(self._refused_addresses) == self._address_count:
             return None
-        in_turn = self._in_turn()
-        if not in_turn:
+        offsets = self._remaining_offsets()
+        if not offsets:
             if self.is_first:
                 return None
             self._round_offset = 0
             self._failed_rounds += 1
-            in_turn = self._in_turn()
-        pause = 0.0
+            offsets = self._remaining_offsets()
+        delay = 0.0
         if self._failed_rounds and not self._round_offset:
-            pause = min(RETRY_DELAY_MIN_SECONDS * 2.0 ** min(self._failed_rounds - 1, 32), RETRY_DELAY_MAX_SECONDS)
-            pause *= 1 - self._chance() / 2
-        if left <= pause:
+            delay = min(
+                RETRY_DELAY_MIN_SECONDS * 2.0 ** min(self._failed_rounds - 1, 32),
+                RETRY_DELAY_MAX_SECONDS,
+            )
+            delay *= 1 - self._random_fraction() / 2
+        if remaining_seconds <= delay:
             return None
-        place = in_turn[0]
-        seconds = min(self.timeout_seconds, left - pause)
-        if self.is_first:  # What one does not need of its share is the others'.
-            seconds = left / len(in_turn)
-        self._round_offset = place + 1
-        return ConnectAttempt(pause, self._at(place), seconds)
+        offset = offsets[0]
+        timeout = min(self.timeout_seconds, remaining_seconds - delay)
+        if self.is_first:  # Time that an address does not use is left to the next ones.
+            timeout = remaining_seconds / len(offsets)
+        self._round_offset = offset + 1
+        return ConnectAttempt(delay, self._address_at(offset), timeout)
 
-    def _in_turn(self) -> list[int]:
-        """The places of this turn that are still to be tried."""
-        places = range(self._round_offset, self._address_count)
-        return [place for place in places if self._at(place) not in self._refused_addresses]
+    def _remaining_offsets(self) -> list[int]:
+        """Return the offsets of this round that are still to be tried."""
+        offsets = range(self._round_offset, self._address_count)
+        return [
+            offset for offset in offsets if self._address_at(offset) not in self._refused_addresses
+        ]
 
-    def _at(self, place: int) -> int:
-        """The address that is tried at this place of a turn."""
-        return (self._first_address + place) % self._address_count
+    def _address_at(self, offset: int) -> int:
+        """Return the address index at an offset of a round."""
+        return (self._first_address + offset) % self._address_count

@@ -101,7 +101,7 @@ class Replies:
         asked = self._waiting[request_id] = Asked(request_id, said, wake)
         return asked
 
-    def take(self, message: Message[bytes]) -> None:
+    def accept_reply(self, message: Message[bytes]) -> None:
         """A reply has come."""
         asked = self._waiting.pop(dict(message.headers).get(REQUEST_ID, ""), None)
         if asked is not None:

@@ -1,6 +1,6 @@
-"""What a type checker makes of a program. mypy --strict reads it; so can you.
+"""Types of an untyped program, as mypy --strict sees them.
 
-An unused `type: ignore` is an error there, so each one below says that a mistake is found.
+An unused `type: ignore` is an error there, so each one below marks a mistake that mypy finds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server that tests of both drivers talk to; it is shipped for users' tests too."""
+"""Test server for both drivers. It is shipped in `simplebus.testing` for users' tests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import TypeVar
 
 from simplebus.testing.server import PATIENCE_SECONDS, BusServer, bus_server, until
 
-__all__ = ["PATIENCE_SECONDS", "BusServer", "bus_server", "loops_give", "until"]
+__all__ = ["PATIENCE_SECONDS", "BusServer", "bus_server", "read_until_count", "until"]
 
 T = TypeVar("T")
 
 
-def loops_give(messages: Iterable[T], count: int) -> list[T]:
-    """What loops over a subscription give that end when nothing comes for a moment: so many of
-    them as it takes until there are `count` messages."""
+def read_until_count(messages: Iterable[T], count: int) -> list[T]:
+    """Iterate over a subscription with `idle_seconds` repeatedly until `count` messages were
+    received.
+    """
     got: list[T] = []
 
     def enough() -> bool:

@@ -1,4 +1,4 @@
-"""Servers that tests of both drivers share, and both event loops."""
+"""Servers and event loops for tests of both drivers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENT = Settings(ack_timeout=600)
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[BusServer]:
-    """For tests that use classes of their own."""
+    """Server for tests that use classes of their own."""
     with bus_server(PATIENT) as server:
         yield server
 
@@ -33,14 +33,14 @@ def server() -> Iterator[BusServer]:
 
 @pytest.fixture
 def clockless_server() -> Iterator[BusServer]:
-    """Sends again what is not acknowledged when the test says `tick`, and never by itself."""
+    """Server whose ack timer only advances when the test calls `tick`."""
     with bus_server(Settings(ack_timeout=1, tick_seconds=86_400.0)) as server:
         yield server
 
 
 @pytest.fixture(params=["trio", "asyncio"])
 def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
-    """Run an async function to its end, within reason."""
+    """Run an async function to its end, with a timeout, under trio and asyncio."""
 
     async def bounded(main: Main) -> None:
         with anyio.fail_after(PATIENCE_SECONDS):

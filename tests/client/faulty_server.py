@@ -1,6 +1,6 @@
-"""Peers that behave as no bus does, or that stand between a client and one, each in a thread.
+"""Fake servers and a faulty proxy, each with threads of its own.
 
-Rule 1: a test says what is odd; everything else is as a bus would do it.
+A test gives the unusual replies; everything else is answered as a server would.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from simplebus.core.protocol.requests import ConnectReply, ErrorReply, Subscribe
 from tests.client.bus_server import PATIENCE_SECONDS
 
 CREDIT_BYTES = 1 << 20
-"""What it grants. Who has published so much and WRITE_BYTES, and heard of no confirm, waits."""
+"""Granted credit. A publisher with this many unconfirmed bytes, plus WRITE_BYTES, waits."""
 
 Answer = Callable[[int, int, int, int, bytes], bytes | None]
-"""From a frame's type, class, message id, timer index and content to what is sent; None for the
-end of the connection."""
+"""Returns the reply to a frame, given its type, class id, message id, timer index and content.
+
+b"" sends the usual reply, None closes the connection.
+"""
 
 
-class FalseBus:
-    """A listener that answers as its test says, and as a bus would where that returns b""."""
+class FakeServer:
+    """Listener with the replies of a test, and those of a server for everything else."""
 
     def __init__(self, answer: Answer | None = None, *, credit: int = CREDIT_BYTES) -> None:
-        self.connects = 0
-        """Connections that were made."""
-        self.heard: list[tuple[int, int, int, int, bytes]] = []
+        self.connection_count = 0
+        """Accepted connections."""
+        self.received_frames: list[tuple[int, int, int, int, bytes]] = []
         self.peers: list[socket.socket] = []
-        self.says_nothing = False
-        """Whether it reads and answers nothing at all."""
+        self.is_silent = False
+        """True to read and answer nothing."""
         self._answer = answer
         self._credit = credit
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -50,27 +52,29 @@ class FalseBus:
         with contextlib.suppress(OSError):
             while True:
                 peer, _ = self._listener.accept()
-                self.connects += 1
+                self.connection_count += 1
                 self.peers.append(peer)
-                if not self.says_nothing:
+                if not self.is_silent:
                     self._start(self._serve, peer)
 
     def _serve(self, peer: socket.socket) -> None:
-        waiting = b""
+        received = b""
         with contextlib.suppress(OSError), peer:
             while data := peer.recv(1 << 16):
-                waiting += data
-                while (end := waiting.find(DELIMITER, HEADER_BYTES)) >= 0:
-                    frame, waiting = waiting[:end], waiting[end + len(DELIMITER) :]
-                    heard = (*HEADER.unpack(frame[:HEADER_BYTES]), frame[HEADER_BYTES:])
-                    self.heard.append(heard)
-                    reply = self._answer(*heard) if self._answer else b""
+                received += data
+                while (end := received.find(DELIMITER, HEADER_BYTES)) >= 0:
+                    frame, received = received[:end], received[end + len(DELIMITER) :]
+                    frame_fields = (*HEADER.unpack(frame[:HEADER_BYTES]), frame[HEADER_BYTES:])
+                    self.received_frames.append(frame_fields)
+                    reply = self._answer(*frame_fields) if self._answer else b""
                     if reply is None:
                         return
-                    peer.sendall(reply or self.as_usual(*heard))
+                    peer.sendall(reply or self.default_reply(*frame_fields))
 
-    def as_usual(self, kind: int, class_id: int, number: int, timer: int, content: bytes) -> bytes:
-        """What a bus would say."""
+    def default_reply(
+        self, kind: int, class_id: int, number: int, timer: int, content: bytes
+    ) -> bytes:
+        """Return the reply of a server."""
         if kind == frames.CONNECT:
             reply = ConnectReply(session=0, credit=self._credit, bus="false").encode()
             return frames.encode(frames.CONNECT, message_id=number, content=reply)
@@ -86,7 +90,7 @@ class FalseBus:
         return b""
 
     def hang_up(self) -> None:
-        """Break every connection. More may come."""
+        """Close all connections. New ones are accepted."""
         for peer in list(self.peers):
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
@@ -94,16 +98,16 @@ class FalseBus:
     def close(self) -> None:
         if self._listener.fileno() >= 0:
             self._listener.shutdown(socket.SHUT_RDWR)
-            ended(self._threads[:1])  # Who is accepted meanwhile is among the peers then.
+            join_threads(self._threads[:1])  # Then no further peer is added.
             self._listener.close()
         self.hang_up()
-        ended(self._threads)
+        join_threads(self._threads)
         for peer in self.peers:
             peer.close()
 
 
-def ended(threads: Iterable[threading.Thread]) -> None:
-    """Wait until they are, before what they use is closed: its number may be another's then."""
+def join_threads(threads: Iterable[threading.Thread]) -> None:
+    """Wait for threads before their sockets are closed, because file descriptors are reused."""
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
@@ -116,7 +120,7 @@ def confirm(next_number: int) -> bytes:
 def refuse(
     kind: int, number: int, code: str, *, count: int = 1, fatal: bool = False, class_id: int = 0
 ) -> bytes:
-    """An Error frame about a frame of this type and number."""
+    """Return an Error frame for a frame of this type and number."""
     content = ErrorReply(code=code, message="not today", fatal=fatal, count=count).encode()
     return frames.encode(
         frames.ERROR, class_id=class_id, message_id=number, timer_index=kind, content=content
@@ -124,39 +128,42 @@ def refuse(
 
 
 @contextlib.contextmanager
-def false_bus(answer: Answer | None = None, *, credit: int = CREDIT_BYTES) -> Iterator[FalseBus]:
-    bus = FalseBus(answer, credit=credit)
+def fake_server(
+    answer: Answer | None = None, *, credit: int = CREDIT_BYTES
+) -> Iterator[FakeServer]:
+    server = FakeServer(answer, credit=credit)
     try:
-        yield bus
+        yield server
     finally:
-        bus.close()
+        server.close()
 
 
 @contextlib.contextmanager
-def deaf_listener() -> Iterator[FalseBus]:
-    """A listener that accepts, reads nothing and says nothing."""
-    with false_bus() as bus:
-        bus.says_nothing = True
-        yield bus
+def silent_listener() -> Iterator[FakeServer]:
+    """Listener that accepts connections, reads nothing and sends nothing."""
+    with fake_server() as server:
+        server.is_silent = True
+        yield server
 
 
-class Proxy:
-    """A way to a bus that can lose what is said, stall, be cut, and lead to another bus."""
+class FaultyProxy:
+    """Proxy that can drop bytes, stall, refuse and close connections, and change its target."""
 
     def __init__(self, address: str) -> None:
-        self.loses = ""
-        """"what the bus says" or "what it hears" is lost from now on, until it is cut."""
-        self.lost = 0
-        """Bytes that were lost."""
-        self.is_shut = False
-        """Whether nobody gets through."""
-        self.turned_away = 0
-        """How many did not get through."""
-        self.stalls_after: int | None = None
-        """Bytes of the bus that a connection lets through; it keeps the others to itself."""
-        self.stalled: list[int] = []
-        """The ports of the clients that wait for such bytes."""
-        self.lead_to(address)
+        self.dropped_direction = ""
+        """Direction whose bytes are dropped until the next disconnect: `to_client` or `to_server`.
+        """
+        self.dropped_bytes = 0
+        """Bytes dropped so far."""
+        self.is_refusing = False
+        """True to close new connections at once."""
+        self.refused_count = 0
+        """Connections that were closed at once."""
+        self.stall_after_bytes: int | None = None
+        """Bytes per connection that are passed to the client; later ones are held back."""
+        self.stalled_ports: list[int] = []
+        """Ports of the clients whose bytes are held back."""
+        self.set_target(address)
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -165,69 +172,69 @@ class Proxy:
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
 
-    def lead_to(self, address: str) -> None:
-        """From now on who comes gets to this bus."""
-        self._bus = address.removeprefix("simplebus://").rsplit(":", 1)
+    def set_target(self, address: str) -> None:
+        """Connect later clients to this address."""
+        self._target = address.removeprefix("simplebus://").rsplit(":", 1)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
                 try:
-                    if self.is_shut:
+                    if self.is_refusing:
                         raise ConnectionRefusedError
-                    bus = socket.create_connection((self._bus[0], int(self._bus[1])))
+                    server = socket.create_connection((self._target[0], int(self._target[1])))
                 except OSError:
                     client.close()
-                    self.turned_away += 1
+                    self.refused_count += 1
                     continue
                 with self._lock:
-                    self._sockets += [client, bus]
-                    for way in ((client, bus, "what it hears"), (bus, client, "what the bus says")):
-                        relay = threading.Thread(target=self._relay, args=way, daemon=True)
+                    self._sockets += [client, server]
+                    for arguments in ((client, server, "to_server"), (server, client, "to_client")):
+                        relay = threading.Thread(target=self._relay, args=arguments, daemon=True)
                         relay.start()
                         self._relays.append(relay)
 
-    def _relay(self, source: socket.socket, target: socket.socket, what: str) -> None:
+    def _relay(self, source: socket.socket, target: socket.socket, direction: str) -> None:
         relayed = 0
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 relayed += len(data)
-                most = self.stalls_after if what == "what the bus says" else None
-                if most is not None and relayed > most:
-                    self.stalled.append(target.getpeername()[1])
-                    while source.recv(1 << 16):  # Until it is cut.
+                stall_after = self.stall_after_bytes if direction == "to_client" else None
+                if stall_after is not None and relayed > stall_after:
+                    self.stalled_ports.append(target.getpeername()[1])
+                    while source.recv(1 << 16):  # Until the connection is closed.
                         pass
-                elif self.loses == what:
-                    self.lost += len(data)
+                elif self.dropped_direction == direction:
+                    self.dropped_bytes += len(data)
                 else:
                     target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
-    def cut(self) -> None:
-        """Break every connection."""
-        self.loses = ""
+    def disconnect_all(self) -> None:
+        """Close all connections."""
+        self.dropped_direction = ""
         with self._lock:
             broken, self._sockets = self._sockets, []
             relays, self._relays = self._relays, []
         for sock in broken:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        ended(relays)
+        join_threads(relays)
         for sock in broken:
             sock.close()
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        ended([self._accepting])
+        join_threads([self._accepting])
         self._listener.close()
-        self.cut()
+        self.disconnect_all()
 
 
 @contextlib.contextmanager
-def proxy(address: str) -> Iterator[Proxy]:
-    way = Proxy(address)
+def faulty_proxy(address: str) -> Iterator[FaultyProxy]:
+    proxy = FaultyProxy(address)
     try:
-        yield way
+        yield proxy
     finally:
-        way.close()
+        proxy.close()

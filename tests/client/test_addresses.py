@@ -1,4 +1,4 @@
-"""Addresses, and what is said when nobody answers there."""
+"""Tests of addresses and of the errors of a connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
         ("simplebus://[::1]", "::1", 8888),
     ],
 )
-def test_an_address_is_read(text: str, host: str, port: int) -> None:
+def test_parses_address(text: str, host: str, port: int) -> None:
     assert Address.parse(text) == Address(host, port)
 
 
@@ -44,7 +44,7 @@ def test_an_address_is_read(text: str, host: str, port: int) -> None:
         "simplebus://host?class=1",
     ],
 )
-def test_anything_else_is_refused_with_what_was_expected(text: str) -> None:
+def test_rejects_invalid_address_with_expected_format(text: str) -> None:
     with pytest.raises(ValueError, match="is no address of a bus") as caught:
         Address.parse(text)
     assert repr(text) in str(caught.value)
@@ -54,30 +54,30 @@ def test_anything_else_is_refused_with_what_was_expected(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["nts://u:geheim@h", "simplebus://u:geheim@h:1", "u:geheim@h", "a://u:ge/heim@h"]
 )
-def test_what_may_be_a_password_is_not_shown(text: str) -> None:
+def test_error_hides_credentials_in_address(text: str) -> None:
     with pytest.raises(ValueError, match="…@h") as caught:
         Address.parse(text)
     assert "heim" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["simplebus://127.0.0.1:8888", "simplebus://[::1]:1"])
-def test_an_address_is_shown_as_it_would_be_written(text: str) -> None:
+def test_address_str_can_be_parsed(text: str) -> None:
     assert str(Address.parse(text)) == text
 
 
-def test_a_number_needs_no_looking_up_and_a_name_does() -> None:
+def test_resolves_numeric_host_without_lookup() -> None:
     (info,) = addresses.resolve_numeric(Address("127.0.0.1", 7))
     assert info[4] == ("127.0.0.1", 7)
     assert addresses.resolve_numeric(Address("localhost", 7)) == []
 
 
-def test_a_loss_says_where_and_how() -> None:
+def test_connection_lost_error_names_address_and_reason() -> None:
     where = Address("127.0.0.1", 7)
     reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
     broken = RemoteProtocolError(Reason.FRAME_TOO_LONG, "a frame is 9 bytes long")
     for error, expected in (
         (None, "the server at simplebus://127.0.0.1:7 closed the connection; see its log"),
-        (reset, "closed the connection (Connection reset by peer); its log"),
+        (reset, "closed the connection (Connection reset by peer); see its log"),
         (OSError(errno.ETIMEDOUT, "timed out"), "127.0.0.1:7 is lost: timed out"),
         (broken, "127.0.0.1:7 has ended: frame_too_long: a frame is 9 bytes long"),
     ):
@@ -87,7 +87,7 @@ def test_a_loss_says_where_and_how() -> None:
         assert addresses.connection_lost_error(where, found) is found
 
 
-def test_what_was_tried_is_said_at_the_end() -> None:
+def test_reconnect_failed_error_names_last_attempt() -> None:
     where = Address("127.0.0.1", 7)
     loss, problem = (
         addresses.connection_lost_error(where, None),
@@ -106,7 +106,7 @@ def test_what_was_tried_is_said_at_the_end() -> None:
     )
 
 
-def test_several_addresses_are_read() -> None:
+def test_parses_several_addresses() -> None:
     assert addresses.parse_addresses("a:1") == [Address("a", 1)]
     assert addresses.parse_addresses(["a:1", "b"]) == [Address("a", 1), Address("b", 8888)]
     with pytest.raises(ValueError, match="no address of a bus was given"):

@@ -1,4 +1,4 @@
-"""Wrong arguments: every error names the argument, what came and what was expected."""
+"""Tests of wrong arguments: each error names the argument, the value and the expectation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Item(msgspec.Struct):
 
 
 async def waits() -> None:
-    """A handler that only a loop can run."""
+    """Async handler, which needs an event loop."""
 
 
 async def yields(message: object) -> AsyncIterator[object]:
@@ -37,8 +37,8 @@ def yields_too(message: object) -> Iterator[object]:
 Call = Callable[[Any], Any]
 
 WRONG: list[tuple[Call, type[Exception], str]] = [
-    (lambda bus: bus.publish(b"x", class_id=1.0), TypeError, r"its id or its name, got 1\.0"),
-    (lambda bus: bus.publish(b"x", class_id=Item), TypeError, "its id or its name, got <class"),
+    (lambda bus: bus.publish(b"x", class_id=1.0), TypeError, r"a class id or class name, got 1\.0"),
+    (lambda bus: bus.publish(b"x", class_id=Item), TypeError, "a class id or class name, got <class"),
     (lambda bus: bus.publish(b"x", class_id=1, channel=5), TypeError, "channel must be text, .* 5"),
     (lambda bus: bus.publish(b"x", class_id=1, key="a"), TypeError, "key must be bytes, got 'a'"),
     (lambda bus: bus.publish(b"x", class_id=1, key=5), TypeError, "key must be bytes, got 5"),
@@ -81,7 +81,7 @@ WRONG: list[tuple[Call, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "sentence"), WRONG)
-def test_a_wrong_argument_is_named_and_nothing_is_published(
+def test_wrong_argument_is_named_and_nothing_is_published(
     run: Run, shared_server: BusServer, call: Call, kind: type[Exception], sentence: str
 ) -> None:
     async def main() -> None:
@@ -114,7 +114,7 @@ def test_a_wrong_argument_is_named_and_nothing_is_published(
         ({"reconnect": "x"}, TypeError, "reconnect must be seconds, got 'x'"),
     ],
 )
-def test_what_cannot_be_connected_with_is_refused_before_it_is_tried(
+def test_rejects_invalid_connect_arguments_before_connecting(
     run: Run, given: dict[str, Any], kind: type[Exception], sentence: str
 ) -> None:
     given = {"address": "127.0.0.1:1", **given}
@@ -129,7 +129,7 @@ def test_what_cannot_be_connected_with_is_refused_before_it_is_tried(
         pytest.fail("there is no bus")
 
 
-def test_the_time_for_anything_may_be_without_end(run: Run, shared_server: BusServer) -> None:
+def test_timeouts_may_be_infinite(run: Run, shared_server: BusServer) -> None:
     for timeout in (float("inf"), 1e12):
         with (
             simplebus.connect_blocking(shared_server.address, timeout=timeout) as bus,
@@ -149,7 +149,7 @@ def test_the_time_for_anything_may_be_without_end(run: Run, shared_server: BusSe
         run(main)
 
 
-def test_waiting_and_refusing_take_numbers_of_seconds(run: Run, shared_server: BusServer) -> None:
+def test_timeouts_must_be_numbers(run: Run, shared_server: BusServer) -> None:
     async def main() -> None:
         async with MemoryBus() as bus, bus.subscribe(1) as messages:
             with pytest.raises(TypeError, match="timeout must be seconds, got 'x'"):
@@ -171,7 +171,7 @@ def test_waiting_and_refusing_take_numbers_of_seconds(run: Run, shared_server: B
             bus.run("x")  # type: ignore[arg-type]
 
 
-def test_settings_are_settings() -> None:
+def test_memory_bus_rejects_invalid_settings() -> None:
     with pytest.raises(TypeError, match="settings must be Settings, got 'x'"):
         MemoryBus("x")  # type: ignore[arg-type]
 
@@ -179,7 +179,7 @@ def test_settings_are_settings() -> None:
 # Handlers and replies ----------------------------------------------------------------------------
 
 
-def test_without_a_loop_an_async_function_is_no_handler(shared_server: BusServer) -> None:
+def test_blocking_bus_rejects_async_handler(shared_server: BusServer) -> None:
     with (
         simplebus.connect_blocking(shared_server.address) as bus,
         pytest.raises(TypeError, match=r"waits .* is an async function"),
@@ -188,7 +188,7 @@ def test_without_a_loop_an_async_function_is_no_handler(shared_server: BusServer
 
 
 @pytest.mark.parametrize("handler", [lambda message: yields(message), lambda m: yields_too(m)])
-def test_what_a_handler_returns_instead_of_working_is_no_success(
+def test_handler_that_returns_a_coroutine_or_generator_fails(
     run: Run, shared_server: BusServer, handler: Callable[[object], object]
 ) -> None:
     async def main() -> None:
@@ -204,7 +204,7 @@ def test_what_a_handler_returns_instead_of_working_is_no_success(
     assert caught.group_contains(TypeError, match="that nobody runs")
 
 
-def test_without_a_loop_what_is_awaitable_is_no_success(shared_server: BusServer) -> None:
+def test_blocking_handler_that_returns_an_awaitable_fails(shared_server: BusServer) -> None:
     def block() -> None:
         with simplebus.connect_blocking(shared_server.address) as bus:
             bus.handle(88, lambda message: waits())
@@ -217,8 +217,8 @@ def test_without_a_loop_what_is_awaitable_is_no_success(shared_server: BusServer
     assert caught.group_contains(TypeError, match="that nobody runs")
 
 
-def test_a_reply_of_a_wrong_type_is_called_a_reply(run: Run, shared_server: BusServer) -> None:
-    """The class of the type that was expected is not the class of what came."""
+def test_decode_error_of_a_reply_says_reply(run: Run, shared_server: BusServer) -> None:
+    """The class of a reply is not the class of the expected type."""
 
     async def main() -> None:
         async with MemoryBus(registry=registry) as bus:

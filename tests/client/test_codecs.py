@@ -1,4 +1,4 @@
-"""Values become payloads and come back. What does not is refused: what came, what was expected."""
+"""Tests of codecs: encoding, decoding and their errors."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PydanticData:
 
 
 def protobuf_type(name: str) -> Any:
-    """A message class with an int64 `id` and a string `name`, made without protoc."""
+    """Return a message class with an int64 `id` and a string `name`, created without protoc."""
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{name}.proto", package="shops", syntax="proto3"
     )
@@ -118,9 +118,7 @@ def value_of(type_: Any, id: int, name: str) -> Any:
 
 @every_kind
 @given(id=ids, text=st.text())
-def test_what_is_encoded_is_decoded_to_an_equal_value_of_the_same_type(
-    type_: Any, name: CodecName, id: int, text: str
-) -> None:
+def test_decodes_encoded_value(type_: Any, name: CodecName, id: int, text: str) -> None:
     codec, value = find_codec(type_, name), value_of(type_, id, text)
     payload = codec.encode(value)
     again = codec.decode(payload)
@@ -130,7 +128,7 @@ def test_what_is_encoded_is_decoded_to_an_equal_value_of_the_same_type(
 
 
 def decoded_or_refused(codec: Any, payload: bytes) -> Any:
-    """The value, or the DecodeError: nothing else may come of a payload."""
+    """Return the value or the DecodeError. No other exception is allowed."""
     try:
         return codec.decode(payload)
     except DecodeError as error:
@@ -139,7 +137,7 @@ def decoded_or_refused(codec: Any, payload: bytes) -> Any:
 
 @every_kind
 @given(payload=st.binary(max_size=60))
-def test_any_bytes_are_a_value_or_a_decode_error(
+def test_any_bytes_decode_to_a_value_or_raise_decode_error(
     type_: Any, name: CodecName, payload: bytes
 ) -> None:
     outcome = decoded_or_refused(find_codec(type_, name), payload)
@@ -150,9 +148,7 @@ def test_any_bytes_are_a_value_or_a_decode_error(
 
 
 @every_kind
-def test_a_truncated_payload_is_refused_where_all_fields_are_required(
-    type_: Any, name: CodecName
-) -> None:
+def test_truncated_payload_raises_decode_error(type_: Any, name: CodecName) -> None:
     codec, value = find_codec(type_, name), value_of(type_, 2**40, "a name")
     payload = codec.encode(value)
     for length in range(len(payload)):
@@ -162,7 +158,7 @@ def test_a_truncated_payload_is_refused_where_all_fields_are_required(
 
 
 @pytest.mark.parametrize("payload", [b"", b"shop", bytearray(b"shop"), memoryview(b"shop")])
-def test_bytes_come_back_as_they_are(payload: Any) -> None:
+def test_bytes_codec_keeps_payload(payload: Any) -> None:
     encoded = BYTES_CODEC.encode(payload)
     assert type(encoded) is bytes
     assert encoded == payload
@@ -170,7 +166,7 @@ def test_bytes_come_back_as_they_are(payload: Any) -> None:
     assert find_codec(bytes) is BYTES_CODEC
 
 
-def test_bytes_are_not_copied() -> None:
+def test_bytes_codec_does_not_copy() -> None:
     payload = b"shop"
     assert BYTES_CODEC.encode(payload) is payload
 
@@ -190,7 +186,7 @@ def test_bytes_are_not_copied() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_type_has_the_codec_of_its_kind(type_: Any, expected: CodecName | None) -> None:
+def test_default_codec_of_types(type_: Any, expected: CodecName | None) -> None:
     assert find_default_codec_name(type_) == expected
     if expected is not None:
         assert find_codec(type_).name == expected
@@ -213,12 +209,12 @@ class Color(enum.Enum):
         datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC),
     ],
 )
-def test_what_else_msgspec_knows_is_encoded_when_asked_for(value: Any, name: CodecName) -> None:
+def test_named_codec_encodes_other_msgspec_types(value: Any, name: CodecName) -> None:
     codec: Any = find_codec(type(value), name)
     assert codec.decode(codec.encode(value)) == value
 
 
-def test_arguments_of_a_builtin_are_checked_when_it_is_decoded() -> None:
+def test_decoding_checks_arguments_of_a_builtin_type() -> None:
     codec = find_codec(list[int], "json")
     assert codec.decode(codec.encode([1, 2])) == [1, 2]
     with pytest.raises(DecodeError, match=r"is no list\[int\] by the json codec.*`\$\[1\]`"):
@@ -238,7 +234,7 @@ class Change(msgspec.Struct):
 
 
 @pytest.mark.parametrize("name", ["json", "msgpack"])
-def test_a_tagged_union_in_a_field_keeps_its_type(name: CodecName) -> None:
+def test_tagged_union_field_keeps_its_type(name: CodecName) -> None:
     codec = find_codec(Change, name)
     for value in (Change(Opened(1)), Change(Closed(1))):
         assert codec.decode(codec.encode(value)) == value
@@ -253,7 +249,7 @@ class Names(Page[str]):
 
 
 @pytest.mark.parametrize("type_", [Page[str], Names])
-def test_a_generic_type_is_decoded_with_its_arguments(type_: Any) -> None:
+def test_generic_type_is_decoded_with_its_arguments(type_: Any) -> None:
     codec = find_codec(type_)
     value = type_(items=["a"])
     assert codec.decode(codec.encode(value)) == value
@@ -276,14 +272,14 @@ class Aliased(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
 
-def test_a_generic_pydantic_model_is_decoded_with_its_arguments() -> None:
+def test_generic_pydantic_model_is_decoded_with_its_arguments() -> None:
     codec = find_codec(ModelPage[int])
     assert codec.decode(codec.encode(ModelPage[int](items=[1]))) == ModelPage[int](items=[1])
     with pytest.raises(DecodeError, match=r"items\.0 Input should be a valid integer"):
         codec.decode(b'{"items":["x"]}')
 
 
-def test_a_pydantic_model_is_written_as_its_validation_reads_it() -> None:
+def test_pydantic_model_is_encoded_by_alias() -> None:
     codec = find_codec(Aliased)
     assert codec.encode(Aliased(shopId=7)) == b'{"shopId":7}'
     assert codec.decode(b'{"shopId":7}').shop_id == 7
@@ -301,7 +297,7 @@ class Child(msgspec.Struct):
     id: int
 
 
-def test_a_field_may_name_a_type_that_is_defined_later() -> None:
+def test_field_type_may_be_defined_later() -> None:
     class_codec = find_codec(Parent)
     value = Parent(Child(7), Parent())
     assert class_codec.decode(class_codec.encode(value)) == value
@@ -311,7 +307,7 @@ class Unfinished(msgspec.Struct):
     never: Never_defined  # type: ignore[name-defined]  # noqa: F821
 
 
-def test_a_field_of_a_type_that_never_came_is_no_fault_of_the_payload() -> None:
+def test_undefined_field_type_raises_name_error() -> None:
     codec = find_codec(Unfinished)
     assert isinstance(codec, LibraryCodec)
     for attempt in (codec.prepare, lambda: codec.decode(b"{}")):
@@ -322,7 +318,7 @@ def test_a_field_of_a_type_that_never_came_is_no_fault_of_the_payload() -> None:
         assert "json codec" in note
 
 
-def test_what_decoding_needs_is_built_once() -> None:
+def test_decoder_is_built_once() -> None:
     codec = find_codec(Struct)
     assert isinstance(codec, LibraryCodec)
     assert codec.prepare() is codec.prepare()
@@ -332,7 +328,7 @@ def test_what_decoding_needs_is_built_once() -> None:
 
 
 @every_kind
-def test_a_value_of_another_type_is_refused_with_both_types(type_: Any, name: CodecName) -> None:
+def test_rejects_value_of_another_type(type_: Any, name: CodecName) -> None:
     codec = find_codec(type_, name)
     expected = type(value_of(type_, 0, "")).__name__
     with pytest.raises(TypeError, match=f"the {name} codec .* exactly type .*{expected}, got") as e:
@@ -340,12 +336,12 @@ def test_a_value_of_another_type_is_refused_with_both_types(type_: Any, name: Co
     assert str(e.value).endswith("got one of type float")
 
 
-def test_a_value_of_a_subclass_is_refused_too() -> None:
+def test_rejects_value_of_a_subclass() -> None:
     with pytest.raises(TypeError, match=r"exactly type .*\.Struct, got .*\.HeirOfStruct"):
         find_codec(Struct).encode(HeirOfStruct(id=1, name=""))
 
 
-def test_text_is_no_bytes() -> None:
+def test_bytes_codec_rejects_text() -> None:
     with pytest.raises(TypeError, match="bytes, bytearray or memoryview, got one of type str"):
         BYTES_CODEC.encode("shop")  # type: ignore[arg-type]
 
@@ -366,7 +362,7 @@ def test_text_is_no_bytes() -> None:
         (Proto, "protobuf", b"\xff\xff\xff", "DecodeError: "),
     ],
 )
-def test_a_payload_of_the_wrong_shape_is_refused_with_the_reason(
+def test_decode_error_contains_the_reason(
     type_: Any, name: CodecName, payload: bytes, reason: str
 ) -> None:
     with pytest.raises(DecodeError) as caught:
@@ -382,7 +378,7 @@ def test_a_payload_of_the_wrong_shape_is_refused_with_the_reason(
     assert error.__cause__ is not None
 
 
-def test_a_short_payload_is_shown_whole_and_a_long_one_by_its_beginning() -> None:
+def test_decode_error_truncates_long_payloads() -> None:
     codec = find_codec(Struct)
     with pytest.raises(DecodeError, match=rf"its payload is b'{'x' * 40}'$"):
         codec.decode(b"x" * 40)
@@ -390,7 +386,7 @@ def test_a_short_payload_is_shown_whole_and_a_long_one_by_its_beginning() -> Non
         codec.decode(b"x" * 41)
 
 
-def test_a_long_reason_is_cut() -> None:
+def test_decode_error_truncates_long_reasons() -> None:
     codec = find_codec(ModelPage[int])
     with pytest.raises(DecodeError) as caught:
         codec.decode(b'{"items":[' + b",".join([b'"x"'] * 500) + b"]}")
@@ -398,7 +394,7 @@ def test_a_long_reason_is_cut() -> None:
     assert len(str(caught.value)) < 600
 
 
-def test_a_decoder_names_the_class() -> None:
+def test_decode_error_names_the_class() -> None:
     codec = find_codec(Struct)
     for class_id, class_name, shown in (
         (7, "shop-created", "a message of class 7 'shop-created' is no "),
@@ -411,7 +407,7 @@ def test_a_decoder_names_the_class() -> None:
         assert (caught.value.class_id, caught.value.class_name) == (class_id, class_name)
 
 
-def test_a_decode_error_survives_pickling() -> None:
+def test_decode_error_can_be_pickled() -> None:
     with pytest.raises(DecodeError) as caught:
         make_decoder(find_codec(Struct), class_id=7)(b"{}")
     again = pickle.loads(pickle.dumps(caught.value))
@@ -420,7 +416,7 @@ def test_a_decode_error_survives_pickling() -> None:
 
 
 class Reversed:
-    """A codec of one's own."""
+    """Custom codec."""
 
     name = "reversed"
 
@@ -431,7 +427,7 @@ class Reversed:
         return payload.decode()[::-1]
 
 
-def test_whatever_a_codec_of_ones_own_raises_is_a_decode_error() -> None:
+def test_any_error_of_a_custom_codec_becomes_a_decode_error() -> None:
     decode = make_decoder(Reversed(), type_=str, class_id=7)
     assert decode(b"pohs") == "shop"
     with pytest.raises(DecodeError, match="is no str by the reversed codec: UnicodeDecodeError: "):
@@ -477,19 +473,19 @@ class Plain:
         (lambda: find_codec("Struct"), TypeError, "a message's type is a class, got 'Struct'"),  # type: ignore[arg-type]
     ],
 )
-def test_a_codec_that_does_not_fit_is_refused_with_those_that_do(
+def test_rejects_unsuitable_codec_with_suitable_ones(
     attempt: Callable[[], object], raised: type[Exception], text: str
 ) -> None:
     with pytest.raises(raised, match=text):
         attempt()
 
 
-def test_a_codec_shows_its_type() -> None:
+def test_repr_of_a_codec_shows_its_type() -> None:
     assert repr(find_codec(Struct)) == f"<json codec of {__name__}.Struct>"
     assert repr(BYTES_CODEC) == "<bytes codec>"
 
 
-def test_neither_pydantic_nor_protobuf_is_imported_by_ours() -> None:
+def test_import_does_not_load_pydantic_or_protobuf() -> None:
     code = (
         "import sys\n"
         "import simplebus.client.codecs, simplebus.client.message_types\n"

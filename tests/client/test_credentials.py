@@ -1,4 +1,4 @@
-"""How a client shows who it is: arguments, a file, the environment; under both event loops."""
+"""Tests of credentials: arguments, file and environment, with every driver."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def credentials(folder: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def test_an_address_says_whether_it_is_spoken_to_over_tls() -> None:
+def test_address_scheme_selects_tls() -> None:
     assert Address.parse("simplebuss://a") == Address("a", 8888, is_secure=True)
     assert str(Address.parse("simplebuss://[::1]:7")) == "simplebuss://[::1]:7"
     assert Address.parse("a") == Address.parse("simplebus://a:8888")
 
 
-def test_what_the_environment_says() -> None:
+def test_access_from_environment() -> None:
     assert Access.from_environment({}) == Access()
     found = Access.from_environment(
         {"SIMPLEBUS_USER": "ada", "SIMPLEBUS_PASSWORD": "x", "SIMPLEBUS_TLS_CA": "ca.pem"}
@@ -59,7 +59,7 @@ def test_what_the_environment_says() -> None:
     assert Access.from_environment({"SIMPLEBUS_TOKEN": "t"}).auth == Access(token="t").auth
 
 
-def test_a_file_says_the_same_and_the_environment_goes_before_it(tmp_path: Path) -> None:
+def test_environment_takes_precedence_over_file(tmp_path: Path) -> None:
     path = credentials(tmp_path, 'user = "ada"\npassword = "x"\nca = "ca.pem"\n')
     assert Access.from_file(path) == Access("ada", "x", ca=str(tmp_path / "ca.pem"))
     environment = {"SIMPLEBUS_CREDENTIALS": str(path), "SIMPLEBUS_TOKEN": "t"}
@@ -80,14 +80,14 @@ def test_a_file_says_the_same_and_the_environment_goes_before_it(tmp_path: Path)
         ("user", 0o600, "is not valid TOML"),
     ],
 )
-def test_a_file_that_is_no_good_is_a_sentence(
+def test_invalid_credentials_file_raises_an_error_that_names_it(
     tmp_path: Path, text: str, mode: int, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         Access.from_file(credentials(tmp_path, text, mode))
 
 
-def test_what_contradicts_itself_is_refused() -> None:
+def test_rejects_contradicting_settings() -> None:
     with pytest.raises(ValueError, match="a user and a token were given"):
         Access(user="a", token="t")
     with pytest.raises(ValueError, match="a key was given without a certificate"):
@@ -98,12 +98,12 @@ def test_what_contradicts_itself_is_refused() -> None:
     assert resolve_access(Access(token="t")).token == "t"
 
 
-def test_secrets_are_not_shown() -> None:
+def test_repr_hides_secrets() -> None:
     assert "hidden" not in repr(Access(user="a", password="hidden"))
     assert "hidden" not in repr(Access(token="hidden"))
 
 
-def test_a_certificate_that_cannot_be_used_is_named(authority: Authority, tmp_path: Path) -> None:
+def test_unusable_certificate_is_named(authority: Authority, tmp_path: Path) -> None:
     nothing = tmp_path / "nothing.pem"
     nothing.write_text("nothing")
     for access, sentence in (
@@ -125,7 +125,7 @@ def address(pair: Pair) -> Iterator[str]:
         yield server.address
 
 
-def test_both_loops_and_none_speak_tls_and_show_who_they_are(
+def test_every_driver_authenticates_over_tls(
     run: Run, address: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SIMPLEBUS_TOKEN", "t")

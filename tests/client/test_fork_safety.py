@@ -1,4 +1,4 @@
-"""Processes that are forked while a bus is connected."""
+"""Tests of forked processes with a connected bus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.client.bus_server import BusServer
 
 ROOT = Path(__file__).parents[2]
 
-# A program of one thread, as a process that forks should be; it prints what the child met.
+# A program of one thread, as a process that forks should be; it prints the errors of its child.
 FORKING = '''
 import os
 import sys
@@ -23,21 +23,21 @@ import simplebus
 ADDRESS = sys.argv[1]
 
 
-def met(call):
+def error_of(call):
     try:
         call()
     except simplebus.BusError as error:
-        return f"{type(error).__name__}: {'another process' in str(error)}"
+        return f"{type(error).__name__}: {'forked process' in str(error)}"
     return "nothing"
 
 
-def in_a_child(*calls):
-    """What each call met there."""
+def run_in_child(*calls):
+    """Return the error of each call in a forked child."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
-            os.write(writing, repr([met(call) for call in calls]).encode())
+            os.write(writing, repr([error_of(call) for call in calls]).encode())
         finally:
             os._exit(0)
     os.close(writing)
@@ -45,12 +45,12 @@ def in_a_child(*calls):
     return os.read(reading, 10_000).decode()
 
 
-def of_a_blocking_bus():
+def test_blocking_bus():
     with simplebus.connect_blocking(ADDRESS) as bus, bus.subscribe(2) as messages:
         bus.publish(b"before", class_id=1)
         bus.publish(b"held", class_id=2)
         message = messages.get(60)
-        print(in_a_child(
+        print(run_in_child(
             lambda: bus.publish(b"of the child", class_id=1),
             lambda: bus.publish(b"of the child", class_id=1, confirm=False),
             lambda: bus.publish_nowait(b"of the child", class_id=1),
@@ -60,16 +60,16 @@ def of_a_blocking_bus():
             lambda: bus.fetch(1),
             lambda: bus.flush(),
         ))
-        print(in_a_child(
+        print(run_in_child(
             lambda: messages.ack(message),
             lambda: messages.__exit__(None, None, None),
-            lambda: bus.wire.close(1.0),
+            lambda: bus.connection.close(1.0),
         ))
         bus.publish(b"of the parent", class_id=1)
         print([message.payload for message in bus.fetch(1)], bus.statistics().reconnections)
 
 
-async def of_an_async_bus(connect):
+async def test_async_bus(connect):
     async with connect as bus:
         await bus.publish(b"before", class_id=3)
 
@@ -81,7 +81,7 @@ async def of_an_async_bus(connect):
                 asyncio.run(call())
             return run
 
-        print(in_a_child(
+        print(run_in_child(
             alone(lambda: bus.publish(b"of the child", class_id=3)),
             alone(lambda: bus.publish(b"of the child", class_id=3, confirm=False)),
             lambda: bus.publish_nowait(b"of the child", class_id=3),
@@ -95,9 +95,9 @@ async def of_an_async_bus(connect):
 
 
 {
-    "blocking": of_a_blocking_bus,
-    "async": lambda: anyio.run(of_an_async_bus, simplebus.connect(ADDRESS)),
-    "memory": lambda: anyio.run(of_an_async_bus, simplebus.MemoryBus()),
+    "blocking": test_blocking_bus,
+    "async": lambda: anyio.run(test_async_bus, simplebus.connect(ADDRESS)),
+    "memory": lambda: anyio.run(test_async_bus, simplebus.MemoryBus()),
 }[sys.argv[2]]()
 '''
 
@@ -118,7 +118,7 @@ def printed(server: BusServer, kind: str) -> list[str]:
 REFUSED = "BusConnectionError: True"
 
 
-def test_a_child_cannot_use_the_blocking_bus_of_its_parent(server: BusServer) -> None:
+def test_forked_child_cannot_use_the_blocking_bus_of_its_parent(server: BusServer) -> None:
     calls, leaving, parent = printed(server, "blocking")
     assert calls == repr([REFUSED] * 8)
     assert leaving == repr(["nothing"] * 3)
@@ -126,7 +126,7 @@ def test_a_child_cannot_use_the_blocking_bus_of_its_parent(server: BusServer) ->
 
 
 @pytest.mark.parametrize("kind", ["async", "memory"])
-def test_a_child_cannot_use_the_async_bus_of_its_parent(server: BusServer, kind: str) -> None:
+def test_forked_child_cannot_use_the_async_bus_of_its_parent(server: BusServer, kind: str) -> None:
     calls, parent = printed(server, kind)
     assert calls == repr([REFUSED] * 7)
     assert parent == "[b'before', b'of the parent'] 0"

@@ -1,4 +1,4 @@
-"""A durable that is kept only so long while nobody is there, asked for through the client."""
+"""Tests of durables that expire while no subscription is connected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simplebus.client.subscribe_options import subscribe_request
 from simplebus.core.errors import Reason
 
 
-def test_a_durable_is_forgotten_when_its_program_stays_away() -> None:
+def test_durable_expires_after_durable_seconds() -> None:
     async def main() -> None:
         memory = MemoryBus()
         async with memory as bus:
@@ -31,12 +31,12 @@ def test_a_durable_is_forgotten_when_its_program_stays_away() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 365 * 86_400 + 1, float("nan")])
-def test_no_bus_keeps_a_durable_for_no_time_or_for_more_than_a_year(seconds: float) -> None:
+def test_rejects_durable_seconds_out_of_range(seconds: float) -> None:
     with pytest.raises(ValueError, match=r"durable_seconds .* from 0\.001 to 3\.1536e\+07, got"):
         subscribe_request(durable="d", durable_seconds=seconds)
 
 
-def test_what_has_no_name_is_not_kept_at_all() -> None:
+def test_durable_seconds_needs_a_durable() -> None:
     with pytest.raises(ValueError, match="durable_seconds is 60, so durable must be given"):
         subscribe_request(group="g", durable_seconds=60)
     assert subscribe_request(durable="d", durable_seconds=60).idle_seconds == 60

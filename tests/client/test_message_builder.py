@@ -1,4 +1,4 @@
-"""What is said about a message, how a subscription is asked for, and what a request carries."""
+"""Tests of envelopes, subscribe options and the headers of requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simplebus.client.core.client import ClientCore
-from simplebus.client.message_builder import MessageBuilder, to_milliseconds, header_pairs
+from simplebus.client.message_builder import MessageBuilder, header_pairs, to_milliseconds
 from simplebus.client.message_types import Registry
 from simplebus.client.request_reply import Replies
 from simplebus.client.subscribe_options import subscribe_request
@@ -24,11 +24,11 @@ def outbound() -> MessageBuilder:
     return MessageBuilder(ClientCore(), Registry())
 
 
-def test_a_message_of_which_nothing_is_said_has_no_envelope() -> None:
+def test_message_without_options_has_no_envelope() -> None:
     assert outbound().build_envelope(channel="", key=b"", headers={}, expires=None) is None
 
 
-def test_what_is_said_stands_in_the_envelope() -> None:
+def test_options_are_in_the_envelope() -> None:
     assert outbound().build_envelope(
         channel="orders.eu", key=b"7", headers={"a": "b"}, expires=1.5, delay=0.25
     ) == Envelope(
@@ -40,29 +40,29 @@ def test_what_is_said_stands_in_the_envelope() -> None:
     )
 
 
-def test_one_channel_has_one_envelope() -> None:
+def test_envelope_of_a_channel_is_cached() -> None:
     said = outbound()
     assert said.build_envelope(channel="a.b") is said.build_envelope(channel="a.b")
     for number in range(5000):
         said.build_envelope(channel=f"a.{number}")
-    assert len(said._channels) <= 4096
+    assert len(said._envelope_by_channel) <= 4096
 
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(0, 0), (0.0004, 0), (0.001, 1), (math.inf, 2**64 - 1), (1e300, 2**64 - 1), (5e-324, 0)],
 )
-def test_spans_of_time_are_cut_to_what_the_wire_can_say(seconds: float, expected: int) -> None:
+def test_long_times_are_limited_to_64_bits(seconds: float, expected: int) -> None:
     assert to_milliseconds("expires", seconds) == expected
 
 
 @pytest.mark.parametrize("seconds", [-0.001, -math.inf, math.nan])
-def test_what_is_no_span_of_time_is_refused(seconds: float) -> None:
+def test_rejects_invalid_times(seconds: float) -> None:
     with pytest.raises(ValueError, match="delay must be seconds from 0 on, got"):
         outbound().build_envelope(delay=seconds)
 
 
-def test_headers_are_pairs_of_texts_and_may_repeat() -> None:
+def test_headers_are_pairs_of_texts_and_may_repeat_names() -> None:
     assert header_pairs([("a", "1"), ("a", "2")]) == (("a", "1"), ("a", "2"))
     assert header_pairs(None) == header_pairs({}) == ()
     with pytest.raises(TypeError, match="a header is two texts, got 'a': 1"):
@@ -70,7 +70,7 @@ def test_headers_are_pairs_of_texts_and_may_repeat() -> None:
 
 
 @pytest.mark.parametrize("channel", ["a..b", "a.*", ".", "a b"])
-def test_a_channel_that_is_none_is_refused(channel: str) -> None:
+def test_rejects_invalid_channel(channel: str) -> None:
     with pytest.raises(ValueError, match="channel"):
         outbound().build_envelope(channel=channel)
     with pytest.raises(ValueError, match="channel"):
@@ -80,7 +80,7 @@ def test_a_channel_that_is_none_is_refused(channel: str) -> None:
 # Subscriptions -----------------------------------------------------------------------------------
 
 
-def test_the_default_is_the_bus_s_default() -> None:
+def test_default_options_are_those_of_the_server() -> None:
     assert subscribe_request().encode() == b"{}"
 
 
@@ -93,7 +93,7 @@ def test_the_default_is_the_bus_s_default() -> None:
         (datetime(1970, 1, 2, tzinfo=UTC), Start(time=86400.0)),
     ],
 )
-def test_a_subscription_starts_where_it_was_told(start: Any, expected: object) -> None:
+def test_start_positions(start: Any, expected: object) -> None:
     assert subscribe_request(start=start).start == expected
 
 
@@ -119,19 +119,19 @@ def test_a_subscription_starts_where_it_was_told(start: Any, expected: object) -
         ({"channels": ("a.#.b",)}, "may only be the last"),
     ],
 )
-def test_what_no_bus_would_grant_is_refused_here(options: dict[str, Any], expected: str) -> None:
+def test_rejects_invalid_subscribe_options(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         subscribe_request(**options)
 
 
 @pytest.mark.parametrize("backoff", [5, "5", None.__class__, [1, "2"]])
-def test_pauses_that_are_none_are_named(backoff: Any) -> None:
+def test_rejects_invalid_backoff(backoff: Any) -> None:
     with pytest.raises(TypeError, match=r"^backoff must be "):
         subscribe_request(backoff=backoff)
 
 
 @pytest.mark.parametrize("what", [-1, 65536, True, ""])
-def test_what_is_no_class_is_refused(what: object) -> None:
+def test_rejects_invalid_class_reference(what: object) -> None:
     with pytest.raises((ValueError, TypeError)):
         Target.of(what, Registry())
 
@@ -139,11 +139,11 @@ def test_what_is_no_class_is_refused(what: object) -> None:
 # Requests ----------------------------------------------------------------------------------------
 
 
-def test_every_bus_has_a_channel_of_its_own_for_replies() -> None:
+def test_each_bus_has_its_own_reply_channel() -> None:
     assert Replies(1).channel != Replies(1).channel
 
 
-def test_a_request_carries_what_its_reply_needs_beside_what_was_said() -> None:
+def test_request_has_reply_headers_and_own_options() -> None:
     asking = Replies(9)
     about = {"channel": "a.b", "headers": {"mine": "too"}}
     asked = asking.add_request(about, timeout=2.5, on_reply=lambda: None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Which class a type's messages are of, and what is said when that has no answer, or two."""
+"""Tests of bindings and registries, and of the errors for missing and conflicting bindings."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def registry() -> Registry:
 # Binding, and finding what is bound.
 
 
-def test_a_binding_is_found_by_type_id_and_name(registry: Registry) -> None:
+def test_finds_binding_by_type_id_and_name(registry: Registry) -> None:
     binding = registry.bind(ShopCreated, class_id=7, name="shop-created")
     assert registry.bindings[ShopCreated] is binding
     assert registry.binding_of(ShopCreated) is binding
@@ -85,14 +85,14 @@ def test_a_binding_is_found_by_type_id_and_name(registry: Registry) -> None:
     assert (binding.type, binding.class_id, binding.name) == (ShopCreated, 7, "shop-created")
 
 
-def test_what_is_not_bound_is_not_found(registry: Registry) -> None:
+def test_unbound_type_id_and_name_are_not_found(registry: Registry) -> None:
     assert registry.by_class(7) is None
     assert registry.by_name("shop-created") is None
     assert registry.bindings.get(ShopCreated) is None
     assert ShopCreated not in registry.bindings
 
 
-def test_a_decorated_class_is_bound_and_stays_itself(registry: Registry) -> None:
+def test_message_decorator_binds_and_returns_the_class(registry: Registry) -> None:
     @registry.message(class_id=1, codec="msgpack")
     @dataclasses.dataclass
     class Opened:
@@ -111,17 +111,17 @@ def test_a_decorated_class_is_bound_and_stays_itself(registry: Registry) -> None
     )
 
 
-def test_a_class_bound_by_its_id_alone_has_no_name(registry: Registry) -> None:
+def test_binding_by_id_has_no_name(registry: Registry) -> None:
     assert registry.bind(ShopCreated, class_id=7).name is None
 
 
-def test_a_class_bound_by_neither_has_the_name_that_it_is_imported_by(registry: Registry) -> None:
+def test_default_class_name_is_the_qualified_name(registry: Registry) -> None:
     binding = registry.bind(ShopCreated)
     assert (binding.class_id, binding.name) == (None, f"{__name__}.ShopCreated")
     assert registry.by_name(f"{__name__}.ShopCreated") is binding
 
 
-def test_a_class_of_main_has_no_name_that_other_programs_know(registry: Registry) -> None:
+def test_class_of_main_needs_an_explicit_name(registry: Registry) -> None:
     local = type("ShopCreated", (msgspec.Struct,), {"__module__": "__main__"})
     with pytest.raises(ValueError, match=r"__main__\.ShopCreated .* name=\"shop-created\"$"):
         registry.bind(local)
@@ -129,19 +129,19 @@ def test_a_class_of_main_has_no_name_that_other_programs_know(registry: Registry
 
 
 @given(id=st.integers(-(2**63), 2**63 - 1))
-def test_what_a_binding_encodes_it_decodes(id: int) -> None:
+def test_binding_decodes_what_it_encodes(id: int) -> None:
     registry = Registry()
     registry.bind(ShopCreated, class_id=7)
     binding = registry.bindings[type(ShopCreated(id))]
     assert binding.decode(binding.encode(ShopCreated(id))) == ShopCreated(id)
 
 
-def test_encoding_by_a_binding_is_the_librarys_own_function(registry: Registry) -> None:
+def test_encode_of_a_binding_is_the_library_function(registry: Registry) -> None:
     binding = registry.bind(ShopCreated, class_id=7)
     assert type(binding.encode) is type(msgspec.json.Encoder().encode)
 
 
-def test_a_binding_says_which_class_it_cannot_decode(registry: Registry) -> None:
+def test_decode_error_of_a_binding_names_the_class(registry: Registry) -> None:
     binding = registry.bind(ShopCreated, class_id=7, name="shop-created")
     with pytest.raises(DecodeError) as caught:
         binding.decode(b'{"id":"x"}')
@@ -153,7 +153,7 @@ def test_a_binding_says_which_class_it_cannot_decode(registry: Registry) -> None
     assert (error.class_id, error.class_name, error.type) == (7, "shop-created", ShopCreated)
 
 
-def test_a_codec_of_ones_own_is_used_for_any_class(registry: Registry) -> None:
+def test_custom_codec_works_for_any_class(registry: Registry) -> None:
     codec = PlainCodec()
     binding: Binding[Plain] = registry.bind(Plain, class_id=7, codec=codec)
     assert binding.codec is codec
@@ -166,7 +166,7 @@ class Unfinished(msgspec.Struct):
     never: Never_defined  # type: ignore[name-defined]  # noqa: F821
 
 
-def test_preparing_a_binding_finds_the_types_fault_before_the_first_message(
+def test_prepare_raises_errors_of_the_type(
     registry: Registry,
 ) -> None:
     registry.bind(ShopCreated, class_id=7).prepare()
@@ -175,7 +175,7 @@ def test_preparing_a_binding_finds_the_types_fault_before_the_first_message(
         binding.prepare()
 
 
-def test_a_binding_cannot_be_changed(registry: Registry) -> None:
+def test_binding_is_immutable(registry: Registry) -> None:
     binding = registry.bind(ShopCreated, class_id=7)
     with pytest.raises(dataclasses.FrozenInstanceError):
         binding.class_id = 8  # type: ignore[misc]
@@ -185,7 +185,7 @@ def test_a_binding_cannot_be_changed(registry: Registry) -> None:
 # Types are exact.
 
 
-def test_a_subclass_is_another_type(registry: Registry) -> None:
+def test_subclass_is_not_bound(registry: Registry) -> None:
     registry.bind(ShopCreated, class_id=7)
     for find in (registry.binding_of, registry.bindings.__getitem__):
         with pytest.raises(UnboundTypeError) as caught:
@@ -200,7 +200,7 @@ def test_a_subclass_is_another_type(registry: Registry) -> None:
     assert registry.binding_of(ChainCreated).class_id == 8
 
 
-def test_the_line_that_an_unbound_type_is_answered_with_binds_it(registry: Registry) -> None:
+def test_bind_call_in_the_error_message_works(registry: Registry) -> None:
     for type_, name in (
         (ShopCreated, "shop-created"),
         (HTTPProblem2Found, "http-problem2-found"),
@@ -213,14 +213,14 @@ def test_the_line_that_an_unbound_type_is_answered_with_binds_it(registry: Regis
         assert registry.binding_of(type_).name == name
 
 
-def test_the_line_for_the_default_registry_is_said_by_its_public_name() -> None:
+def test_error_message_for_default_registry_uses_public_name() -> None:
     with pytest.raises(
         UnboundTypeError, match=r": simplebus\.bind\(Plain, name=\"plain\", codec=…"
     ):
         DEFAULT_REGISTRY.binding_of(Plain)
 
 
-def test_a_local_type_is_called_as_its_function_calls_it(registry: Registry) -> None:
+def test_error_message_for_a_local_type_uses_its_local_name(registry: Registry) -> None:
     class Local(msgspec.Struct):
         pass
 
@@ -228,7 +228,7 @@ def test_a_local_type_is_called_as_its_function_calls_it(registry: Registry) -> 
         registry.binding_of(Local)
 
 
-def test_an_unbound_type_is_both_a_bus_error_and_a_type_error(registry: Registry) -> None:
+def test_unbound_type_error_is_a_bus_error_and_a_type_error(registry: Registry) -> None:
     with pytest.raises(BusError):
         registry.binding_of(ShopCreated)
     with pytest.raises(TypeError):
@@ -251,9 +251,7 @@ def test_an_unbound_type_is_both_a_bus_error_and_a_type_error(registry: Registry
         ("ShopCreated", "a message's type is a class, got 'ShopCreated'"),
     ],
 )
-def test_what_has_no_meaning_of_its_own_is_neither_bound_nor_found(
-    registry: Registry, type_: Any, text: str
-) -> None:
+def test_builtin_types_cannot_be_bound(registry: Registry, type_: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         registry.bind(type_, class_id=7)
     with pytest.raises(UnboundTypeError, match=text):
@@ -261,14 +259,14 @@ def test_what_has_no_meaning_of_its_own_is_neither_bound_nor_found(
     assert not registry.bindings
 
 
-def test_a_value_type_of_ones_own_is_bound_when_its_codec_is_asked_for(registry: Registry) -> None:
+def test_type_without_default_codec_needs_codec_argument(registry: Registry) -> None:
     with pytest.raises(TypeError, match="Color has no codec of its own; ask for 'json'"):
         registry.bind(Color, class_id=7)
     binding = registry.bind(Color, class_id=7, codec="json")
     assert binding.decode(binding.encode(Color.RED)) is Color.RED
 
 
-def test_a_typed_dict_is_found_by_its_type_and_not_by_its_values(registry: Registry) -> None:
+def test_typed_dict_is_found_by_type_but_not_by_value(registry: Registry) -> None:
     binding = registry.bind(ShopDict, class_id=7)
     assert registry.binding_of(ShopDict) is binding
     assert binding.decode(binding.encode({"id": 1})) == {"id": 1}
@@ -276,7 +274,7 @@ def test_a_typed_dict_is_found_by_its_type_and_not_by_its_values(registry: Regis
         registry.bindings[type(ShopDict(id=1))]
 
 
-def test_a_generic_type_is_found_with_its_arguments_and_by_its_values(registry: Registry) -> None:
+def test_generic_type_is_found_with_arguments_and_by_value(registry: Registry) -> None:
     binding = registry.bind(Page[int], class_id=7)
     assert registry.binding_of(Page[int]) is binding
     assert registry.bindings[type(Page([1]))] is binding
@@ -285,7 +283,7 @@ def test_a_generic_type_is_found_with_its_arguments_and_by_its_values(registry: 
         binding.decode(b'{"items":["x"]}')
 
 
-def test_a_generic_type_has_one_set_of_arguments(registry: Registry) -> None:
+def test_generic_type_is_bound_with_one_set_of_arguments(registry: Registry) -> None:
     registry.bind(Page[int], class_id=7)
     expected = r"Page\[str\] cannot be bound beside .*Page\[int\]: at run time their values have"
     with pytest.raises(ValueError, match=expected):
@@ -307,7 +305,9 @@ def test_a_generic_type_has_one_set_of_arguments(registry: Registry) -> None:
         ({"name": "shop-created"}, "class name 'shop-created'"),
     ],
 )
-def test_an_id_or_a_name_has_one_type(registry: Registry, how: dict[str, Any], shared: str) -> None:
+def test_id_or_name_is_bound_to_one_type(
+    registry: Registry, how: dict[str, Any], shared: str
+) -> None:
     binding = registry.bind(ShopCreated, class_id=7, name="shop-created")
     with pytest.raises(ValueError, match="already") as caught:
         registry.bind(ShopClosed, **how)
@@ -319,7 +319,7 @@ def test_an_id_or_a_name_has_one_type(registry: Registry, how: dict[str, Any], s
     assert ShopClosed not in registry.bindings
 
 
-def test_binding_the_same_again_changes_nothing(registry: Registry) -> None:
+def test_binding_again_in_the_same_way_changes_nothing(registry: Registry) -> None:
     binding = registry.bind(ShopCreated, class_id=7)
     assert registry.bind(ShopCreated, class_id=7) is binding
     assert registry.bind(ShopCreated, class_id=7, codec="json") is binding
@@ -338,9 +338,7 @@ def test_binding_the_same_again_changes_nothing(registry: Registry) -> None:
         {"class_id": 7, "codec": PlainCodec()},
     ],
 )
-def test_a_type_bound_otherwise_is_refused_with_both_bindings(
-    registry: Registry, how: dict[str, Any]
-) -> None:
+def test_rejects_second_binding_of_a_type(registry: Registry, how: dict[str, Any]) -> None:
     registry.bind(ShopCreated, class_id=7)
     with pytest.raises(ValueError, match="is bound as class_id=7, name=None, codec='json' already"):
         registry.bind(ShopCreated, **how)
@@ -348,7 +346,7 @@ def test_a_type_bound_otherwise_is_refused_with_both_bindings(
     assert registry.by_class(8) is None
 
 
-def test_registries_share_nothing() -> None:
+def test_registries_are_independent() -> None:
     one, other = Registry(), Registry()
     one.bind(ShopCreated, class_id=7)
     other.bind(ShopClosed, class_id=7)
@@ -356,7 +354,7 @@ def test_registries_share_nothing() -> None:
     assert not DEFAULT_REGISTRY.bindings.keys() & {ShopCreated, ShopClosed}
 
 
-def test_the_modules_functions_use_the_default_registry() -> None:
+def test_bind_and_message_use_the_default_registry() -> None:
     assert module.bind == DEFAULT_REGISTRY.bind
     assert module.message == DEFAULT_REGISTRY.message
 
@@ -365,23 +363,21 @@ def test_the_modules_functions_use_the_default_registry() -> None:
 
 
 def defined_again(shops: ModuleType, source: str) -> Any:
-    """Run a module's source again, as a reload and a notebook's cell do."""
+    """Run a module's source again, as a reload and a notebook do."""
     exec("from __future__ import annotations\nimport msgspec\n" + source, shops.__dict__)
     return shops.Shop
 
 
 @pytest.fixture
 def shops(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module that can bind."""
+    """A module with a registry."""
     made = ModuleType("shops")
     made.__dict__["registry"] = registry
     monkeypatch.setitem(sys.modules, "shops", made)
     return made
 
 
-def test_a_class_that_is_defined_again_takes_the_binding_over(
-    registry: Registry, shops: ModuleType
-) -> None:
+def test_redefined_class_takes_over_the_binding(registry: Registry, shops: ModuleType) -> None:
     source = "@registry.message(class_id={})\nclass Shop(msgspec.Struct):\n    id: int\n"
     first = defined_again(shops, source.format(7))
     second = defined_again(shops, source.format(7))
@@ -393,7 +389,7 @@ def test_a_class_that_is_defined_again_takes_the_binding_over(
     assert registry.by_class(7) is None
 
 
-def test_a_class_that_is_bound_after_it_is_defined_again_takes_the_binding_over(
+def test_class_bound_after_redefinition_takes_over_the_binding(
     registry: Registry, shops: ModuleType
 ) -> None:
     source = "class Shop(msgspec.Struct):\n    id: int\nregistry.bind(Shop, name='shop')\n"
@@ -403,7 +399,7 @@ def test_a_class_that_is_bound_after_it_is_defined_again_takes_the_binding_over(
     assert registry.by_name("shop") is registry.bindings[second]
 
 
-def test_a_class_that_is_defined_again_gives_nothing_up_for_what_is_refused(
+def test_rejected_binding_of_a_redefined_class_changes_nothing(
     registry: Registry, shops: ModuleType
 ) -> None:
     registry.bind(ShopCreated, class_id=8)
@@ -414,7 +410,7 @@ def test_a_class_that_is_defined_again_gives_nothing_up_for_what_is_refused(
     assert registry.binding_of(first).class_id == 7
 
 
-def test_classes_of_one_name_that_live_side_by_side_are_two(registry: Registry) -> None:
+def test_two_classes_of_the_same_name_are_separate(registry: Registry) -> None:
     def made() -> type[Any]:
         class Shop(msgspec.Struct):
             pass
@@ -448,7 +444,7 @@ def test_classes_of_one_name_that_live_side_by_side_are_two(registry: Registry) 
         (lambda r: r.bind(Plain, codec="protobuf"), TypeError, "the protobuf codec does not take"),
     ],
 )
-def test_a_binding_that_makes_no_sense_is_refused_and_leaves_nothing(
+def test_rejected_binding_leaves_no_trace(
     registry: Registry, attempt: Callable[[Registry], object], raised: type[Exception], text: str
 ) -> None:
     with pytest.raises(raised, match=text):
@@ -457,10 +453,10 @@ def test_a_binding_that_makes_no_sense_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("class_id", [0, 65535])
-def test_the_first_and_the_last_class_id_are_bound(registry: Registry, class_id: int) -> None:
+def test_binds_lowest_and_highest_class_id(registry: Registry, class_id: int) -> None:
     assert registry.bind(ShopCreated, class_id=class_id).class_id == class_id
 
 
-def test_a_registry_counts_its_types(registry: Registry) -> None:
+def test_repr_of_a_registry_counts_types(registry: Registry) -> None:
     registry.bind(Page[int], class_id=7)
     assert repr(registry) == "<Registry of 1 types>"

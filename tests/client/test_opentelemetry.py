@@ -1,4 +1,4 @@
-"""OpenTelemetry's context goes along in headers, by its own functions."""
+"""Tests of OpenTelemetry contexts in message headers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SPAN = trace.SpanContext(0x1234, 0x56, is_remote=False, trace_flags=trace.TraceF
 
 
 def carried() -> dict[str, str]:
-    """Headers of a message that is published within a span."""
+    """Return the headers of a message that is published within a span."""
     headers: dict[str, str] = {}
     with trace.use_span(trace.NonRecordingSpan(SPAN)):
         propagate.inject(headers)
@@ -19,19 +19,19 @@ def carried() -> dict[str, str]:
 
 
 def parent(message: simplebus.Message) -> trace.SpanContext:
-    """Whose child a span is that handles the message."""
+    """Return the parent span of a message."""
     context = propagate.extract(dict(message.headers))
     return trace.get_current_span(context).get_span_context()
 
 
-async def test_a_subscriber_knows_the_span_that_published() -> None:
+async def test_headers_carry_the_span_of_the_publisher() -> None:
     async with simplebus.MemoryBus() as bus, bus.subscribe("orders") as orders:
         await bus.publish(b"x", class_id="orders", headers=carried())
         found = parent(await orders.get())
     assert (found.trace_id, found.span_id, found.is_remote) == (0x1234, 0x56, True)
 
 
-def test_also_through_a_server() -> None:
+def test_headers_carry_the_span_through_a_server() -> None:
     with (
         server("--no-nats", "--no-http") as (_, url),
         simplebus.connect_blocking(url, timeout=60) as bus,

@@ -1,4 +1,4 @@
-"""Who is woken by a confirm, and who is told of a refusal."""
+"""Tests of waiters for confirms, and of the refusals that they claim."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from simplebus.client.pending_confirms import PendingConfirms, group_refusals
 from simplebus.core.errors import RefusedError
 
 
-def no(position: int) -> RefusedError:
+def refusal(position: int) -> RefusedError:
     return RefusedError("unknown_class", f"of {position}")
 
 
-def sentences(errors: list[RefusedError]) -> list[str]:
+def error_texts(errors: list[RefusedError]) -> list[str]:
     return [error.sentence for error in errors]
 
 
-def test_a_confirm_wakes_those_whom_it_covers_in_order() -> None:
-    confirms, woken = PendingConfirms(), []
+def test_confirm_finishes_covered_waiters_in_order() -> None:
+    confirms, finished = PendingConfirms(), []
     for position in range(5):
-        confirms.add_waiter(position, position, lambda position=position: woken.append(position))
+        confirms.add_waiter(position, position, lambda position=position: finished.append(position))
     confirms.update(3, {})
-    assert woken == [0, 1, 2]
+    assert finished == [0, 1, 2]
     assert confirms.has_waiters
     confirms.update(5, {})
-    assert woken == [0, 1, 2, 3, 4]
+    assert finished == [0, 1, 2, 3, 4]
     assert not confirms.has_waiters
 
 
-def test_many_are_through_when_the_last_of_them_is() -> None:
+def test_waiter_of_many_positions_is_done_after_the_last() -> None:
     confirms = PendingConfirms()
     waiter = confirms.add_waiter(10, 19, lambda: None)
     confirms.update(19, {})
@@ -39,57 +39,57 @@ def test_many_are_through_when_the_last_of_them_is() -> None:
     assert waiter.is_done
 
 
-def test_a_refusal_goes_to_who_waits_for_it() -> None:
+def test_refusal_goes_to_the_waiter_of_its_position() -> None:
     confirms = PendingConfirms()
     alone = confirms.add_waiter(0, 0, lambda: None)
     many = confirms.add_waiter(1, 9, lambda: None)
-    confirms.update(1, {0: no(0), 7: no(7), 4: no(4)})
-    confirms.update(10, {9: no(9)})
-    assert sentences(alone.refusals) == ["of 0"]
-    assert sentences(many.refusals) == ["of 4", "of 7", "of 9"]
+    confirms.update(1, {0: refusal(0), 7: refusal(7), 4: refusal(4)})
+    confirms.update(10, {9: refusal(9)})
+    assert error_texts(alone.refusals) == ["of 0"]
+    assert error_texts(many.refusals) == ["of 4", "of 7", "of 9"]
     assert confirms.pop_unclaimed() is None
 
 
-def test_a_refusal_that_is_nobody_s_is_kept_for_the_next_who_asks() -> None:
+def test_refusal_without_waiter_is_kept() -> None:
     confirms = PendingConfirms()
     flush = confirms.add_waiter(5, 4, lambda: None)
-    confirms.update(5, {3: no(3)})
+    confirms.update(5, {3: refusal(3)})
     assert flush.is_done
     assert not flush.refusals
-    with pytest.raises(ExceptionGroup, match="the bus refused 1 message") as caught:
+    with pytest.raises(ExceptionGroup, match="the server refused 1 message") as caught:
         raise confirms.pop_unclaimed() or AssertionError
-    assert sentences(list(caught.value.exceptions)) == ["of 3"]
+    assert error_texts(list(caught.value.exceptions)) == ["of 3"]
     assert confirms.pop_unclaimed() is None
 
 
-def test_who_has_left_claims_nothing() -> None:
+def test_cancelled_waiter_claims_no_refusals() -> None:
     confirms = PendingConfirms()
     first = confirms.add_waiter(0, 0, lambda: None)
     second = confirms.add_waiter(1, 1, lambda: None)
     confirms.cancel(first)
-    confirms.update(2, {0: no(0), 1: no(1)})
+    confirms.update(2, {0: refusal(0), 1: refusal(1)})
     assert not first.refusals
-    confirms.cancel(second)  # Cancelled in the moment in which it was woken.
+    confirms.cancel(second)  # Cancelled in the moment in which it was finished.
     found = confirms.pop_unclaimed()
     assert found is not None
-    assert sentences(list(found.exceptions)) == ["of 0", "of 1"]
+    assert error_texts(list(found.exceptions)) == ["of 0", "of 1"]
 
 
 def test_unclaimed_refusals_are_bounded_and_counted() -> None:
     confirms = PendingConfirms()
-    confirms.update(1000, {position: no(position) for position in range(1000)})
+    confirms.update(1000, {position: refusal(position) for position in range(1000)})
     found = confirms.pop_unclaimed()
     assert found is not None
-    assert str(found).startswith("the bus refused 1000 messages")
-    assert sentences(list(found.exceptions)) == [f"of {position}" for position in range(100)]
-    assert str(group_refusals([no(1)])).startswith("the bus refused 1 message ")
+    assert str(found).startswith("the server refused 1000 messages")
+    assert error_texts(list(found.exceptions)) == [f"of {position}" for position in range(100)]
+    assert str(group_refusals([refusal(1)])).startswith("the server refused 1 message ")
 
 
-def test_all_are_woken_when_the_bus_is_gone() -> None:
-    confirms, woken = PendingConfirms(), []
-    waiters = [confirms.add_waiter(n, n, lambda: woken.append(1)) for n in range(3)]
+def test_wake_all_calls_every_waiter() -> None:
+    confirms, finished = PendingConfirms(), []
+    waiters = [confirms.add_waiter(n, n, lambda: finished.append(1)) for n in range(3)]
     confirms.wake_all()
-    assert len(woken) == 3
+    assert len(finished) == 3
     assert not any(waiter.is_done for waiter in waiters)
 
 
@@ -99,10 +99,10 @@ def test_all_are_woken_when_the_bus_is_gone() -> None:
     st.sets(st.integers(0, 40)),
     st.data(),
 )
-def test_every_refusal_is_told_once(
+def test_every_refusal_is_reported_once(
     sizes: list[int], steps: list[int], refused: set[int], data: st.DataObject
 ) -> None:
-    """Whoever waits for it, or, when nobody does, whoever flushes."""
+    """To the waiter of its position, or else to the next flush."""
     confirms = PendingConfirms()
     total = sum(sizes)
     waiters, at = [], 0
@@ -115,12 +115,12 @@ def test_every_refusal_is_told_once(
     while confirmed < total:
         before = confirmed
         confirmed = min(confirmed + (steps.pop() if steps else total), total)
-        fresh = {p: no(p) for p in refused if before <= p < confirmed}
+        fresh = {p: refusal(p) for p in refused if before <= p < confirmed}
         confirms.update(confirmed, fresh)
-    told = [sentence for waiter in waiters for sentence in sentences(waiter.refused)]
+    reported = [sentence for waiter in waiters for sentence in error_texts(waiter.refusals)]
     for waiter in waiters:
         expected = sorted(p for p in refused if waiter.first <= p <= waiter.last)
-        assert sentences(waiter.refused) == [f"of {p}" for p in expected]
+        assert error_texts(waiter.refusals) == [f"of {p}" for p in expected]
     left = confirms.pop_unclaimed()
-    told += sentences(list(left.exceptions)) if left else []
-    assert sorted(told) == sorted(f"of {p}" for p in refused)
+    reported += error_texts(list(left.exceptions)) if left else []
+    assert sorted(reported) == sorted(f"of {p}" for p in refused)

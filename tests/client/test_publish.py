@@ -1,4 +1,4 @@
-"""Publishing and its confirms, under both event loops and none."""
+"""Tests of publishing and confirms with every driver."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from simplebus.client.aio.writer import WRITE_BUFFER_BYTES
 from simplebus.core.protocol import frames
 from tests.client.bus_server import BusServer, until
 from tests.client.conftest import Run
-from tests.client.faulty_bus import (
+from tests.client.faulty_server import (
     CREDIT_BYTES,
-    FalseBus,
+    FakeServer,
     confirm,
-    false_bus,
+    fake_server,
     refuse,
 )
 
@@ -34,21 +34,21 @@ class Large(msgspec.Struct):
     body: bytes
 
 
-def refusing(*numbers: int) -> FalseBus:
-    """A bus that refuses messages with these numbers and takes the others."""
+def refusing(*numbers: int) -> FakeServer:
+    """Return a server that refuses messages with these numbers."""
 
     def answer(kind: int, class_id: int, number: int, *_: object) -> bytes:
         if kind not in PUBLISHED or number not in numbers:
             return b""
         return refuse(kind, number, "bad_channel", class_id=class_id) + confirm(number + 1)
 
-    return FalseBus(answer)
+    return FakeServer(answer)
 
 
 # Confirms ----------------------------------------------------------------------------------------
 
 
-def test_publish_returns_when_the_bus_has_confirmed(run: Run, server: BusServer) -> None:
+def test_publish_returns_after_the_confirm(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus:
             for number in range(10):
@@ -69,7 +69,7 @@ def test_publish_returns_when_the_bus_has_confirmed(run: Run, server: BusServer)
     assert server.statistics().published == 40
 
 
-def test_many_tasks_publish_at_once(run: Run, server: BusServer) -> None:
+def test_many_tasks_publish_concurrently(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(server.address) as bus,
@@ -85,9 +85,7 @@ def test_many_tasks_publish_at_once(run: Run, server: BusServer) -> None:
     assert server.statistics().published == 1000
 
 
-def test_a_cancelled_publish_is_published_and_confirmed_all_the_same(
-    run: Run, server: BusServer
-) -> None:
+def test_cancelled_publish_is_still_confirmed(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus:
             for number in range(20):
@@ -102,9 +100,9 @@ def test_a_cancelled_publish_is_published_and_confirmed_all_the_same(
     assert server.statistics().published == 20
 
 
-def test_a_publish_that_waits_for_room_is_not_published_when_cancelled(run: Run) -> None:
+def test_publish_cancelled_while_waiting_for_credit_is_not_published(run: Run) -> None:
     async def main() -> None:
-        with false_bus(lambda kind, *_: b"" if kind == frames.CONNECT else confirm(0)) as mute:
+        with fake_server(lambda kind, *_: b"" if kind == frames.CONNECT else confirm(0)) as mute:
             async with simplebus.connect(mute.address) as bus:
                 while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BUFFER_BYTES:
                     await bus.publish(b"x" * 9000, class_id=1, confirm=False)
@@ -124,14 +122,14 @@ def test_a_publish_that_waits_for_room_is_not_published_when_cancelled(run: Run)
 # Refusals ----------------------------------------------------------------------------------------
 
 
-def test_what_is_refused_raises_where_it_was_published(run: Run) -> None:
+def test_refused_message_raises_from_publish(run: Run) -> None:
     async def main() -> None:
         async with simplebus.connect(bus_.address) as bus:
             await bus.publish(b"x", class_id=1)
             with pytest.raises(RefusedError, match="bad_channel: not today") as caught:
                 await bus.publish(b"x", class_id=1)
             assert (caught.value.code, caught.value.sentence) == ("bad_channel", "not today")
-            with pytest.raises(ExceptionGroup, match="the bus refused 2 messages") as many:
+            with pytest.raises(ExceptionGroup, match="the server refused 2 messages") as many:
                 await bus.publish_many([b"x"] * 5, class_id=1)
             assert many.group_contains(RefusedError, match="bad_channel")
             await bus.flush()
@@ -143,19 +141,19 @@ def test_what_is_refused_raises_where_it_was_published(run: Run) -> None:
             bus.publish(b"x", class_id=1)
             with pytest.raises(RefusedError, match="bad_channel: not today"):
                 bus.publish(b"x", class_id=1)
-            with pytest.raises(ExceptionGroup, match="the bus refused 2 messages"):
+            with pytest.raises(ExceptionGroup, match="the server refused 2 messages"):
                 bus.publish_many([b"x"] * 5, class_id=1)
             bus.flush()
     finally:
         bus_.close()
 
 
-def test_what_nobody_waited_for_is_raised_by_flush_or_at_the_end(run: Run) -> None:
+def test_unclaimed_refusal_is_raised_by_flush_or_on_exit(run: Run) -> None:
     async def main() -> None:
         async with simplebus.connect(bus_.address) as bus:
             for _ in range(3):
                 await bus.publish(b"x", class_id=1, confirm=False)
-            with pytest.raises(ExceptionGroup, match="the bus refused 1 message"):
+            with pytest.raises(ExceptionGroup, match="the server refused 1 message"):
                 await bus.flush()
             await bus.flush()
             for _ in range(3):
@@ -164,15 +162,15 @@ def test_what_nobody_waited_for_is_raised_by_flush_or_at_the_end(run: Run) -> No
     def blocking() -> None:
         with simplebus.connect_blocking(bus_.address) as bus:
             bus.publish_many([b"x"] * 3, class_id=1, confirm=False)
-            with pytest.raises(ExceptionGroup, match="the bus refused 1 message"):
+            with pytest.raises(ExceptionGroup, match="the server refused 1 message"):
                 bus.flush()
             bus.publish_many([b"x"] * 3, class_id=1, confirm=False)
 
     bus_ = refusing(1, 4)
     try:
-        with pytest.raises(ExceptionGroup, match="the bus refused 1 message"):
+        with pytest.raises(ExceptionGroup, match="the server refused 1 message"):
             run(main)
-        with pytest.raises(ExceptionGroup, match="the bus refused 1 message"):
+        with pytest.raises(ExceptionGroup, match="the server refused 1 message"):
             blocking()
     finally:
         bus_.close()
@@ -181,13 +179,15 @@ def test_what_nobody_waited_for_is_raised_by_flush_or_at_the_end(run: Run) -> No
 # Without waiting ---------------------------------------------------------------------------------
 
 
-def test_publish_nowait_gives_the_position_and_raises_without_credit(
+def test_publish_nowait_returns_the_position_and_raises_without_credit(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.client.aio.connect.CLOSE_SECONDS", 0.1)
 
     async def main() -> None:
-        with false_bus(lambda kind, *_: b"" if kind == 52 else confirm(0), credit=200_000) as mute:
+        with fake_server(
+            lambda kind, *_: b"" if kind == 52 else confirm(0), credit=200_000
+        ) as mute:
             async with simplebus.connect(mute.address) as bus:
                 for position in range(9):
                     assert bus.publish_nowait(b"x" * 20_000, class_id=1) == position
@@ -204,8 +204,8 @@ def test_publish_nowait_gives_the_position_and_raises_without_credit(
         run(main)
 
 
-def test_publish_nowait_goes_on_once_the_bus_has_confirmed() -> None:
-    """Without an event loop too, where nobody reads but the calls themselves."""
+def test_publish_nowait_works_again_after_confirms() -> None:
+    """Also for the blocking driver, which only reads during calls."""
 
     def has_room() -> bool:
         try:
@@ -214,13 +214,13 @@ def test_publish_nowait_goes_on_once_the_bus_has_confirmed() -> None:
             return False
         return True
 
-    with false_bus(credit=200_000) as small, simplebus.connect_blocking(small.address) as bus:
+    with fake_server(credit=200_000) as small, simplebus.connect_blocking(small.address) as bus:
         for _ in range(100):
             until(has_room)
         assert bus.statistics().published == 100
 
 
-def test_publish_nowait_by_name_works_once_the_bus_has_said_its_id(
+def test_publish_nowait_by_name_works_after_the_class_id_is_known(
     run: Run, server: BusServer
 ) -> None:
     async def main() -> None:
@@ -238,7 +238,7 @@ def test_publish_nowait_by_name_works_once_the_bus_has_said_its_id(
 # What is said about messages ---------------------------------------------------------------------
 
 
-def test_what_is_said_about_a_message_arrives_with_it(run: Run, server: BusServer) -> None:
+def test_options_arrive_with_the_message(run: Run, server: BusServer) -> None:
     about = {"channel": "orders.eu", "key": b"7", "headers": [("a", "1"), ("a", "2")]}
 
     async def main() -> None:
@@ -259,7 +259,7 @@ def test_what_is_said_about_a_message_arrives_with_it(run: Run, server: BusServe
         assert messages.get().channel == "orders.eu"
 
 
-def test_any_payload_travels(run: Run, server: BusServer) -> None:
+def test_any_payload_arrives(run: Run, server: BusServer) -> None:
     odd = [b"<\r\n>", b"<\r\n", b"\r\n>", b"<\r\n\0", b"", bytes(range(256)), b"<\r\n><\r\n>" * 9]
 
     async def main() -> None:
@@ -272,7 +272,7 @@ def test_any_payload_travels(run: Run, server: BusServer) -> None:
     run(main)
 
 
-def test_a_message_that_expires_at_once_reaches_nobody(run: Run, server: BusServer) -> None:
+def test_message_that_expires_at_once_is_not_delivered(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
             await bus.publish(b"too late", class_id=1, expires=0)
@@ -294,7 +294,7 @@ def test_a_message_that_expires_at_once_reaches_nobody(run: Run, server: BusServ
         ({"class_id": 70_000}, ValueError),
     ],
 )
-def test_what_cannot_be_said_is_refused_and_nothing_is_published(
+def test_invalid_options_are_rejected_and_nothing_is_published(
     run: Run, shared_server: BusServer, wrong: dict[str, object], error: type[Exception]
 ) -> None:
     async def main() -> None:
@@ -311,7 +311,9 @@ def test_what_cannot_be_said_is_refused_and_nothing_is_published(
     run(main)
 
 
-def test_a_payload_that_is_too_long_is_refused_by_all(run: Run, shared_server: BusServer) -> None:
+def test_too_long_payload_is_rejected_by_every_publish_method(
+    run: Run, shared_server: BusServer
+) -> None:
     async def main() -> None:
         async with simplebus.connect(shared_server.address, frame_bytes=1000) as bus:
             with pytest.raises(LocalProtocolError):
@@ -323,7 +325,7 @@ def test_a_payload_that_is_too_long_is_refused_by_all(run: Run, shared_server: B
     run(main)
 
 
-def test_of_many_values_one_that_is_too_long_keeps_all_back(
+def test_publish_many_with_one_too_long_value_publishes_nothing(
     run: Run, shared_server: BusServer
 ) -> None:
     values = [Small(1), Large(b"x" * 1000), Small(2)]

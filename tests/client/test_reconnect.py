@@ -1,7 +1,4 @@
-"""Connections that are lost and replaced, under both event loops and none.
-
-Every test has both clients do the same: what one promises, so does the other.
-"""
+"""Tests of lost and replaced connections with every driver."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ConnectReply
 from tests.client.bus_server import PATIENCE_SECONDS, BusServer, until
 from tests.client.conftest import Run
-from tests.client.faulty_bus import (
-    FalseBus,
+from tests.client.faulty_server import (
+    FakeServer,
     confirm,
-    false_bus,
-    proxy,
+    fake_server,
+    faulty_proxy,
     refuse,
 )
 
@@ -42,7 +39,7 @@ GIVEN_UP = r"closed .* no other connection was made within 0\.3 s: cannot connec
 # What a program does not notice ------------------------------------------------------------------
 
 
-def test_a_loop_goes_on_over_a_lost_connection(run: Run, server: BusServer) -> None:
+def test_loop_continues_after_reconnect(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
             for _ in range(5):
@@ -60,7 +57,7 @@ def test_a_loop_goes_on_over_a_lost_connection(run: Run, server: BusServer) -> N
     assert server.statistics().published == 50
 
 
-def test_a_blocking_loop_goes_on_over_a_lost_connection(server: BusServer) -> None:
+def test_blocking_loop_continues_after_reconnect(server: BusServer) -> None:
     with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
         for _ in range(5):
             bus.publish_many(NUMBERED[:10], class_id=1)
@@ -73,27 +70,27 @@ def test_a_blocking_loop_goes_on_over_a_lost_connection(server: BusServer) -> No
     assert server.statistics().published == 50
 
 
-@pytest.mark.parametrize(("lost", "resent"), [("what the bus says", 0), ("what it hears", 50)])
-def test_what_was_not_confirmed_is_sent_again_and_stored_once(
+@pytest.mark.parametrize(("lost", "resent"), [("to_client", 0), ("to_server", 50)])
+def test_unconfirmed_messages_are_resent_and_stored_once(
     run: Run, server: BusServer, lost: str, resent: int
 ) -> None:
-    """Sent again is what the bus has not got, which it tells."""
+    """Only messages that the server has not stored are resent."""
 
     async def main() -> None:
-        with proxy(server.address) as way:
-            async with simplebus.connect(way.address) as bus:
+        with faulty_proxy(server.address) as proxy:
+            async with simplebus.connect(proxy.address) as bus:
                 await bus.publish(b"first", class_id=1)
-                way.loses = lost
+                proxy.dropped_direction = lost
                 async with anyio.create_task_group() as tasks:
                     for payload in NUMBERED:
                         tasks.start_soon(lambda p=payload: bus.publish(p, class_id=1))
-                    await anyio.to_thread.run_sync(until, lambda: way.lost > 0)
+                    await anyio.to_thread.run_sync(until, lambda: proxy.dropped_bytes > 0)
                     if not resent:
                         await anyio.to_thread.run_sync(
                             until, lambda: server.statistics().published == 51
                         )
                     assert bus.statistics().unconfirmed == 50
-                    way.cut()
+                    proxy.disconnect_all()
                 assert bus.statistics().unconfirmed == 0
                 assert bus.statistics().resent == resent
 
@@ -101,11 +98,13 @@ def test_what_was_not_confirmed_is_sent_again_and_stored_once(
     assert server.statistics().published == 51
 
 
-def test_a_blocking_publisher_s_messages_are_sent_again_and_stored_once(server: BusServer) -> None:
-    with proxy(server.address) as way, simplebus.connect_blocking(way.address) as bus:
+def test_blocking_publisher_resends_messages_that_are_stored_once(server: BusServer) -> None:
+    with faulty_proxy(server.address) as proxy, simplebus.connect_blocking(proxy.address) as bus:
         bus.publish(b"first", class_id=1)
-        way.loses = "what it hears"
-        cutting = threading.Thread(target=lambda: (until(lambda: way.lost > 0), way.cut()))
+        proxy.dropped_direction = "to_server"
+        cutting = threading.Thread(
+            target=lambda: (until(lambda: proxy.dropped_bytes > 0), proxy.disconnect_all())
+        )
         cutting.start()
         bus.publish_many(NUMBERED, class_id=1)
         cutting.join()
@@ -113,7 +112,7 @@ def test_a_blocking_publisher_s_messages_are_sent_again_and_stored_once(server: 
     assert server.statistics().published == 51
 
 
-def test_a_durable_subscription_goes_on_where_it_was(run: Run, server: BusServer) -> None:
+def test_durable_subscription_resumes_after_reconnect(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(server.address) as bus,
@@ -133,12 +132,12 @@ def test_a_durable_subscription_goes_on_where_it_was(run: Run, server: BusServer
     run(main)
 
 
-def test_publishers_wait_while_there_is_no_bus(run: Run, server: BusServer) -> None:
+def test_publishers_wait_while_disconnected(run: Run, server: BusServer) -> None:
     async def main() -> None:
-        with proxy(server.address) as way:
-            async with simplebus.connect(way.address) as bus:
-                way.is_shut = True
-                way.cut()
+        with faulty_proxy(server.address) as proxy:
+            async with simplebus.connect(proxy.address) as bus:
+                proxy.is_refusing = True
+                proxy.disconnect_all()
                 with anyio.move_on_after(0.2) as patience:
                     await bus.publish(b"handed over", class_id=1)
                 assert patience.cancelled_caught
@@ -147,35 +146,34 @@ def test_publishers_wait_while_there_is_no_bus(run: Run, server: BusServer) -> N
                 with anyio.move_on_after(0.05) as patience:
                     await bus.publish(b"not handed over", class_id=1, confirm=False)
                 assert patience.cancelled_caught
-                way.is_shut = False
+                proxy.is_refusing = False
                 await bus.publish(b"waits", class_id=1)
                 assert server.statistics().published == bus.statistics().published
 
     run(main)
 
 
-def test_an_outage_is_told_to_who_waits_with_a_timeout_and_waits_on(server: BusServer) -> None:
-    """Without an event loop, too, a timeout is kept while nobody answers."""
+def test_timeout_expires_during_an_outage(server: BusServer) -> None:
+    """Also for the blocking driver while no server answers."""
     with (
-        false_bus() as false,
+        fake_server() as false,
         simplebus.connect_blocking(false.address, timeout=PATIENCE_SECONDS) as bus,
         bus.subscribe(1) as messages,
     ):
-        false.says_nothing = True
+        false.is_silent = True
         false.hang_up()
         began = time.monotonic()
         with pytest.raises(TimeoutError, match=r"no message of class 1 came within 0\.1 s"):
             messages.get(timeout=0.1)
         assert time.monotonic() - began < PATIENCE_SECONDS / 2
-        false.says_nothing = False
+        false.is_silent = False
         false.hang_up()
         bus.publish(b"x", class_id=1)
         assert bus.statistics().reconnections == 1
 
 
-def test_who_never_waits_gets_on_all_the_same(server: BusServer) -> None:
-    """Without an event loop, what is there is taken, and a lost connection replaced, by calls that
-    do not wait and by those that may not wait long enough for either."""
+def test_calls_that_do_not_wait_receive_and_reconnect(server: BusServer) -> None:
+    """The blocking driver receives and reconnects in calls that do not wait, or not long enough."""
 
     def published_now() -> bool:
         bus.publish_nowait(b"x", class_id=1)
@@ -197,7 +195,7 @@ def test_who_never_waits_gets_on_all_the_same(server: BusServer) -> None:
 # Where the next connection goes ------------------------------------------------------------------
 
 
-def test_addresses_are_tried_in_order(run: Run, server: BusServer) -> None:
+def test_tries_addresses_in_order(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect([f"127.0.0.1:{free_port()}", server.address]) as bus:
             await bus.publish(b"x", class_id=1)
@@ -208,10 +206,8 @@ def test_addresses_are_tried_in_order(run: Run, server: BusServer) -> None:
     assert server.statistics().published == 2
 
 
-def test_one_address_that_says_nothing_leaves_time_for_the_next(
-    run: Run, server: BusServer
-) -> None:
-    """Half of what there is for both, which is enough: at last on a busy machine too."""
+def test_silent_address_leaves_time_for_the_next(run: Run, server: BusServer) -> None:
+    """Half of the timeout is enough for each of two addresses."""
 
     async def main(seconds: float) -> None:
         async with simplebus.connect([deaf.address, server.address], timeout=seconds) as bus:
@@ -228,15 +224,15 @@ def test_one_address_that_says_nothing_leaves_time_for_the_next(
                 return connect(seconds)
         pytest.fail("the one that says nothing takes all the time")
 
-    with false_bus() as deaf:
-        deaf.says_nothing = True
+    with fake_server() as deaf:
+        deaf.is_silent = True
         in_time(lambda seconds: run(lambda: main(seconds)))
         in_time(blocking)
 
 
-def test_another_address_takes_over(run: Run, server: BusServer) -> None:
+def test_reconnects_to_another_address(run: Run, server: BusServer) -> None:
     async def main() -> None:
-        with false_bus() as first:
+        with fake_server() as first:
             async with simplebus.connect([first.address, server.address]) as bus:
                 await bus.publish(b"x", class_id=1)
                 await anyio.to_thread.run_sync(first.close)
@@ -246,9 +242,9 @@ def test_another_address_takes_over(run: Run, server: BusServer) -> None:
     assert server.statistics().published == 1
 
 
-def test_another_address_takes_over_without_a_loop(server: BusServer) -> None:
+def test_blocking_bus_reconnects_to_another_address(server: BusServer) -> None:
     with (
-        false_bus() as first,
+        fake_server() as first,
         simplebus.connect_blocking([first.address, server.address]) as bus,
     ):
         bus.publish(b"x", class_id=1)
@@ -257,19 +253,19 @@ def test_another_address_takes_over_without_a_loop(server: BusServer) -> None:
     assert server.statistics().published == 1
 
 
-def test_a_bus_that_hangs_up_at_once_is_asked_ever_more_rarely(
+def test_backoff_grows_if_the_server_disconnects_at_once(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         def answer(kind: int, *_: object) -> bytes | None:
             return None if kind == frames.SUBSCRIBE else b""
 
-        with false_bus(answer) as flapping:
+        with fake_server(answer) as flapping:
             async with simplebus.connect(flapping.address) as bus:
                 began = time.monotonic()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(bus.subscribe(1).__aenter__)
-                    await anyio.to_thread.run_sync(until, lambda: flapping.connects >= 5)
+                    await anyio.to_thread.run_sync(until, lambda: flapping.connection_count >= 5)
                     tasks.cancel_scope.cancel()
             # However busy the machine is: the pauses before the last four are no shorter.
             assert time.monotonic() - began >= (1 + 2 + 4 + 8) * RETRY_DELAY_MIN_SECONDS / 2
@@ -284,13 +280,11 @@ def test_a_bus_that_hangs_up_at_once_is_asked_ever_more_rarely(
 
 
 @pytest.mark.parametrize("reconnect", [0.3, 0, None])
-def test_who_waits_is_told_when_there_is_no_other_connection(
-    run: Run, reconnect: float | None
-) -> None:
+def test_waiting_calls_raise_when_reconnecting_fails(run: Run, reconnect: float | None) -> None:
     expected = GIVEN_UP if reconnect else "closed the connection"
 
     async def main() -> None:
-        with false_bus() as bus_gone:
+        with fake_server() as bus_gone:
             async with (
                 simplebus.connect(bus_gone.address, reconnect=reconnect) as bus,
                 bus.subscribe(1) as messages,
@@ -319,12 +313,12 @@ def test_who_waits_is_told_when_there_is_no_other_connection(
 
 
 @pytest.mark.parametrize("reconnect", [0.3, 0, None])
-def test_a_blocking_caller_is_told_when_there_is_no_other_connection(
+def test_blocking_calls_raise_when_reconnecting_fails(
     reconnect: float | None,
 ) -> None:
     expected = GIVEN_UP if reconnect else "closed the connection"
     with (
-        false_bus() as bus_gone,
+        fake_server() as bus_gone,
         simplebus.connect_blocking(bus_gone.address, reconnect=reconnect) as bus,
         bus.subscribe(1) as messages,
     ):
@@ -347,20 +341,22 @@ def test_a_blocking_caller_is_told_when_there_is_no_other_connection(
                 wait()
 
 
-def test_messages_that_were_not_confirmed_are_counted_at_the_end(run: Run) -> None:
+def test_leaving_reports_the_number_of_unconfirmed_messages(run: Run) -> None:
     async def main() -> None:
-        with false_bus(lambda kind, *_: None if kind == frames.MESSAGE else b"") as bus_gone:
+        with fake_server(lambda kind, *_: None if kind == frames.MESSAGE else b"") as bus_gone:
             async with simplebus.connect(bus_gone.address, reconnect=0) as bus:
                 for payload in NUMBERED:
                     await bus.publish(payload, class_id=1, confirm=False)
 
-    expected = "50 messages were not confirmed by the bus: the server at .* closed the connection"
+    expected = (
+        "50 messages were not confirmed by the server: the server at .* closed the connection"
+    )
     with pytest.raises(BusConnectionError, match=expected):
         run(main)
 
     def blocking() -> None:
         with (
-            false_bus(lambda kind, *_: None if kind == frames.MESSAGE else b"") as bus_gone,
+            fake_server(lambda kind, *_: None if kind == frames.MESSAGE else b"") as bus_gone,
             simplebus.connect_blocking(bus_gone.address, reconnect=0) as bus,
         ):
             bus.publish_many(NUMBERED, class_id=1, confirm=False)
@@ -372,7 +368,7 @@ def test_messages_that_were_not_confirmed_are_counted_at_the_end(run: Run) -> No
 # What trying again would not change --------------------------------------------------------------
 
 
-def test_a_name_that_is_in_use_is_refused_at_once(run: Run, server: BusServer) -> None:
+def test_name_in_use_is_refused_without_retry(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address, name="only one"):
             with pytest.raises(BusConnectionError, match="name_in_use") as caught:
@@ -397,14 +393,14 @@ BAR = next(
 """A name that gets the id which another bus gives to "foo"."""
 CONFLICT = (
     r"closed the connection.*; no other connection was made: .*class_name_conflict: .*'foo'.*"
-    r"class \d+ has the name 'bar\d+'; the bus before gave the class that id.*class_id="
+    r"class \d+ has the name 'bar\d+'; the previous server assigned that id.*class_id="
 )
 
 
-def test_a_bus_where_a_name_has_another_id_is_left_alone_and_the_reason_is_told(
+def test_server_with_conflicting_class_id_is_skipped_and_reported(
     run: Run, server: BusServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The address that may come back is tried to the end; that is not why it failed."""
+    """The address that may recover is tried until the end, but the conflict is reported."""
     with simplebus.connect_blocking(server.address) as other:
         other.publish(b"x", class_id=BAR)
 
@@ -427,17 +423,17 @@ def test_a_bus_where_a_name_has_another_id_is_left_alone_and_the_reason_is_told(
     assert caplog.text.count("that address is not tried again") == 2
 
 
-def refusing_later(code: str) -> FalseBus:
-    """A bus that says something fatal about the first message."""
+def refusing_later(code: str) -> FakeServer:
+    """Return a server that sends a fatal error for the first message."""
 
     def answer(kind: int, class_id: int, number: int, *_: object) -> bytes | None:
         return refuse(kind, number, code, fatal=True) if kind == frames.MESSAGE else b""
 
-    return FalseBus(answer)
+    return FakeServer(answer)
 
 
 @pytest.mark.parametrize("code", ["taken_over", "number_gap", "over_credit", "a_new_word"])
-def test_a_fatal_refusal_later_is_not_tried_again_either(run: Run, code: str) -> None:
+def test_later_fatal_error_is_not_retried(run: Run, code: str) -> None:
     async def main() -> None:
         async with simplebus.connect(bus_gone.address) as bus:
             with pytest.raises(BusConnectionError, match=f"{code}: not today"):
@@ -447,19 +443,19 @@ def test_a_fatal_refusal_later_is_not_tried_again_either(run: Run, code: str) ->
     try:
         with pytest.raises(BusConnectionError, match="1 message was not confirmed"):
             run(main)
-        assert bus_gone.connects == 1
+        assert bus_gone.connection_count == 1
         with (
             pytest.raises(BusConnectionError, match="1 message was not confirmed"),
             simplebus.connect_blocking(bus_gone.address) as bus,
             pytest.raises(BusConnectionError, match=f"{code}: not today"),
         ):
             bus.publish(b"x", class_id=1)
-        assert bus_gone.connects == 2
+        assert bus_gone.connection_count == 2
     finally:
         bus_gone.close()
 
 
-def test_what_was_confirmed_before_the_end_is_confirmed(run: Run) -> None:
+def test_confirm_before_the_disconnect_counts(run: Run) -> None:
     def answer(kind: int, class_id: int, number: int, *_: object) -> bytes:
         if kind != frames.MESSAGE:
             return b""
@@ -472,7 +468,7 @@ def test_what_was_confirmed_before_the_end_is_confirmed(run: Run) -> None:
                 await bus.publish(b"x", class_id=1)
             assert (bus.statistics().published, bus.statistics().confirmed) == (1, 1)
 
-    with false_bus(answer) as bus_gone:
+    with fake_server(answer) as bus_gone:
         run(main)
         with simplebus.connect_blocking(bus_gone.address) as bus:
             bus.publish(b"x", class_id=1)
@@ -480,7 +476,7 @@ def test_what_was_confirmed_before_the_end_is_confirmed(run: Run) -> None:
                 bus.publish(b"x", class_id=1)
 
 
-def test_a_bus_of_another_version_is_said_so(run: Run) -> None:
+def test_server_of_another_version_is_reported(run: Run) -> None:
     async def main() -> None:
         async with simplebus.connect(old.address):
             pytest.fail("connected to an old bus")
@@ -488,15 +484,15 @@ def test_a_bus_of_another_version_is_said_so(run: Run) -> None:
     def answer(kind: int, *_: object) -> bytes:
         return frames.encode(frames.CONNECT, content=bytes(4))
 
-    with false_bus(answer) as old, pytest.raises(BusConnectionError, match="bad_"):
+    with fake_server(answer) as old, pytest.raises(BusConnectionError, match="bad_"):
         run(main)
 
 
 # Heartbeats --------------------------------------------------------------------------------------
 
 
-def beating(seconds: float) -> FalseBus:
-    """A bus that agrees on heartbeats, and never sends one."""
+def beating(seconds: float) -> FakeServer:
+    """Return a server that agrees on heartbeats and never sends one."""
 
     def answer(kind: int, class_id: int, number: int, *_: object) -> bytes:
         if kind != frames.CONNECT:
@@ -504,15 +500,17 @@ def beating(seconds: float) -> FalseBus:
         reply = ConnectReply(session=0, credit=1 << 20, bus="false", heartbeat=seconds)
         return frames.encode(frames.CONNECT, message_id=number, content=reply.encode())
 
-    return FalseBus(answer)
+    return FakeServer(answer)
 
 
-def is_alive_and_was_left(silent: FalseBus) -> bool:
-    """Whether its client has sent heartbeats, and has noticed that none come."""
-    return silent.connects >= 2 and any(kind == frames.HEARTBEAT for kind, *_ in silent.heard)
+def is_alive_and_was_left(silent: FakeServer) -> bool:
+    """Return True if the client has sent heartbeats and reconnected because none arrived."""
+    return silent.connection_count >= 2 and any(
+        kind == frames.HEARTBEAT for kind, *_ in silent.received_frames
+    )
 
 
-def test_heartbeats_are_sent_and_their_absence_is_noticed(run: Run) -> None:
+def test_sends_heartbeats_and_detects_missing_ones(run: Run) -> None:
     async def main() -> None:
         silent = beating(0.1)
         try:
@@ -525,7 +523,7 @@ def test_heartbeats_are_sent_and_their_absence_is_noticed(run: Run) -> None:
     run(main)
 
 
-def test_without_a_loop_heartbeats_go_while_the_program_waits() -> None:
+def test_blocking_bus_sends_heartbeats_while_waiting() -> None:
     silent = beating(0.1)
     try:
         with (
@@ -537,9 +535,9 @@ def test_without_a_loop_heartbeats_go_while_the_program_waits() -> None:
         silent.close()
 
 
-def test_leaving_does_not_wait_for_a_bus_that_nothing_is_to_be_told(run: Run) -> None:
+def test_leaving_does_not_wait_for_a_silent_server(run: Run) -> None:
     async def main() -> None:
-        with false_bus() as bus_gone:
+        with fake_server() as bus_gone:
             async with simplebus.connect(bus_gone.address) as bus:
                 await bus.publish(b"x", class_id=1)
                 await anyio.to_thread.run_sync(bus_gone.close)
@@ -548,7 +546,7 @@ def test_leaving_does_not_wait_for_a_bus_that_nothing_is_to_be_told(run: Run) ->
             assert anyio.current_time() - began < 30
 
     run(main)
-    with false_bus() as bus_gone:
+    with fake_server() as bus_gone:
         with simplebus.connect_blocking(bus_gone.address) as bus:
             bus.publish(b"x", class_id=1)
             bus_gone.close()

@@ -1,4 +1,4 @@
-"""Subscriptions: their verbs, their values, and what cancelling leaves, with both clients."""
+"""Tests of subscriptions with every driver: values, get, take, groups, cancellation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from simplebus import DecodeError, LocalProtocolError, RefusedError
 from simplebus.client.aio.bus import Bus
 from simplebus.client.aio.subscription import BaseSubscription
 from simplebus.core.protocol import frames
-from tests.client.bus_server import BusServer, loops_give, until
+from tests.client.bus_server import BusServer, read_until_count, until
 from tests.client.conftest import Run
-from tests.client.faulty_bus import false_bus, refuse
+from tests.client.faulty_server import fake_server, refuse
 
 NUMBERED = [b"message %d" % number for number in range(100)]
 registry = simplebus.Registry()
@@ -41,7 +41,7 @@ class Both(msgspec.Struct):
 # Values ------------------------------------------------------------------------------------------
 
 
-def test_a_subscription_to_a_type_gives_values(run: Run, server: BusServer) -> None:
+def test_subscription_to_a_type_yields_values(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address, registry=registry) as bus:
             for kind in (Counted, Named, Both):
@@ -61,10 +61,10 @@ def test_a_subscription_to_a_type_gives_values(run: Run, server: BusServer) -> N
             with bus.subscribe(kind, start="new", idle_seconds=0.1) as messages:
                 bus.publish_many(values)
                 bus.publish(values[0])
-                assert loops_give(messages, 51) == [*values, values[0]]
+                assert read_until_count(messages, 51) == [*values, values[0]]
 
 
-def test_messages_of_a_type_have_values_too(run: Run, server: BusServer) -> None:
+def test_messages_of_a_type_have_values(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(server.address, registry=registry) as bus,
@@ -81,7 +81,7 @@ def test_messages_of_a_type_have_values_too(run: Run, server: BusServer) -> None
     run(main)
 
 
-def test_a_type_without_a_class_is_said_so(run: Run, shared_server: BusServer) -> None:
+def test_subscribing_to_an_unbound_type_raises(run: Run, shared_server: BusServer) -> None:
     class Unbound(msgspec.Struct):
         number: int
 
@@ -97,7 +97,7 @@ def test_a_type_without_a_class_is_said_so(run: Run, shared_server: BusServer) -
     run(main)
 
 
-def test_what_cannot_be_decoded_is_left_and_the_loop_goes_on(
+def test_undecodable_message_is_rejected_and_the_loop_continues(
     run: Run, clockless_server: BusServer
 ) -> None:
     async def main() -> None:
@@ -126,7 +126,7 @@ def test_what_cannot_be_decoded_is_left_and_the_loop_goes_on(
     run(main)
 
 
-def test_what_cannot_be_decoded_is_left_without_a_loop_too(clockless_server: BusServer) -> None:
+def test_blocking_loop_rejects_undecodable_message(clockless_server: BusServer) -> None:
     with (
         simplebus.connect_blocking(clockless_server.address, registry=registry) as bus,
         bus.subscribe(Counted, idle_seconds=0.05) as counted,
@@ -135,9 +135,9 @@ def test_what_cannot_be_decoded_is_left_without_a_loop_too(clockless_server: Bus
         bus.publish(b"no JSON", class_id=5)
         bus.publish(Counted(2))
         with pytest.raises(DecodeError) as caught:
-            loops_give(counted, 3)
+            read_until_count(counted, 3)
         assert vars(caught.value)["message"].payload == b"no JSON"
-        assert loops_give(counted, 1) == [Counted(2)]
+        assert read_until_count(counted, 1) == [Counted(2)]
         bus.drain()
         assert clockless_server.statistics(5).acknowledged == 2
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_decoded_is_left_without_a_loop_too(clockless_server: Bus
 # One by one, and several -------------------------------------------------------------------------
 
 
-def test_get_gives_the_next_and_acknowledges_the_one_before(run: Run, server: BusServer) -> None:
+def test_get_acknowledges_the_previous_message(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
             await bus.publish_many(NUMBERED, class_id=1)
@@ -162,9 +162,7 @@ def test_get_gives_the_next_and_acknowledges_the_one_before(run: Run, server: Bu
     assert server.statistics().acknowledged == 101
 
 
-def test_take_gives_what_is_there_and_acknowledges_it_with_the_next(
-    run: Run, server: BusServer
-) -> None:
+def test_take_acknowledges_the_previous_messages(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
             assert await messages.take(10, timeout=0.01) == []
@@ -193,9 +191,7 @@ def test_take_gives_what_is_there_and_acknowledges_it_with_the_next(
             messages.take(0)
 
 
-def test_several_tasks_share_a_subscription_that_is_acknowledged_by_hand(
-    run: Run, server: BusServer
-) -> None:
+def test_several_tasks_share_a_subscription_with_manual_acks(run: Run, server: BusServer) -> None:
     async def main() -> None:
         seen: list[bytes] = []
 
@@ -225,7 +221,7 @@ def test_several_tasks_share_a_subscription_that_is_acknowledged_by_hand(
     run(main)
 
 
-def test_by_hand_a_message_can_be_put_off_and_held(run: Run, clockless_server: BusServer) -> None:
+def test_manual_nack_and_working(run: Run, clockless_server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(clockless_server.address) as bus, bus.subscribe(1) as messages:
             await bus.publish_many(NUMBERED[:3], class_id=1)
@@ -244,7 +240,7 @@ def test_by_hand_a_message_can_be_put_off_and_held(run: Run, clockless_server: B
 # What the bus is asked for -----------------------------------------------------------------------
 
 
-def test_members_of_a_group_share_and_a_durable_remembers(run: Run, server: BusServer) -> None:
+def test_group_shares_messages_and_durable_keeps_its_position(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, AsyncExitStack() as stack:
             members = [
@@ -272,7 +268,7 @@ def test_members_of_a_group_share_and_a_durable_remembers(run: Run, server: BusS
     run(main)
 
 
-def test_a_refused_subscription_raises_where_it_is_entered(run: Run) -> None:
+def test_refused_subscription_raises_on_enter(run: Run) -> None:
     def answer(kind: int, class_id: int, number: int, *_: object) -> bytes:
         return refuse(kind, number, "durable_in_use") if kind == frames.SUBSCRIBE else b""
 
@@ -283,7 +279,7 @@ def test_a_refused_subscription_raises_where_it_is_entered(run: Run) -> None:
                     pytest.fail("it was refused")
             await bus.publish(b"goes on", class_id=1)
 
-    with false_bus(answer) as bus_:
+    with fake_server(answer) as bus_:
         run(main)
         with simplebus.connect_blocking(bus_.address) as bus:
             with pytest.raises(RefusedError), bus.subscribe(1, durable="d"):
@@ -291,7 +287,7 @@ def test_a_refused_subscription_raises_where_it_is_entered(run: Run) -> None:
             bus.publish(b"goes on", class_id=1)
 
 
-def test_what_the_bus_holds_can_be_looked_at(run: Run, server: BusServer) -> None:
+def test_explain_and_fetch_through_the_bus(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(server.address, registry=registry) as bus,
@@ -332,10 +328,10 @@ async def over_batches(messages: BaseSubscription[bytes], done: list[bytes]) -> 
 
 
 @pytest.mark.parametrize("loop", [over_messages, over_batches])
-def test_cancelling_anywhere_loses_nothing_and_acknowledges_nothing_unprocessed(
+def test_cancelling_anywhere_loses_and_acknowledges_nothing(
     run: Run, clockless_server: BusServer, loop: Loop
 ) -> None:
-    """The consumer is cancelled after every number of steps of the event loop up to some dozens."""
+    """The consumer is cancelled after each number of event loop steps up to some dozens."""
 
     async def feed(bus: Bus) -> None:
         for payload in NUMBERED:
@@ -392,7 +388,7 @@ def test_cancelling_get_loses_nothing(run: Run, clockless_server: BusServer) -> 
 
 
 @pytest.mark.parametrize("wait", ["get", "take", "__anext__"])
-def test_a_task_that_waits_is_told_when_another_leaves_the_subscription(
+def test_waiting_task_raises_when_another_leaves_the_subscription(
     run: Run, shared_server: BusServer, wait: str
 ) -> None:
     async def main() -> None:

@@ -492,7 +492,7 @@ class Bus(Publisher):
             async with subscription as messages:
                 task_status.started()
                 async for message in messages:
-                    asking.take(message)
+                    asking.accept_reply(message)
 
     @overload
     async def fetch(

@@ -495,7 +495,7 @@ class BlockingBus(BlockingPublisher):
                 reply = inbox.take(1, deadline - monotonic())
                 if not reply:
                     raise request_reply.unanswered(message, class_id, timeout)
-                asking.take(reply[0])
+                asking.accept_reply(reply[0])
         finally:
             asking.forget(asked)
         return request_reply.value(asked.reply, decode)

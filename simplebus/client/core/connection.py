@@ -321,8 +321,8 @@ class ConnectionState:
         reason, message = _parse_reason(reply.code), reply.message
         if reason == Reason.CLASS_NAME_CONFLICT and self.connection_count:
             message += (
-                "; this client has unconfirmed messages with the id that the previous server "
-                "assigned; use fixed ids (class_id=…) for classes on more than one server"
+                "; the previous server assigned that id to the class, and this client uses it; "
+                "bind classes to fixed ids (class_id=…) if a program connects to several servers"
             )
         return RemoteProtocolError(reason, message)
 

@@ -42,7 +42,7 @@ def test_unannounced_message_is_a_protocol_error() -> None:
     connection.exchange()
     connection.server.deliver(1, class_id=1)
     connection.server.send_frame(MESSAGE, 2, 0, 0, b"x")
-    with pytest.raises(RemoteProtocolError, match=r"of class 2, .* \(1, 1, 1\)"):
+    with pytest.raises(RemoteProtocolError, match=r"of class 2; .* \(1, 1, 1\)"):
         connection.exchange()
 
 
