@@ -108,7 +108,7 @@ class Replies:
             asked.reply = message
             asked.on_reply()
 
-    def forget(self, asked: PendingReply) -> None:
+    def discard(self, asked: PendingReply) -> None:
         """Nobody waits for it any longer."""
         self._waiting.pop(asked.request_id, None)
 

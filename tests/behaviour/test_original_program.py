@@ -47,7 +47,7 @@ def receive_redelivered(bus: BrokerHarness, peers: list[WirePeer]) -> list[Range
     return [group_ids(peer.receive_ids(1)) for peer in peers]
 
 
-def released(undelivered: list[Ranges]) -> Ranges:
+def find_released(undelivered: list[Ranges]) -> Ranges:
     """What none of them is sent again."""
     needed = {number for ranges in undelivered for a, b in ranges for number in range(a, b)}
     return group_ids([number for number in range(9) if number not in needed])
@@ -61,7 +61,7 @@ def test_message_acked_by_one_of_two_is_not_released() -> None:
     peers[0].send(ack(1, 0, 9))
     left = receive_redelivered(bus, peers)
     assert left == [[], [(0, 9)]]
-    assert released(left) == []
+    assert find_released(left) == []
     assert bus.statistics(1).ring.message_count == 9
 
 
@@ -71,7 +71,7 @@ def test_messages_acked_alternately_are_not_released() -> None:
     peers[1].send(ack(1, 3, 9))
     left = receive_redelivered(bus, peers)
     assert left == [[(2, 9)], [(0, 3)]]
-    assert released(left) == []
+    assert find_released(left) == []
     assert bus.statistics(1).ring.message_count == 9
 
 
@@ -82,7 +82,7 @@ def test_message_acked_by_all_is_released() -> None:
     peers[2].send(ack(1, 0, 9))
     left = receive_redelivered(bus, peers)
     assert left == [[(3, 4), (8, 9)], [(0, 1), (5, 9)], []]
-    assert released(left) == [(1, 3), (4, 5)]
+    assert find_released(left) == [(1, 3), (4, 5)]
 
 
 def test_ack_after_timeout_counts() -> None:
@@ -94,7 +94,7 @@ def test_ack_after_timeout_counts() -> None:
     bus.tick(2 * ACK_TIMEOUT - ACK_TIMEOUT)
     left = receive_redelivered(bus, peers)
     assert left == [[(3, 6), (7, 9)], [(0, 1), (3, 9)]]
-    assert released(left) == [(1, 3)]
+    assert find_released(left) == [(1, 3)]
 
 
 # What it did right -------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.support.oracles import ID_COUNT, build_frame, parse_frame
 
 
-def confirms(peer: Version2Peer) -> list[int]:
+def receive_confirms(peer: Version2Peer) -> list[int]:
     return [said.message_id for said in peer.receive_replies() if said.kind == "confirm"]
 
 
@@ -48,9 +48,9 @@ def stored(bus: BrokerHarness, class_id: int) -> list[int]:
 def test_stored_messages_are_confirmed() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, publish(1, 0, b"a"))
-    assert confirms(peer) == [1]
+    assert receive_confirms(peer) == [1]
     peer.send(publish(1, 1, *numbered(LARGE_BATCH_COUNT)))
-    assert confirms(peer) == [1 + LARGE_BATCH_COUNT]
+    assert receive_confirms(peer) == [1 + LARGE_BATCH_COUNT]
 
 
 @pytest.mark.parametrize("count", [2, LARGE_BATCH_COUNT])
@@ -62,9 +62,9 @@ def test_message_numbers_wrap(count: int) -> None:
     publishers.mark_disconnected(publisher, 0.0)
     peer = connect_version2(bus, classes=(1, 2), name="a")
     peer.send(in_turn(count, first=ID_COUNT - 1))
-    assert confirms(peer) == [count - 1]
+    assert receive_confirms(peer) == [count - 1]
     peer.send(in_turn(2, first=ID_COUNT - 1))
-    assert confirms(peer) == [count - 1]
+    assert receive_confirms(peer) == [count - 1]
     assert len(stored(bus, 1)) + len(stored(bus, 2)) == count
 
 
@@ -72,9 +72,9 @@ def test_message_numbers_wrap(count: int) -> None:
 def test_duplicate_is_confirmed_and_counted(count: int) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, publish(1, 0, *numbered(LARGE_BATCH_COUNT)))
-    assert confirms(peer) == [LARGE_BATCH_COUNT]
+    assert receive_confirms(peer) == [LARGE_BATCH_COUNT]
     peer.send(publish(1, LARGE_BATCH_COUNT - count, *numbered(count)))
-    assert confirms(peer) == [LARGE_BATCH_COUNT]
+    assert receive_confirms(peer) == [LARGE_BATCH_COUNT]
     assert bus.broker.refusal_counts == {Reason.DUPLICATE: count}
     assert bus.statistics(1).published == LARGE_BATCH_COUNT
 
@@ -172,7 +172,7 @@ def test_unread_confirms_are_merged() -> None:
     for number in range(1000):
         peer.send(publish(1, number, b"x"))
     assert peer.session.outbox.pending_bytes == 13
-    assert confirms(peer) == [1000]
+    assert receive_confirms(peer) == [1000]
 
 
 def test_unread_errors_close_session() -> None:
@@ -200,7 +200,7 @@ def test_interleaved_messages_are_kept_when_errors_close_session(unknown: int) -
     assert first < 60_000
     again.send(in_turn(60_000 - first, first=first, classes=(unknown, 2)))
     assert stored(bus, 2) == list(range(1, 60_000, 2))
-    assert confirms(again) == [60_000]
+    assert receive_confirms(again) == [60_000]
 
 
 # A full class ------------------------------------------------------------------------------------
@@ -216,14 +216,14 @@ def test_parked_messages_are_confirmed_when_stored() -> None:
     bus = full(FullPolicy.BLOCK)
     reader = connect_version2(bus, subscribe(1, 5))
     peer = connect_version2(bus, publish(1, 0, *numbered(14)))
-    assert confirms(peer) == [10]
+    assert receive_confirms(peer) == [10]
     assert reader.receive_message_ids() == list(range(10))
     reader.send(ack(5, 0, 3))
     bus.broker.drain_writable()
-    assert confirms(peer) == [13]
+    assert receive_confirms(peer) == [13]
     reader.send(ack(5, 3, 4))
     bus.broker.drain_writable()
-    assert confirms(peer) == [14]
+    assert receive_confirms(peer) == [14]
 
 
 def test_drop_newest_error_precedes_confirm() -> None:
@@ -238,7 +238,7 @@ def test_drop_newest_error_precedes_confirm() -> None:
 def test_drop_oldest_confirms() -> None:
     bus = full(FullPolicy.DROP_OLDEST)
     peer = connect_version2(bus, publish(1, 0, *numbered(14)))
-    assert confirms(peer) == [14]
+    assert receive_confirms(peer) == [14]
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 4}
 
 
@@ -257,7 +257,7 @@ def test_parked_messages_are_stored_once_after_reconnect(count: int) -> None:
     connect_version2(bus, publish(1, 0, *[b"0"] * (count - 3)))
     peer, _ = reconnected(bus, 1, 2)
     peer.send(in_turn(count))
-    told = confirms(peer)
+    told = receive_confirms(peer)
     again, following = reconnected(bus, 1, 2)
     assert [following] == told
     assert following < count
@@ -341,7 +341,7 @@ def test_one_frame_may_exceed_credit() -> None:
     bus = full(FullPolicy.BLOCK, credit_bytes=1, frame_bytes=10_000)
     peer = connect_version2(bus, publish(1, 0, *numbered(10)))
     peer.send(publish(1, 10, b"x" * 9000))
-    assert confirms(peer) == [10]
+    assert receive_confirms(peer) == [10]
 
 
 def test_parked_batches_are_confirmed_in_order() -> None:
@@ -359,7 +359,7 @@ def test_parked_batches_are_confirmed_in_order() -> None:
             reader.send(ack(number, message.message_id, message.message_id + 1))
         bus.broker.drain_writable()
         bus.broker.drain_resumed()
-        for confirmed in confirms(peer):
+        for confirmed in receive_confirms(peer):
             assert confirmed > highest
             highest = confirmed
             published = sum(c.published for c in bus.broker.statistics().classes)
@@ -407,7 +407,7 @@ def test_unnamed_publisher_has_no_producer_state() -> None:
     bus = BrokerHarness()
     connect_version2(bus, publish(1, 0, b"x")).disconnect()
     assert len(bus.broker.subscription_manager.producer_states) == 0
-    assert confirms(connect_version2(bus, publish(1, 0, b"x"))) == [1]
+    assert receive_confirms(connect_version2(bus, publish(1, 0, b"x"))) == [1]
 
 
 def test_invalid_channel_is_refused_without_closing() -> None:

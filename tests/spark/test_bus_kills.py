@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 import simplebus
 from load.ports import free_port
 from simplebus.spark.jobs.archive import archive, messages
-from tests.client.faulty_bus import proxy
+from tests.client.faulty_server import faulty_proxy
 from tests.support.programs import program
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -38,10 +38,10 @@ def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
     with program(*arguments) as killed:
         killed.line()
         address = f"simplebus://127.0.0.1:{port}"
-        with simplebus.connect_blocking(address, name="till") as bus, proxy(address) as way:
+        with simplebus.connect_blocking(address, name="till") as bus, faulty_proxy(address) as way:
             bus.publish_many(CONFIRMED, class_id="orders")
             sources = {"delta": {"servers": way.address}, "parquet": {"path": str(data)}}
-            way.stalls_after = STALL_BYTES
+            way.stall_after_bytes = STALL_BYTES
             queries = {
                 name: archive(
                     messages(spark, subscribe="orders", maxOffsetsPerTrigger=1600, **source),
@@ -52,13 +52,13 @@ def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
                 for name, source in sources.items()
             }
             try:
-                wait(queries["delta"], lambda: bool(way.stalled))
+                wait(queries["delta"], lambda: bool(way.stalled_ports))
                 for payload in UNDER_WAY:
                     bus.publish(payload, class_id="orders", confirm=False)
                 killed.signal(signal.SIGKILL)
                 killed.end()
-                way.stalls_after = None
-                way.cut()
+                way.stall_after_bytes = None
+                way.disconnect_all()
                 with program(*arguments) as again:
                     again.line()
                     bus.flush()

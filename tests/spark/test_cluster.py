@@ -32,7 +32,7 @@ from deltalake import DeltaTable
 import simplebus
 from simplebus.core.settings import Settings
 from simplebus.testing.server import BusServer, bus_server, until
-from tests.client.faulty_bus import Proxy, proxy
+from tests.client.faulty_server import FaultyProxy, faulty_proxy
 from tests.spark.driver_program import Place, queries
 from tests.spark.paused_queries import hold, is_held, package
 from tests.spark.processes import (
@@ -162,12 +162,12 @@ def scene(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scen
     folder = tmp_path_factory.mktemp("cluster")
     # However long it takes: who hears nothing does not try another connection.
     settings = Settings(heartbeat_seconds=0)
-    with bus_server(settings) as server, proxy(server.address) as way:
+    with bus_server(settings) as server, faulty_proxy(server.address) as way:
         place = Place(server.address.removeprefix("simplebus://"), way.address, folder)
         found = Scene(server, place)
         for class_, payloads in HELD.items():
             found.publish(class_, payloads)
-        way.stalls_after = STALL_BYTES
+        way.stall_after_bytes = STALL_BYTES
         for at in HOLDS:
             hold(place.at(at))
         with driving(place) as driver:
@@ -175,20 +175,20 @@ def scene(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scen
             look_at(found, driver, way)
             os.killpg(driver.session, signal.SIGKILL)
             until(lambda: not of_session(driver.session))
-        way.stalls_after = None
-        way.cut()
+        way.stall_after_bytes = None
+        way.disconnect_all()
         for query in queries(spark, place, held=False).values():
             assert query.trigger(availableNow=True).start().awaitTermination(PATIENCE_SECONDS)
         yield found
 
 
-def look_at(found: Scene, driver: Driver, way: Proxy) -> None:
+def look_at(found: Scene, driver: Driver, way: FaultyProxy) -> None:
     """What there is when every query is at its point."""
     place = found.place
     driver.until(lambda: all(is_held(place.at(at)) for at in HOLDS))
-    driver.until(lambda: len(way.stalled) == 2)
+    driver.until(lambda: len(way.stalled_ports) == 2)
     driver.until(lambda: bool(found.stored("torn copied")))
-    tasks = holders(driver.session, set(way.stalled))
+    tasks = holders(driver.session, set(way.stalled_ports))
     jvms = [next(p for p in ancestors(pid) if "java" in command(p)) for pid in tasks.values()]
     assert len(set(tasks.values())) == 2
     found.readers = set(jvms)

@@ -19,15 +19,15 @@ import pyarrow as pa
 import pytest
 
 import simplebus
-from simplebus.core.commit_log import Durability
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import Limits
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.spark.options import SinkOptions
 from simplebus.spark.read.planner import DataLossError
 from simplebus.spark.sink import BusRenewedError, Written, write_task
 from simplebus.testing.server import BusServer, bus_server, until
-from tests.client.faulty_bus import Proxy, proxy
+from tests.client.faulty_server import FaultyProxy, faulty_proxy
 from tests.spark.simulated_query import POINTS, Query, once
 
 OLD = [b"old %d " % n * 150 for n in range(2500)]
@@ -46,14 +46,14 @@ def stored(server: BusServer, class_id: int | str = 1) -> list[bytes]:
 
 
 @pytest.fixture
-def way(server: BusServer) -> Iterator[Proxy]:
+def way(server: BusServer) -> Iterator[FaultyProxy]:
     """The address that a query knows, whichever bus is behind it."""
-    with proxy(server.address) as found:
+    with faulty_proxy(server.address) as found:
         yield found
 
 
 @contextlib.contextmanager
-def querying(way: Proxy, **options: object) -> Iterator[Query]:
+def querying(way: FaultyProxy, **options: object) -> Iterator[Query]:
     more = {"startingOffsets": "earliest", "timeout": 10, **options}
     query = Query(servers=way.address, **{"subscribe": "1", **more})
     try:
@@ -64,16 +64,16 @@ def querying(way: Proxy, **options: object) -> Iterator[Query]:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_bus_that_is_cut_off_for_a_while_costs_nothing(
-    server: BusServer, way: Proxy, point: str
+    server: BusServer, way: FaultyProxy, point: str
 ) -> None:
     def cut_off() -> None:
-        way.is_shut = True
-        way.cut()
+        way.is_refusing = True
+        way.disconnect_all()
         opening.submit(open_again)
 
     def open_again() -> None:
-        until(lambda: way.turned_away > 0)
-        way.is_shut = False
+        until(lambda: way.refused_count > 0)
+        way.is_refusing = False
 
     publish(server, OLD)
     with ThreadPoolExecutor() as opening, querying(way, maxOffsetsPerTrigger=1500) as query:
@@ -81,12 +81,12 @@ def test_a_bus_that_is_cut_off_for_a_while_costs_nothing(
         publish(server, NEW)
         query.catch_up()
     assert query.counts() == Counter(OLD + NEW)
-    assert way.turned_away
+    assert way.refused_count
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_driver_that_dies_leaves_nothing_out_and_repeats_only_what_was_not_done(
-    server: BusServer, way: Proxy, point: str
+    server: BusServer, way: FaultyProxy, point: str
 ) -> None:
     class DeadError(Exception):
         pass
@@ -110,21 +110,21 @@ def test_a_driver_that_dies_leaves_nothing_out_and_repeats_only_what_was_not_don
 
 
 @contextlib.contextmanager
-def another_bus(way: Proxy) -> Iterator[BusServer]:
+def another_bus(way: FaultyProxy) -> Iterator[BusServer]:
     """The bus dies with all that it holds; another one comes up in its place."""
     with bus_server() as other:
-        way.lead_to(other.address)
-        way.cut()
+        way.set_target(other.address)
+        way.disconnect_all()
         publish(other, NEW)
         yield other
 
 
 def test_a_bus_that_comes_back_without_what_was_not_on_disk_is_told_of(
-    way: Proxy, tmp_path: Path
+    way: FaultyProxy, tmp_path: Path
 ) -> None:
     kept, cut = tmp_path / "kept", tmp_path / "cut"
     with bus_server(data_dir=kept, durability=Durability.OS) as before:
-        way.lead_to(before.address)
+        way.set_target(before.address)
         publish(before, NEW[:100])
         shutil.copytree(kept, cut)  # What the disk has when the power fails.
         publish(before, NEW[100:])
@@ -134,8 +134,8 @@ def test_a_bus_that_comes_back_without_what_was_not_on_disk_is_told_of(
             query.catch_up()
             loose.catch_up()
             with bus_server(data_dir=cut, durability=Durability.OS) as after:
-                way.lead_to(after.address)
-                way.cut()
+                way.set_target(after.address)
+                way.disconnect_all()
                 said = r"messages 100 to 299 of class 1 at .*: they were read, and the bus has lost"
                 for _ in range(2):
                     with pytest.raises(DataLossError, match=said):
@@ -150,7 +150,7 @@ def test_a_bus_that_comes_back_without_what_was_not_on_disk_is_told_of(
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_bus_that_comes_back_without_its_messages_ends_a_query(
-    server: BusServer, way: Proxy, point: str
+    server: BusServer, way: FaultyProxy, point: str
 ) -> None:
     publish(server, OLD)
     with contextlib.ExitStack() as stack, querying(way) as query:
@@ -167,7 +167,7 @@ def test_a_bus_that_comes_back_without_its_messages_ends_a_query(
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_bus_that_comes_back_without_its_messages_is_read_on_if_losses_are_allowed(
-    server: BusServer, way: Proxy, point: str, caplog: pytest.LogCaptureFixture
+    server: BusServer, way: FaultyProxy, point: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(server, OLD)
     with contextlib.ExitStack() as stack, querying(way, failOnDataLoss="false") as query:
@@ -199,7 +199,7 @@ def test_what_a_ring_has_run_over_is_a_loss_of_that_and_no_more(
     for allowed in ("true", "false"):
         with (
             bus_server(SMALL) as server,
-            proxy(server.address) as way,
+            faulty_proxy(server.address) as way,
             querying(way, failOnDataLoss=allowed) as query,
         ):
             publish(server, OLD[:60])
@@ -221,7 +221,7 @@ def test_what_a_ring_has_run_over_is_a_loss_of_that_and_no_more(
 def test_a_checkpoint_that_is_older_than_what_the_bus_holds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with bus_server(SMALL) as server, proxy(server.address) as way:
+    with bus_server(SMALL) as server, faulty_proxy(server.address) as way:
         publish(server, OLD[:50])
         with querying(way) as query:
             query.run()
@@ -241,7 +241,7 @@ def test_a_checkpoint_that_is_older_than_what_the_bus_holds(
 
 
 def test_a_class_that_comes_later_is_read_from_its_first_message(
-    server: BusServer, way: Proxy
+    server: BusServer, way: FaultyProxy
 ) -> None:
     publish(server, NEW[:10])
     with querying(way, subscribe="1,later") as query:
@@ -263,7 +263,7 @@ def at_once(*attempts: Callable[[], Any]) -> list[Any]:
         return [future.exception() or future.result() for future in futures]
 
 
-def test_two_attempts_at_one_task_read_the_same(server: BusServer, way: Proxy) -> None:
+def test_two_attempts_at_one_task_read_the_same(server: BusServer, way: FaultyProxy) -> None:
     publish(server, OLD)
     with querying(way, minPartitions=2) as query:
         reader = query.reader
@@ -295,15 +295,15 @@ def test_two_attempts_at_one_task_publish_once(server: BusServer) -> None:
 
 
 def test_a_bus_that_is_cut_off_for_a_while_is_written_to_once(
-    server: BusServer, way: Proxy
+    server: BusServer, way: FaultyProxy
 ) -> None:
     def cut() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(rows(OLD, 100)):
             yield batch
             if number % 6 == 3:
-                way.loses = ("what it hears", "what the bus says")[number % 12 == 3]
+                way.dropped_direction = ("to_server", "to_client")[number % 12 == 3]
             if number % 6 == 5:
-                way.cut()
+                way.disconnect_all()
 
     options = SinkOptions(way.address, class_="1", timeout=60)
     assert write_task(cut(), options, "task").rows == len(OLD)
@@ -315,7 +315,7 @@ def test_a_bus_that_loses_what_a_task_has_published_is_given_all_of_it_again() -
     with (
         bus_server(settings) as server,
         bus_server(settings) as other,
-        proxy(server.address) as way,
+        faulty_proxy(server.address) as way,
     ):
         options = SinkOptions(way.address, class_="1", timeout=60)
 
@@ -323,8 +323,8 @@ def test_a_bus_that_loses_what_a_task_has_published_is_given_all_of_it_again() -
             for number, batch in enumerate(rows(OLD, 100)):
                 yield batch
                 if number == 15:
-                    way.lead_to(other.address)
-                    way.cut()
+                    way.set_target(other.address)
+                    way.disconnect_all()
 
         with pytest.raises(BusRenewedError, match=f"the bus at {way.address} has begun anew"):
             write_task(interrupted(), options, "task")

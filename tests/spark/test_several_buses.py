@@ -17,7 +17,7 @@ from simplebus.spark.read.offsets import OffsetError
 from simplebus.spark.read.planner import Range
 from simplebus.spark.read.tasks import Task, read_task
 from simplebus.testing.server import BusServer, bus_server
-from tests.client.faulty_bus import Proxy, deaf_listener, proxy
+from tests.client.faulty_server import FaultyProxy, faulty_proxy, silent_listener
 from tests.spark.simulated_query import Query, once
 
 
@@ -28,14 +28,14 @@ def far() -> Iterator[BusServer]:
 
 
 @pytest.fixture
-def way(far: BusServer) -> Iterator[Proxy]:
+def way(far: BusServer) -> Iterator[FaultyProxy]:
     """The address of the far bus, which may be shut."""
-    with proxy(far.address) as found:
+    with faulty_proxy(far.address) as found:
         yield found
 
 
 @pytest.fixture
-def query(server: BusServer, way: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
+def query(server: BusServer, way: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
     """Of both, with 3 messages of class 1 each."""
     monkeypatch.setattr(stream, "_AWAY_SECONDS", 0.0)
     for one in (server.address, way.address):
@@ -59,9 +59,9 @@ def place(address: str) -> str:
     return address.removeprefix("simplebus://")
 
 
-def shut(way: Proxy) -> None:
-    way.is_shut = True
-    way.cut()
+def shut(way: FaultyProxy) -> None:
+    way.is_refusing = True
+    way.disconnect_all()
 
 
 def came(query: Query) -> list[tuple[str, int]]:
@@ -71,7 +71,9 @@ def came(query: Query) -> list[tuple[str, int]]:
     return sorted((row["server"], row["offset"]) for row in query.rows[before:])
 
 
-def test_what_several_buses_have_is_one_stream(server: BusServer, way: Proxy, query: Query) -> None:
+def test_what_several_buses_have_is_one_stream(
+    server: BusServer, way: FaultyProxy, query: Query
+) -> None:
     both = [place(server.address), place(way.address)]
     assert came(query) == sorted((place, n) for place in both for n in range(3))
     assert query.reader.reportLatestOffset() == {
@@ -80,7 +82,7 @@ def test_what_several_buses_have_is_one_stream(server: BusServer, way: Proxy, qu
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_a_bus_that_is_away_ends_a_query(way: Proxy, query: Query, restart: bool) -> None:
+def test_a_bus_that_is_away_ends_a_query(way: FaultyProxy, query: Query, restart: bool) -> None:
     query.catch_up()
     if restart:
         query.stop()
@@ -88,7 +90,7 @@ def test_a_bus_that_is_away_ends_a_query(way: Proxy, query: Query, restart: bool
     with pytest.raises(BusConnectionError, match=place(way.address)):
         query.run()
     query.stop()
-    way.is_shut = False
+    way.is_refusing = False
     assert came(query) == []
 
 
@@ -96,7 +98,7 @@ def test_a_bus_that_is_away_ends_a_query(way: Proxy, query: Query, restart: bool
 def test_a_bus_that_is_away_is_left_out_and_read_on_when_it_is_back(
     server: BusServer,
     far: BusServer,
-    way: Proxy,
+    way: FaultyProxy,
     query: Query,
     restart: bool,
     caplog: pytest.LogCaptureFixture,
@@ -114,12 +116,12 @@ def test_a_bus_that_is_away_is_left_out_and_read_on_when_it_is_back(
     assert f"{place(way.address)} is left out: " in caplog.text
     assert json.loads(query.ends[-1])[place(way.address)] == before
     assert {s.floor for s in far.statistics().subscriptions if s.durable} == {3}
-    way.is_shut = False
+    way.is_refusing = False
     assert came(query) == [(place(way.address), 3), (place(way.address), 4)]
 
 
 def test_a_bus_that_is_left_out_is_not_asked_all_the_time(
-    way: Proxy, query: Query, monkeypatch: pytest.MonkeyPatch
+    way: FaultyProxy, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(stream, "monotonic", lambda: now[0])
@@ -131,14 +133,14 @@ def test_a_bus_that_is_left_out_is_not_asked_all_the_time(
     tried = []
     for seconds in (0, 0, 4, 1):
         now[0] += seconds
-        before = way.turned_away
+        before = way.refused_count
         query.run()
-        tried.append(way.turned_away > before)
+        tried.append(way.refused_count > before)
     assert tried == [True, False, False, True]
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_query_begins_with_all_its_buses(way: Proxy, query: Query, strict: bool) -> None:
+def test_a_query_begins_with_all_its_buses(way: FaultyProxy, query: Query, strict: bool) -> None:
     query.options["failOnDataLoss"] = str(strict)
     shut(way)
     with pytest.raises(BusConnectionError, match=place(way.address)):
@@ -149,7 +151,7 @@ def test_a_bus_that_does_not_answer_at_the_start_is_not_waited_for(
     server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buses, "_CONNECT_SECONDS", 0.2)
-    with deaf_listener() as deaf:
+    with silent_listener() as deaf:
         query = Query(servers=f"{server.address},{deaf.address}", subscribe="1", timeout=3600)
         sentence = f"{deaf.address}, but no answer to the Connect frame came within 0.2 s"
         publish(server.address, 1)
@@ -159,7 +161,7 @@ def test_a_bus_that_does_not_answer_at_the_start_is_not_waited_for(
 
 
 def test_a_bus_that_goes_in_the_middle_is_tried_and_then_named_with_what_it_had(
-    way: Proxy, query: Query, caplog: pytest.LogCaptureFixture
+    way: FaultyProxy, query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(
         BusConnectionError,
@@ -173,7 +175,7 @@ def test_a_bus_that_goes_in_the_middle_is_tried_and_then_named_with_what_it_had(
         assert list(read_task(task)) == []
     assert f"3 messages: messages 0 to 2 of class 1 at {place(way.address)} are lost" in caplog.text
     query.stop()
-    way.is_shut = False
+    way.is_refusing = False
     query.catch_up()
     assert len(query.rows) == 6
 

@@ -418,7 +418,7 @@ class Bus(Publisher):
                 await self.publish(message, class_id=class_id, confirm=False, **asked.options)
                 await self._wait_for_reply(answered)
             finally:
-                asking.forget(asked)
+                asking.discard(asked)
             assert asked.reply is not None
             return request_reply.value(asked.reply, decode)
         raise request_reply.unanswered(message, class_id, timeout)

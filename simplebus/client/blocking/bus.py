@@ -497,7 +497,7 @@ class BlockingBus(BlockingPublisher):
                     raise request_reply.unanswered(message, class_id, timeout)
                 asking.accept_reply(reply[0])
         finally:
-            asking.forget(asked)
+            asking.discard(asked)
         return request_reply.value(asked.reply, decode)
 
     def reply(self, message: Message[Any], value: object) -> None:

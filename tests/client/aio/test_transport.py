@@ -75,7 +75,7 @@ class HereAndThere:
         return link
 
     def break_one(self) -> None:
-        self.links[-1].end()
+        self.links[-1].send_eof()
 
     def __str__(self) -> str:
         return "the bus in this process"

@@ -19,7 +19,7 @@ from simplebus.spark.read.offsets import OffsetError
 from simplebus.spark.read.planner import DataLossError
 from simplebus.spark.source import BatchReader, FilteringReader
 from simplebus.testing.server import BusServer, bus_server
-from tests.client.faulty_bus import deaf_listener
+from tests.client.faulty_server import silent_listener
 from tests.spark.competing_consumer import take
 
 
@@ -148,7 +148,7 @@ def test_a_bus_that_is_not_there_is_waited_for_no_longer_than_for_an_answer(
     monkeypatch: pytest.MonkeyPatch, server: BusServer
 ) -> None:
     monkeypatch.setattr(buses, "_CONNECT_SECONDS", 0.1)
-    with deaf_listener() as deaf:
+    with silent_listener() as deaf:
         both = f"{server.address},{deaf.address}"
         publish(server, 0, 1)
         with pytest.raises(BusConnectionError, match=rf"{deaf.address}, but no answer .* 0\.1 s"):
