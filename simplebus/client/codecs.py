@@ -57,16 +57,24 @@ class Codec(Protocol[T]):
         """Name of the codec in error messages."""
 
     def encode(self, value: T) -> bytes:
-        """Return the payload of `value`.
+        """Return the payload of a value.
+
+        Args:
+            value: A value of the codec's type.
 
         Raises:
             TypeError: If `value` has another type.
         """
 
     def decode(self, payload: bytes) -> T:
-        """Return the value of `payload`.
+        """Return the value of a payload.
 
-        Any exception means that the payload is invalid; the caller gets it as a DecodeError.
+        Args:
+            payload: The bytes that a publisher wrote.
+
+        Raises:
+            Exception: Any exception means that the payload is invalid. The program receives it as a
+                DecodeError.
         """
 
 

@@ -91,11 +91,11 @@ class Access:
         """
         if self.context is not None:
             return self.context
-        made = _read_pem(self.ca, lambda: ssl.create_default_context(cafile=self.ca or None))
-        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        context = _read_pem(self.ca, lambda: ssl.create_default_context(cafile=self.ca or None))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.cert:
-            _read_pem(self.cert, lambda: made.load_cert_chain(self.cert, self.key or None))
-        return made
+            _read_pem(self.cert, lambda: context.load_cert_chain(self.cert, self.key or None))
+        return context
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Access:
@@ -111,18 +111,18 @@ class Access:
             ValueError: If settings contradict each other or the file is invalid.
             OSError: If the file cannot be read.
         """
-        said: dict[str, Any] = {
+        settings: dict[str, Any] = {
             name: environment[variable]
             for name, variable in ENVIRONMENT_VARIABLES.items()
             if environment.get(variable)
         }
         file = environment.get(CREDENTIALS_VARIABLE)
-        found = cls.from_file(file) if file else cls()
-        if "token" in said:
-            found = replace(found, user="", password="")
-        elif "user" in said:
-            found = replace(found, token="")
-        return replace(found, **said)
+        access = cls.from_file(file) if file else cls()
+        if "token" in settings:
+            access = replace(access, user="", password="")
+        elif "user" in settings:
+            access = replace(access, token="")
+        return replace(access, **settings)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Access:
@@ -142,22 +142,26 @@ class Access:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             try:
-                said = toml.loads(file.read().decode("utf-8-sig"))
+                settings = toml.loads(file.read().decode("utf-8-sig"))
             except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"{path} is not valid TOML: {error}") from None
-        known = [each.name for each in fields(cls) if each.name != "context"]
-        for name, value in said.items():
-            if name not in known or not isinstance(value, str):
+        known_names = [
+            dataclass_field.name
+            for dataclass_field in fields(cls)
+            if dataclass_field.name != "context"
+        ]
+        for name, value in settings.items():
+            if name not in known_names or not isinstance(value, str):
                 raise ValueError(
                     f"{path}: unknown or non-text setting {name!r}; "
-                    f"expected texts for {', '.join(known)}"
+                    f"expected texts for {', '.join(known_names)}"
                 )
-        if said.keys() & {"password", "token"} and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if settings.keys() & {"password", "token"} and mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ValueError(f"{path} holds a secret that others may read; chmod 600 it")
-        for name in said.keys() & {"ca", "cert", "key"}:
-            said[name] = str(path.parent / said[name])
+        for name in settings.keys() & {"ca", "cert", "key"}:
+            settings[name] = str(path.parent / settings[name])
         try:
-            return cls(**said)
+            return cls(**settings)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -176,21 +180,23 @@ def resolve_access(
         ValueError: If `access` is given together with another argument, or settings contradict.
         OSError: If a file of the environment cannot be read.
     """
-    if access is not None and any(each is not None for each in (user, password, token, tls)):
+    if access is not None and any(
+        argument is not None for argument in (user, password, token, tls)
+    ):
         raise ValueError(
             "got access= together with user=, password=, token= or tls=; expected only one of them"
         )
-    found = access if access is not None else Access.from_environment()
+    resolved = access if access is not None else Access.from_environment()
     if user is not None or token is not None:
-        found = replace(found, user=user or "", password=password or "", token=token or "")
+        resolved = replace(resolved, user=user or "", password=password or "", token=token or "")
     elif password is not None:
-        found = replace(found, password=password)
-    return found if tls is None else replace(found, context=tls)
+        resolved = replace(resolved, password=password)
+    return resolved if tls is None else replace(resolved, context=tls)
 
 
-def start_tls(sock: socket.socket, where: Address, access: Access | None) -> TlsSocket:
+def start_tls(sock: socket.socket, address: Address, access: Access | None) -> TlsSocket:
     """Wrap a connected socket in TLS, before its handshake. Raises OSError."""
-    return TlsSocket(sock, (access or Access()).tls(), server_name=where.host)
+    return TlsSocket(sock, (access or Access()).tls(), server_name=address.host)
 
 
 def continue_handshake(tls: TlsSocket) -> bool:

@@ -210,11 +210,19 @@ class Registry:
         return self.bindings[type_]
 
     def by_class(self, class_id: int) -> Binding[Any] | None:
-        """Return the binding of the class id; None if no type is bound by this id."""
+        """Return the binding of a class id; None if no type is bound by this id.
+
+        Args:
+            class_id: Id of the class, 0 to 65535.
+        """
         return self._binding_by_id.get(class_id)
 
     def by_name(self, name: str) -> Binding[Any] | None:
-        """Return the binding of the class name; None if no type is bound by this name."""
+        """Return the binding of a class name; None if no type is bound by this name.
+
+        Args:
+            name: Name of the class.
+        """
         return self._binding_by_name.get(name)
 
     def _find_conflicts(self, new: Binding[Any]) -> Iterator[Binding[Any]]:
@@ -288,21 +296,21 @@ def _check_bindable(type_: object) -> None:
     """Raise TypeError if the type cannot be bound, with any codec."""
     if type_ in (bytes, bytearray, memoryview):
         raise TypeError(
-            f"{format_type(type_)} needs no binding: publish it raw, with the class beside it: "
+            f"{format_type(type_)} needs no binding: publish it with its class, as in "
             "publish(payload, class_id=…)"
         )
     runtime_type(type_)  # Raises for anything that is not a class.
     class_ = get_origin(type_) or type_
     assert isinstance(class_, type)
     if issubclass(class_, type):
-        raise TypeError("a class is no message; publish a value of it")
+        raise TypeError("got a class, expected a value; publish an instance of the class")
     if class_.__module__ != "builtins":
         return
     hint = " (a TypedDict's values are dicts: name their type)" if class_ is dict else ""
     raise TypeError(
-        f"{format_type(class_)} says what a value is, not what it means, and is bound to no class"
-        f"{hint}; give it a type of its own, for example class Temperature(msgspec.Struct): "
-        "celsius: float, or publish bytes with class_id=…"
+        f"{format_type(class_)} is a builtin type and cannot be bound to a class{hint}; define a "
+        "type for the message, for example class Temperature(msgspec.Struct): celsius: float, "
+        "or publish bytes with class_id=…"
     )
 
 
@@ -311,7 +319,7 @@ def _resolve_name(type_: Any, name: str | None) -> str:
         class_ = get_origin(type_) or type_
         if class_.__module__ == "__main__":
             raise ValueError(
-                f"{format_type(type_)} is called otherwise by a program that imports it; give "
+                f"{format_type(type_)} has another name in a program that imports it; give "
                 "class_id=, or a name for all programs, "
                 f'for example name="{_suggested_name(class_)}"'
             )

@@ -59,7 +59,7 @@ class PendingConfirms:
         return waiter
 
     def update(self, confirmed_position: int, refusals: dict[int, RefusedError]) -> None:
-        """Add new refusals, and finish the waiters whose positions are below `confirmed_position`."""
+        """Add new refusals, and finish the waiters of positions below `confirmed_position`."""
         if refusals:
             self._refusal_by_position.update(refusals)
         waiters = self._waiters

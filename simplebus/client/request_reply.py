@@ -79,7 +79,7 @@ class PendingReply:
     reply: Message[bytes] | None = None
 
 
-class Replies:
+class PendingReplies:
     """The requests of one bus that wait."""
 
     def __init__(self, class_id: int) -> None:
@@ -113,7 +113,7 @@ class Replies:
         self._waiting.pop(asked.request_id, None)
 
 
-def reply_to(message: Message[Any]) -> tuple[int, Envelope]:
+def build_reply_envelope(message: Message[Any]) -> tuple[int, Envelope]:
     """The class and the envelope of a reply. Raises LocalProtocolError for what asks for none."""
     if not isinstance(message, Message):
         raise TypeError(f"a reply is to a message, got {message!r}")
@@ -130,7 +130,7 @@ def reply_to(message: Message[Any]) -> tuple[int, Envelope]:
         raise LocalProtocolError(f"{message!r} asks for no reply") from None
 
 
-def check_home(class_id: int, envelope: Envelope, replies_class: int) -> None:
+def check_reply_destination(class_id: int, envelope: Envelope, replies_class: int) -> None:
     """Raise LocalProtocolError for a reply, as `reply_to` has made it, that is not to go where
     replies are: `replies_class` is the id of their class."""
     if class_id != replies_class or not envelope.channel.startswith(_CHANNELS):
@@ -140,7 +140,7 @@ def check_home(class_id: int, envelope: Envelope, replies_class: int) -> None:
         )
 
 
-def value(reply: Message[bytes], decode: Callable[[bytes], Any] | None) -> Any:
+def decode_reply(reply: Message[bytes], decode: Callable[[bytes], Any] | None) -> Any:
     """What the asking program gets: the reply, or its value. Raises DecodeError."""
     if decode is None:
         return reply
@@ -150,7 +150,7 @@ def value(reply: Message[bytes], decode: Callable[[bytes], Any] | None) -> Any:
         raise error.of_reply(reply) from error.__cause__
 
 
-def unanswered(message: object, class_id: object, seconds: float) -> TimeoutError:
+def no_reply_error(message: object, class_id: object, seconds: float) -> TimeoutError:
     """Nobody has replied."""
     what = f"a {type(message).__name__}" if class_id is None else f"class {class_id!r}"
     return TimeoutError(f"no reply to the request of {what} came within {seconds:g} s")

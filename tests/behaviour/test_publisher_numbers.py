@@ -18,7 +18,7 @@ from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
     channel_envelope,
-    connect,
+    connect_request,
     connect_version2,
     publish,
     publish_envelopes,
@@ -31,7 +31,7 @@ def receive_confirms(peer: Version2Peer) -> list[int]:
     return [said.message_id for said in peer.receive_replies() if said.kind == "confirm"]
 
 
-def in_turn(count: int, *, first: int = 0, classes: tuple[int, ...] = (1, 2)) -> bytes:
+def interleaved_messages(count: int, *, first: int = 0, classes: tuple[int, ...] = (1, 2)) -> bytes:
     """That many messages, for the classes in turn; payloads are their numbers."""
     return b"".join(
         publish(classes[n % len(classes)], n % ID_COUNT, b"%d" % n)
@@ -39,7 +39,7 @@ def in_turn(count: int, *, first: int = 0, classes: tuple[int, ...] = (1, 2)) ->
     )
 
 
-def stored(bus: BrokerHarness, class_id: int) -> list[int]:
+def stored_numbers(bus: BrokerHarness, class_id: int) -> list[int]:
     """The payloads that a class holds, as `in_turn` has written them."""
     ring = bus.broker.classes[class_id].ring
     return [int(parse_frame(ring.copy_frame(s))[4]) for s in range(ring.floor, ring.head)]
@@ -61,11 +61,11 @@ def test_message_numbers_wrap(count: int) -> None:
     publisher.next_number = ID_COUNT - 1
     publishers.mark_disconnected(publisher, 0.0)
     peer = connect_version2(bus, classes=(1, 2), name="a")
-    peer.send(in_turn(count, first=ID_COUNT - 1))
+    peer.send(interleaved_messages(count, first=ID_COUNT - 1))
     assert receive_confirms(peer) == [count - 1]
-    peer.send(in_turn(2, first=ID_COUNT - 1))
+    peer.send(interleaved_messages(2, first=ID_COUNT - 1))
     assert receive_confirms(peer) == [count - 1]
-    assert len(stored(bus, 1)) + len(stored(bus, 2)) == count
+    assert len(stored_numbers(bus, 1)) + len(stored_numbers(bus, 2)) == count
 
 
 @pytest.mark.parametrize("count", [1, 3, LARGE_BATCH_COUNT])
@@ -91,7 +91,7 @@ def test_number_gap_closes_session_after_storing_earlier_messages(before: int, n
     assert peer.send_refused(good + publish(1, wrong + 1, b"gap", b"behind")) is Reason.NUMBER_GAP
     assert bus.statistics(1).published == before + 1
     again = Version2Peer(bus, bus.broker.open_session())
-    again.send(connect(name="a"))
+    again.send(connect_request(name="a"))
     assert again.receive_replies()[0].content["next"] == before + 1
 
 
@@ -100,26 +100,26 @@ def test_next_number_matches_stored_messages_after_disconnect(count: int) -> Non
     bus = BrokerHarness()
     peer = connect_version2(bus, classes=(1, 2), name="a")
     offence = build_frame(ord("x"))
-    behind = in_turn(count, first=count)
-    assert peer.send_refused(in_turn(count) + offence + behind) is Reason.UNKNOWN_TYPE
+    behind = interleaved_messages(count, first=count)
+    assert peer.send_refused(interleaved_messages(count) + offence + behind) is Reason.UNKNOWN_TYPE
     again = Version2Peer(bus, bus.broker.open_session())
-    again.send(connect(1, 2, name="a"))
+    again.send(connect_request(1, 2, name="a"))
     assert again.receive_replies()[0].content["next"] == count
-    assert sorted(stored(bus, 1) + stored(bus, 2)) == list(range(count))
+    assert sorted(stored_numbers(bus, 1) + stored_numbers(bus, 2)) == list(range(count))
 
 
 @pytest.mark.parametrize("count", [4, LARGE_BATCH_COUNT])
 def test_refused_messages_use_their_numbers(count: int) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
-    peer.send(in_turn(count, classes=(1, 9)))
+    peer.send(interleaved_messages(count, classes=(1, 9)))
     told = peer.receive_replies()
     assert [said.kind for said in told] == ["error"] * (count // 2) + ["confirm"]
     assert [said.message_id for said in told] == [*range(1, count, 2), count]
     assert {(s.class_id, s.last_field, s.content["code"]) for s in told[:-1]} == {
         (9, MESSAGE, "unknown_class")
     }
-    assert stored(bus, 1) == list(range(0, count, 2))
+    assert stored_numbers(bus, 1) == list(range(0, count, 2))
     assert bus.broker.refusal_counts == {Reason.UNKNOWN_CLASS: count // 2}
 
 
@@ -141,9 +141,9 @@ def test_illegal_acks_do_not_lose_messages(count: int) -> None:
     peer = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
     peer.receive_replies()
     bad = build_frame(wire_peer_v2.ACK, class_id=5, content=b"5-5")
-    frames = [in_turn(1, first=n) + bad for n in range(count)]
+    frames = [interleaved_messages(1, first=n) + bad for n in range(count)]
     peer.send(b"".join(frames))
-    assert sorted(stored(bus, 1) + stored(bus, 2)) == list(range(count))
+    assert sorted(stored_numbers(bus, 1) + stored_numbers(bus, 2)) == list(range(count))
     told = peer.receive_replies()
     assert [s.content["code"] for s in told if s.kind == "error"] == ["bad_ack"] * count
     assert [s.message_id for s in told if s.kind == "confirm"] == [count]
@@ -155,7 +155,7 @@ def test_cost_of_illegal_frames_is_linear() -> None:
     peer = connect_version2(bus, subscribe(1, 5))
     ack_frame = build_frame(wire_peer_v2.ACK, class_id=5, content=b"1")
     peer.send(ack_frame * 20_000)
-    peer.send(in_turn(20_000, classes=(1, 9)))
+    peer.send(interleaved_messages(20_000, classes=(1, 9)))
     peer.send(b"".join(publish_envelopes(1, n, b"\xff") for n in range(20_000, 40_000)))
     assert bus.broker.refusal_counts == {
         Reason.BAD_ACK: 20_000,
@@ -191,29 +191,29 @@ def test_interleaved_messages_are_kept_when_errors_close_session(unknown: int) -
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     bus.skips_checks = True
     peer = connect_version2(bus, classes=(2,), name="a")
-    said = in_turn(60_000, classes=(unknown, 2))
+    said = interleaved_messages(60_000, classes=(unknown, 2))
     assert peer.send_refused(said) is Reason.PENDING_LIMIT
-    assert len(stored(bus, 2)) < 30_000 or unknown == 3
+    assert len(stored_numbers(bus, 2)) < 30_000 or unknown == 3
     again = Version2Peer(bus, bus.broker.open_session())
-    again.send(connect(1, 2, 3, name="a"))
+    again.send(connect_request(1, 2, 3, name="a"))
     first = again.receive_replies()[0].content["next"]
     assert first < 60_000
-    again.send(in_turn(60_000 - first, first=first, classes=(unknown, 2)))
-    assert stored(bus, 2) == list(range(1, 60_000, 2))
+    again.send(interleaved_messages(60_000 - first, first=first, classes=(unknown, 2)))
+    assert stored_numbers(bus, 2) == list(range(1, 60_000, 2))
     assert receive_confirms(again) == [60_000]
 
 
 # A full class ------------------------------------------------------------------------------------
 
 
-def full(policy: FullPolicy, **limits: int) -> BrokerHarness:
+def create_small_bus(policy: FullPolicy, **limits: int) -> BrokerHarness:
     return BrokerHarness(
         Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy)
     )
 
 
 def test_parked_messages_are_confirmed_when_stored() -> None:
-    bus = full(FullPolicy.BLOCK)
+    bus = create_small_bus(FullPolicy.BLOCK)
     reader = connect_version2(bus, subscribe(1, 5))
     peer = connect_version2(bus, publish(1, 0, *numbered(14)))
     assert receive_confirms(peer) == [10]
@@ -227,7 +227,7 @@ def test_parked_messages_are_confirmed_when_stored() -> None:
 
 
 def test_drop_newest_error_precedes_confirm() -> None:
-    bus = full(FullPolicy.DROP_NEWEST)
+    bus = create_small_bus(FullPolicy.DROP_NEWEST)
     peer = connect_version2(bus, publish(1, 0, *numbered(14)))
     error, confirm = peer.receive_replies()
     assert (error.message_id, error.content["count"]) == (10, 4)
@@ -236,7 +236,7 @@ def test_drop_newest_error_precedes_confirm() -> None:
 
 
 def test_drop_oldest_confirms() -> None:
-    bus = full(FullPolicy.DROP_OLDEST)
+    bus = create_small_bus(FullPolicy.DROP_OLDEST)
     peer = connect_version2(bus, publish(1, 0, *numbered(14)))
     assert receive_confirms(peer) == [14]
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 4}
@@ -245,18 +245,18 @@ def test_drop_oldest_confirms() -> None:
 def reconnected(bus: BrokerHarness, *classes: int) -> tuple[Version2Peer, int]:
     """The program that is called a has come again; and the number that it is to go on with."""
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(connect(*classes, name="a", instance="i"))
+    peer.send(connect_request(*classes, name="a", instance="i"))
     return peer, peer.receive_replies()[0].content["next"]
 
 
 @pytest.mark.parametrize("count", [30, LARGE_BATCH_COUNT])
 def test_parked_messages_are_stored_once_after_reconnect(count: int) -> None:
     # One of the classes is full, so that later numbers are stored before earlier ones.
-    bus = full(FullPolicy.BLOCK, class_messages=count)
+    bus = create_small_bus(FullPolicy.BLOCK, class_messages=count)
     reader = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
     connect_version2(bus, publish(1, 0, *[b"0"] * (count - 3)))
     peer, _ = reconnected(bus, 1, 2)
-    peer.send(in_turn(count))
+    peer.send(interleaved_messages(count))
     told = receive_confirms(peer)
     again, following = reconnected(bus, 1, 2)
     assert [following] == told
@@ -265,34 +265,34 @@ def test_parked_messages_are_stored_once_after_reconnect(count: int) -> None:
     assert len(reader.receive_message_ids()) == count
     reader.send(ack(5, 0, count))
     for _ in range(2):  # It says it twice, and loses the connection in between.
-        again.send(in_turn(count - following, first=following))
+        again.send(interleaved_messages(count - following, first=following))
         again, following = reconnected(bus, 1, 2)
     assert following == count
-    assert stored(bus, 1)[-3:] == list(range(count))[::2][-3:]
-    assert stored(bus, 2) == list(range(1, count, 2))
+    assert stored_numbers(bus, 1)[-3:] == list(range(count))[::2][-3:]
+    assert stored_numbers(bus, 2) == list(range(1, count, 2))
     assert bus.statistics(1).published == count - 3 + count // 2
 
 
 def test_error_among_duplicates_keeps_producer_state() -> None:
-    bus = full(FullPolicy.BLOCK, class_messages=200)
+    bus = create_small_bus(FullPolicy.BLOCK, class_messages=200)
     reader = connect_version2(bus, subscribe(2, 5), classes=(1, 2))
     connect_version2(bus, publish(2, 0, *[b"0"] * 200))
     peer, _ = reconnected(bus, 1, 2)
-    peer.send(in_turn(100))
+    peer.send(interleaved_messages(100))
     peer.disconnect()
     peer, following = reconnected(bus, 1, 2)
     assert following == 1
-    assert stored(bus, 1) == list(range(0, 100, 2))
+    assert stored_numbers(bus, 1) == list(range(0, 100, 2))
     reader.receive_deliveries()
     reader.send(ack(5, 0, 200))
     with pytest.raises(Exception, match="unknown_type"):
-        peer.send(in_turn(50, first=1) + build_frame(ord("x")))
+        peer.send(interleaved_messages(50, first=1) + build_frame(ord("x")))
     peer.disconnect()
     peer, following = reconnected(bus, 1, 2)
     assert following == 51
-    peer.send(in_turn(49, first=51))
-    assert stored(bus, 1) == list(range(0, 100, 2))
-    assert stored(bus, 2) == list(range(1, 100, 2))
+    peer.send(interleaved_messages(49, first=51))
+    assert stored_numbers(bus, 1) == list(range(0, 100, 2))
+    assert stored_numbers(bus, 2) == list(range(1, 100, 2))
     assert not peer.session.decoder.producer.stored_ahead  # type: ignore[union-attr]
 
 
@@ -307,7 +307,7 @@ def test_out_of_order_producer_state_is_limited_per_publisher(
         return holds(self, numbers)
 
     monkeypatch.setattr(NumberBitmap, "holds", counted)
-    bus = full(FullPolicy.BLOCK, class_messages=300_000)
+    bus = create_small_bus(FullPolicy.BLOCK, class_messages=300_000)
     bus.skips_checks = True
     connect_version2(bus, publish(1, 0, b"x"), name="early").disconnect()
     connect_version2(
@@ -315,11 +315,11 @@ def test_out_of_order_producer_state_is_limited_per_publisher(
     )
     for number in range(5):
         peer = connect_version2(bus, classes=(1, 2), name=f"{number}")
-        peer.send(in_turn(110_000, classes=(2, 1)))
+        peer.send(interleaved_messages(110_000, classes=(2, 1)))
         peer.disconnect()
     bus.tick()
     again = Version2Peer(bus, bus.broker.open_session())
-    again.send(connect(name="early"))
+    again.send(connect_request(name="early"))
     assert again.receive_replies()[0].content["next"] == 1
     behind = connect_version2(bus, name="4")
     asked_about.clear()
@@ -330,7 +330,7 @@ def test_out_of_order_producer_state_is_limited_per_publisher(
 
 
 def test_exceeding_credit_closes_session() -> None:
-    bus = full(FullPolicy.BLOCK, credit_bytes=5000, frame_bytes=10_000)
+    bus = create_small_bus(FullPolicy.BLOCK, credit_bytes=5000, frame_bytes=10_000)
     peer = connect_version2(bus, publish(1, 0, *numbered(10)))
     peer.send(publish(1, 10, *numbered(10, size=400)))
     assert peer.send_refused(publish(1, 20, *numbered(20, size=400))) is Reason.OVER_CREDIT
@@ -338,19 +338,19 @@ def test_exceeding_credit_closes_session() -> None:
 
 
 def test_one_frame_may_exceed_credit() -> None:
-    bus = full(FullPolicy.BLOCK, credit_bytes=1, frame_bytes=10_000)
+    bus = create_small_bus(FullPolicy.BLOCK, credit_bytes=1, frame_bytes=10_000)
     peer = connect_version2(bus, publish(1, 0, *numbered(10)))
     peer.send(publish(1, 10, b"x" * 9000))
     assert receive_confirms(peer) == [10]
 
 
 def test_parked_batches_are_confirmed_in_order() -> None:
-    bus = full(FullPolicy.BLOCK, class_messages=4)
+    bus = create_small_bus(FullPolicy.BLOCK, class_messages=4)
     bus.skips_checks = True
     reader = connect_version2(bus, subscribe(1, 5), subscribe(2, 6), classes=(1, 2))
     peer = connect_version2(bus, classes=(1, 2))
     for n in range(300):
-        peer.send(in_turn(1, first=n))
+        peer.send(interleaved_messages(1, first=n))
     highest, heard = 0, 0
     while heard < 300:
         for message in reader.receive_deliveries():
@@ -375,14 +375,14 @@ def test_publisher_name_belongs_to_one_instance() -> None:
     connect_version2(bus, name="a", instance="i")
     for other in ({"instance": "j"}, {}):
         peer = Version2Peer(bus, bus.broker.open_session())
-        assert peer.send_refused(connect(name="a", **other)) is Reason.NAME_IN_USE
+        assert peer.send_refused(connect_request(name="a", **other)) is Reason.NAME_IN_USE
 
 
 def test_connect_refused_for_publisher_name_creates_no_class() -> None:
     bus = BrokerHarness()
     connect_version2(bus, name="a", instance="i")
     peer = Version2Peer(bus, bus.broker.open_session())
-    assert peer.send_refused(connect(7, "orders", name="a")) is Reason.NAME_IN_USE
+    assert peer.send_refused(connect_request(7, "orders", name="a")) is Reason.NAME_IN_USE
     assert list(bus.broker.classes) == [1]
     assert bus.broker.store.class_id_by_name == {}
 
@@ -396,7 +396,7 @@ def test_producer_state_is_kept_for_an_hour() -> None:
         bus.broker.clock.now += passed
         bus.tick()
         again = Version2Peer(bus, bus.broker.open_session())
-        again.send(connect(name="a"))
+        again.send(connect_request(name="a"))
         assert again.receive_replies()[0].content["next"] == expected
         again.disconnect()
         bus.broker.clock.now += 2 * PRODUCER_STATE_SECONDS

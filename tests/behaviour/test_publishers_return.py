@@ -16,7 +16,7 @@ from simplebus.core.protocol.frames import MESSAGE
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
-    connect,
+    connect_request,
     connect_version2,
     publish,
 )
@@ -60,7 +60,7 @@ def test_publisher_from_another_bus_gets_new_numbers() -> None:
     bus = BrokerHarness()
     bus.broker = bus_that_lost("one")
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(connect(1, name="tester", instance="one", unconfirmed=2, bus="two"))
+    peer.send(connect_request(1, name="tester", instance="one", unconfirmed=2, bus="two"))
     assert peer.receive_replies()[0].content["next"] == 3
 
 
@@ -73,11 +73,11 @@ def test_remote_storage_lets_publisher_continue_its_numbers(name: str, unconfirm
     bus.broker.store.class_registry.dedup_window_seconds = 120.0
     bus.broker.store.class_registry.choose_first_number = lambda now: 77
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(connect(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
+    peer.send(connect_request(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
     assert peer.receive_replies()[0].content["next"] == unconfirmed
     bus.broker.close_session(peer.session)
     again = Version2Peer(bus, bus.broker.open_session())
-    again.send(connect(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
+    again.send(connect_request(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
     assert again.receive_replies()[0].content["next"] == unconfirmed
 
 
@@ -89,7 +89,7 @@ def test_next_is_first_unstored_number_without_unconfirmed_field(
     bus = BrokerHarness()
     bus.broker = bus_that_lost("one")
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(connect(1, name="tester", instance=instance))
+    peer.send(connect_request(1, name="tester", instance=instance))
     assert peer.receive_replies()[0].content["next"] == following
 
 
@@ -168,7 +168,7 @@ def test_errors_are_not_repeated_without_unconfirmed_field() -> None:
     bus = BrokerHarness(full())
     connect_version2(bus, publish(1, 0, *[b"x"] * 18), name="a").disconnect()
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(connect(1, name="a"))
+    peer.send(connect_request(1, name="a"))
     assert peer.receive_replies()[0].content["next"] == 18
     peer.send(publish(1, 15, *[b"x"] * 3))
     error, confirm = peer.receive_replies()

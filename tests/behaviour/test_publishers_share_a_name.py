@@ -15,7 +15,7 @@ from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import FRAME_BYTES_MIN, PRODUCER_TAKEOVER_STEP, Limits
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import Version2Peer, connect, publish
+from tests.behaviour.wire_peer_v2 import Version2Peer, connect_request, publish
 from tests.client.core.client_and_broker import ClientAndBroker
 from tests.support.oracles import ID_COUNT, parse_frame
 
@@ -32,7 +32,7 @@ def come(
     bus.broker = broker
     peer = Version2Peer(bus, broker.open_session())
     peer.session.user = user
-    peer.send(connect(1, name=name, instance=instance))
+    peer.send(connect_request(1, name=name, instance=instance))
     return peer, peer.receive_replies()[0].content["next"]
 
 
@@ -119,7 +119,7 @@ def test_new_instance_gets_unused_number(
     told = []
     for instance in ("one", "two", None, "one"):
         peer = Version2Peer(bus, bus.broker.open_session())
-        peer.send(connect(1, name="a", instance=instance, **known))
+        peer.send(connect_request(1, name="a", instance=instance, **known))
         reply = peer.receive_replies()[0].content
         told.append((reply["next"] - unconfirmed) % ID_COUNT)
         assert reply["lost"] == 0
@@ -156,7 +156,7 @@ def test_publisher_names_are_per_user() -> None:
     bus.broker = broker
     again = Version2Peer(bus, broker.open_session())
     again.session.user = "bob"
-    assert again.send_refused(connect(1, name="till", instance="3")) is Reason.NAME_IN_USE
+    assert again.send_refused(connect_request(1, name="till", instance="3")) is Reason.NAME_IN_USE
     ann.disconnect()
     bob.disconnect()
     for user, following in (("ann", 2), ("bob", 1), ("", 0)):

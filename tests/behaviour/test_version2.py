@@ -10,7 +10,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from tests.behaviour import wire_peer_v2
 from tests.behaviour.wire_peer import (
     BrokerHarness,
-    connect,
+    connect_request,
     heartbeat,
     numbered,
 )
@@ -107,13 +107,13 @@ def test_classes_are_referenced_by_id_name_or_both() -> None:
     bus = BrokerHarness()
     peer = newcomer(bus)
     peer.send(
-        connect(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"})
+        connect_request(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"})
     )
     [answer] = peer.receive_replies()
     a, c = id_given("a"), id_given("c")
     assert answer.content["classes"] == {"a": a, "b": 65535, "c": c, "d": 5}
     other = connect_version2(bus, classes=("a", "d"))
-    other.send(connect("c", {"id": a}))
+    other.send(connect_request("c", {"id": a}))
     assert other.receive_replies()[0].content["classes"] == {"c": c}
 
 
@@ -154,11 +154,11 @@ def test_many_names_get_ids_in_one_connect() -> None:
 def test_only_heartbeats_may_precede_connect() -> None:
     bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.send(heartbeat() * 2 + connect(1) + publish(1, 0, b"x"))
+    peer.send(heartbeat() * 2 + connect_request(1) + publish(1, 0, b"x"))
     assert [said.kind for said in peer.receive_replies()] == ["connect", "confirm"]
     late = newcomer(bus)
-    late.send(connect(1))
-    assert late.send_refused(connect(1)) is Reason.BAD_CONNECT
+    late.send(connect_request(1))
+    assert late.send_refused(connect_request(1)) is Reason.BAD_CONNECT
 
 
 def test_client_name_is_logged_on_one_line() -> None:
@@ -169,7 +169,7 @@ def test_client_name_is_logged_on_one_line() -> None:
 def test_shorter_heartbeat_applies_and_silence_closes_session() -> None:
     bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.send(connect(1, heartbeat=5))
+    peer.send(connect_request(1, heartbeat=5))
     assert peer.receive_replies()[0].content["heartbeat"] == 5
     assert bus.tick(16) == []
     assert "heartbeat" in {said.kind for said in peer.receive_replies()}
@@ -181,7 +181,7 @@ def test_heartbeat_is_sent_while_reply_is_pending() -> None:
     """A reply may wait for a cluster. Without a heartbeat the client would disconnect."""
     bus = BrokerHarness()
     peer = newcomer(bus)
-    peer.send(connect(1, heartbeat=5))
+    peer.send(connect_request(1, heartbeat=5))
     peer.session.outbox.defer_reply(lambda: False)
     peer.receive_replies()
     for _ in range(3):

@@ -62,7 +62,7 @@ def json_request(
     )
 
 
-def connect(*classes: object, **more: object) -> bytes:
+def connect_request(*classes: object, **more: object) -> bytes:
     return json_request(CONNECT, request=1, version=2, classes=list(classes), **more)
 
 
@@ -178,7 +178,7 @@ def connect_version2(
 ) -> Version2Peer:
     """Connect a version 2 peer, check the reply, and send these bytes."""
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(connect(*classes, **more))
+    peer.send(connect_request(*classes, **more))
     (answer,) = peer.receive_replies()
     assert answer.kind == "connect", answer
     peer.send(*said)

@@ -38,7 +38,11 @@ Call = Callable[[Any], Any]
 
 WRONG: list[tuple[Call, type[Exception], str]] = [
     (lambda bus: bus.publish(b"x", class_id=1.0), TypeError, r"a class id or class name, got 1\.0"),
-    (lambda bus: bus.publish(b"x", class_id=Item), TypeError, "a class id or class name, got <class"),
+    (
+        lambda bus: bus.publish(b"x", class_id=Item),
+        TypeError,
+        "a class id or class name, got <class",
+    ),
     (lambda bus: bus.publish(b"x", class_id=1, channel=5), TypeError, "channel must be text, .* 5"),
     (lambda bus: bus.publish(b"x", class_id=1, key="a"), TypeError, "key must be bytes, got 'a'"),
     (lambda bus: bus.publish(b"x", class_id=1, key=5), TypeError, "key must be bytes, got 5"),

@@ -11,7 +11,7 @@ import pytest
 from simplebus.client.core.client import ClientCore
 from simplebus.client.message_builder import MessageBuilder, header_pairs, to_milliseconds
 from simplebus.client.message_types import Registry
-from simplebus.client.request_reply import Replies
+from simplebus.client.request_reply import PendingReplies
 from simplebus.client.subscribe_options import subscribe_request
 from simplebus.client.subscription_target import Target
 from simplebus.core.protocol.envelope_batch import Envelope
@@ -140,11 +140,11 @@ def test_rejects_invalid_class_reference(what: object) -> None:
 
 
 def test_each_bus_has_its_own_reply_channel() -> None:
-    assert Replies(1).channel != Replies(1).channel
+    assert PendingReplies(1).channel != PendingReplies(1).channel
 
 
 def test_request_has_reply_headers_and_own_options() -> None:
-    asking = Replies(9)
+    asking = PendingReplies(9)
     about = {"channel": "a.b", "headers": {"mine": "too"}}
     asked = asking.add_request(about, timeout=2.5, on_reply=lambda: None)  # type: ignore[arg-type]
     assert asked.options["channel"] == "a.b"
@@ -155,4 +155,6 @@ def test_request_has_reply_headers_and_own_options() -> None:
         "reply-class": "9",
         "request-id": "1",
     }
-    assert asking.add_request({"expires": 1}, timeout=9, on_reply=lambda: None).options["expires"] == 1
+    assert (
+        asking.add_request({"expires": 1}, timeout=9, on_reply=lambda: None).options["expires"] == 1
+    )

@@ -27,7 +27,7 @@ from tests.behaviour.wire_peer_v2 import (
     connect,
     nack,
     channel_envelope,
-    connect_version2,
+    connect_request_version2,
     publish,
     subscribe,
     timed_envelope,
@@ -263,7 +263,7 @@ def test_where_no_class_is_left_there_is_one_for_dead_letters() -> None:
     gives_up(bus, publish(1, 0, b"a"), count=1)
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
     assert list(bus.broker.classes) == [1, DEAD_1]
-    assert bus.peer().send_refused(connect(2)) is Reason.TOO_MANY_CLASSES
+    assert bus.peer().send_refused(connect_request(2)) is Reason.TOO_MANY_CLASSES
     assert len(letters(bus)) == 1
 
 

@@ -22,7 +22,7 @@ from simplebus.jetstream.names import Names as Subjects
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.server.run import RunningServer
-from tests.behaviour.wire_peer_v2 import connect
+from tests.behaviour.wire_peer_v2 import connect_request
 from tests.jetstream.consume.test_feed import arrived
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
@@ -217,7 +217,7 @@ def test_nonsense_names_nothing(said: bytes) -> None:
 async def name_orders(up: RunningServer) -> None:
     """A program calls class 7 `orders`, and is gone."""
     peer = await running_server.connect(up)
-    await peer.send(connect({"id": 7, "name": "orders"}))
+    await peer.send(connect_request({"id": 7, "name": "orders"}))
     assert (await peer.frame())[0] == frames.CONNECT
 
 

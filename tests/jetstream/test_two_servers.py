@@ -16,7 +16,7 @@ from simplebus.core.protocol import frames
 from simplebus.jetstream.backend import Cluster
 from simplebus.jetstream.consume.feed import Feed
 from simplebus.server.run import RunningServer
-from tests.behaviour.wire_peer_v2 import connect, subscribe, unsubscribe
+from tests.behaviour.wire_peer_v2 import connect_request, subscribe, unsubscribe
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
@@ -159,7 +159,7 @@ async def test_a_durable_that_is_to_seek_begins_where_it_is_asked_to(
         await bus.publish_many([b"0", b"1", b"2"], class_id=7)
         await kept.get(PATIENCE_SECONDS)
         peer = await running_server.connect(other)
-        await peer.send(connect(7))
+        await peer.send(connect_request(7))
         assert (await peer.frame())[0] == frames.CONNECT
 
         async def begun(number: int, **wish: object) -> bytes:

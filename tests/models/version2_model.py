@@ -25,7 +25,7 @@ from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.ring.ring import Ring
 from tests.behaviour import wire_peer_v2
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import Version2Peer, connect
+from tests.behaviour.wire_peer_v2 import Version2Peer, connect_request
 from tests.core.channel.channel_oracle import is_match
 from tests.models.version2_state import (
     ACK_TIMEOUT,
@@ -84,7 +84,7 @@ class World:
         """What was terminated: class, sequence, and why."""
         self.messages = 0
         self.first_sequence = first_sequence
-        self.bus.peer(b"").send(connect(*CLASSES))
+        self.bus.peer(b"").send(connect_request(*CLASSES))
         for class_id in CLASSES:
             self.begin(class_id, first_sequence)
         for author in self.authors:
@@ -170,7 +170,7 @@ class World:
         talker = self.open(greet=False)
         former, author.talker = author.talker, talker
         known = {"unconfirmed": author.confirmed % ID_COUNT} if author.is_displaced else {}
-        talker.peer.send(connect(*CLASSES, name=author.name, instance=author.name, **known))
+        talker.peer.send(connect_request(*CLASSES, name=author.name, instance=author.name, **known))
         if former is not None:  # It was taken over from.
             assert self.broker.drain_closing()[0][0] is former.peer.session
             self.gone(former)
@@ -190,7 +190,7 @@ class World:
         """Another program has the name for a while, and uses so many numbers."""
         if author.talker is None:
             peer = Version2Peer(self.bus, self.broker.open_session())
-            peer.send(connect(name=author.name, instance="another"))
+            peer.send(connect_request(name=author.name, instance="another"))
             [reply] = peer.receive_replies()
             first = reply.content["next"]
             numbers = [n % ID_COUNT for n in range(first, first + count)]
@@ -221,7 +221,7 @@ class World:
     def open(self, *, greet: bool = True) -> Talker:
         talker = Talker(Version2Peer(self.bus, self.broker.open_session()))
         if greet:
-            talker.peer.send(connect(*CLASSES))
+            talker.peer.send(connect_request(*CLASSES))
             talker.peer.receive_replies()
         self.talkers.append(talker)
         return talker

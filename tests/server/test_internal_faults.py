@@ -13,7 +13,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.ring import ring
 from simplebus.server.connection import Connection
-from tests.behaviour.wire_peer_v2 import connect
+from tests.behaviour.wire_peer_v2 import connect_request
 from tests.support.running_server import (
     PATIENCE_SECONDS,
     ack,
@@ -38,7 +38,7 @@ async def test_an_internal_error_costs_one_connection_and_nobody_else(
 
     monkeypatch.setattr(Broker, "receive", faulty)
     async with serving() as server:
-        bystander, unlucky = await connect(server, [1]), await connect(server, [1])
+        bystander, unlucky = await connect_request(server, [1]), await connect_request(server, [1])
         await bystander.send(subscribe())
         await unlucky.send(message(b"trip"))
         assert await unlucky.hung_up()
@@ -59,7 +59,7 @@ async def test_who_needs_memory_that_there_is_not_goes_in_a_sentence(
 
     monkeypatch.setattr(Broker, "receive", short)
     async with serving() as server:
-        bystander, unlucky = await connect(server, [1]), await connect(server, [1])
+        bystander, unlucky = await connect_request(server, [1]), await connect_request(server, [1])
         await bystander.send(subscribe())
         await unlucky.send(message(b"much"))
         assert await unlucky.hung_up()
@@ -74,8 +74,8 @@ async def test_one_that_is_taken_over_with_bytes_unread_is_over(
 ) -> None:
     async with serving() as server:
         for attempt in range(20):
-            greeting = connect(1, name=f"till {attempt}", instance="a")
-            former, next_one = await connect(server), await connect(server)
+            greeting = connect_request(1, name=f"till {attempt}", instance="a")
+            former, next_one = await connect_request(server), await connect_request(server)
             await former.send(greeting)
             assert await former.frame()
             unread = message(b"of the former session")
@@ -92,7 +92,7 @@ async def test_a_connection_that_is_cut_as_it_begins_to_write_is_no_internal_err
     monkeypatch.setattr(Connection, "_send", lambda self: False)  # A socket that takes nothing.
     async with serving() as server:
         for _ in range(30):  # Which of its two tasks runs first, chance says.
-            await connect(server)
+            await connect_request(server)
             with trio.fail_after(PATIENCE_SECONDS):
                 while not server.engine.connections:  # Not a turn later: it is to begin then.
                     await trio.lowlevel.checkpoint()
@@ -115,7 +115,7 @@ async def test_who_is_cut_off_is_not_heard_though_something_has_just_come(
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", cutting)
     async with serving() as server:
-        peer = await connect(server, [1])
+        peer = await connect_request(server, [1])
         to_cut += server.engine.connections.values()
         await peer.send(message(b"it is published again on another connection"))
         assert await peer.hung_up()
@@ -134,12 +134,12 @@ async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
 
     monkeypatch.setattr(ring, "allocate", refusing)
     async with serving() as server:
-        publisher = await connect(server, [1])
+        publisher = await connect_request(server, [1])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, message(bytes(1000)) * 1500)
             await until(lambda: class_statistics(server).blocked_sessions == 1)
             server.engine.broker.check_invariants()
-            subscriber = await connect(server, [1])
+            subscriber = await connect_request(server, [1])
             await subscriber.send(subscribe())
             for at in range(1500):
                 await subscriber.messages(1)
@@ -150,12 +150,12 @@ async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
 async def test_publishers_that_hang_up_while_they_wait_do_not_keep_their_sockets() -> None:
     async with serving(Settings(Limits(class_messages=10))) as server:
         for _ in range(20):
-            publisher = await connect(server, [1])
+            publisher = await connect_request(server, [1])
             await publisher.send(message(b"x") * 30)
             await publisher.stream.aclose()
         await until(lambda: len(server.engine.connections) == 0)
         assert class_statistics(server).parked == 20 * 30 - 10
-        subscriber = await connect(server, [1])
+        subscriber = await connect_request(server, [1])
         await subscriber.send(subscribe())
         for at in range(600):
             assert (await subscriber.messages(1))[0][0] == at
@@ -167,9 +167,9 @@ async def test_a_publisher_that_subscribes_elsewhere_waits_and_loses_nothing() -
     limits = Limits(class_messages=100, pending_bytes=3 << 20, frame_bytes=64 << 10)
     count = 4000
     async with serving(Settings(limits)) as server:
-        slow = await connect(server, [1, 2])
+        slow = await connect_request(server, [1, 2])
         await slow.send(subscribe(1))
-        publisher = await connect(server, [1, 2])
+        publisher = await connect_request(server, [1, 2])
         await publisher.send(subscribe(2))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, message(bytes(2000)) * count)
@@ -184,10 +184,10 @@ async def test_a_publisher_that_subscribes_elsewhere_waits_and_loses_nothing() -
 async def test_one_that_holds_all_the_memory_in_another_class_is_cut_off() -> None:
     limits = Limits(class_bytes=8 << 20, total_bytes=8 << 20, stall_seconds=0.3)
     async with serving(Settings(limits, tick_seconds=0.05)) as server:
-        dead = await connect(server, [1, 2])
+        dead = await connect_request(server, [1, 2])
         await dead.send(subscribe(2))
         await until(lambda: bool(class_statistics(server, 2).subscriptions))
-        first, second = await connect(server), await connect(server)
+        first, second = await connect_request(server), await connect_request(server)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first.send, message(bytes(100_000), class_id=2) * 150)
             await until(lambda: class_statistics(server, 2).blocked_sessions == 1)
@@ -204,7 +204,7 @@ async def test_what_is_dropped_and_what_is_ignored_is_logged(
         Limits(class_messages=100), full_policy=FullPolicy.DROP_NEWEST, tick_seconds=0.02
     )
     async with serving(settings) as server:
-        peer = await connect(server, [1])
+        peer = await connect_request(server, [1])
         await peer.send(message(b"x") * 250 + ack(0, 1, class_id=9))
         await until(lambda: "150 messages of class 1 were dropped (drop_newest)" in caplog.text)
         await until(lambda: "1 acks were ignored (ack_unsubscribed)" in caplog.text)
@@ -212,9 +212,9 @@ async def test_what_is_dropped_and_what_is_ignored_is_logged(
 
 async def test_subscriptions_to_classes_never_named_are_limited_and_forgotten() -> None:
     async with serving(Settings(Limits(classes=100))) as server:
-        modest = await connect(server)
+        modest = await connect_request(server)
         await modest.send(b"".join(subscribe(n) for n in range(100)))
-        greedy = await connect(server)
+        greedy = await connect_request(server)
         await greedy.send(b"".join(subscribe(n) for n in range(101)))
         assert await greedy.hung_up()
         await modest.stream.aclose()

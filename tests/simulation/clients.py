@@ -279,7 +279,7 @@ class Raw(Client):
             who = {"name": self.name, "instance": "one"}
             if self.bus:
                 who |= {"unconfirmed": self.first, "bus": self.bus}
-        self.say(connect(*map(named, self.class_ids), **who))
+        self.say(connect_request(*map(named, self.class_ids), **who))
 
     def lost(self) -> None:
         self.is_open = False

@@ -10,7 +10,7 @@ from simplebus.core.commit_log import Durability
 from simplebus.core.limits import PUBLISHER_STEP
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
-    connect,
+    connect_request,
     connect_version2,
     publish,
 )
@@ -21,7 +21,7 @@ from tests.storage.test_recovery import segments
 
 def greeted(at: KeptBus, **more: object) -> Version2Peer:
     peer = Version2Peer(at, at.broker.open_session())
-    peer.send(connect(1, 2, name="till", **more))
+    peer.send(connect_request(1, 2, name="till", **more))
     return peer
 
 
@@ -95,7 +95,7 @@ def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
     for who, count in ((user, 2), ("bob", 3)):
         peer = Version2Peer(bus, bus.broker.open_session())
         peer.session.user = who
-        peer.send(connect(1, name="till", instance="one"), publish(1, 0, *[b"x"] * count))
+        peer.send(connect_request(1, name="till", instance="one"), publish(1, 0, *[b"x"] * count))
         peer.send(publish(9, count, b"refused"))
     bus.sync()
     bus.crash()
@@ -103,7 +103,7 @@ def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
     for who, following in ((user, 3), ("bob", 4), ("cid", 0)):
         peer = Version2Peer(bus, bus.broker.open_session())
         peer.session.user = who
-        peer.send(connect(1, name="till", instance="one"))
+        peer.send(connect_request(1, name="till", instance="one"))
         assert peer.receive_replies()[0].content["next"] == following
     bus.crash()
 

@@ -28,7 +28,7 @@ from simplebus.client.inspect import (
 )
 from simplebus.client.message_builder import PublishOptions
 from simplebus.client.message_types import Registry
-from simplebus.client.request_reply import EMPTY_REPLIES_UNTIL_IDLE, Handler, Replies, check_handler
+from simplebus.client.request_reply import EMPTY_REPLIES_UNTIL_IDLE, Handler, PendingReplies, check_handler
 from simplebus.client.subscribe_options import (
     SlowPolicy,
     StartPosition,
@@ -73,7 +73,7 @@ class Bus(Publisher):
         """Error that ended the block of the bus, raised when it is left. Internal."""
         self._tasks = tasks
         """Task group of the handlers."""
-        self._replies: Replies | None = None
+        self._replies: PendingReplies | None = None
         """None before the first request."""
         self._replies_lock = anyio.Lock()
 
@@ -420,8 +420,8 @@ class Bus(Publisher):
             finally:
                 asking.discard(asked)
             assert asked.reply is not None
-            return request_reply.value(asked.reply, decode)
-        raise request_reply.unanswered(message, class_id, timeout)
+            return request_reply.decode_reply(asked.reply, decode)
+        raise request_reply.no_reply_error(message, class_id, timeout)
 
     async def _wait_for_reply(self, answered: anyio.Event) -> None:
         """Wait for the reply to the message that was published last. Raises its refusal, if any."""
@@ -456,8 +456,8 @@ class Bus(Publisher):
                 that of replies.
             Exception: The errors of `publish`.
         """
-        class_id, envelope = request_reply.reply_to(message)
-        request_reply.check_home(
+        class_id, envelope = request_reply.build_reply_envelope(message)
+        request_reply.check_reply_destination(
             class_id, envelope, await self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
         )
         payload = self._outbound.encode_payload(value)
@@ -471,11 +471,11 @@ class Bus(Publisher):
         if refused := await self.connection.wait_confirmed(position, position):
             raise refused[0]
 
-    async def _open_replies(self) -> Replies:
+    async def _open_replies(self) -> PendingReplies:
         """Return the replies to this bus. The first request subscribes to them."""
         async with self._replies_lock:
             if self._replies is None:
-                asking = Replies(await self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
+                asking = PendingReplies(await self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
                 messages = self.subscribe(asking.class_id, asking.channel, start="new")
                 await self._tasks.start(self._receive_replies, asking, messages)
                 self._replies = asking
@@ -483,7 +483,7 @@ class Bus(Publisher):
 
     async def _receive_replies(
         self,
-        asking: Replies,
+        asking: PendingReplies,
         subscription: RawSubscription,
         *,
         task_status: anyio.abc.TaskStatus[None],

@@ -36,7 +36,7 @@ from simplebus.client.inspect import (
 from simplebus.client.message_builder import PublishOptions
 from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
 from simplebus.client.reconnect import ReconnectSchedule
-from simplebus.client.request_reply import EMPTY_REPLIES_UNTIL_IDLE, Handler, Replies, check_handler
+from simplebus.client.request_reply import EMPTY_REPLIES_UNTIL_IDLE, Handler, PendingReplies, check_handler
 from simplebus.client.subscribe_options import (
     SlowPolicy,
     StartPosition,
@@ -158,7 +158,7 @@ class BlockingBus(BlockingPublisher):
         self.failures = HandlerErrors()
         """Errors that handlers raised. Internal."""
         self._handler_runners: list[BlockingHandlerRunner] = []
-        self._replies: tuple[Replies, BlockingRawSubscription] | None = None
+        self._replies: tuple[PendingReplies, BlockingRawSubscription] | None = None
         """None before the first request."""
 
     # Subscribing ---------------------------------------------------------------------------------
@@ -494,11 +494,11 @@ class BlockingBus(BlockingPublisher):
             while asked.reply is None:
                 reply = inbox.take(1, deadline - monotonic())
                 if not reply:
-                    raise request_reply.unanswered(message, class_id, timeout)
+                    raise request_reply.no_reply_error(message, class_id, timeout)
                 asking.accept_reply(reply[0])
         finally:
             asking.discard(asked)
-        return request_reply.value(asked.reply, decode)
+        return request_reply.decode_reply(asked.reply, decode)
 
     def reply(self, message: Message[Any], value: object) -> None:
         """Reply to a request, and wait until the bus has confirmed the reply.
@@ -513,16 +513,16 @@ class BlockingBus(BlockingPublisher):
                 that of replies.
             Exception: The errors of `publish`.
         """
-        class_id, envelope = request_reply.reply_to(message)
-        request_reply.check_home(
+        class_id, envelope = request_reply.build_reply_envelope(message)
+        request_reply.check_reply_destination(
             class_id, envelope, self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
         )
         self._publish(self._outbound.encode_payload(value), class_id, envelope, confirm=True)
 
-    def _open_replies(self) -> tuple[Replies, BlockingRawSubscription]:
+    def _open_replies(self) -> tuple[PendingReplies, BlockingRawSubscription]:
         """Return the replies to this bus. The first request subscribes to them."""
         if self._replies is None:
-            asking = Replies(self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
+            asking = PendingReplies(self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
             subscription = self.subscribe(asking.class_id, asking.channel, start="new")
             subscription.__enter__()  # Until the bus is left.
             self._replies = asking, subscription

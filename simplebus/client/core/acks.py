@@ -50,7 +50,7 @@ def terminate_outcome(error: object = None) -> AckOutcome:
 
 
 def _encode_error(error: object) -> bytes:
-    """Encode an exception as its type and text, anything else as text, cut to FAILURE_REASON_BYTES_MAX."""
+    """Encode an exception as its type and text, anything else as text, up to the maximum length."""
     if error is None:
         return b""
     try:

@@ -77,7 +77,7 @@ def _has_uniform_fields(run: FrameRun, length_offsets: list[int]) -> bool:
     return not any((lengths[frame_offsets + at] != lengths[at]).any() for at in length_offsets)
 
 
-REPLY_TO = "reply-to"
+REPLY_TO_HEADER = "reply-to"
 """Header with the channel on which the publisher expects a reply."""
 
 _REPR_BYTES_MAX = 40
@@ -191,7 +191,7 @@ class Message(Generic[T]):
     @property
     def is_request(self) -> bool:
         """True if the publisher waits for a reply."""
-        return any(name == REPLY_TO for name, _ in self.headers)
+        return any(name == REPLY_TO_HEADER for name, _ in self.headers)
 
     # Acknowledgement -----------------------------------------------------------------------------
 

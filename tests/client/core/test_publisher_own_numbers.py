@@ -17,7 +17,7 @@ from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     MESSAGE,
     Version2Peer,
-    connect,
+    connect_request,
     connect_version2,
     publish,
 )
@@ -62,7 +62,7 @@ def test_stores_numbers_ahead_and_drops_numbers_behind(
     """The oracle processes one number at a time. Overlapping runs take the slow path."""
     bus = create_stateless_server()
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(connect(1, name="copier", instance="one", first=first))
+    peer.send(connect_request(1, name="copier", instance="one", first=first))
     assert peer.receive_replies()[0].content["next"] == first
     at, numbers, expected, following = first, list[int](), list[int](), first
     for skipped, count in runs:
@@ -86,7 +86,7 @@ def test_first_number_of_a_session_replaces_stored_state() -> None:
     bus = create_stateless_server()
     for _ in range(2):
         peer = Version2Peer(bus, bus.broker.open_session())
-        peer.send(connect(1, name="copier", instance="one", first=5) + frame(5) + frame(9))
+        peer.send(connect_request(1, name="copier", instance="one", first=5) + frame(5) + frame(9))
         bus.broker.close_session(peer.session)
     assert stored_numbers(bus) == [5, 9, 5, 9]
 
@@ -95,7 +95,7 @@ def test_gaps_between_numbers_use_no_memory() -> None:
     """Also for large gaps, and if the session ends within one."""
     bus, far = create_stateless_server(), ID_COUNT // 2
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(connect(1, name="copier", instance="one", first=0) + frame(0))
+    peer.send(connect_request(1, name="copier", instance="one", first=0) + frame(0))
     sent = frame(far) + frame(2 * far - 1) + build_frame(ord("~")) + frame(2 * far)
     assert peer.send_refused(sent) is Reason.UNKNOWN_TYPE
     bus.broker.close_session(peer.session)
@@ -106,7 +106,7 @@ def test_gaps_between_numbers_use_no_memory() -> None:
 def test_own_numbers_need_remote_duplicate_detection(more: dict[str, str]) -> None:
     bus = BrokerHarness() if more else create_stateless_server()
     peer = Version2Peer(bus, bus.broker.open_session())
-    assert peer.send_refused(connect(1, first=3, **more)) is Reason.BAD_CONNECT
+    assert peer.send_refused(connect_request(1, first=3, **more)) is Reason.BAD_CONNECT
     assert not len(bus.broker.subscription_manager.producer_states)
 
 

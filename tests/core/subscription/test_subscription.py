@@ -29,7 +29,7 @@ from tests.behaviour.wire_peer import BrokerHarness, build_batch, numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Message,
     channel_envelope,
-    connect,
+    connect_request,
     connect_version2,
     publish_envelopes,
     subscribe,
@@ -456,7 +456,7 @@ def test_reply_does_not_wait_for_end_of_scan() -> None:
     peer = connect_version2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
     assert [said.kind for said in peer.receive_replies()] == ["subscribe"]
     assert not peer.session.outbox.is_idle
-    peer.send(connect(1))
+    peer.send(connect_request(1))
     assert [said.kind for said in peer.receive_replies()] == ["connect"]
     for _ in range(4):
         assert peer.receive_all() == ([], [])

@@ -15,7 +15,7 @@ from simplebus.core.users.passwords import Passwords, quick_hash
 from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
 from simplebus.core.users.users import User, Users
 from simplebus.server.run import RunningServer
-from tests.behaviour.wire_peer_v2 import connect, subscribe
+from tests.behaviour.wire_peer_v2 import connect_request, subscribe
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import door, options
 from tests.jetstream.test_two_servers import at, cluster_of, until
@@ -88,7 +88,7 @@ async def test_nobody_moves_what_is_another_ones(jetstream_server: NatsServer) -
         assert await takes_up(doors[0], "ada", durable="d") == ""
         for who in ("bob", "ada", "keeper"):
             peer = await running_server.connect(doors[1])
-            await peer.send(connect(1, auth={"token": who}))
+            await peer.send(connect_request(1, auth={"token": who}))
             assert (await peer.frame())[0] == frames.CONNECT
             await peer.send(subscribe(1, 1, durable="d", start="earliest", seek=True))
             told = await peer.frame()

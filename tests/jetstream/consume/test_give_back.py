@@ -20,7 +20,7 @@ from simplebus.jetstream.consume.give_back import (
     noted,
     with_note,
 )
-from tests.behaviour.wire_peer_v2 import ack, connect, subscribe
+from tests.behaviour.wire_peer_v2 import ack, connect_request, subscribe
 from tests.jetstream.consume.test_feed import arrived, message
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import PATIENCE_SECONDS, door, options
@@ -150,7 +150,7 @@ async def test_what_a_dead_door_had_of_a_durable_comes_first_at_another(
     async with door(cluster) as up, simplebus.connect(at(up)) as publisher:
         async with door(cluster) as dies:
             peer = await running_server.connect(dies)
-            await peer.send(connect(7) + subscribe(7, 1, durable="d"))
+            await peer.send(connect_request(7) + subscribe(7, 1, durable="d"))
             for expected in (frames.CONNECT, frames.SUBSCRIBE):
                 assert (await peer.frame())[0] == expected
             await publisher.publish_many(NUMBERED[:5], class_id=7)
