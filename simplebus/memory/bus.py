@@ -1,15 +1,12 @@
-"""A bus in this process: the engine and its clients joined without a socket.
+"""`MemoryBus`: a broker and its clients in one process, joined without a socket.
 
-Rule 1: nothing is decided here. The engine is the server's, the client is that of `connect`; a link
-hands the bytes of one to the other, as many at once as there are.
-Rule 2: time is the event loop's clock. Whoever waits for bytes watches it for the whole bus, so
-under trio's MockClock an hour takes no time.
-Rule 3: what a client wrote has happened when `send` returns. What the bus has for a client is taken
-by the client's reader, in its turn: a program cannot overrun itself.
+Time is the clock of the event loop, so under trio's MockClock an hour takes no time. The client
+that waits for bytes watches the clock for the whole bus. The broker has processed the bytes of a
+client when `send` returns. The bytes for a client are read by the client's reader task.
 
-    Bus ─ Wire ─► MemoryLink.send ─────────► Broker ─► rings
-            ▲                                  │
-            └──── MemoryLink.receive_into ◄── Outbox
+    Bus ─ ClientConnection ─► MemoryTransport.send ─────────► Broker ─► rings
+            ▲                                                   │
+            └──────────────── MemoryTransport.receive_into ◄── Outbox
 """
 
 from __future__ import annotations
@@ -35,9 +32,10 @@ from simplebus.client.context_guard import guarded_async_context, not_entered_er
 from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import CommitLog, Durability
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.limits import READ_BYTES, RING_IDLE_TICKS
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
 from simplebus.core.settings import Settings
@@ -46,34 +44,45 @@ from simplebus.core.statistics import BrokerStatistics
 if TYPE_CHECKING:
     from simplebus.memory.journal import MemoryJournal
 
-# After so many beats nothing changes any more where nothing is in flight.
-_IDLE_BEATS = 2 * RING_IDLE_TICKS
+# Without messages in flight, nothing changes after this number of ticks.
+_IDLE_TICKS = 2 * RING_IDLE_TICKS
 
 
 class MemoryBus:
-    """The bus without a server, for tests and for programs that are one process.
+    """Bus without a server, for tests and for programs of one process.
 
-    `async with MemoryBus() as bus` takes the place of `async with simplebus.connect(…) as bus`: all
-    that can be done with the one can be done with the other, and keeps the same promises, because
-    the same engine does it.
-
-        async with MemoryBus() as bus:
+        async with simplebus.MemoryBus() as bus:
             bus.handle(ShopCreated, send_welcome)
             await bus.publish(ShopCreated("Ada's Books"))
 
-    Args: how the engine behaves; this client's name; which types are bound to which classes;
-    whether leaving raises what handlers raised; a directory in which what the bus holds is kept,
-    and what a confirm promises then: "disk", "os" or "memory".
-    Leaving drains: handlers are called with everything that the bus could deliver, what they
-    publish meanwhile included, and are waited for. What a handler has failed on, and what its
-    publisher has delayed, would come only after a pause: that is not waited for. This alone is
-    otherwise with `connect`, which ends its handlers: there, `await bus.drain()` comes last.
-    Error handling: leaving raises an ExceptionGroup of what handlers raised or the bus refused,
-    unless the block itself raises.
-    With a directory, entering raises JournalError where it cannot be used, by another bus for
-    example; leaving waits for what is to be written.
-    `connect` gives further clients; the bus lasts as long as the object, whoever is connected. With
-    a directory it is closed when the last client leaves, and opened again by the next one.
+    Entering it gives a `Bus`, as `simplebus.connect` does, with the same methods and guarantees:
+    acknowledgement, redelivery and all options are those of `Bus.subscribe`. `connect` makes more
+    clients. The messages last as long as the object, whoever is connected.
+
+    Leaving the block calls handlers until they have processed all messages that the bus can deliver
+    now, including those that they publish. Messages that wait for a backoff or a delay are not
+    waited for. In contrast, leaving `simplebus.connect` ends the handlers, so that a program calls
+    `await bus.drain()` before.
+
+    With `data_dir` the messages are kept in a directory. The directory is opened when the first
+    client enters and closed when the last one has left.
+
+    Args:
+        settings: Settings of the broker.
+        name: Publisher name of the client that entering gives.
+        registry: Bindings of types to classes.
+        raise_errors: Raise the errors of handlers when the block is left.
+        data_dir: Directory that keeps messages and durables. None keeps them in memory only.
+        durability: Guarantee of a confirm with `data_dir`: "disk" (synced), "os" (written) or
+            "memory".
+
+    Raises:
+        ValueError: `durability` is not one of the three.
+        TypeError: `settings` is not a `Settings`.
+        JournalError: When entered: the directory cannot be used, for example because another bus
+            uses it.
+        ExceptionGroup: When left without an exception: errors that handlers raised, and refusals
+            that no call has raised.
     """
 
     def __init__(
@@ -89,13 +98,13 @@ class MemoryBus:
         if not isinstance(settings, Settings | None):
             raise TypeError(f"settings must be Settings, got {settings!r}")
         path = None if data_dir is None else Path(data_dir)
-        self._exchange = Exchange(settings or Settings(), path, _level(durability))
+        self._server = InProcessServer(settings or Settings(), path, _parse_durability(durability))
         self._name = name
         self._registry = registry
         self._raise_errors = raise_errors
         self._client: AbstractAsyncContextManager[Bus] | None = None
 
-    if not TYPE_CHECKING:  # A type checker tells by itself.
+    if not TYPE_CHECKING:  # A type checker reports the mistake itself.
 
         def __getattr__(self, name: str) -> object:
             raise not_entered_error(name, "async with simplebus.MemoryBus() as bus")
@@ -104,26 +113,39 @@ class MemoryBus:
     async def connect(
         self, *, name: str | None = None, registry: Registry | None = None
     ) -> AsyncIterator[Bus]:
-        """One more client: `async with memory.connect(name="billing") as billing`.
+        """Connect one more client: `async with memory.connect(name="billing") as billing`.
 
-        It is what another program would be to a bus with a server. Leaving it drains its handlers.
+        It corresponds to another program at a server. Leaving its block drains its handlers.
+
+        Args:
+            name: Publisher name of the client. None makes a random name.
+            registry: Bindings of types to classes. None is the registry of the `MemoryBus`.
+
+        Yields:
+            The connected `Bus`.
+
+        Raises:
+            JournalError: The data directory cannot be used.
+            ExceptionGroup: When left without an exception: errors that handlers raised, and
+                refusals
+                that no call has raised.
         """
-        exchange = self._exchange
-        exchange.enter()
+        server = self._server
+        server.add_client()
         try:
             async with open_bus(
-                [exchange],
+                [server],
                 name=name,
                 registry=registry or self._registry,
                 heartbeat=0.0,
-                frame_bytes=exchange.broker.settings.limits.frame_bytes,
+                frame_bytes=server.broker.settings.limits.frame_bytes,
             ) as bus:
                 yield bus
-                await exchange.drain(bus)
+                await server.drain(bus)
                 if not self._raise_errors:
                     bus.failures = HandlerErrors()
         finally:
-            exchange.leave()
+            server.remove_client()
 
     async def __aenter__(self) -> Bus:
         if self._client is not None:
@@ -147,167 +169,172 @@ class MemoryBus:
 
     @property
     def place(self) -> Endpoint:
-        """Where its clients find it: for a bridge that copies from it."""
-        return self._exchange
+        """Endpoint of this bus, for example for a bridge that copies from it."""
+        return self._server
 
     def tick(self, times: int = 1) -> None:
-        """Let so many beats of the ack timer pass now; otherwise they come by the loop's clock."""
-        self._exchange.tick(times)
+        """Run this number of ticks of the ack timer now. Otherwise the event loop's clock runs
+        them.
+        """
+        self._server.tick(times)
 
     def hang_up(self) -> None:
-        """Break every client's connection, as a network that fails does. They connect again."""
-        self._exchange.hang_up()
+        """Break every client's connection, as a network failure does. The clients connect again."""
+        self._server.drop_connections()
 
     def statistics(self) -> BrokerStatistics:
-        """A snapshot of the engine."""
-        return self._exchange.broker.statistics()
+        """Return a snapshot of the broker's counters."""
+        return self._server.broker.statistics()
 
 
-class Exchange:
-    """The engine of one bus, its time, and the links of its clients. A `Place`."""
+class InProcessServer:
+    """Broker of one `MemoryBus`, its clock, and the transports of its clients. Implements
+    `Endpoint`.
+    """
 
     def __init__(
         self, settings: Settings, path: Path | None = None, level: Durability = Durability.DISK
     ) -> None:
-        # Nobody is away without the other side knowing: silence says nothing.
+        # A transport cannot fail silently, so heartbeats are not needed.
         self._settings = replace(settings, heartbeat_seconds=0.0)
-        self._path, self._level = path, level
+        self._path, self._durability = path, level
         self._journal: MemoryJournal | None = None
-        """Where what the bus holds is kept, while somebody is inside."""
-        self._inside = 0
-        """How many clients have entered and not left."""
+        """Journal of the data directory, while a client is connected."""
+        self._client_count = 0
+        """Clients that have entered and not left."""
         self.broker = Broker(
             self._settings,
             identity=secrets.token_hex(8),
             commit_log=None if path is None else CommitLog(level),
         )
         self.buffer = ReceiveBuffer(READ_BYTES)
-        self._links: dict[int, MemoryLink] = {}
-        """Those that are open, by session id."""
+        self._transports: dict[int, MemoryTransport] = {}
+        """Open transports, by session id."""
         self._loop: object = None
-        """The event loop whose clock is read."""
-        self._epoch = 0.0
-        """What is added to that clock to have seconds since 1970."""
-        self._next_beat = 0.0
-        """When the ack timer beats next, by the loop's clock."""
-        self._alarm = math.inf
-        """When something is to be done without being asked. Nobody waits any longer."""
-        self._drained: dict[Bus, None] = {}
-        """Clients that wait until nothing moves."""
+        """Event loop whose clock is used."""
+        self._clock_offset = 0.0
+        """Seconds to add to the loop's clock to get seconds since 1970."""
+        self._next_tick_at = 0.0
+        """Time of the next tick of the ack timer, by the loop's clock."""
+        self._next_wakeup_at = math.inf
+        """Time of the next timed action. Readers wait no longer than this."""
+        self._draining_buses: dict[Bus, None] = {}
+        """Clients that wait in `drain`."""
 
-    async def open(self) -> MemoryLink:
-        """A link to the engine, for one client."""
+    async def open(self) -> MemoryTransport:
         await anyio.lowlevel.checkpoint()
-        self._follow_clock()
+        self._start_clock()
         session = self.broker.open_session("a client in this process")
-        link = self._links[session.session_id] = MemoryLink(self, session)
-        return link
+        transport = self._transports[session.session_id] = MemoryTransport(self, session)
+        return transport
 
     def __str__(self) -> str:
         return "memory"
 
-    def enter(self) -> None:
-        """A client is to come: the first one finds what was kept. Raises JournalError."""
-        if self._path is not None and not self._inside:
+    def add_client(self) -> None:
+        """Register a client. The first one opens the data directory. Raises JournalError."""
+        if self._path is not None and not self._client_count:
             from simplebus.memory.journal import MemoryJournal
 
             now = max(time.time(), self.broker.clock.now)
-            journal = MemoryJournal(self._path, self._level, self._settings, now=now)
+            journal = MemoryJournal(self._path, self._durability, self._settings, now=now)
             self.broker, self._journal = journal.broker, journal
             self._loop = None
-            journal.start(self.settle)
-        self._inside += 1
+            journal.start(self.wake_clients)
+        self._client_count += 1
 
-    def leave(self) -> None:
-        """A client has gone: what is there when the last one has is kept."""
-        self._inside -= 1
-        if self._journal is not None and not self._inside:
+    def remove_client(self) -> None:
+        """Unregister a client. The last one closes the data directory."""
+        self._client_count -= 1
+        if self._journal is not None and not self._client_count:
             journal, self._journal = self._journal, None
             journal.close()
 
     # Bytes ---------------------------------------------------------------------------------------
 
-    def receive(self, link: MemoryLink, data: memoryview) -> int:
-        """A client has written. Returns how much of it was taken."""
-        count = min(len(data), len(self.buffer.space))
-        self.buffer.space[:count] = data[:count]
-        self.pass_time()
+    def receive(self, transport: MemoryTransport, data: memoryview) -> int:
+        """Process bytes that a client has written. Returns how many were accepted."""
+        count = min(len(data), len(self.buffer.writable))
+        self.buffer.writable[:count] = data[:count]
+        self.advance_time()
         try:
-            self.broker.receive(link.session, self.buffer, count)
+            self.broker.receive(transport.session, self.buffer, count)
         except RemoteProtocolError as error:
-            self.broker.send_fatal_error(link.session, error)
-            self.close(link)
-        self.settle()
+            self.broker.send_fatal_error(transport.session, error)
+            self.close(transport)
+        self.wake_clients()
         return count
 
-    def settle(self) -> None:
-        """Wake those for whom there is something."""
-        broker, links = self.broker, self._links
+    def wake_clients(self) -> None:
+        """Wake the readers that have bytes to read, and close the sessions that ended."""
+        broker, transports = self.broker, self._transports
         while ready := broker.drain_writable():
             for session_id in ready:
-                if session_id in links:
-                    links[session_id].wake()
+                if session_id in transports:
+                    transports[session_id].wake()
         for session, _ in broker.drain_closing():
-            self.close(self._links[session.session_id])
-        broker.drain_resumed()  # All are read, always: their credit is what bounds them.
+            self.close(self._transports[session.session_id])
+        broker.drain_resumed()  # All clients are always read: their credit bounds them.
         if self._journal is not None:
-            self._journal.hand_over()
-        self._set_alarm()
+            self._journal.submit_pending()
+        self._schedule_wakeup()
 
-    def close(self, link: MemoryLink) -> None:
-        """One side or the other has ended a connection."""
-        if not link.is_over:
-            link.is_over = True
-            del self._links[link.session.session_id]
-            self.broker.close_session(link.session)
-            link.wake()
-            self.settle()
+    def close(self, transport: MemoryTransport) -> None:
+        """Close the session of a transport. Either side may call this."""
+        if not transport.is_closed:
+            transport.is_closed = True
+            del self._transports[transport.session.session_id]
+            self.broker.close_session(transport.session)
+            transport.wake()
+            self.wake_clients()
 
-    def hang_up(self) -> None:
-        for link in list(self._links.values()):
-            link.is_lost = True
-            self.close(link)
+    def drop_connections(self) -> None:
+        for transport in list(self._transports.values()):
+            transport.is_dropped = True
+            self.close(transport)
 
     # Time ----------------------------------------------------------------------------------------
 
-    def _follow_clock(self) -> None:
-        """A client comes, perhaps in another event loop than those before."""
+    def _start_clock(self) -> None:
+        """Read the clock of the current event loop, which may not be that of earlier clients."""
         loop = anyio.lowlevel.current_token()
         if loop != self._loop:
-            if self._links:
+            if self._transports:
                 raise RuntimeError("a MemoryBus is used in one event loop at a time")
             self._loop = loop
             now = anyio.current_time()
-            self._epoch = max(time.time(), self.broker.clock.now) - now
-            self._next_beat = now + self.broker.settings.tick_seconds
-        self.pass_time()
+            self._clock_offset = max(time.time(), self.broker.clock.now) - now
+            self._next_tick_at = now + self.broker.settings.tick_seconds
+        self.advance_time()
 
-    def pass_time(self) -> None:
-        """Do what is due by the loop's clock. To be called before anything else is done."""
+    def advance_time(self) -> None:
+        """Do what is due by the loop's clock. Called before every other action."""
         broker, now = self.broker, anyio.current_time()
-        broker.clock.now = now + self._epoch
-        if now < self._next_beat and now < self._alarm:
+        broker.clock.now = now + self._clock_offset
+        if now < self._next_tick_at and now < self._next_wakeup_at:
             return
-        if broker.next_wakeup - self._epoch <= now:
-            broker.clock.now = max(broker.clock.now, broker.next_wakeup)  # Sums are rounded.
+        if broker.next_wakeup - self._clock_offset <= now:
+            broker.clock.now = max(
+                broker.clock.now, broker.next_wakeup
+            )  # Rounding must not delay it.
             broker.run_due_wakeups()
-        if self._journal is not None and self._journal.due - self._epoch <= now:
-            broker.clock.now = max(broker.clock.now, self._journal.due)
-        if now >= self._next_beat:
-            self._catch_up(now)
-        self._alarm = math.inf
-        self.settle()
+        if self._journal is not None and self._journal.next_scan_at - self._clock_offset <= now:
+            broker.clock.now = max(broker.clock.now, self._journal.next_scan_at)
+        if now >= self._next_tick_at:
+            self._run_due_ticks(now)
+        self._next_wakeup_at = math.inf
+        self.wake_clients()
 
-    def _catch_up(self, now: float) -> None:
-        """Have the beats that were due up to now. None are had while they would change nothing."""
+    def _run_due_ticks(self, now: float) -> None:
+        """Run the ticks that are due, except those that would change nothing."""
         tick_seconds = self.broker.settings.tick_seconds
-        count = int((now - self._next_beat) / tick_seconds) + 1
-        self._next_beat += count * tick_seconds
-        for _ in range(count if self._awaits_beats() else min(count, _IDLE_BEATS)):
-            self._beat()
+        count = int((now - self._next_tick_at) / tick_seconds) + 1
+        self._next_tick_at += count * tick_seconds
+        for _ in range(count if self._needs_ticks() else min(count, _IDLE_TICKS)):
+            self._run_tick()
 
-    def _awaits_beats(self) -> bool:
-        """Whether time makes a difference to some message."""
+    def _needs_ticks(self) -> bool:
+        """Return True if a message is in flight or a publisher is blocked."""
         return any(
             cls.blocked_sessions
             or any(held.window.floor < held.window.cursor for held in cls.subscriptions)
@@ -316,56 +343,55 @@ class Exchange:
 
     def tick(self, times: int) -> None:
         for _ in range(times):
-            self._beat()
-            self.settle()
+            self._run_tick()
+            self.wake_clients()
 
-    def _beat(self) -> None:
+    def _run_tick(self) -> None:
         if self._journal is not None:
             self._journal.tick()
         for session, error in self.broker.tick():
             self.broker.send_fatal_error(session, error)
-            self.close(self._links[session.session_id])
+            self.close(self._transports[session.session_id])
 
-    def _set_alarm(self) -> None:
-        at = min(self.broker.next_wakeup - self._epoch, self._alarm)
+    def _schedule_wakeup(self) -> None:
+        wakeup_at = min(self.broker.next_wakeup - self._clock_offset, self._next_wakeup_at)
         if self._journal is not None:
-            at = min(at, self._journal.due - self._epoch)
-        if self._next_beat < at and self._awaits_beats():
-            at = self._next_beat
-        if at < self._alarm:
-            self._alarm = at
-            for link in self._links.values():
-                link.wake()
+            wakeup_at = min(wakeup_at, self._journal.next_scan_at - self._clock_offset)
+        if self._next_tick_at < wakeup_at and self._needs_ticks():
+            wakeup_at = self._next_tick_at
+        if wakeup_at < self._next_wakeup_at:
+            self._next_wakeup_at = wakeup_at
+            for transport in self._transports.values():
+                transport.wake()
 
     async def wait(self, arrived: anyio.Event) -> None:
-        """Return when something has arrived, or when time has made a difference."""
-        for bus in self._drained:
+        """Return when data has arrived for a client, or when a timed action was done."""
+        for bus in self._draining_buses:
             bus.connection.changed.set()
-        with anyio.CancelScope(deadline=self._alarm):
+        with anyio.CancelScope(deadline=self._next_wakeup_at):
             await arrived.wait()
-        self.pass_time()
+        self.advance_time()
 
     # The end -------------------------------------------------------------------------------------
 
     async def drain(self, bus: Bus) -> None:
-        """Wait until a client's handlers are through with all that the bus could deliver now, and
-        with what comes of it."""
-        self._drained[bus] = None
-        wire = bus.connection
+        """Wait until a client's handlers have processed everything that the bus can deliver now."""
+        self._draining_buses[bus] = None
+        connection = bus.connection
         try:
             while True:
-                wire.check_open()
-                wire.writer.write_now()
-                if _is_through(bus):
+                connection.check_open()
+                connection.writer.write_now()
+                if _is_idle(bus):
                     return
-                await wire.changed.wait()
-        except BusConnectionError:  # Leaving says what became of it.
+                await connection.changed.wait()
+        except BusConnectionError:  # Leaving the block raises the error.
             return
         finally:
-            del self._drained[bus]
+            del self._draining_buses[bus]
 
 
-def _level(durability: Durability | str) -> Durability:
+def _parse_durability(durability: Durability | str) -> Durability:
     names = [level.name.lower() for level in reversed(Durability)]
     if isinstance(durability, Durability):
         return durability
@@ -374,46 +400,46 @@ def _level(durability: Durability | str) -> Durability:
     return Durability[durability.upper()]
 
 
-def _is_through(bus: Bus) -> bool:
-    """Whether nothing moves: neither bytes nor handlers."""
-    link = bus.connection.writer.transport
+def _is_idle(bus: Bus) -> bool:
+    """Return True if neither bytes nor handlers are under way."""
+    transport = bus.connection.writer.transport
     return (
-        isinstance(link, MemoryLink)
-        and link.is_quiet
+        isinstance(transport, MemoryTransport)
+        and transport.is_quiet
         and not bus.connection.core.send_queue.peek()
         and bus.is_idle
     )
 
 
-class MemoryLink:
-    """A client's link to the engine. A `Link`."""
+class MemoryTransport:
+    """Transport between a client and the broker. Implements `Transport`."""
 
-    def __init__(self, exchange: Exchange, session: Session) -> None:
+    def __init__(self, server: InProcessServer, session: Session) -> None:
         self.session = session
-        self.is_over = False
-        """Whether the connection has ended: what was answered before is still read."""
-        self.is_lost = False
-        """Whether not even that is."""
-        self._exchange = exchange
-        self._arrived: anyio.Event | None = None
-        """Set when the waiting reader is to look again; None while it does not wait."""
+        self.is_closed = False
+        """True if the connection has ended. Bytes that were queued before are still read."""
+        self.is_dropped = False
+        """True if the queued bytes are discarded as well."""
+        self._server = server
+        self._data_arrived: anyio.Event | None = None
+        """Set to wake the waiting reader; None while it does not wait."""
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the client's reader waits, and there is nothing for it."""
-        broker = self._exchange.broker
-        goes_on = broker.next_wakeup <= broker.clock.now
-        return self._arrived is not None and self.session.outbox.is_idle and not goes_on
+        """True if the client's reader waits and there is nothing to read."""
+        broker = self._server.broker
+        has_more = broker.next_wakeup <= broker.clock.now
+        return self._data_arrived is not None and self.session.outbox.is_idle and not has_more
 
     def wake(self) -> None:
-        """There may be something to read."""
-        if self._arrived is not None:
-            self._arrived.set()
+        """Wake the reader, because there may be bytes to read."""
+        if self._data_arrived is not None:
+            self._data_arrived.set()
 
     def send(self, data: memoryview) -> int:
-        if self.is_over:
-            return len(data)  # As a socket's: who reads learns that nobody listens.
-        return self._exchange.receive(self, data)
+        if self.is_closed:
+            return len(data)  # As for a socket, the reader detects that the peer is gone.
+        return self._server.receive(self, data)
 
     def flush(self) -> bool:
         return True
@@ -424,38 +450,38 @@ class MemoryLink:
     async def receive_into(self, space: memoryview) -> int:
         await anyio.lowlevel.checkpoint()
         while True:
-            if count := self._take(space):
+            if count := self._read_outbox(space):
                 return count
-            if self.is_over:
+            if self.is_closed:
                 return 0
-            if not self.session.outbox.is_idle:  # It has more to look at, in another turn.
-                self._exchange.settle()
+            if not self.session.outbox.is_idle:  # It may return more bytes in another turn.
+                self._server.wake_clients()
                 await anyio.lowlevel.checkpoint()
                 continue
-            self._arrived = anyio.Event()
+            self._data_arrived = anyio.Event()
             try:
-                await self._exchange.wait(self._arrived)
+                await self._server.wait(self._data_arrived)
             finally:
-                self._arrived = None
+                self._data_arrived = None
 
-    def _take(self, space: memoryview) -> int:
-        """Fill the space with what is there for the client. Returns how much it was."""
-        if self.is_lost:
+    def _read_outbox(self, space: memoryview) -> int:
+        """Copy queued bytes into `space`. Returns their number."""
+        if self.is_dropped:
             return 0
-        exchange, outbox = self._exchange, self.session.outbox
-        exchange.pass_time()
-        tick, taken, most = exchange.broker.tick_number, 0, len(space)
-        while taken < most and (piece := outbox.peek(tick)):
-            count = min(len(piece), most - taken)
-            space[taken : taken + count] = piece[:count]
+        server, outbox = self._server, self.session.outbox
+        server.advance_time()
+        tick, count_read, size = server.broker.tick_number, 0, len(space)
+        while count_read < size and (piece := outbox.peek(tick)):
+            count = min(len(piece), size - count_read)
+            space[count_read : count_read + count] = piece[:count]
             outbox.mark_sent(count, tick)
-            taken += count
-        if taken:
-            exchange.settle()  # What was passed over may have made room.
-        return taken
+            count_read += count
+        if count_read:
+            server.wake_clients()  # Skipped messages may have freed space for publishers.
+        return count_read
 
-    def end(self) -> None:
-        self._exchange.close(self)
+    def send_eof(self) -> None:
+        self._server.close(self)
 
     def close(self) -> None:
-        self._exchange.close(self)
+        self._server.close(self)

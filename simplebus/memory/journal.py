@@ -1,9 +1,8 @@
-"""What a bus in this process holds, kept in a directory: the journal of a server, under MemoryBus.
+"""Journal of a `MemoryBus`: keeps its messages and durables in a directory, as a server does.
 
-Rule 1: the directory is the bus's from when the first client enters until the last one has left.
-What is there then is what the next one finds, in this process or in another.
-Rule 2: under a clock that jumps no time passes while a disk is waited for: else a test's seconds
-would be over before the first message is safe.
+The directory belongs to the bus from the first client's entry until the last one has left. Under a
+clock that jumps (trio's MockClock), no time passes while the disk is waited for; otherwise a test's
+timeouts would expire before the first message is durable.
 """
 
 from __future__ import annotations
@@ -19,24 +18,25 @@ import sniffio
 import trio
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import CommitLog, Durability
+from simplebus.core.commit_log import CommitLog
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import Settings
-from simplebus.server.journal.pump import JournalPump, Soon, load, soon_in_trio
+from simplebus.server.journal.pump import JournalPump, RunInLoop, load, trio_loop_caller
 from simplebus.server.server import new_bus_id
 from simplebus.storage.directory import take
 
 
 class MemoryJournal:
-    """Of one bus. Raises JournalError for a directory that cannot be used."""
+    """Journal of one `MemoryBus`. Raises JournalError if the directory cannot be used."""
 
     def __init__(self, path: Path, level: Durability, settings: Settings, *, now: float) -> None:
         """`now` is in seconds since 1970."""
-        self._told = threading.Semaphore(0)
-        """Released when something that was asked of another thread has been answered."""
+        self._callbacks_run = threading.Semaphore(0)
+        """Released when a callback of the writing thread has run in the event loop."""
         self._is_in_trio = sniffio.current_async_library() == "trio"
-        self._give = soon_in_trio() if self._is_in_trio else _soon_in_asyncio()
-        self._is_unsaved = True
-        """Whether something may have changed since positions were looked at."""
+        self._call_in_loop = trio_loop_caller() if self._is_in_trio else _asyncio_loop_caller()
+        self._has_unsaved_positions = True
+        """True if positions may have changed since the last scan."""
         self._directory = take(path, new_bus=new_bus_id())
         try:
             self.broker = Broker(
@@ -50,63 +50,66 @@ class MemoryJournal:
         except BaseException:
             self._directory.close()
             raise
-        self._keeping: JournalPump | None = None
+        self._journal_pump: JournalPump | None = None
 
-    def start(self, settle: Callable[[], None]) -> None:
-        """Within the event loop. `settle` is called when confirms have become due."""
-        self._keeping = JournalPump(self.broker, self._directory, settle)
-        self._keeping.start(self._soon)
+    def start(self, on_progress: Callable[[], None]) -> None:
+        """Start writing. Call this inside the event loop.
 
-    def _soon(self, what: Callable[..., None], *given: object) -> None:
-        self._give(what, *given)
-        self._told.release()
+        `on_progress` is called when confirms have become due.
+        """
+        self._journal_pump = JournalPump(self.broker, self._directory, on_progress)
+        self._journal_pump.start(self._run_in_loop)
+
+    def _run_in_loop(self, callback: Callable[..., None], *arguments: object) -> None:
+        self._call_in_loop(callback, *arguments)
+        self._callbacks_run.release()
 
     @property
-    def due(self) -> float:
-        """When `hand_over` is to be called, by the broker's clock, if nobody does before."""
-        if self._keeping is None or not self._is_unsaved:
+    def next_scan_at(self) -> float:
+        """Time by the broker's clock at which `submit_pending` must be called at the latest."""
+        if self._journal_pump is None or not self._has_unsaved_positions:
             return math.inf
-        due = self._keeping.due
-        # What is overdue waits for the disk, which says when it is through.
-        return due if due > self.broker.clock.now else math.inf
+        next_scan_at = self._journal_pump.next_scan_at
+        # An overdue scan waits for the disk, whose callback runs it.
+        return next_scan_at if next_scan_at > self.broker.clock.now else math.inf
 
-    def hand_over(self) -> None:
-        """At the end of a turn: have written what has come."""
-        keeping = self._keeping
-        if keeping is None:
+    def submit_pending(self) -> None:
+        """Submit new entries for writing, at the end of a turn."""
+        journal_pump = self._journal_pump
+        if journal_pump is None:
             return
-        due = keeping.due
-        asked = keeping.hand_over()
-        self._is_unsaved = keeping.due == due
-        if asked and self._is_in_trio and _time_jumps():
-            for _ in range(asked):
-                self._told.acquire()
+        next_scan_at = journal_pump.next_scan_at
+        pending_count = journal_pump.submit_pending()
+        self._has_unsaved_positions = journal_pump.next_scan_at == next_scan_at
+        if pending_count and self._is_in_trio and _is_clock_autojumping():
+            for _ in range(pending_count):
+                self._callbacks_run.acquire()
 
     def tick(self) -> None:
-        """Let go of segments that nobody needs."""
-        if self._keeping is not None:
-            self._keeping.tick()
+        """Delete segments that are no longer needed."""
+        if self._journal_pump is not None:
+            self._journal_pump.tick()
 
     def close(self) -> None:
-        """Write all there is, and let others have the directory. Blocks until it is done."""
+        """Write all pending entries and release the directory. Blocks until it is done."""
         try:
-            if self._keeping is not None:
-                self._keeping.close()
+            if self._journal_pump is not None:
+                self._journal_pump.close()
         finally:
             self._directory.close()
 
 
-def _soon_in_asyncio() -> Soon:
-    """How another thread has something done in the loop of asyncio that runs here."""
+def _asyncio_loop_caller() -> RunInLoop:
+    """Return a function by which another thread calls functions in the current asyncio loop."""
     loop = asyncio.get_running_loop()
 
-    def soon(what: Callable[..., None], *given: object) -> None:
-        with contextlib.suppress(RuntimeError):  # It is closed: nobody is there to be told.
-            loop.call_soon_threadsafe(what, *given)
+    def run_in_loop(callback: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(callback, *arguments)
 
-    return soon
+    return run_in_loop
 
 
-def _time_jumps() -> bool:
-    """Whether trio's clock goes on by itself when all tasks wait."""
+def _is_clock_autojumping() -> bool:
+    """Return True if trio's clock jumps ahead when all tasks wait."""
     return getattr(trio.lowlevel.current_clock(), "autojump_threshold", math.inf) < math.inf

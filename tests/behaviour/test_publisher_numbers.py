@@ -242,7 +242,7 @@ def test_drop_oldest_confirms() -> None:
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 4}
 
 
-def reconnected(bus: BrokerHarness, *classes: int) -> tuple[Version2Peer, int]:
+def reconnect(bus: BrokerHarness, *classes: int) -> tuple[Version2Peer, int]:
     """The program that is called a has come again; and the number that it is to go on with."""
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect_request(*classes, name="a", instance="i"))
@@ -255,10 +255,10 @@ def test_parked_messages_are_stored_once_after_reconnect(count: int) -> None:
     bus = create_small_bus(FullPolicy.BLOCK, class_messages=count)
     reader = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
     connect_version2(bus, publish(1, 0, *[b"0"] * (count - 3)))
-    peer, _ = reconnected(bus, 1, 2)
+    peer, _ = reconnect(bus, 1, 2)
     peer.send(interleaved_messages(count))
     told = receive_confirms(peer)
-    again, following = reconnected(bus, 1, 2)
+    again, following = reconnect(bus, 1, 2)
     assert [following] == told
     assert following < count
     assert bus.broker.drain_closing()[0][1].reason is Reason.TAKEN_OVER
@@ -266,7 +266,7 @@ def test_parked_messages_are_stored_once_after_reconnect(count: int) -> None:
     reader.send(ack(5, 0, count))
     for _ in range(2):  # It says it twice, and loses the connection in between.
         again.send(interleaved_messages(count - following, first=following))
-        again, following = reconnected(bus, 1, 2)
+        again, following = reconnect(bus, 1, 2)
     assert following == count
     assert stored_numbers(bus, 1)[-3:] == list(range(count))[::2][-3:]
     assert stored_numbers(bus, 2) == list(range(1, count, 2))
@@ -277,10 +277,10 @@ def test_error_among_duplicates_keeps_producer_state() -> None:
     bus = create_small_bus(FullPolicy.BLOCK, class_messages=200)
     reader = connect_version2(bus, subscribe(2, 5), classes=(1, 2))
     connect_version2(bus, publish(2, 0, *[b"0"] * 200))
-    peer, _ = reconnected(bus, 1, 2)
+    peer, _ = reconnect(bus, 1, 2)
     peer.send(interleaved_messages(100))
     peer.disconnect()
-    peer, following = reconnected(bus, 1, 2)
+    peer, following = reconnect(bus, 1, 2)
     assert following == 1
     assert stored_numbers(bus, 1) == list(range(0, 100, 2))
     reader.receive_deliveries()
@@ -288,7 +288,7 @@ def test_error_among_duplicates_keeps_producer_state() -> None:
     with pytest.raises(Exception, match="unknown_type"):
         peer.send(interleaved_messages(50, first=1) + build_frame(ord("x")))
     peer.disconnect()
-    peer, following = reconnected(bus, 1, 2)
+    peer, following = reconnect(bus, 1, 2)
     assert following == 51
     peer.send(interleaved_messages(49, first=51))
     assert stored_numbers(bus, 1) == list(range(0, 100, 2))

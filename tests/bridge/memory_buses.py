@@ -29,19 +29,19 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 def place(memory: MemoryBus) -> Endpoint:
     """Where its clients find it."""
-    return memory._exchange
+    return memory._server
 
 
 def clock(memory: MemoryBus) -> Callable[[], float]:
     """The time by its clock."""
-    return lambda: trio.current_time() + memory._exchange._epoch
+    return lambda: trio.current_time() + memory._server._clock_offset
 
 
 def lane(near: MemoryBus, far: MemoryBus, name: str = "lane", **more: Any) -> Copier:
     class_ = more.pop("class_", "orders")
     start = more.pop("start", "earliest")
     places = more.pop("near_place", place(near)), more.pop("far_place", place(far))
-    terms = TargetSettings(name=name, channel=name, class_=more.pop("to", class_), **more)
+    terms = TargetSettings(name=name, record_channel=name, class_=more.pop("to", class_), **more)
     return Copier(name, bus_to_bus(*places, terms, class_=class_, start=start))
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-
-from simplebus.bridge.bus_connection import near_wired
-from simplebus.bridge.source.bus import NearBus
-from simplebus.bridge.target.bus import FarBus
-from simplebus.core.limits import FETCH_BYTES_MAX
 from simplebus.memory.bus import MemoryBus
+
+from simplebus.bridge.bus_connection import connect_source
+from simplebus.bridge.source.bus import BusSource
+from simplebus.bridge.target.bus import BusTarget
+from simplebus.core.limits import FETCH_BYTES_MAX
 from tests.bridge.memory_buses import (
     clock,
     hold,
@@ -31,7 +31,7 @@ APART = [-3600.0, 0.0, 3600.0]
 
 def set_apart(near: MemoryBus, seconds: float) -> None:
     """Its clock goes on as it did, and all others were set."""
-    near._exchange._epoch += seconds
+    near._server._clock_offset += seconds
 
 
 @pytest.mark.parametrize("seconds", APART)
@@ -82,10 +82,10 @@ def test_what_was_under_way_comes_once_whatever_other_clocks_say(
             async def say_nothing(*_: Any, **__: Any) -> None: ...
 
             with monkeypatch.context() as killed:
-                killed.setattr(FarBus, "settle", die)
+                killed.setattr(BusTarget, "settle_oldest", die)
                 async with running(lane(near, far)):
                     await trio.sleep(5)
-                    killed.setattr(NearBus, "keep", say_nothing)
+                    killed.setattr(BusSource, "commit_position", say_nothing)
             await trio.sleep(400)
             again = lane(near, far)
             async with running(again):
@@ -107,11 +107,11 @@ def test_what_was_read_beforehand_is_as_old_as_it_is_when_it_is_used() -> None:
             payload = bytes(FETCH_BYTES_MAX // 4)
             await here.publish_many([payload] * 40, class_id="orders")
             published = clock(near)()
-            async with near_wired(place(near), "a", to="x", heartbeat=10, auth=None) as wire:
-                end = NearBus(wire, class_="orders", durable="a", start="earliest")
+            async with connect_source(place(near), "a", target_id="x", heartbeat=10, auth=None) as wire:
+                end = BusSource(wire, class_="orders", durable="a", start="earliest")
                 at = await end.open()
                 while at < 40:
-                    found = await end.find(at)
+                    found = await end.read(at)
                     for piece in found.runs:
                         assert np.allclose(piece.ages, clock(near)() - published, atol=0.1)
                     assert found.next_sequence > at

@@ -182,7 +182,7 @@ def test_it_is_entered_once_at_a_time_and_keeps_what_it_has(run: Run, memory: Me
             await bus.publish(Opened("Ada's"))
             with pytest.raises(RuntimeError, match="`connect` gives further clients"):
                 await memory.__aenter__()
-        async with memory as bus, bus.subscribe(Opened, durable="ledger") as shops:
+        async with memory as bus, bus.subscribe(Opened, durable="commit_log") as shops:
             assert await anext(shops) == Opened("Ada's")
 
     run(main)
@@ -351,9 +351,9 @@ def test_a_handler_that_is_refused_is_told(run: Run) -> None:
             async with (
                 memory as bus,
                 memory.connect() as other,
-                other.subscribe(1, durable="ledger"),
+                other.subscribe(1, durable="commit_log"),
             ):
-                bus.handle(1, print, durable="ledger")
+                bus.handle(1, print, durable="commit_log")
                 await anyio.sleep(0.01)
         assert told.group_contains(RefusedError, match="durable_in_use")
 
@@ -564,7 +564,7 @@ def test_nothing_is_left_of_a_client_that_is_gone(run: Run) -> None:
         statistics = memory.statistics()
         assert (statistics.sessions, statistics.in_flight) == (0, 0)
         assert (statistics.published, statistics.acknowledged) == (3, 3)
-        assert statistics.classes[0].ring.messages == 0
+        assert statistics.classes[0].ring.message_count == 0
 
     run(main)
 

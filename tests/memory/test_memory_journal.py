@@ -126,7 +126,7 @@ def test_numbers_of_a_program_go_on(run: Run, tmp_path: Path) -> None:
         memory = MemoryBus(data_dir=tmp_path)
         async with memory:
             (cls,) = memory.statistics().classes
-            assert cls.ring.messages == 2
+            assert cls.ring.message_count == 2
 
     run(main)
 

@@ -44,7 +44,7 @@ def wait_ready(sock: socket.socket, events: int, until: float) -> Generator[Step
 
 
 def dial(where: Address, until: float, seconds: float) -> Generator[Step, None, socket.socket]:
-    """Yield steps until a socket is connected. Raises BusConnectionError, at the latest at `until`."""
+    """Yield steps until a socket is connected. Raises BusConnectionError at `until` or before."""
     problem: OSError | None = None
     try:
         infos = addresses.resolve_numeric(where) or socket.getaddrinfo(
