@@ -26,7 +26,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2Decoder, producer_key
+from simplebus.core.session.version2 import Version2Decoder
 
 
 @dataclass(slots=True)
@@ -177,8 +177,8 @@ class CommitLog:
 
         Args:
             position: Log position of the newest message of the producer.
-            remote_positions: With remote storage, the newest log position of the producer by
-                class. Classes without pending messages of the producer are removed.
+            remote_positions: With remote storage, the newest log position of the producer by class.
+                Classes without pending messages of the producer are removed.
         """
         if position <= self.durable_position:
             return True
@@ -310,7 +310,7 @@ def log_stored_messages(
     if session is None:
         commit_log.append_messages(class_id, first, count, frames, "", now)
         return
-    commit_log.append_messages(class_id, first, count, frames, producer_key(session), now)
+    commit_log.append_messages(class_id, first, count, frames, session.producer_key, now)
     session.last_log_position = commit_log.log_position
     if commit_log.is_remote and isinstance(session.decoder, Version2Decoder):
         session.decoder.producer.remote_positions[class_id] = session.last_log_position

@@ -38,8 +38,7 @@ class HistogramSnapshot:
         """Estimate the value that `fraction` of all values do not exceed; 0 without values.
 
         Values are assumed to be evenly distributed within a bucket. Values above the last bound
-        count as
-        that bound.
+        count as that bound.
         """
         wanted, before = fraction * self.count, 0
         for low, high, count in zip((0.0, *self.bounds), self.bounds, self.counts, strict=False):

@@ -345,8 +345,8 @@ class Limits:
     """Memory of one connection outside the rings: messages that wait for a full class, and unsent
     replies."""
     total_pending_bytes: int = 1024 * 1024 * 1024
-    """The same for all connections together. It is checked once per tick; above it, the
-    connections with the most pending bytes are closed."""
+    """The same for all connections together. It is checked once per tick; above it, the connections
+    with the most pending bytes are closed."""
     connections: int = 10_000
     """Open connections."""
     classes: int = 4096

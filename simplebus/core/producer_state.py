@@ -5,8 +5,8 @@ belongs to one user and to one running instance at a time. The same instance may
 before its former connection is known to be dead.
 
 A message number is stored at most once, and means one message. If the state may claim too much,
-because of a crash or because another instance used the name, the publisher's own statement is
-used: storing a message twice is better than losing it.
+because of a crash or because another instance used the name, the publisher's own statement is used:
+storing a message twice is better than losing it.
 
     numbers of instance A:   confirmed │ sent, outcome unknown │ next
                                        5  6  7  8  9             10
@@ -60,8 +60,7 @@ class NumberBitmap:
     """Message numbers that are stored although some before them are not.
 
     One bit per number from `first` up to, but not including, `end`. A single read may leave a
-    hundred
-    thousand such numbers.
+    hundred thousand such numbers.
 
         first              end
           0  1  1  0  1  1
@@ -70,9 +69,11 @@ class NumberBitmap:
     __slots__ = ("_bits", "_count", "first")
 
     def __init__(self, first: int, flags: Flags) -> None:
-        """Args:
-        first: The number of the first flag.
-        flags: True for each stored number, shape (n,). The last flag is True.
+        """Create a bitmap.
+
+        Args:
+            first: The number of the first flag.
+            flags: True for each stored number, shape (n,). The last flag is True.
         """
         self.first = first
         self._count = flags.size
@@ -131,8 +132,7 @@ class ProducerState:
     """Refused messages whose refusal the publisher may not have received."""
     is_uncertain: bool = False
     """True if messages before `next_number` may be lost, until the publisher connects and says
-    which
-    numbers it knows to be confirmed.
+    which numbers it knows to be confirmed.
     """
     session_id: int | None = None
     """The session that uses the name now; None if there is none."""
@@ -270,9 +270,8 @@ class ProducerStates:
         """Continue for the same instance, which knows every number below `unconfirmed` to be
         confirmed.
 
-        The publisher sends all later numbers again, except those that it is told are stored. So
-        it is
-        told no number beyond the first refusal that it did not receive.
+        The publisher sends all later numbers again, except those that it is told are stored. So it
+        is told no number beyond the first refusal that it did not receive.
 
         Returns:
             The number of confirmed messages that are known not to be stored.
@@ -329,8 +328,7 @@ class ProducerStates:
 
     def _set_refusals(self, producer: ProducerState, refusals: list[FrameRefused]) -> None:
         """Replace the refusals of a state. If there are too many in total, the least recently
-        refused
-        states lose theirs.
+        refused states lose theirs.
         """
         producer.refusals = refusals
         self._total_refusal_count -= self._refusal_counts.pop(producer.key, 0)

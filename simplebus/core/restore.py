@@ -103,7 +103,7 @@ class BrokerRestorer:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._stored_frames = StoredFrameReader(broker.store)
+        self._stored_frames = StoredFrameReader()
         self.split_frames = self._stored_frames.split_frames
         self._budgets = (
             broker.store.class_registry.budget,
@@ -136,16 +136,16 @@ class BrokerRestorer:
         """
         assert cls.ring.head == first, (cls.ring.head, first)
         try:
-            for run, rows in self._stored_frames.iter_runs(cls, batch, accepted_times):
+            for run, rows in self._stored_frames.iter_runs(cls.channels, batch, accepted_times):
                 self._append_run(cls, run, rows)
         except ValueError as error:
             raise RestoreError(f"class {cls.class_id}: {error}") from None
         except MemoryError:
             ring = cls.ring.statistics()
             raise RestoreError(
-                f"class {cls.class_id} holds more than fits into memory: {ring.messages} messages "
-                f"take {ring.memory_bytes} bytes, and there are more; raise the memory limit of "
-                "the class or of all classes, or use the policy spill"
+                f"class {cls.class_id} holds more than fits into memory: {ring.message_count} "
+                f"messages take {ring.memory_bytes} bytes, and there are more; raise the memory "
+                "limit of the class or of all classes, or use the policy spill"
             ) from None
 
     def _append_run(self, cls: MessageClass, run: FrameBatch, rows: MessageRows | None) -> None:

@@ -34,9 +34,8 @@ class FullPolicy(enum.StrEnum):
 class Retention:
     """How much a class keeps after every subscription has acknowledged it; 0 is no retention.
 
-    If several limits are set, a message is released when it exceeds any of them. Raises
-    ValueError for
-    a negative value.
+    If several limits are set, a message is released when it exceeds any of them. Raises ValueError
+    for a negative value.
     """
 
     messages: int = 0
@@ -67,8 +66,7 @@ class ClassSettings:
     """Memory of the class in bytes."""
     last_values: bool | None = None
     """True to keep the last message of each channel as well; None to follow the clients that
-    declare the
-    class.
+    declare the class.
     """
     ack_seconds: float | None = None
     """Ack timeout of the first delivery in seconds."""
@@ -79,9 +77,8 @@ class ClassSettings:
     ones.
     """
     disk_bytes_max: int | None = None
-    """Approximate frame bytes that the class may hold on disk only; None for no limit. At the
-    limit its
-    publishers wait.
+    """Approximate frame bytes that the class may hold on disk only; None for no limit. At the limit
+    its publishers wait.
     """
 
     def __post_init__(self) -> None:

@@ -18,8 +18,8 @@ from simplebus.core.redelivery.handover import merge_adjacent
 from simplebus.core.snapshot import decode_changes
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
-    nack,
     connect_version2,
+    nack,
     publish,
     subscribe,
 )

@@ -13,7 +13,9 @@ from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.frames import MESSAGE
 
 
-def note(commit_log: CommitLog, first: int, count: int = 1, publisher: str = "", **more: float) -> None:
+def note(
+    commit_log: CommitLog, first: int, count: int = 1, publisher: str = "", **more: float
+) -> None:
     commit_log.append_messages(1, first, count, b"frame" * count, publisher, more.get("now", 5.0))
 
 
@@ -91,7 +93,11 @@ def test_memory_elsewhere_is_waited_for_and_ones_own_is_not() -> None:
         assert commit_log.durable_head(1, 4) == (3 if elsewhere else 4)
         assert commit_log.pop_write_batch() is not None
         commit_log.mark_durable(1)
-        assert (commit_log.must_defer_confirms, commit_log.is_pending(1), commit_log.durable_head(1, 4)) == (
+        assert (
+            commit_log.must_defer_confirms,
+            commit_log.is_pending(1),
+            commit_log.durable_head(1, 4),
+        ) == (
             False,
             False,
             4,
@@ -140,7 +146,11 @@ def test_elsewhere_a_class_waits_for_no_other() -> None:
     assert not commit_log.is_producer_durable(3, owed)
     commit_log.mark_durable(3)
     assert commit_log.is_producer_durable(3, owed)
-    assert (commit_log.durable_head(1, 2), commit_log.durable_head(2, 1), commit_log.unwritten_bytes) == (
+    assert (
+        commit_log.durable_head(1, 2),
+        commit_log.durable_head(2, 1),
+        commit_log.unwritten_bytes,
+    ) == (
         2,
         1,
         0,

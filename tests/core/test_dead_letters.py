@@ -22,13 +22,13 @@ from tests.behaviour.wire_peer_v2 import (
     FETCH,
     Version2Peer,
     ack,
-    json_request,
-    publish_envelopes,
-    connect,
-    nack,
     channel_envelope,
-    connect_request_version2,
+    connect_request,
+    connect_version2,
+    json_request,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
 )
@@ -129,7 +129,9 @@ def test_what_is_acknowledged_or_expires_has_no_dead_letter() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     peer = connect_version2(bus, subscribe(1, 5, max_deliveries=2))
-    peer.send(publish(1, 0, b"a", b"b"), publish_envelopes(1, 2, timed_envelope(b"c", expires_ms=1000)))
+    peer.send(
+        publish(1, 0, b"a", b"b"), publish_envelopes(1, 2, timed_envelope(b"c", expires_ms=1000))
+    )
     assert peer.receive_message_ids() == [0, 1, 2]
     peer.send(ack(5, 0, 1), nack(5, 1, 3, 0))
     bus.broker.clock.now = 51.0
@@ -162,7 +164,9 @@ def test_what_version_1_cannot_be_sent_is_dead_for_it_alone() -> None:
 
 def test_dead_letters_are_sent_like_any_message_and_have_none_themselves() -> None:
     bus = BrokerHarness()
-    reader = connect_version2(bus, subscribe(DEAD_1, 9, durable="d", max_deliveries=1), classes=["dead.1"])
+    reader = connect_version2(
+        bus, subscribe(DEAD_1, 9, durable="d", max_deliveries=1), classes=["dead.1"]
+    )
     reader.receive_all()
     gives_up(bus, publish(1, 0, b"a"), count=1)
     [message] = reader.receive_deliveries()
@@ -231,7 +235,9 @@ def test_dead_letters_do_not_hold_up_what_waits_for_memory() -> None:
     bus = BrokerHarness(
         class_messages=4, frame_bytes=100_000, class_bytes=1 << 18, total_bytes=1 << 19
     )
-    dying = connect_version2(bus, subscribe(2, 5, max_deliveries=1), publish(2, 0, b"a"), classes=[2])
+    dying = connect_version2(
+        bus, subscribe(2, 5, max_deliveries=1), publish(2, 0, b"a"), classes=[2]
+    )
     dying.receive_deliveries()
     dying.send(nack(5, 0, 1, 0))
     dying.receive_deliveries()

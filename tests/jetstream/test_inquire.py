@@ -10,7 +10,7 @@ import trio
 import simplebus
 from simplebus.commands.explain import lines
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.protocol.inquiry import ClassSaid
+from simplebus.core.protocol.inquiry import ClassInfo
 from simplebus.jetstream import backlog
 from simplebus.jetstream.consume.handover import LEFT
 from tests.jetstream.faulty_api import asked_in_vain
@@ -26,11 +26,11 @@ from tests.jetstream.test_two_servers import cluster_of, until
 NUMBERED = [b"%d" % number for number in range(5)]
 
 
-def shown(said: ClassSaid) -> str:
+def shown(said: ClassInfo) -> str:
     return "\n".join(text for _, text in lines(said))
 
 
-async def explained(bus: simplebus.Bus, is_so: Callable[[ClassSaid], bool]) -> ClassSaid:
+async def explained(bus: simplebus.Bus, is_so: Callable[[ClassInfo], bool]) -> ClassInfo:
     """What is said of class 7 as soon as that is so."""
     with trio.fail_after(PATIENCE_SECONDS):
         while not is_so(said := await bus.explain(7)):  # noqa: ASYNC110 - nobody says when.
@@ -128,7 +128,7 @@ async def test_what_is_not_known_is_said_not_to_be(
         with asked_in_vain(link, lambda subject: BusConnectionError("no leader")):
             said = await bus.explain(7)
         assert (said.stored, said.backlog) == (0, 0)
-        assert said.waits_for == "what is stored in the cluster is not known: no leader"
+        assert said.waits_for == "the messages in the cluster are unknown: no leader"
         assert "stored:" not in shown(said)
         with monkeypatch.context() as patch:
             patch.setattr(link, "ask", silence)

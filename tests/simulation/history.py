@@ -150,13 +150,13 @@ def opens_of(what: bytes) -> float:
 
 def content_of(cls: MessageClass, sequence: int) -> bytes:
     """What a stored message holds."""
-    return parse_frame(bytes(cls.ring.frame(sequence)))[4]
+    return parse_frame(bytes(cls.ring.copy_frame(sequence)))[4]
 
 
 def pending_of(position: BrokerSubscription, head: int) -> set[int]:
     """What a position has to be sent, or to have acknowledged."""
     window = position.window
     pending = set(range(window.cursor, head))
-    for first, last in window.unacked(window.floor, window.cursor):
+    for first, last in window.unacked_ranges(window.floor, window.cursor):
         pending.update(range(first, last))
     return pending

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import Durability
-from simplebus.core.dead_letters import are_kept_in
+from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import Reason
 from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import FullPolicy
 from tests.simulation.history import (
     Place,
@@ -50,11 +50,11 @@ class Losses(Outliving):
             for reason, count in cls.count_undelivered().items():
                 key = class_id, reason
                 self._totals[key] = self._totals.get(key, 0) + count
-        ledger = broker.commit_log
-        if ledger is not None and how == "stopped":
+        commit_log = broker.commit_log
+        if commit_log is not None and how == "stopped":
             reached = float("inf")
         else:
-            reached = -1.0 if ledger is None else ledger.reached
+            reached = -1.0 if commit_log is None else commit_log.durable_position
         for known in (self._forbidden, self._settled):
             for key, lot in list(known.items()):
                 if lot > reached:
@@ -159,13 +159,13 @@ class Losses(Outliving):
     # Refused -------------------------------------------------------------------------------------
 
     def _was_refused(self, talk: Talk, class_id: int, numbers: range, code: str) -> None:
-        ledger = self.broker.commit_log
+        commit_log = self.broker.commit_log
         for number in numbers:
             self.refused_tokens.add(self.numbers[talk.who, number])
             if code == Reason.DROP_NEWEST:
                 self._told.setdefault(class_id, set()).add((talk.who, number))
-            if ledger is not None and talk.is_named:
-                self._settled.setdefault((talk.who, number), ledger.mark)
+            if commit_log is not None and talk.is_named:
+                self._settled.setdefault((talk.who, number), commit_log.log_position)
 
     def _goes_on(self, talk: Talk, lost: int) -> None:
         """A publisher is told how many of its messages, which were dealt with, the bus has lost."""
@@ -185,7 +185,7 @@ class Losses(Outliving):
     def _is_named(self, class_id: int) -> None:
         """Something is confirmed in this class."""
         name = self.broker.classes[class_id].name
-        if name and not are_kept_in(name):
+        if name and not is_dead_letter_class(name):
             self._names[class_id] = name
 
     # Purged, unreadable --------------------------------------------------------------------------
@@ -199,9 +199,11 @@ class Losses(Outliving):
     def _purge_told(self, talk: Talk) -> None:
         class_id, sequences = talk.purges.popleft()
         self.count("purged", len(sequences))
-        ledger = self.broker.commit_log
+        commit_log = self.broker.commit_log
         for sequence in sequences:
-            self._forbidden[class_id, sequence] = ledger.mark if ledger is not None else 0
+            self._forbidden[class_id, sequence] = (
+                commit_log.log_position if commit_log is not None else 0
+            )
         for other in self.talks.values():
             for place in other.places.values():
                 if place.class_id == class_id:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from simplebus.core.dead_letters import CLASS, SEQUENCE, SUBSCRIPTION
+from simplebus.core.dead_letters import CLASS_HEADER, SEQUENCE_HEADER, SUBSCRIPTION_HEADER
 from simplebus.core.protocol import envelope as protocol_envelope
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.envelope_batch import Envelope
@@ -29,11 +29,15 @@ def key_of(what: bytes) -> bytes:
 def dead_letter(content: bytes) -> tuple[int, str, int] | None:
     """Of a dead letter: its class, whose it was, by name, and its sequence. None of another
     message."""
-    if SEQUENCE.encode() not in content:
+    if SEQUENCE_HEADER.encode() not in content:
         return None
     read, _ = envelope_batch.decode(content)
     headers = dict(read.headers)
-    return int(headers[CLASS].split()[-1]), headers[SUBSCRIPTION], int(headers[SEQUENCE])
+    return (
+        int(headers[CLASS_HEADER].split()[-1]),
+        headers[SUBSCRIPTION_HEADER],
+        int(headers[SEQUENCE_HEADER]),
+    )
 
 
 def enveloped(data: bytes, about: Envelope) -> bytes:

@@ -13,7 +13,7 @@ from simplebus.core.errors import RefusedError, RemoteProtocolError
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import SubscribeRequest
-from tests.client.core.consumers import take
+from tests.client.core.consumers import consume
 from tests.simulation import messages
 from tests.simulation.clients import (
     Client,
@@ -74,7 +74,7 @@ class Program(Client):
             outgoing.mark_sent(len(data))
             line.up.put(data)
 
-    def take(self, data: bytes) -> None:
+    def consume(self, data: bytes) -> None:
         try:
             self.core.receive(_BUFFER, _BUFFER.fill(data), self.world.now)
         except RemoteProtocolError:
@@ -106,7 +106,7 @@ class Program(Client):
         chance = self.world.random
         most = 1 << 20 if self.world.calm else chance.randint(0, 9)
         try:
-            taken = take(self.inbox, most)
+            taken = consume(self.inbox, most)
         except RefusedError:
             return
         if len(taken) == most and self.world.chance(0.05):  # It fails with the last one.
@@ -119,7 +119,7 @@ class Program(Client):
     def _judge(self) -> None:
         chance = self.world.random
         try:
-            self._held += take(self.inbox)
+            self._held += consume(self.inbox)
         except RefusedError:
             return
         chance.shuffle(self._held)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.commit_log import Durability
 from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol.durability import Durability
 from tests.simulation.history import (
     Place,
     Talk,
@@ -102,8 +102,12 @@ class Outliving:
         self._ended = how
         self._floors = {class_id: cls.ring.floor for class_id, cls in broker.classes.items()}
         heads = {class_id: cls.ring.head for class_id, cls in broker.classes.items()}
-        ledger = broker.commit_log
-        self._safe = heads if ledger is None else {k: ledger.safe(k, n) for k, n in heads.items()}
+        commit_log = broker.commit_log
+        self._safe = (
+            heads
+            if commit_log is None
+            else {k: commit_log.durable_head(k, n) for k, n in heads.items()}
+        )
 
     def begin(self, broker: Broker, said: Collection[str]) -> None:
         """A process has begun, and has said this: what was confirmed is there, and for whom."""

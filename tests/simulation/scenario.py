@@ -11,7 +11,7 @@ from typing import Any
 
 from simplebus.core import dead_letters
 from simplebus.core.broker.broker import Settings
-from simplebus.core.commit_log import Durability
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention
 
 _DEAD_MAX = 10_000
@@ -47,7 +47,9 @@ class Shape:
     @classmethod
     def of(cls, chance: Random, **given: Any) -> Shape:
         """One that is given in part. Draws the same number of times whatever is given."""
-        level = chance.choice([Durability.DISK, Durability.DISK, Durability.OS, Durability.MEMORY, None])
+        level = chance.choice(
+            [Durability.DISK, Durability.DISK, Durability.OS, Durability.MEMORY, None]
+        )
         policies = [FullPolicy.BLOCK, FullPolicy.DROP_OLDEST, FullPolicy.DROP_NEWEST]
         drawn = {
             "level": level,
@@ -83,5 +85,5 @@ class Shape:
             full_policy=self.policy,
             keep=Retention(messages=self.keep),
             classes=dict.fromkeys(class_ids, own)
-            | {dead_letters.class_name(f"class {each}"): dead for each in class_ids},
+            | {dead_letters.dead_letter_class_name(f"class {each}"): dead for each in class_ids},
         )

@@ -18,9 +18,10 @@ from dataclasses import replace
 from unittest import mock
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.commit_log import CommitLog, Durability
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
 from simplebus.server.journal import pump
@@ -153,13 +154,13 @@ class Server(End):
         journal = functools.partial(Journal, segment_bytes=self.segment_bytes)
         SteppedWriter.server = SteppedReader.server = self
         with (
-            mock.patch.object(pump, "Writer", SteppedWriter),
-            mock.patch.object(pump, "Reader", SteppedReader),
+            mock.patch.object(pump, "JournalWriter", SteppedWriter),
+            mock.patch.object(pump, "SpillReadThread", SteppedReader),
             mock.patch.object(pump, "Journal", journal),
         ):
             self.journal_pump = JournalPump(self.broker, self._directory, self.settle)
         assert self.broker.commit_log is not None
-        self.keeping._written = self.broker.commit_log.taken
+        self.journal_pump._last_written = self.broker.commit_log.last_batch_number
         self.journal_pump._call_soon = Token(self).run_sync_soon
 
     def _watch(self) -> None:
@@ -263,7 +264,7 @@ class Server(End):
                 if session.can_free_space:
                     self.world.after(0.5, self.guarded(self._read_slowly), line)
                 return
-            data = bytes(unread[: min(session.next_read_bytes, len(_BUFFER.space))])
+            data = bytes(unread[: min(session.next_read_bytes, len(_BUFFER.writable))])
             del unread[: len(data)]
             self._receive(line, session, data)
 

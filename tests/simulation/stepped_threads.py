@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simplebus.core.commit_log import WriteBatch
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
-from simplebus.server.journal.writer import SegmentFloors, JournalWriter
+from simplebus.server.journal.writer import JournalWriter, SegmentFloors
 from simplebus.storage.journal import Journal
 from simplebus.storage.segment_reader import JournalReader
 
@@ -92,14 +92,14 @@ class Token:
         self._server = server
         self._calls: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
 
-    def run_sync_soon(self, what: Callable[..., None], *on_read: object) -> None:
-        self._calls.append((what, on_read))
+    def run_sync_soon(self, what: Callable[..., None], *given: object) -> None:
+        self._calls.append((what, given))
         self._server.world.soon(self._server.guarded(self._next))
 
     def _next(self) -> None:
         """What is to be called is called in its order, whenever that is."""
-        what, on_read = self._calls.popleft()
-        what(*on_read)
+        what, given = self._calls.popleft()
+        what(*given)
 
 
 class SteppedReader:

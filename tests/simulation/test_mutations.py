@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from simplebus.core import restore
-from simplebus.core.commit_log import JournalEntry, CommitLog, Durability
+from simplebus.core.commit_log import CommitLog, JournalEntry
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.group.partition_queues import PartitionQueues
 from simplebus.core.message_class.last_values import LastValues
 from simplebus.core.message_class.spill import SpillReader
 from simplebus.core.producer_state import ProducerStates
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
@@ -49,7 +50,12 @@ KEYS = PLAIN | {"by_key": True}
 OLDEST = CALM | {"messages_max": 6, "policy": FullPolicy.DROP_OLDEST, "values": False}
 NEWEST = CALM | {"messages_max": 6, "policy": FullPolicy.DROP_NEWEST, "values": False}
 VALUES = CALM | {"messages_max": 0, "policy": FullPolicy.BLOCK, "values": True}
-SPILLS = CALM | {"messages_max": 6, "policy": FullPolicy.SPILL, "level": Durability.OS, "purges": False}
+SPILLS = CALM | {
+    "messages_max": 6,
+    "policy": FullPolicy.SPILL,
+    "level": Durability.OS,
+    "purges": False,
+}
 Original = Callable[..., Any]
 Canary = Callable[[Original], Original]
 
@@ -104,7 +110,7 @@ def sends_too_many(original: Original) -> Original:
 
 def counts_twice(original: Original) -> Original:
     def sent(position: BrokerSubscription, piece: memoryview, count: int, tick: int) -> bytes:
-        position.delivered += 1
+        position.delivered_count += 1
         return bytes(original(position, piece, count, tick))
 
     return seldom(original, sent)
@@ -133,7 +139,7 @@ def looks_at_no_key(original: Original) -> Original:
 
 
 def confirms_at_once(original: Original) -> Original:
-    return property(lambda ledger: False)  # type: ignore[return-value]
+    return property(lambda commit_log: False)  # type: ignore[return-value]
 
 
 def as_if_sent_once(original: Original) -> Original:
@@ -188,11 +194,11 @@ CANARIES: list[tuple[object, str, Canary, str, int, dict[str, Any]]] = [
         PLAIN | CALM,
     ),
     (Group, "remove_member", loses_what_a_member_had, "nothing is passed over", 0, PLAIN),
-    (Position, "_in_flight_room", sends_too_many, "windows are kept", 0, PLAIN),
+    (Position, "_in_flight_capacity", sends_too_many, "windows are kept", 0, PLAIN),
     (BrokerSubscription, "mark_sent", counts_twice, "counters add up", 1, PLAIN),
     (Store, "dead_letter", lambda _: nothing, "nothing is passed over", 37, GIVEN_UP),
-    (ProducerStates, "note", lambda _: nothing, "a number is stored once", 7, PLAIN),
-    (CommitLog, "is_awaited", confirms_at_once, CONFIRMED, 14, CUT),
+    (ProducerStates, "set_progress", lambda _: nothing, "a number is stored once", 7, PLAIN),
+    (CommitLog, "must_defer_confirms", confirms_at_once, CONFIRMED, 14, CUT),
     (Journal, "_write_entry", leaves_out_a_record, CONFIRMED, 1, CUT),
     (Journal, "_sync_files", does_not_sync, CONFIRMED, 0, CUT),
     (Disk, "_sync_folder", lambda _: nothing, CONFIRMED, 0, CUT),
@@ -207,8 +213,8 @@ CANARIES: list[tuple[object, str, Canary, str, int, dict[str, Any]]] = [
     ),
     (BrokerRestorer, "restore_position", lambda _: nothing, "durables outlive the process", 1, CUT),
     (restore, "covering", as_if_sent_once, "deliveries are counted", 0, STOPPED),
-    (CommitLog, "refuse", lambda _: nothing, "what is said to be lost is", 0, KILLED),
-    (CommitLog, "purge", lambda _: nothing, "what is purged is nobody's", 8, PURGED),
+    (CommitLog, "append_refusal", lambda _: nothing, "what is said to be lost is", 0, KILLED),
+    (CommitLog, "append_purge", lambda _: nothing, "what is purged is nobody's", 8, PURGED),
     (BrokerRestorer, "open_class", without_its_name, "names outlive the process", 0, CUT),
     (Segments, "_say", lambda _: nothing, "what is left out is said", 0, TORN),
     (Store, "_append_evicting_oldest", counts_no_drops, "what is dropped is counted", 0, OLDEST),

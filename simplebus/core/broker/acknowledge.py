@@ -1,7 +1,6 @@
-"""What consumers say of messages that they were sent: done, not now, still at it, never.
+"""Handles acks, nacks, working and terminate.
 
-Rule 1: only what was sent can be spoken of. What is said of anything else is counted, and has no
-effect.
+They apply only to messages that were sent. Others are counted by reason and have no effect.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import numpy as np
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.limits import PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES
+from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.events import (
     AckedRanges,
     NackReceived,
@@ -21,26 +21,25 @@ from simplebus.core.protocol.events import (
     WorkingReceived,
 )
 from simplebus.core.redelivery.ack_window import AckWindow, nearest_sequence
-from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
 
 
 class AckHandler:
-    """See the module's law."""
+    """Applies acknowledgements to positions and groups."""
 
     def __init__(
         self, store: Store, refusal_counts: Counter[Reason], mark_ready: Callable[[Outbox], None]
     ) -> None:
         self._store = store
         self._refusal_counts = refusal_counts
-        """What had no effect is counted in it."""
+        """Counts acknowledgements without effect."""
         self._mark_ready = mark_ready
         """Called with outboxes that have something new."""
 
     def ack_ranges(self, session: Session, event: AckedRanges) -> None:
-        """What `ack_one` does, for many ranges at once."""
+        """Acknowledge many ranges of message ids."""
         subscription = session.subscriptions.get(event.subscription_key)
         if isinstance(subscription, GroupMember):
             session.recent_ack_count += int((event.lasts - event.firsts).sum())
@@ -72,6 +71,7 @@ class AckHandler:
         self._resume_delivery(subscription)
 
     def ack_range(self, session: Session, key: int, first_id: int, last_id: int) -> None:
+        """Acknowledge the message ids first_id..last_id-1."""
         session.recent_ack_count += last_id - first_id
         subscription = session.subscriptions.get(key)
         if subscription is None:
@@ -160,15 +160,17 @@ class AckHandler:
         self._resume_delivery(subscription)
 
     def _count_late_ack(self, window: AckWindow, first: int, last: int) -> None:
-        """None of these is in flight to who has said something of them, with the attempt that he
-        has named: somebody else may have them by now."""
+        """Count an acknowledgement of unacked messages that are not in flight to its sender.
+
+        They were redelivered meanwhile, perhaps to another member.
+        """
         if window.unacked_ranges(first, min(last, first + REDELIVERY_MESSAGES)):
             self._refusal_counts[Reason.ACK_LATE] += 1
 
     def _to_sequences(
         self, position: BrokerSubscription, first_id: int, last_id: int
     ) -> tuple[int, int]:
-        """A range of ids as sequences, as far as they were sent."""
+        """Return a range of message ids as sequences, limited to those that were sent."""
         window = position.window
         first = nearest_sequence(first_id, window.floor)
         last = first + last_id - first_id
@@ -178,13 +180,13 @@ class AckHandler:
         return max(first, window.floor), last
 
     def _resume_delivery(self, subscription: BrokerSubscription) -> None:
-        """An acknowledgement may have made room for more to be in flight."""
+        """Continue delivery if an ack made space for more messages in flight."""
         limited = subscription.delivery_policy.in_flight_max is not None
         if limited and not subscription.is_queued and subscription.has_work:
             subscription.outbox.enqueue(subscription)
             self._mark_ready(subscription.outbox)
 
     def distribute_to_members(self, group: Group) -> None:
-        """Hand out what the members of a group have room for."""
+        """Assign messages of a group to members that can accept them."""
         for member in group.distribute_messages():
             self._mark_ready(member.outbox)

@@ -153,7 +153,9 @@ class Broker:
             schedule_wakeup=self.delayed_wakeups.schedule_wakeup,
             end_session=self._end_session,
             durable_owners=DurableOwners(
-                lambda: self.users, self.sessions, lambda *cut: self._closing_sessions.append(cut)
+                lambda: self.users,
+                self.sessions,
+                lambda *closing: self._closing_sessions.append(closing),
             ),
             reply_when_durable=self.publisher_confirms.reply_when_durable,
         )
@@ -250,24 +252,24 @@ class Broker:
         if single is not None:
             self._dispatch_event(session, single)
         else:
-            most = self.settings.limits.pending_bytes
-            events = heavy = 0
+            limit = self.settings.limits.pending_bytes
+            event_count = expensive_count = 0
             try:
                 for event in session.receive(buffer, count):
-                    events += 1
+                    event_count += 1
                     if isinstance(event, _EXPENSIVE_EVENTS):
-                        heavy += event.slow_event_count
+                        expensive_count += event.slow_event_count
                     if not session.is_authenticated:
                         admit_session(
                             self.users, session, event, self.connection_limits, self.refusal_counts
                         )
                         session.receiver.frame_bytes_max = self.settings.limits.frame_bytes
                     self._dispatch_event(session, event)
-                    if session.outbox.pending_bytes > most:
+                    if session.outbox.pending_bytes > limit:
                         break  # A small request can produce a large reply.
             finally:
                 self._confirm_stored(session)
-            session.adapt_read_size(count, events, heavy)
+            session.adapt_read_size(count, event_count, expensive_count)
             check_session_pending(session, self.settings.limits)
             self._check_total_pending(session, count)
             return
@@ -278,11 +280,11 @@ class Broker:
             check_session_pending(session, self.settings.limits)
 
     def _check_total_pending(self, session: Session, count: int) -> None:
-        """Close sessions if the pending bytes received since the last tick exceed the total limit."""
+        """Close sessions if the bytes received since the last tick exceed the total limit."""
         kept = count if session.parked_messages else min(count, session.receiver.tail_bytes)
-        most = self.settings.limits.total_pending_bytes
-        if kept and self._uncounted_pending.add(kept, most):
-            self._closing_sessions += select_sessions_to_close(self.sessions.values(), most)
+        limit = self.settings.limits.total_pending_bytes
+        if kept and self._uncounted_pending.add(kept, limit):
+            self._closing_sessions += select_sessions_to_close(self.sessions.values(), limit)
 
     def send_fatal_error(self, session: Session, error: RemoteProtocolError) -> None:
         """Tell a version 2 peer why its session is about to be closed."""
@@ -301,25 +303,23 @@ class Broker:
         del self.sessions[session.session_id]
         if isinstance(session.decoder, Version2Decoder):
             self._release_producer(session, session.decoder)
-        self.subscription_manager.close_session(
-            session
-        )  # What is parked may find the room that this makes.
+        self.subscription_manager.close_session(session)  # Parked messages may get the space.
         session.is_closed = True
         self.store.publish_queue.orphan(session)
         self._ready_session_ids.pop(session.session_id, None)
 
     def _release_producer(self, session: Session, decoder: Version2Decoder) -> None:
         """Record which messages of a publisher are stored. It sends the others again."""
-        publisher, publishers = decoder.producer, self.subscription_manager.producer_states
-        if publisher.key:
-            said = session.confirmed_number
+        producer, producer_states = decoder.producer, self.subscription_manager.producer_states
+        if producer.key:
+            first_number = session.confirmed_number
             ahead = decoder.build_unconfirmed_range(
-                said, [batch for _, batch in session.parked_messages]
+                first_number, [batch for _, batch in session.parked_messages]
             )
-            publishers.set_progress(publisher, said, ahead)
+            producer_states.set_progress(producer, first_number, ahead)
         self.store.publish_queue.discard(session)
-        if publisher.session_id == session.session_id:
-            publishers.mark_disconnected(publisher, self.clock.now)
+        if producer.session_id == session.session_id:
+            producer_states.mark_disconnected(producer, self.clock.now)
 
     def drain_writable(self) -> list[int]:
         """Return the ids of sessions whose outboxes have something new, each once.
@@ -346,9 +346,9 @@ class Broker:
             self._confirm_progressed()
         if not self._resumed_sessions:
             return []
-        unblocked = [s for s in self._resumed_sessions if not (s.parked_messages or s.is_closed)]
+        resumed = [s for s in self._resumed_sessions if not (s.parked_messages or s.is_closed)]
         self._resumed_sessions.clear()
-        return unblocked
+        return resumed
 
     def _confirm_progressed(self) -> None:
         """Confirm messages that were stored late, and find the sessions that may be read again."""
@@ -388,8 +388,8 @@ class Broker:
 
     def drain_closing(self) -> list[tuple[Session, RemoteProtocolError]]:
         """Return sessions that must be closed, each with the reason."""
-        cut, self._closing_sessions = self._closing_sessions, []
-        return cut
+        closing, self._closing_sessions = self._closing_sessions, []
+        return closing
 
     def _end_session(self, session_id: int, error: RemoteProtocolError) -> None:
         """Close a session whose publisher name the same program uses again."""
@@ -575,13 +575,13 @@ class Broker:
         self.subscription_manager.tick()
         limits, seconds = self.settings.limits, self.settings.tick_seconds
         overdue = []
-        room = self.store.publish_queue
-        short_of_memory = room.is_short_of_memory()
+        publish_queue = self.store.publish_queue
+        is_short_of_memory = publish_queue.is_short_of_memory()
         for session in self.sessions.values():
-            holds_back = bool(room.blocked_classes) and self._is_blocking_publishers(
-                session, short_of_memory
+            is_blocking = bool(publish_queue.blocked_classes) and self._is_blocking_publishers(
+                session, is_short_of_memory
             )
-            error = session.tick(limits, seconds, is_blocking_publishers=holds_back)
+            error = session.tick(limits, seconds, is_blocking_publishers=is_blocking)
             if error is not None:
                 overdue.append((session, error))
             elif session.heartbeat_seconds and not session.outbox.is_idle:
@@ -599,15 +599,15 @@ class Broker:
         """Send messages whose delay has passed."""
         self.delayed_wakeups.run_due_wakeups()
 
-    def _on_wakeup(self, waiter: WakeupTarget) -> int:
+    def _on_wakeup(self, target: WakeupTarget) -> int:
         """Resume a subscription, group or queue that has delayed messages. Returns the messages
         scanned.
         """
-        if isinstance(waiter, Group):
-            self._ack_handler.distribute_to_members(waiter)
-            return waiter.scanned_count
-        if isinstance(waiter, BrokerSubscription) and waiter.is_connected:
-            self.mark_ready(waiter.outbox)
+        if isinstance(target, Group):
+            self._ack_handler.distribute_to_members(target)
+            return target.scanned_count
+        if isinstance(target, BrokerSubscription) and target.is_connected:
+            self.mark_ready(target.outbox)
         return 0
 
     def can_delay_read(self, session: Session) -> bool:
@@ -625,9 +625,9 @@ class Broker:
 
     def is_blocking_publishers(self, session: Session) -> bool:
         """Return True if publishers wait for this session's acks."""
-        room = self.store.publish_queue
-        return bool(room.blocked_classes) and self._is_blocking_publishers(
-            session, room.is_short_of_memory()
+        publish_queue = self.store.publish_queue
+        return bool(publish_queue.blocked_classes) and self._is_blocking_publishers(
+            session, publish_queue.is_short_of_memory()
         )
 
     def _is_blocking_publishers(self, session: Session, is_short_of_memory: bool) -> bool:
@@ -648,8 +648,10 @@ class Broker:
             cls.channels.check_invariants()
             memory += cls.ring.statistics().memory_bytes + cls.channels.memory_bytes
             cls.check_invariants()
-            keeps = bool(cls.retention) or cls.has_last_values
-            assert cls.first_sequence == cls.floor() or (keeps and cls.first_sequence < cls.floor())
+            retains = bool(cls.retention) or cls.has_last_values
+            assert cls.first_sequence == cls.floor() or (
+                retains and cls.first_sequence < cls.floor()
+            )
             assert cls.first_sequence <= cls.ring.floor
             for subscription in cls.subscriptions:
                 subscription.check_invariants()

@@ -1,7 +1,7 @@
-"""What a Fetch is answered: stored messages by sequence, from memory or from disk.
+"""Handles Fetch and Purge requests.
 
-Rule 1: nobody's position moves.
-Rule 2: many may be asked for at once: each is looked up when the peer has taken those before.
+Fetch reads stored messages by sequence, from memory or from disk, and moves no position. If a
+session has several Fetch requests, each is answered after the reply before it was sent.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.message_class.remote_storage import RemoteQuery, RemoteStorage
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
+from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import FetchRequested, PurgeRequested
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.requests import FetchReply, FetchRequest, PurgeReply
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
-from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
@@ -32,40 +32,47 @@ PieceT = TypeVar("PieceT")
 
 
 class StoredMessageReader:
-    """Of one broker."""
+    """Reads stored messages for Fetch requests of one broker."""
 
     def __init__(self, store: Store, mark_ready: Callable[[Outbox], None]) -> None:
         self._store = store
         self.mark_ready = mark_ready
 
     def fetch(self, session: Session, event: FetchRequested, cls: MessageClass) -> None:
-        """A peer asks for messages of a class."""
+        """Queue a Fetch request of a session."""
         session.outbox.defer_reply(_PendingFetch(self, session, event, cls).try_reply)
         self.mark_ready(session.outbox)
 
     def fetch_from_memory(
         self, cls: MessageClass, request: FetchRequest
     ) -> tuple[FetchReply, list[FrameBatch]] | None:
-        """The same for a part of the server: the frames are views that are valid until the ring
-        changes. None where it must be read from disk."""
+        """Return stored messages to another part of the server, or None if they must be read from
+        disk.
+
+        The frames are views, valid until the ring changes.
+        """
         head = self.visible_head(cls)
         first, last = _requested_range(cls, request, head)
         if first < min(cls.ring.floor, last):
             return None
 
-        def take(at: int, last: int, space: int) -> tuple[FrameBatch, int, int]:
-            batch, next = cls.ring.view_batch(at, last, space)
+        def read_piece(sequence: int, last: int, space_bytes: int) -> tuple[FrameBatch, int, int]:
+            batch, next = cls.ring.view_batch(sequence, last, space_bytes)
             return batch, next, batch.data.size
 
-        return _build_reply(cls, first, last, head, take, self.now if request.times else None)
+        return _build_reply(cls, first, last, head, read_piece, self.now if request.times else None)
 
     @property
     def now(self) -> float:
-        """Seconds since 1970, by the clock by which messages are accepted."""
+        """The broker's clock, in seconds since 1970."""
         return self._store.clock.now
 
     def visible_head(self, cls: MessageClass) -> int:
-        """What may be gone after a crash is shown to nobody who asks: he would not ask again."""
+        """Return the end of the messages that a Fetch may return.
+
+        Messages that are not durable may be lost by a crash, and readers would not fetch them
+        again.
+        """
         head, commit_log = cls.ring.head, self._store.commit_log
         return (
             head
@@ -74,19 +81,19 @@ class StoredMessageReader:
         )
 
     def read_spilled(self, spill_read: SpillRead) -> None:
-        """Have something read from disk."""
+        """Start a read from disk."""
         assert self._store.spill_manager is not None
         self._store.spill_manager.request_read(spill_read)
 
     def build_rings(self, spilled_ranges: Sequence[SpilledRange], cls: MessageClass) -> list[Ring]:
-        """What was read, as it is in a ring: each a run without a gap."""
+        """Return messages read from disk as rings, one for each range without a gap."""
         spilling = self._store.spill_manager
         assert spilling is not None
         rings: list[Ring] = []
-        for stretch in spilled_ranges:
-            if not stretch.frames:
+        for spilled_range in spilled_ranges:
+            if not spilled_range.frames:
                 continue
-            if not rings or rings[-1].head != stretch.first:
+            if not rings or rings[-1].head != spilled_range.first:
                 budget = MemoryBudget(1 << 40)  # It is gone when it is answered.
                 rings.append(
                     Ring(
@@ -96,14 +103,14 @@ class StoredMessageReader:
                         budget=budget,
                     )
                 )
-                rings[-1].set_next_sequence(stretch.first)
-            for batch in spilling.split_range(stretch):
+                rings[-1].set_next_sequence(spilled_range.first)
+            for batch in spilling.split_range(spilled_range):
                 rings[-1].append(batch, 0)
         return rings
 
 
 class _PendingFetch:
-    """One that is to be answered."""
+    """Fetch request that is not answered yet."""
 
     def __init__(
         self,
@@ -117,15 +124,15 @@ class _PendingFetch:
         self._event = event
         self._cls = cls
         self._spilled_rings: list[Ring] | None = None
-        """What was on disk."""
+        """Messages that were read from disk."""
         self._spilled_end = 0
-        """Up to where it was read."""
+        """End of the sequences that were read from disk."""
 
     def try_reply(self) -> bool:
-        """Say it. Returns False when it must be read first."""
-        cls, asked, wish = self._cls, self._event, self._event.body
+        """Send the reply. Returns False if the messages must be read from disk first."""
+        cls, asked, request = self._cls, self._event, self._event.body
         head = self._fetcher.visible_head(cls)
-        first, last = _requested_range(cls, wish, head)
+        first, last = _requested_range(cls, request, head)
         ring = cls.ring
         if first < min(ring.floor, last):
             if self._spilled_rings is None:
@@ -133,7 +140,7 @@ class _PendingFetch:
                 read = SpillRead(cls.class_id, first, until, FETCH_BYTES_MAX, self._on_read)
                 self._fetcher.read_spilled(read)
                 return False
-            # Messages that are damaged are left out, and the answer is without a gap.
+            # Damaged messages are skipped; a reply contains no gap.
             ring = next((each for each in self._spilled_rings if each.head > first), ring)
             if ring is cls.ring:
                 first = last = max(first, min(self._spilled_end, ring.floor))
@@ -141,12 +148,12 @@ class _PendingFetch:
                 first = max(first, ring.floor)
                 last = max(first, min(last, ring.head))
 
-        def take(at: int, last: int, space: int) -> tuple[memoryview, int, int]:
-            piece, next = ring.view_frames(at, last, space)
+        def read_piece(sequence: int, last: int, space_bytes: int) -> tuple[memoryview, int, int]:
+            piece, next = ring.view_frames(sequence, last, space_bytes)
             return piece, next, len(piece)
 
-        now = self._fetcher.now if wish.times else None
-        reply, pieces = _build_reply(cls, first, last, head, take, now)
+        now = self._fetcher.now if request.times else None
+        reply, pieces = _build_reply(cls, first, last, head, read_piece, now)
         frame = frames.encode(
             frames.FETCH,
             class_id=cls.class_id,
@@ -166,7 +173,7 @@ class _PendingFetch:
 
 
 def _requested_range(cls: MessageClass, request: FetchRequest, head: int) -> tuple[int, int]:
-    """The sequences that are wished for, as far as there are any."""
+    """Return the requested sequences, limited to stored messages."""
     first = (
         request.first if request.time is None else cls.time_index.find_sequence(request.time, head)
     )
@@ -182,41 +189,48 @@ def _build_reply(
     read_piece: Callable[[int, int, int], tuple[PieceT, int, int]],
     now: float | None,
 ) -> tuple[FetchReply, list[PieceT]]:
-    """What there is of first..last-1, as much as an answer may have, and what is said of it.
-    `take` gives a piece of it, what follows, and its size. `now` is said where times are wanted;
-    None where not."""
-    steps: list[tuple[int, float]] = []
+    """Return the reply and its frames, as many as one reply may have.
+
+    Args:
+        cls: The class.
+        first: First sequence.
+        last: Last sequence, exclusive.
+        head: End of the messages that a Fetch may return.
+        read_piece: Returns frames from a sequence on, the next sequence, and their size in bytes.
+        now: Current time, if times were requested, else None.
+    """
+    time_steps: list[tuple[int, float]] = []
     if now is not None:
-        steps = cls.time_index.list_steps(first, last, max_count=FETCH_TIMES_MAX + 1)
-        if len(steps) > FETCH_TIMES_MAX:
-            last, _ = steps.pop()
+        time_steps = cls.time_index.list_steps(first, last, max_count=FETCH_TIMES_MAX + 1)
+        if len(time_steps) > FETCH_TIMES_MAX:
+            last, _ = time_steps.pop()
     purged: list[tuple[int, int]] = []
     if cls.purged_sequences:
         purged = cls.purged_sequences.ranges_within(first, last)
         if len(purged) > FETCH_PURGED_MAX:
             last, _ = purged[FETCH_PURGED_MAX]
     pieces: list[PieceT] = []
-    at, space = first, FETCH_BYTES_MAX
-    while at < last and space > 0:
-        piece, at, size = read_piece(at, last, space)
+    sequence, space_bytes = first, FETCH_BYTES_MAX
+    while sequence < last and space_bytes > 0:
+        piece, sequence, size = read_piece(sequence, last, space_bytes)
         pieces.append(piece)
-        space -= size
-    while steps and steps[-1][0] >= at:
-        steps.pop()
+        space_bytes -= size
+    while time_steps and time_steps[-1][0] >= sequence:
+        time_steps.pop()
     reply = FetchReply(
         first=first,
-        next=at,
+        next=sequence,
         floor=cls.first_sequence,
         head=head,
-        times=steps,
+        times=time_steps,
         now=now or 0,
-        purged=[(a, min(b, at)) for a, b in purged if a < at],
+        purged=[(a, min(b, sequence)) for a, b in purged if a < sequence],
     )
     return reply, pieces
 
 
 class FetchHandler:
-    """See the module's law. Raises RemoteProtocolError (unknown_class)."""
+    """Handles Fetch and Purge requests. Raises RemoteProtocolError (unknown_class)."""
 
     def __init__(
         self,
@@ -237,7 +251,7 @@ class FetchHandler:
         event: FetchRequested,
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> None:
-        """See `Fetching`. `refuse` says why it cannot be answered, if that is known later."""
+        """Queue a Fetch request. `on_refused` is called if it fails later."""
         cls = self._store.require_class(event.class_id)
         check_fetch(session, cls)
         if cls.remote_storage is None:
@@ -248,7 +262,7 @@ class FetchHandler:
     def fetch_from_memory(
         self, class_id: int, request: FetchRequest
     ) -> tuple[FetchReply, list[FrameBatch]] | None:
-        """See `Fetching`. None, too, where it is not here."""
+        """Return stored messages, or None if they are on disk or in remote storage."""
         cls = self._store.require_class(class_id)
         return self._fetcher.fetch_from_memory(cls, request) if cls.remote_storage is None else None
 
@@ -270,7 +284,7 @@ class FetchHandler:
         event: PurgeRequested,
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> bool:
-        """Whether the messages of a class are not here; then they are purged where they are."""
+        """Forward a Purge request to remote storage. Returns False if the class is stored here."""
         cls = self._store.require_class(event.class_id)
         if cls.remote_storage is None:
             return False
@@ -279,14 +293,14 @@ class FetchHandler:
         return True
 
     def check_purge(self, session: Session, event: PurgeRequested) -> int:
-        """Whether a session may have messages purged. Returns where those end that it means."""
+        """Check the permission to purge. Returns the end of the requested range."""
         cls = self._store.require_class(event.class_id)
         check_right(session, AdminRight.PURGE, cls)
         head, last = cls.ring.head, event.body.last
         return head if last is None else min(last, head)
 
     def purge(self, session: Session, event: PurgeRequested, end: int) -> None:
-        """Have stored messages up to `last` be nobody's any more."""
+        """Purge stored messages up to `end`, for every position."""
         store, cls = self._store, self._store.require_class(event.class_id)
         count = purge_messages(cls, event.body.first, end, store.commit_log)
         store.trim_class(cls)

@@ -1,9 +1,8 @@
-"""What a broker says when it is asked what waits for what.
+"""Handles Inquire requests: reports on the bus, a class, a session or a channel.
 
-Rule 1: nothing changes. No message is looked at; of everything else so much, and no more, and what
-was left out is counted.
-Rule 2: figures are those of `statistics`, found the same way; sentences are `waiting`'s.
-Rule 3: what lies elsewhere is counted there. Where that is not known, it is said so.
+A report changes nothing and looks at no messages. Its size is bounded, and what was left out is
+counted. Figures are those of `statistics`; sentences come from `wait_reasons`. Messages in remote
+storage are counted there; if that fails, the report says so.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ from simplebus.core.message_class.remote_storage import (
     RemoteInventory,
     RemoteStorage,
 )
+from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.events import InquireRequested
@@ -63,7 +63,6 @@ from simplebus.core.protocol.inquiry import (
     SessionInfo,
     SessionOverview,
 )
-from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import Retention
@@ -72,7 +71,7 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 
 
 class InquiryHandler:
-    """Of one broker."""
+    """Builds the reports of one broker."""
 
     def __init__(
         self,
@@ -86,10 +85,11 @@ class InquiryHandler:
         self._sessions = sessions
         self._refusal_counts = refusal_counts
         self.identity = identity
-        """Of the bus."""
+        """Id of the bus."""
         self._position_reporter = PositionReporter(store, sessions)
         self.listener_sources: list[ChannelListenerSource] = []
-        """Other doors, who tell who hears what there."""
+        """Other servers in this process whose clients listen to channels, such as the NATS server.
+        """
 
     def handle_inquiry(
         self,
@@ -98,8 +98,7 @@ class InquiryHandler:
         on_refused: Callable[[RemoteProtocolError], None],
         mark_ready: Callable[[Outbox], None],
     ) -> None:
-        """Have a session told what it has asked, in its turn and when it is known; or `refuse`
-        it."""
+        """Queue an Inquire request of a session. `on_refused` is called if it fails."""
 
         def say(counted: dict[int, RemoteCountOutcome]) -> None:
             try:
@@ -119,8 +118,15 @@ class InquiryHandler:
     def build_report(
         self, inquiry: Inquiry, remote_counts: Mapping[int, RemoteCountOutcome] | None = None
     ) -> InquireReply:
-        """What lies elsewhere was `counted`. Raises RemoteProtocolError (unknown_class,
-        unknown_session)."""
+        """Return the report for an inquiry.
+
+        Args:
+            inquiry: The question.
+            remote_counts: Counts of remote storage by class id, or descriptions of their failures.
+
+        Raises:
+            RemoteProtocolError: (unknown_class, unknown_session)
+        """
         match inquiry:
             case BusInquiry():
                 return self._report_bus()
@@ -156,7 +162,7 @@ class InquiryHandler:
         return (Durability.MEMORY if commit_log is None else commit_log.durability).name.lower()
 
     def _remote_classes(self, inquiry: Inquiry) -> list[RemoteStorage]:
-        """What is to be counted elsewhere for an answer."""
+        """Return the remote storage that must be asked before the report can be built."""
         if not isinstance(inquiry, ClassInquiry):
             return []
         store, asked = self._store, inquiry.class_
@@ -290,7 +296,7 @@ class InquiryHandler:
     def _add_remote_counts(
         self, cls: MessageClass, report: ClassInfo, remote_counts: Mapping[int, RemoteCountOutcome]
     ) -> ClassInfo:
-        """The same of a class that is elsewhere: what is stored of it is what lies there."""
+        """Replace the local counts of a class by those of its remote storage."""
         found = remote_counts.get(cls.class_id, "it was not counted for this")
         dead = remote_counts.get(report.dead_class) if report.dead_class is not None else None
         there = dict.fromkeys(("floor", "head", "safe", "stored", "stored_max", "stored_bytes"), 0)
@@ -309,7 +315,7 @@ class InquiryHandler:
             }
         else:
             unknown = found
-            waits_for = f"what is stored in the cluster is not known: {found}"
+            waits_for = f"the messages in the cluster are unknown: {found}"
         return msgspec.structs.replace(
             report,
             **there,
@@ -322,14 +328,14 @@ class InquiryHandler:
         )
 
     def _explain_remote_floor(self, cls: MessageClass, inventory: RemoteInventory) -> str:
-        """What holds the first message of a class that is elsewhere."""
+        """Explain why the oldest message in remote storage is kept."""
         if not inventory.message_count:
             return "nothing is stored"
         if inventory.is_oldest_in_backlog:
             return f"{format_message_count(inventory.backlog_count)} wait for a first subscription"
         holder = inventory.floor_holder
         if not holder:
-            return "what is stored is kept though nobody needs it"
+            return "the stored messages are kept by retention"
         held = "the oldest stored message is held by"
         if isinstance(holder, str):
             return f"{held} {holder}"
@@ -351,7 +357,7 @@ class InquiryHandler:
         )
 
     def _explain_class_wait(self, cls: MessageClass, positions: list[PositionInfo]) -> str:
-        """What holds the floor; and if somebody waits for room, what is full."""
+        """Explain why the oldest message is kept, and if publishers wait, why the class is full."""
         if cls.first_sequence == cls.ring.head:
             held = "nothing is stored"
         elif not cls.subscriptions:
@@ -366,22 +372,22 @@ class InquiryHandler:
                 held += f"; {complete_sentence(first.waits, first.waits_for)}"
             elif cls.backlog_window.floor == cls.first_sequence < cls.backlog_window.cursor:
                 held = (
-                    f"{format_message_count(cls.backlog_window.in_flight_count)} wait for who asks "
-                    "for what waits"
+                    f"{format_message_count(cls.backlog_window.in_flight_count)} wait for a "
+                    "subscription with start 'waiting'"
                 )
             else:
-                held = "what is stored is kept though nobody needs it"
+                held = "the stored messages are kept by retention"
         return self._prepend_blocked_publishers(cls, held)
 
     def _prepend_blocked_publishers(self, cls: MessageClass, floor_reason: str) -> str:
-        """What holds the floor of a class, behind who waits for room in it."""
+        """Return `floor_reason`, after an explanation of blocked publishers if there are any."""
         if not cls.blocked_sessions and cls.unavailable_reason:
-            return f"what is published waits: {self._explain_full(cls)}; {floor_reason}"
+            return f"publishing waits: {self._explain_full(cls)}; {floor_reason}"
         if not cls.blocked_sessions:
             return floor_reason
         count = len(cls.blocked_sessions)
         publishers = f"{count} publisher{'' if count == 1 else 's'} wait{'s' * (count == 1)}"
-        return f"{publishers} for room: {self._explain_full(cls)}; {floor_reason}"
+        return f"{publishers} for space: {self._explain_full(cls)}; {floor_reason}"
 
     def _explain_full(self, cls: MessageClass) -> str:
         ring, budget, spill = cls.ring, cls.ring.budget, cls.spill
@@ -391,17 +397,18 @@ class InquiryHandler:
                 "disk only"
             )
         if spill is not None and len(ring):
-            return "what is in memory is not written yet"
+            return "the messages in memory are not written to disk yet"
         if cls.unavailable_reason:
-            return f"its stream takes nothing: {cls.unavailable_reason}"
+            return f"its stream accepts no messages: {cls.unavailable_reason}"
         if cls.is_remote:
-            return "what was accepted before is not in the cluster yet"
+            return "accepted messages are not stored in the cluster yet"
         if len(ring) >= ring.messages_max:
             return f"{len(ring):,} of {ring.messages_max:,} messages are stored"
         memory = ring.statistics().memory_bytes
         if 2 * memory > ring.bytes_max:
-            return f"{format_bytes(memory)} of {format_bytes(ring.bytes_max)} are taken"
-        return f"all classes together take {format_bytes(budget.used_bytes)} of {format_bytes(budget.limit_bytes)}"
+            return f"{format_bytes(memory)} of {format_bytes(ring.bytes_max)} are used"
+        used, limit = format_bytes(budget.used_bytes), format_bytes(budget.limit_bytes)
+        return f"all classes together use {used} of {limit}"
 
     # A session -----------------------------------------------------------------------------------
 
@@ -452,18 +459,16 @@ class InquiryHandler:
         if class_id is not None:
             cls = self._store.classes[class_id]
             name = repr(cls.name) if cls.name else str(class_id)
-            since = format_duration(self._position_reporter.ticks_to_seconds(session.parked_ticks))
+            waited = format_duration(self._position_reporter.ticks_to_seconds(session.parked_ticks))
             if session in self._store.publish_queue.rate_queue.waiting_sessions:
                 reasons.append(
-                    f"{format_message_count(parked_count)} wait since {since}: its user or its "
-                    "address publishes "
-                    "faster than it may"
+                    f"{format_message_count(parked_count)} have waited for {waited}: the rate "
+                    "limit of its user or address is exceeded"
                 )
             else:
                 reasons.append(
-                    f"{format_message_count(parked_count)} wait for room in class {name} since "
-                    f"{since}: "
-                    f"{self._explain_full(cls)}"
+                    f"{format_message_count(parked_count)} have waited for {waited} for space in "
+                    f"class {name}: {self._explain_full(cls)}"
                 )
         if session.has_write_backlog and commit_log is not None:
             why = (
@@ -474,19 +479,19 @@ class InquiryHandler:
             reasons.append(f"the journal is behind: {why}")
         if session.send_blocked_ticks:
             reasons.append(
-                f"it has taken none of the bytes that wait for it since "
+                f"it has read nothing for "
                 f"{format_duration(self._position_reporter.ticks_to_seconds(session.send_blocked_ticks))}"
             )
         if session.pending_confirms:
-            where = "in the cluster" if self._store.class_registry.is_remote else "written"
-            reasons.append(f"what it published is not {where} yet")
+            state = "stored in the cluster" if self._store.class_registry.is_remote else "written"
+            reasons.append(f"its published messages are not {state} yet")
         if session.is_reading_paused:
-            reasons.append("it is not read from until then")
+            reasons.append("its connection is not read until then")
         return "; ".join(reasons)
 
 
 def protocol_version(session: Session) -> int:
-    """Which one is spoken: 0 while that is not known, -1 at another door."""
+    """Return the protocol version of a session: 0 if unknown yet, -1 for a local session."""
     if session.is_local:
         return -1
     if session.decoder is None:
@@ -495,7 +500,7 @@ def protocol_version(session: Session) -> int:
 
 
 def _count_unpurged(cls: MessageClass) -> int:
-    """Stored messages that are not purged."""
+    """Count the stored messages that are not purged."""
     first, head = cls.first_sequence, cls.ring.head
     return head - first - sum(b - a for a, b in cls.purged_sequences.ranges_within(first, head))
 
@@ -513,7 +518,7 @@ def _position_label(position: PositionInfo) -> str:
 
 
 def _count_backlog(cls: MessageClass) -> int:
-    """Messages that wait for a first subscription."""
+    """Count the messages that wait for a first subscription."""
     window = cls.backlog_window
     later = 0 if cls.subscriptions else cls.ring.head - window.cursor
     return window.in_flight_count + later

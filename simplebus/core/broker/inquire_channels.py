@@ -1,7 +1,7 @@
-"""Who gets what is published on a channel, by which pattern; and who nearly does.
+"""Reports on a channel: the positions and listeners that receive its messages, and near misses.
 
-Rule 1: which positions match is asked of the same tables that deliver; a pattern is only looked for
-among those of who matches, and of as many others as is bounded.
+Matching positions come from the tables that deliver. The pattern that matches is searched only
+among those, and near misses only in a bounded number of other patterns.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 
 
 class ChannelListenerSource(Protocol):
-    """Another door, whose clients hear channels too."""
+    """A server whose clients listen to channels without a class."""
 
     def find_listeners(self, channel: str, max_count: int) -> tuple[list[ListenerInfo], int]:
-        """Who hears what is published there, up to so many, and how many were left out."""
+        """Return at most `max_count` listeners of a channel, and how many were left out."""
 
 
 class _PatternBudget:
-    """How much may still be looked at."""
+    """Number of patterns that may still be compared."""
 
     def __init__(self) -> None:
         self.remaining_count = INQUIRY_PATTERN_CHECKS_MAX
 
     def try_spend(self, count: int) -> bool:
-        """Whether so many patterns may be looked at."""
+        """Return True if `count` more patterns may be compared."""
         self.remaining_count -= count
         return self.remaining_count >= 0
 
@@ -54,7 +54,9 @@ def report_channel(
     describe_consumer: Callable[[BrokerSubscription], str],
     listener_sources: Iterable[ChannelListenerSource],
 ) -> ChannelInfo:
-    """Raises RemoteProtocolError (bad_channel) for what is none."""
+    """Build the report. Raises RemoteProtocolError (bad_channel) if the channel is not a legal
+    name.
+    """
     try:
         check_name(channel)
     except ValueError as error:
@@ -93,7 +95,7 @@ def _report_class(
     describe_consumer: Callable[[BrokerSubscription], str],
     pattern_budget: _PatternBudget,
 ) -> ChannelClassInfo | None:
-    """What one class has to do with it; None for nothing."""
+    """Return the report on one class, or None if the class has nothing to do with the channel."""
     bound = [subject for subject in subjects if matches(subject, channel)]
     stored = cls.channels.count_stored(channel)
     wanting = set(cls.channels.find_filters(channel))
@@ -116,7 +118,7 @@ def _report_class(
                     near.append(_build_match(position, describe_consumer, each, reason))
                     break
     if not (bound or stored or wanting or near):
-        return None  # Who gets everything says nothing about this channel.
+        return None  # Positions without patterns are no reason to list the class.
     return ChannelClassInfo(
         class_id=cls.class_id,
         name=cls.name,

@@ -1,6 +1,6 @@
-"""What a broker says of one position, and of each member of a group.
+"""Reports on a position, and on the members of a group.
 
-Rule 1: nothing changes, no message is looked at, and of everything else so much and no more.
+A report changes nothing and looks at no messages; its size is bounded.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from simplebus.core.limits import (
     INQUIRY_TEXT_CHARACTERS_MAX,
 )
 from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.inquiry import InFlightInfo, PositionInfo
 from simplebus.core.protocol.inquiry import MemberInfo as MemberSaid
 from simplebus.core.redelivery import delivery_state
-from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
 
 _DEAD_LETTER_REASONS = (Reason.MAX_DELIVERIES, Reason.TERMINATED, Reason.UNCARRIABLE)
-"""What positions give up for these reasons becomes dead letters."""
+"""Reasons of giving up a message that produce a dead letter."""
 
 
 class PositionReporter:
-    """Of one broker."""
+    """Builds the reports on positions of one broker."""
 
     def __init__(self, store: Store, sessions: Mapping[int, Session]) -> None:
         self._store = store
@@ -43,12 +43,12 @@ class PositionReporter:
         return ticks * self._store.settings.tick_seconds
 
     def message_age_seconds(self, cls: MessageClass, sequence: int) -> float | None:
-        """How long ago a stored message was accepted."""
+        """Return the time since a stored message was accepted; None if unknown."""
         time = cls.time_index.time_of(sequence)
         return max(0.0, self._store.clock.now - time) if time else None
 
     def describe_position(self, cls: MessageClass, position: BrokerSubscription) -> PositionInfo:
-        """One of a class."""
+        """Return the report on a position of a class."""
         window, ring, terms = position.window, position.class_ring, position.delivery_policy
         stands = position.build_delivery_state()
         outbox = position.outbox_after_delay or position.outbox
@@ -239,7 +239,7 @@ class PositionReporter:
         return 0.0 if session is None else self.ticks_to_seconds(session.send_blocked_ticks)
 
     def describe_session(self, outbox: Outbox) -> str:
-        """Whose an outbox is, in a few words."""
+        """Return a short description of the session of an outbox."""
         session = self._sessions.get(outbox.session_id)
         if session is None:
             return ""
@@ -248,7 +248,7 @@ class PositionReporter:
         return f"session {session.session_id}{called} ({truncate_text(session.peer)})"
 
     def describe_consumer(self, position: BrokerSubscription) -> str:
-        """Whose a position is, in a few words."""
+        """Return a short description of a position and its session."""
         if position.durable or position.group:
             named = [f"durable {position.durable!r}"] if position.durable else []
             named += [f"group {position.group!r}"] if position.group else []
@@ -257,19 +257,19 @@ class PositionReporter:
                 count = len(position.members)
                 return f"{said}, {count} member{'' if count == 1 else 's'}"
             if not position.has_consumer:
-                return f"{said}, nobody connected"
+                return f"{said}, not connected"
             return f"{said}, {self.describe_session(position.outbox)}"
         return self.describe_session(position.outbox_after_delay or position.outbox)
 
 
 def producer_name(session: Session | None) -> str:
-    """What a program calls itself; empty where it does not."""
+    """Return the publisher name of a session; empty if it has none."""
     decoder = session.decoder if session is not None else None
     return decoder.producer.name if isinstance(decoder, Version2Decoder) else ""
 
 
 def _find_oldest(members: Iterable[MemberSaid]) -> tuple[InFlightInfo | None, str]:
-    """What was sent first of what these have, and who has it."""
+    """Return the message that has been in flight longest, and a description of its member."""
     holding = [(member.oldest, member) for member in members if member.oldest is not None]
     if not holding:
         return None, ""

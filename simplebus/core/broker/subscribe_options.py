@@ -1,7 +1,4 @@
-"""What a Subscribe asks for: whether it makes sense, and how its position is served then.
-
-Rule 1: nothing is changed here. What exists already is not looked at.
-"""
+"""Validation of Subscribe requests, and the delivery policy that they ask for."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _SLOW_POLICIES = ("block", "drop_oldest", "drop_newest", "disconnect")
 
 
 def check_subscribe_request(request: SubscribeRequest) -> None:
-    """Raises RemoteProtocolError for what no class could grant, and says why."""
+    """Raise RemoteProtocolError if no class could grant the request."""
     for pattern in request.channels:
         try:
             check_pattern(pattern)
@@ -59,8 +56,11 @@ def check_subscribe_request(request: SubscribeRequest) -> None:
 def build_delivery_policy(
     request: SubscribeRequest | None, cls: MessageClass, settings: Settings
 ) -> DeliveryPolicy:
-    """What is asked for; where nothing is said, what the class says, else the bus. Version 1
-    asks for nothing."""
+    """Return the delivery policy of a request: its options, then those of the class, then the
+    broker's.
+
+    `request` is None for version 1, which has no options.
+    """
     own = settings.settings_for_class(cls.class_id, cls.name)
     ack_seconds, deliveries = own.ack_seconds, own.deliveries_max
     backoff: Sequence[float] = own.backoff_seconds or ()
@@ -69,7 +69,7 @@ def build_delivery_policy(
         backoff = request.backoff or backoff
         deliveries = deliveries if request.max_deliveries is None else request.max_deliveries
     if deliveries is None and is_dead_letter_class(cls.name):
-        deliveries = 0  # What is given up there is gone: only who says so does that.
+        deliveries = 0  # Given up again, a dead letter would be lost; this must be requested.
     ticks = settings.ack_timeout
     if ack_seconds is not None:
         ticks = seconds_to_ticks(ack_seconds, settings.tick_seconds)
@@ -78,13 +78,14 @@ def build_delivery_policy(
         deliveries_max=settings.deliveries_max if deliveries is None else deliveries,
         backoff_ticks=tuple(seconds_to_ticks(pause, settings.tick_seconds) for pause in backoff),
     )
-    if request is None:  # What is read back for it from disk takes memory.
+    if request is None:  # Messages that are read back from disk take memory.
         return granted if cls.spill is None else replace(granted, in_flight_max=IN_FLIGHT_MESSAGES)
-    in_flight_max = None  # Of a group it is its members' business.
+    in_flight_max = None  # The members of a group have limits of their own.
     if not request.group:
         in_flight_max = request.max_in_flight or IN_FLIGHT_MESSAGES
         if request.max_pending is not None and request.slow.startswith("drop"):
-            in_flight_max = min(in_flight_max, request.max_pending)  # These are never dropped.
+            # Messages in flight are never dropped.
+            in_flight_max = min(in_flight_max, request.max_pending)
     return replace(
         granted,
         in_flight_max=in_flight_max,
@@ -95,7 +96,7 @@ def build_delivery_policy(
 
 
 def choose_position_type(group: str | None, *, by_key: bool) -> type[BrokerSubscription]:
-    """What a position is that has this group."""
+    """Return the class of a position with this group."""
     if not group:
         return BrokerSubscription
     return KeyOrderedGroup if by_key else Group

@@ -1,10 +1,8 @@
-"""What a bus does for those who ask: sessions begin and end, so do subscriptions, messages are
-looked up.
+"""Subscription manager: handles Connect, Subscribe and Unsubscribe requests, and ends positions.
 
-Rule 1: a question that cannot be granted changes nothing. It raises RemoteProtocolError; whether
-that ends the session is its version's business.
-Rule 2: a named position (durable, group) is found by its names; whoever asks for it with other
-terms about what it is for is refused, not answered wrongly.
+A request that cannot be granted raises RemoteProtocolError and changes nothing; the protocol
+version decides whether the error ends the session. A durable or group is found by its names. A
+request that describes the same names differently is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import apply_purges
 from simplebus.core.message_class.remote_storage import CatchUpBarrier, RemoteStorage
+from simplebus.core.outbox import Outbox, SendSource
 from simplebus.core.producer_state import NameClaim, ProducerState, ProducerStates
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import (
@@ -38,9 +37,8 @@ from simplebus.core.protocol.requests import (
 from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
-from simplebus.core.session.outbox import Outbox, SendSource
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2Decoder, producer_key
+from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import Settings
 from simplebus.core.snapshot import PositionSnapshot
 from simplebus.core.store.quotas import Quotas
@@ -51,16 +49,20 @@ from simplebus.core.users.permissions import ClassPermissions
 
 
 def check_first_number(request: ConnectRequest, class_registry: ClassRegistry) -> None:
-    """Raises RemoteProtocolError (bad_connect) where nobody would know a message by its number."""
+    """Raise RemoteProtocolError (bad_connect) if a Connect sets the first message number without
+    need.
+
+    Only stateless servers deduplicate by such numbers, and only for named publishers.
+    """
     if request.first is None:
         return
     if not class_registry.is_remote:
-        why = "this bus keeps its messages itself: only a door before a cluster takes such numbers"
+        detail = "only stateless servers (--engine) accept a first number"
     elif request.name is None:
-        why = "expected a name, too: it is part of what a message is known by"
+        detail = "a first number requires a publisher name"
     else:
         return
-    raise RemoteProtocolError(Reason.BAD_CONNECT, f"first is {request.first}; {why}")
+    raise RemoteProtocolError(Reason.BAD_CONNECT, f"first is {request.first}; {detail}")
 
 
 def resume_producer(
@@ -71,28 +73,32 @@ def resume_producer(
     now: float,
     identity: str,
 ) -> tuple[int, bool]:
-    """Say where the program goes on. Returns how many confirmed messages are not stored, as far as
-    that is known, and whether the journal is to know of it."""
-    publisher = claim.producer
-    before = publisher.next_number, publisher.is_uncertain
+    """Set the number at which a publisher continues.
+
+    Returns:
+        How many confirmed messages are known not to be stored, and True if the journal must record
+        the new state.
+    """
+    producer = claim.producer
+    before = producer.next_number, producer.is_uncertain
     is_other_bus = bool(request.bus) and request.bus != identity
     lost = producer_states.resume(claim, request.unconfirmed, is_other_bus=is_other_bus)
     if class_registry.choose_first_number is not None and (
         request.unconfirmed is None or is_other_bus
     ):
-        producer_states.restart_at(publisher, class_registry.choose_first_number(now))
+        producer_states.restart_at(producer, class_registry.choose_first_number(now))
     is_new_here = claim.is_other_instance or not claim.is_known
-    is_on_its_way = request.unconfirmed is not None and not is_other_bus
-    if class_registry.is_remote and is_new_here and is_on_its_way:
-        # That nothing is known of it here is no reason to have it begin anew.
-        producer_states.restart_at(publisher, request.unconfirmed or 0)
+    has_position = request.unconfirmed is not None and not is_other_bus
+    if class_registry.is_remote and is_new_here and has_position:
+        # Another server knows the producer, so it continues with its own numbers.
+        producer_states.restart_at(producer, request.unconfirmed or 0)
     if request.first is not None:
-        producer_states.restart_at(publisher, request.first)
-    return lost, is_new_here or before != (publisher.next_number, publisher.is_uncertain)
+        producer_states.restart_at(producer, request.first)
+    return lost, is_new_here or before != (producer.next_number, producer.is_uncertain)
 
 
 class SubscriptionManager:
-    """Of one broker."""
+    """Creates, resumes and ends the positions of one broker, and answers Connect requests."""
 
     def __init__(
         self,
@@ -114,20 +120,19 @@ class SubscriptionManager:
         store.class_registry.on_renamed = durable_owners.reapply_permissions
         self._mark_ready = mark_ready
         self._schedule_wakeup = schedule_wakeup
-        """Called with a time, and who is to be woken then."""
+        """Called with a time and the position to wake then."""
         self._end_session = end_session
-        """Called with the id of a session that has to go, and why."""
+        """Called with the id of a session that must end, and the reason."""
         self._reply_when_durable = reply_when_durable
-        """Called with an answer that waits for a mark in the commit_log, and with whom it lets begin:
-        see `Confirming`."""
+        """See `PublisherConfirms.reply_when_durable`."""
         self.durable_owners = durable_owners
         self.quotas = Quotas(durable_owners.get_users, store)
         self._early_subscribers: dict[int, dict[Session, None]] = {}
-        """Version 1: who subscribed to classes that nobody has named yet."""
+        """Version 1 sessions that subscribed to classes that do not exist yet."""
         self._idle_since: dict[BrokerSubscription, float] = {}
-        """Since when nobody is connected to durables that are not kept for ever."""
+        """Start of idleness of durables that expire."""
         self._delayed_positions: dict[BrokerSubscription, None] = {}
-        """Version 1: positions that begin when a pause is over."""
+        """Version 1 positions that start when an inherited delay has passed."""
 
     @property
     def _settings(self) -> Settings:
@@ -136,7 +141,7 @@ class SubscriptionManager:
     # Connect -------------------------------------------------------------------------------------
 
     def connect_v1(self, session: Session, class_ids: tuple[int, ...]) -> None:
-        """Version 1: name classes, answer with the session's id."""
+        """Handle a version 1 Connect: declare classes and send the session id."""
         class_ids = tuple(self._store.class_registry.deduplicate(class_ids))
         check_class_references(session, class_ids, self._store.class_registry)
         found = [(class_id, "") for class_id in class_ids]
@@ -146,56 +151,56 @@ class SubscriptionManager:
         self._send_reply(session, frames.encode(frames.CONNECT, content=content))
 
     def _start_early_subscribers(self, class_id: int) -> None:
-        """A class is new: those begin who have subscribed to it in version 1."""
+        """Subscribe the version 1 sessions that subscribed before this class existed."""
         for early in self._early_subscribers.pop(class_id, {}):
             early.early_class_ids.discard(class_id)
             try:
                 self.subscribe_v1(early, class_id)
-            except RemoteProtocolError:  # By its name it is not for this one, who cannot be told.
+            except RemoteProtocolError:  # The new class is not permitted; v1 has no error reply.
                 self._store.classes[class_id].dropped_counts[Reason.UNAUTHORIZED] += 1
 
     def connect_v2(self, session: Session, greeting: ConnectRequested) -> None:
-        """Version 2: the same, and who publishes, how far it is stored, what is granted."""
-        decoder, asked = session.decoder, greeting.body
+        """Handle a version 2 Connect: declare classes, resume the producer, and reply."""
+        decoder, request = session.decoder, greeting.body
         assert isinstance(decoder, Version2Decoder)
         store = self._store
-        check_first_number(asked, store.class_registry)
-        classes = store.class_registry.deduplicate(asked.classes)
+        check_first_number(request, store.class_registry)
+        classes = store.class_registry.deduplicate(request.classes)
         named, _ = store.class_registry.check_declaration(classes)
         check_class_references(session, classes, store.class_registry)
         self.quotas.check_class_quota(session, named)
         lost, is_first = 0, not decoder.is_greeted
         if is_first:
-            publisher = decoder.producer
-            if asked.name is not None:
+            producer = decoder.producer
+            if request.name is not None:
                 claim = self.producer_states.claim_name(
-                    asked.name, asked.instance or "", session.session_id, user=session.user
+                    request.name, request.instance or "", session.session_id, user=session.user
                 )
-                publisher = claim.producer
+                producer = claim.producer
                 if claim.former_session_id is not None:
-                    why = "this program has connected again under the same name"
-                    # From here on, what it has stored is known.
+                    detail = "this program has connected again under the same name"
+                    # Ending it settles which of its messages are stored.
                     self._end_session(
-                        claim.former_session_id, RemoteProtocolError(Reason.TAKEN_OVER, why)
+                        claim.former_session_id, RemoteProtocolError(Reason.TAKEN_OVER, detail)
                     )
-                lost, is_news = resume_producer(
+                lost, must_log = resume_producer(
                     self.producer_states,
                     claim,
-                    asked,
+                    request,
                     store.class_registry,
                     store.clock.now,
                     self.identity,
                 )
-                if is_news:
-                    self._log_producer(publisher)
-                if store.commit_log is not None and publisher.stored_ahead is not None:
-                    # Its former connection ended before these were safe: they come again.
+                if must_log:
+                    self._log_producer(producer)
+                if store.commit_log is not None and producer.stored_ahead is not None:
+                    # The former connection ended before these were durable: they are sent again.
                     session.last_log_position = store.commit_log.log_position
-            decoder.start_producer(publisher, can_skip_numbers=asked.first is not None)
-            session.confirmed_number = session.promised_number = publisher.next_number
-            session.heartbeat_seconds = self._negotiate_heartbeat(asked.heartbeat)
-            if asked.client:
-                session.peer = f"{session.peer} ({asked.client!r})"
+            decoder.start_producer(producer, can_skip_numbers=request.first is not None)
+            session.confirmed_number = session.promised_number = producer.next_number
+            session.heartbeat_seconds = self._negotiate_heartbeat(request.heartbeat)
+            if request.client:
+                session.peer = f"{session.peer} ({request.client!r})"
         found = store.class_registry.declare_classes(classes, creator=session.user)
         settings = self._settings
         reply = ConnectReply(
@@ -212,28 +217,28 @@ class SubscriptionManager:
             level=store.commit_log.durability if store.commit_log is not None else 0,
             lost=0
             if store.class_registry.is_remote
-            else lost,  # Another door may have confirmed them.
+            else lost,  # Another stateless server may have stored them.
             duplicates=store.class_registry.dedup_window_seconds,
         )
         frame = frames.encode(
             frames.CONNECT, message_id=greeting.request_number, content=reply.encode()
         )
-        if store.class_registry.is_remote and not (is_first or asked.classes):
+        if store.class_registry.is_remote and not (is_first or request.classes):
             self._reply_when_caught_up(session, frame)
         else:
             self._send_reply(session, frame)
 
     def _reply_when_caught_up(self, session: Session, frame: bytes) -> None:
-        """Who asks no more than to be answered is told behind all that waits for it elsewhere."""
+        """Answer an empty Connect behind all messages that are stored remotely for the session."""
         held = partial(self._remote_positions, session)
-        coming = CatchUpBarrier(
+        barrier = CatchUpBarrier(
             session, held, partial(self._send_reply, session, frame), self._mark_ready
         )
-        session.outbox.defer_reply(coming.try_reply)
+        session.outbox.defer_reply(barrier.try_reply)
         self._mark_ready(session.outbox)
 
     def _remote_positions(self, session: Session) -> list[tuple[RemoteStorage, BrokerSubscription]]:
-        """A session's positions in classes that keep their messages elsewhere."""
+        """Return the session's positions in classes with remote storage."""
         found: list[tuple[RemoteStorage, BrokerSubscription]] = []
         for held in session.subscriptions.values():
             cls = self._store.classes[held.class_id].remote_storage
@@ -242,14 +247,17 @@ class SubscriptionManager:
         return found
 
     def _log_producer(self, producer: ProducerState) -> None:
-        """Have the journal know whose numbers these are now, and where they go on. What is ahead
-        may not be safe yet: the records say it."""
+        """Record a publisher's instance and next number in the commit log.
+
+        With numbers stored ahead nothing is recorded: they may not be durable, and the records of
+        their messages contain them.
+        """
         commit_log = self._store.commit_log
         if commit_log is not None and producer.stored_ahead is None:
             commit_log.append_producer_start(producer.key, producer.next_number, producer.instance)
 
     def _negotiate_heartbeat(self, requested_seconds: float) -> float:
-        """The shorter one of what both sides allow, in whole ticks."""
+        """Return the shorter of both sides' heartbeat intervals, at least one tick; 0 for none."""
         seconds = min(
             (s for s in (requested_seconds, self._settings.heartbeat_seconds) if s), default=0.0
         )
@@ -258,52 +266,55 @@ class SubscriptionManager:
     # Subscribe -----------------------------------------------------------------------------------
 
     def subscribe_v1(self, session: Session, class_id: int) -> None:
-        """Version 1."""
+        """Handle a version 1 Subscribe. It is remembered if the class does not exist yet."""
         if class_id in session.subscriptions:
             return
         cls = self._store.classes.get(class_id)
         if cls is None:
-            most = self._settings.limits.classes
+            limit = self._settings.limits.classes
             session.early_class_ids.add(class_id)
-            if len(session.early_class_ids) > most:
+            if len(session.early_class_ids) > limit:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_CLASSES,
-                    f"the peer subscribed to {len(session.early_class_ids)} classes that nobody "
-                    "has named; "
-                    f"{most} classes may exist",
+                    f"the peer subscribed to {len(session.early_class_ids)} classes that do not "
+                    f"exist; at most {limit} classes are allowed",
                 )
             self._early_subscribers.setdefault(class_id, {})[session] = None
             return
-        wanted = visibility.create_effective_filter(cls, (), visible_scope(session, cls, ()))
-        window, left = cls.create_window("waiting", wanted, self._store.clock.now)
-        terms = subscribe_options.build_delivery_policy(None, cls, self._settings)
+        channel_filter = visibility.create_effective_filter(
+            cls, (), visible_scope(session, cls, ())
+        )
+        window, handover = cls.create_window("waiting", channel_filter, self._store.clock.now)
+        policy = subscribe_options.build_delivery_policy(None, cls, self._settings)
         position: BrokerSubscription = BrokerSubscription(
             ring=cls.ring_for_new_position(),
             window=window,
-            delivery_policy=terms,
+            delivery_policy=policy,
             timer_index_modulus=self._settings.ack_timeout,
             subscription_number=class_id,
             clock=self._store.clock,
-            channel_filter=wanted,
+            channel_filter=channel_filter,
             on_floor_moved=lambda: self._store.schedule_trim(cls),
             dead_letter=lambda *given_up: self._store.dead_letter(cls, position, *given_up),
             schedule_wakeup=lambda due: self._schedule_wakeup(due, position),
             failure_reasons=self._store.failure_reasons,
-            redeliveries=left.passed_spans(window),
+            redeliveries=handover.passed_spans(window),
         )
         cls.add_position(position)
         cls.connected_positions[position] = None
         session.subscriptions[class_id] = position
-        position.delay_redeliveries(left.not_before_times)
-        position.inherited_delays = left.unacked_delays(window, self._store.clock.tick, terms)
+        position.delay_redeliveries(handover.not_before_times)
+        position.inherited_delays = handover.unacked_delays(window, self._store.clock.tick, policy)
         position.outbox_after_delay = session.outbox
         self._delayed_positions[position] = None
         self._start_if_due(position)
 
     def _start_if_due(self, position: BrokerSubscription) -> None:
-        """Send what there is, as soon as no pause of what was left is under way. Version 1 has no
-        word for a redelivery, and what comes to it comes in order: so all of it waits, where in
-        version 2 each message does."""
+        """Start a version 1 position when all inherited delays have passed.
+
+        Version 1 cannot mark redeliveries and delivers in order, so all messages wait for the
+        longest delay. In version 2 each message has a delay of its own.
+        """
         if all(due <= self._store.clock.tick for _, _, due in position.inherited_delays):
             assert position.outbox_after_delay is not None
             position.outbox, position.outbox_after_delay, position.inherited_delays = (
@@ -317,55 +328,55 @@ class SubscriptionManager:
     def subscribe_v2(self, session: Session, event: SubscribeRequested) -> None:
         """Version 2."""
         cls = self._store.require_class(event.class_id)
-        number, wish = event.subscription_number, event.body
-        most = self._settings.limits.subscriptions
+        number, request = event.subscription_number, event.body
+        limit = self._settings.limits.subscriptions
         if number in session.subscriptions:
             raise RemoteProtocolError(
                 Reason.SUBSCRIPTION_IN_USE, f"this session has a subscription {number} already"
             )
-        if len(session.subscriptions) >= most:
+        if len(session.subscriptions) >= limit:
             raise RemoteProtocolError(
-                Reason.TOO_MANY_SUBSCRIPTIONS, f"a session may have {most} subscriptions"
+                Reason.TOO_MANY_SUBSCRIPTIONS, f"a session may have {limit} subscriptions"
             )
-        subscribe_options.check_subscribe_request(wish)
-        cls.check_subscribe_request(wish)
-        scope = visible_scope(session, cls, wish.channels)
-        position = self._find_named_position(session, cls, wish)
-        resumed = position is not None
+        subscribe_options.check_subscribe_request(request)
+        cls.check_subscribe_request(request)
+        scope = visible_scope(session, cls, request.channels)
+        position = self._find_named_position(session, cls, request)
+        is_resumed = position is not None
         if position is None:
-            position = self._open_position(cls, wish, scope)
-        elif wish.seek:
+            position = self._open_position(cls, request, scope)
+        elif request.seek:
             self.durable_owners.check_can_change(session, cls, position)
-            position = self._replace_position(cls, position, wish, scope)
+            position = self._replace_position(cls, position, request, scope)
         else:
             self.durable_owners.check_can_resume(session, cls, position, scope)
             visibility.apply_scope(cls, position, scope)
         position.request_number = event.request_number
         self.quotas.assign_owner(position, session.user)
         if self.durable_owners.can_change(session, cls, position):
-            if resumed and not position.has_consumer:
+            if is_resumed and not position.has_consumer:
                 self._set_delivery_policy(
                     cls,
                     position,
-                    subscribe_options.build_delivery_policy(wish, cls, self._settings),
+                    subscribe_options.build_delivery_policy(request, cls, self._settings),
                 )
-            if wish.idle_seconds is not None:
-                position.idle_seconds = wish.idle_seconds
+            if request.idle_seconds is not None:
+                position.idle_seconds = request.idle_seconds
         self._idle_since.pop(position, None)
         if isinstance(position, Group):
-            name = producer_key(session)
-            member = position.add_member(session.outbox, number, wish.max_in_flight, name)
+            name = session.producer_key
+            member = position.add_member(session.outbox, number, request.max_in_flight, name)
             session.subscriptions[number] = member
         else:
             position.attach(session.outbox, number)
             session.subscriptions[number] = position
             cls.connected_positions[position] = None
-        say = partial(self._reply_subscribed, session, event, cls, position, resumed)
+        send_reply = partial(self._reply_subscribed, session, event, cls, position, is_resumed)
         if cls.is_remote:
-            session.outbox.defer_reply(say)
+            session.outbox.defer_reply(send_reply)
             self._mark_ready(session.outbox)
         else:
-            say()
+            send_reply()
         self.notify_position(position)
 
     def _reply_subscribed(
@@ -376,15 +387,15 @@ class SubscriptionManager:
         position: BrokerSubscription,
         is_resumed: bool,
     ) -> bool:
-        """Returns False while it is not known whether a position is there elsewhere."""
+        """Send the Subscribe reply. Returns False while remote storage has not answered yet."""
         was_there = cls.has_remote_position(position)
         if was_there is None:
-            return position not in cls.subscriptions  # Then why was said.
-        window, wish = position.window, event.body
+            return position not in cls.subscriptions  # An ended position was refused already.
+        window, request = position.window, event.body
         held = session.subscriptions[event.subscription_number]
-        is_new = wish.seek or not is_resumed
+        is_new = request.seek or not is_resumed
         reply = SubscribeReply(
-            cursor=window.floor if is_new and wish.start == "last_values" else window.cursor,
+            cursor=window.floor if is_new and request.start == "last_values" else window.cursor,
             floor=window.floor,
             resumed=is_resumed or was_there,
         )
@@ -401,7 +412,7 @@ class SubscriptionManager:
     def _find_named_position(
         self, session: Session, cls: MessageClass, request: SubscribeRequest
     ) -> BrokerSubscription | None:
-        """The durable or group that is asked for, if it is there."""
+        """Return the requested durable or group, or None if it does not exist."""
         durable, group = request.durable or "", request.group or ""
         if not (durable or group):
             return None
@@ -415,11 +426,11 @@ class SubscriptionManager:
                 f"the durable {durable!r} exists with the group {position.group!r}, and was "
                 f"asked for with the group {group!r}",
             )
-        there = position.channel_filter.patterns if position.channel_filter else ()
-        if set(there) != set(request.channels):
+        patterns = position.channel_filter.patterns if position.channel_filter else ()
+        if set(patterns) != set(request.channels):
             raise RemoteProtocolError(
                 Reason.SUBSCRIPTION_MISMATCH,
-                f"{durable or group!r} exists for the channels {list(there)}, and was asked for "
+                f"{durable or group!r} exists for the channels {list(patterns)}, and was asked for "
                 f"with {list(request.channels)}",
             )
         if position.is_key_ordered != request.by_key:
@@ -440,23 +451,23 @@ class SubscriptionManager:
     def _open_position(
         self, cls: MessageClass, request: SubscribeRequest, scope: ClassPermissions | None
     ) -> BrokerSubscription:
-        """A new position."""
+        """Create a position for a request."""
         store = self._store
-        wanted = visibility.create_effective_filter(cls, request.channels, scope)
+        channel_filter = visibility.create_effective_filter(cls, request.channels, scope)
         try:
-            window, left = cls.create_window(request.start, wanted, store.clock.now)
+            window, handover = cls.create_window(request.start, channel_filter, store.clock.now)
         except ValueError as error:
-            if wanted is not None:
-                cls.channels.remove_filter(wanted)
+            if channel_filter is not None:
+                cls.channels.remove_filter(channel_filter)
             raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
         names = (request.durable or "", request.group or "")
         kind = subscribe_options.choose_position_type(request.group, by_key=request.by_key)
-        terms, spans = (
+        policy, spans = (
             subscribe_options.build_delivery_policy(request, cls, self._settings),
-            left.passed_spans(window),
+            handover.passed_spans(window),
         )
-        position = self._create_position(kind, cls, names, wanted, terms, window, spans)
-        position.apply_handover(left, self._settings.tick_seconds)
+        position = self._create_position(kind, cls, names, channel_filter, policy, window, spans)
+        position.apply_handover(handover, self._settings.tick_seconds)
         if cls.purged_sequences:
             apply_purges(cls, position)
         return position
@@ -469,20 +480,21 @@ class SubscriptionManager:
         window: AckWindow,
         spans: list[Span],
     ) -> BrokerSubscription | None:
-        """A durable that is known from before: nobody is connected to it. None when there is no
-        memory for its patterns."""
-        wanted = cls.channels.add_filter(kept.patterns) if kept.patterns else None
-        if kept.patterns and wanted is None:
+        """Create a durable from a snapshot. Returns None if there is no memory for its patterns."""
+        channel_filter = cls.channels.add_filter(kept.patterns) if kept.patterns else None
+        if kept.patterns and channel_filter is None:
             return None
         names = (kept.durable, kept.group)
         kind = subscribe_options.choose_position_type(kept.group, by_key=kept.is_key_ordered)
-        position = self._create_position(kind, cls, names, wanted, delivery_policy, window, spans)
+        position = self._create_position(
+            kind, cls, names, channel_filter, delivery_policy, window, spans
+        )
         position.idle_seconds = kept.idle_seconds
         self.quotas.assign_owner(position, kept.owner)
-        # Should the clock have been set back, nothing waits longer for that.
-        told = min(kept.taken_at, self._store.clock.now)
+        # The clock may have been set back; delays must not grow because of that.
+        taken_at = min(kept.taken_at, self._store.clock.now)
         position.delay_redeliveries(
-            (first, last, told + pause) for first, last, pause in kept.delays
+            (first, last, taken_at + delay) for first, last, delay in kept.delays
         )
         if kept.pending_dead_letters:
             position.restore_pending_dead_letters(kept.pending_dead_letters)
@@ -500,8 +512,7 @@ class SubscriptionManager:
         window: AckWindow,
         spans: list[Span],
     ) -> BrokerSubscription:
-        """A position of this kind. It is called `names`: its durable and its group, empty for
-        none."""
+        """Create a position of the class `kind` and add it to `cls`."""
         store, (durable, group) = self._store, durable_and_group
         position: BrokerSubscription = kind(
             ring=cls.ring_for_new_position(),
@@ -524,7 +535,7 @@ class SubscriptionManager:
         return position
 
     def _log_position_change(self, position: BrokerSubscription) -> None:
-        """A position has come or goes for good."""
+        """Record in the commit log that a durable was created or is being removed."""
         if position.durable and self._store.commit_log is not None:
             position.log_position = self._store.commit_log.append_durable_change(
                 position.class_id, position.durable, position.group
@@ -537,8 +548,9 @@ class SubscriptionManager:
         request: SubscribeRequest,
         scope: ClassPermissions | None,
     ) -> BrokerSubscription:
-        """A durable's new position. The former one ends when that is there: what both need is
-        stored throughout."""
+        """Create a new position for a durable, then end the former one, so that nothing is released
+        between.
+        """
         position = self._open_position(cls, request, scope)
         position.idle_seconds = former.idle_seconds
         self.quotas.assign_owner(position, former.owner)
@@ -548,16 +560,15 @@ class SubscriptionManager:
     def _set_delivery_policy(
         self, cls: MessageClass, position: BrokerSubscription, delivery_policy: DeliveryPolicy
     ) -> None:
-        """Serve a position like this from now on."""
         position.delivery_policy = delivery_policy
         cls.limited_positions.pop(position, None)
         if delivery_policy.pending_max is not None:
             cls.limited_positions[position] = None
 
-    # Going ---------------------------------------------------------------------------------------
+    # Ending --------------------------------------------------------------------------------------
 
     def close_session(self, session: Session) -> None:
-        """A session is gone."""
+        """End or detach the positions of a session that has ended."""
         for class_id in session.early_class_ids:
             waiting = self._early_subscribers.get(class_id, {})
             waiting.pop(session, None)
@@ -571,11 +582,11 @@ class SubscriptionManager:
             else:
                 self._detach_position(held, forget=False)
         session.subscriptions.clear()
-        for group in groups:  # What came back is handed out when all are gone that it came from.
+        for group in groups:  # Returned messages are assigned after all members have left.
             self._update_group_after_leave(group, forget=False)
 
     def drop_subscription(self, session: Session, number: int) -> None:
-        """A subscription of this session is no more; its position is about to end."""
+        """Remove a subscription from its session; its position is about to end."""
         held = session.subscriptions.pop(number)
         held.outbox.remove(held)
         if isinstance(held, BrokerSubscription):
@@ -600,14 +611,15 @@ class SubscriptionManager:
             self._update_group_after_leave(held.group, forget=forget)
         else:
             self._detach_position(held, forget=forget)
-        answer = frames.encode(
+        reply = frames.encode(
             frames.UNSUBSCRIBE, class_id=event.subscription_number, message_id=event.request_number
         )
-        self._reply_when_durable(session, answer, position.log_position if forget else 0, None)
+        self._reply_when_durable(session, reply, position.log_position if forget else 0, None)
 
     def _update_group_after_leave(self, group: Group, *, forget: bool) -> None:
-        """Members of a group are gone. One without a name, or whose name is to be forgotten, ends
-        with its last member."""
+        """End a group without members if it has no durable name or must be forgotten, else continue
+        it.
+        """
         cls = self._store.classes[group.class_id]
         if not group.members and (forget or not group.durable or cls.is_remote):
             if forget:
@@ -618,7 +630,7 @@ class SubscriptionManager:
             self.notify_position(group)
 
     def _detach_position(self, position: BrokerSubscription, *, forget: bool) -> None:
-        """The same for a position that a session had alone."""
+        """End a position that is not a group, or detach it if it is a durable that stays."""
         cls = self._store.classes[position.class_id]
         position.outbox.remove(position)
         del cls.connected_positions[position]
@@ -631,15 +643,14 @@ class SubscriptionManager:
             self.end_position(position)
 
     def _mark_if_unattended(self, position: BrokerSubscription) -> None:
-        """It may be that nobody is connected to a durable any more."""
+        """Record since when a durable has no connected subscription."""
         if not position.has_consumer:
             position.unattended_since = self._store.clock.now
             if position.idle_seconds is not None:
                 self._idle_since[position] = position.unattended_since
 
     def tick(self) -> None:
-        """Once per tick: forget publishers and durables that nobody has used for long enough; have
-        those begin that wait for it."""
+        """Remove expired producer states and idle durables, and start delayed positions."""
         for position in list(self._delayed_positions):
             self._start_if_due(position)
         now = self._store.clock.now
@@ -650,14 +661,17 @@ class SubscriptionManager:
                 self.end_position(position)
 
     def end_slow_consumer(self, position: BrokerSubscription) -> None:
-        """A position is gone because what waits for it is too much. That is dropped, unless nobody
-        else is there: then it waits for whoever comes."""
+        """End a position that exceeds its pending limit.
+
+        Its backlog is dropped, unless it is the last position of the class: then the backlog waits
+        for the next subscription.
+        """
         if len(self._store.classes[position.class_id].subscriptions) > 1:
             position.undelivered_counts[Reason.SLOW_CONSUMER] += position.count_pending()
         self.end_position(position)
 
     def end_position(self, position: BrokerSubscription) -> None:
-        """A position is gone for good."""
+        """Remove a position for good."""
         cls = self._store.classes[position.class_id]
         self._idle_since.pop(position, None)
         self._delayed_positions.pop(position, None)
@@ -668,7 +682,7 @@ class SubscriptionManager:
         self._store.trim_class(cls)
 
     def notify_position(self, position: BrokerSubscription) -> None:
-        """It may have something to send."""
+        """Mark a position as possibly having something to send."""
         if isinstance(position, Group):
             for member in position.distribute_messages():
                 self._mark_ready(member.outbox)

@@ -1,7 +1,7 @@
-"""What a position waits for, in a word and in a sentence with figures.
+"""Wait reasons: explains what a position waits for, as a stable word and as a sentence.
 
-Rule 1: plain values in, words out. Where the values come from is no business of this file.
-Rule 2: one reason is said: what would have to happen first for the next message to leave.
+Works on plain values. Exactly one reason is given: the event that must happen before the next
+message can be sent.
 """
 
 from __future__ import annotations
@@ -13,89 +13,87 @@ from simplebus.core.protocol.inquiry import InFlightInfo
 
 
 class WaitReason(enum.StrEnum):
-    """What is waited for. The words are stable: for scripts."""
+    """Event that a position waits for. The values are stable: scripts use them."""
 
     NOTHING = "nothing"
     ACKS = "acks"
-    """Acknowledgements of what is in flight."""
+    """Acks of messages in flight."""
     BYTES = "bytes"
-    """A connection that takes no bytes."""
+    """A connection that reads nothing."""
     NOBODY = "nobody"
-    """Somebody who connects."""
+    """A subscription that connects."""
     OTHERS = "others"
-    """What other members of its group have."""
+    """Messages that other members of the group hold."""
     TIME = "time"
-    """All that is left is put off."""
+    """The delays of all remaining messages."""
     MATCH = "match"
-    """A message that one of its patterns matches: none was for it so far."""
+    """A message that matches a pattern: none has so far."""
     TURN = "turn"
-    """It is being sent."""
+    """Its turn: messages are being sent."""
     ROOM = "room"
-    """Room among the dead letters, for all that is left."""
+    """Space for dead letters of all remaining messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitFacts:
-    """About one position, or one member of a group."""
+    """State of one position, or of one member of a group."""
 
     holder_label: str = ""
-    """Who has what is in flight longest, or takes no bytes."""
+    """Description of the session that has held a message longest, or reads nothing."""
     ready_count: int = 0
     """Messages that could be sent now."""
     in_flight_count: int = 0
     in_flight_max: int = 0
-    """0 for any number."""
+    """0 for no limit."""
     in_flight_bytes: int = 0
     in_flight_bytes_max: int = 0
     oldest: InFlightInfo | None = None
     is_at_in_flight_limit: bool = False
-    """Whether no more may be in flight."""
     key_blocked_count: int = 0
-    """Messages that wait for others of their key."""
+    """Messages that wait for earlier messages with the same key."""
     delayed_count: int = 0
     next_delay_seconds: float = 0.0
     has_consumer: bool = True
     unattended_seconds: float = 0.0
     send_blocked_seconds: float = 0.0
-    """How long a connection has taken no bytes."""
+    """How long the connection has read nothing."""
     send_blocked_bytes: int = 0
     other_members_count: int = 0
-    """Messages that other members of its group have."""
+    """Messages that other members of the group hold."""
     has_matched: bool = True
-    """Whether anything was ever for it; or it has no patterns."""
+    """True if any message has matched, or the position has no patterns."""
     pending_dead_letter_count: int = 0
-    """Messages that are given up, and no dead letters yet."""
+    """Messages that were given up and are not dead letters yet."""
     dead_letter_class: str = ""
-    """The name of the class in which there is no room for them."""
+    """Name of the full dead-letter class."""
 
 
 def explain_wait(facts: WaitFacts) -> tuple[WaitReason, str]:
-    """The word and the sentence."""
+    """Return the word and the sentence."""
     word, sentence = _explain_delivery_wait(facts)
     count = facts.pending_dead_letter_count
     if not count:
         return word, sentence
-    room = (
-        f"room in {facts.dead_letter_class!r}: {format_message_count(count)} "
-        f"{'is' if count == 1 else 'are'} given up"
+    space = (
+        f"space in {facts.dead_letter_class!r}: {format_message_count(count)} "
+        f"{'was' if count == 1 else 'were'} given up"
     )
     if word in (WaitReason.NOTHING, WaitReason.OTHERS, WaitReason.MATCH):
-        return WaitReason.ROOM, room
-    return word, f"{sentence}; and for {room}"
+        return WaitReason.ROOM, space
+    return word, f"{sentence}; and for {space}"
 
 
 def _explain_delivery_wait(facts: WaitFacts) -> tuple[WaitReason, str]:
-    ready, put_off = facts.ready_count, facts.delayed_count
+    ready, delayed = facts.ready_count, facts.delayed_count
     if not facts.has_consumer:
-        left = ready + put_off + facts.in_flight_count + facts.key_blocked_count
-        what = (
-            f"{format_message_count(left)} wait{'s' * (left == 1)} for it"
-            if left
-            else "nothing waits"
+        count = ready + delayed + facts.in_flight_count + facts.key_blocked_count
+        backlog = (
+            f"{format_message_count(count)} wait{'s' * (count == 1)}" if count else "nothing waits"
         )
         return (
             WaitReason.NOBODY,
-            f"nobody is connected to it since {format_duration(facts.unattended_seconds)}; {what}",
+            "no subscription has been connected for "
+            f"{format_duration(facts.unattended_seconds)}; {backlog}",
         )
     if (
         ready
@@ -108,7 +106,7 @@ def _explain_delivery_wait(facts: WaitFacts) -> tuple[WaitReason, str]:
         )
     if ready and facts.send_blocked_seconds:
         return WaitReason.BYTES, (
-            "its connection, which has taken no bytes since "
+            "its connection, which has read nothing for "
             f"{format_duration(facts.send_blocked_seconds)}: "
             f"{facts.holder_label}"
         )
@@ -119,61 +117,61 @@ def _explain_delivery_wait(facts: WaitFacts) -> tuple[WaitReason, str]:
             WaitReason.ACKS,
             f"its acknowledgements: {_describe_in_flight(facts)}{_describe_send_blocked(facts)}",
         )
-    if put_off:
-        are = "is" if put_off == 1 else "are"
+    if delayed:
+        are = "is" if delayed == 1 else "are"
         return WaitReason.TIME, (
-            f"time: {format_message_count(put_off)} {are} put off, the first for another "
+            f"a delay: {format_message_count(delayed)} {are} delayed, the first for another "
             f"{format_duration(facts.next_delay_seconds)}"
         )
     if facts.other_members_count:
         return (
             WaitReason.OTHERS,
-            "nothing to send: other members have "
+            "nothing to send: other members hold "
             f"{format_message_count(facts.other_members_count)}",
         )
     if not facts.has_matched:
-        return WaitReason.MATCH, "a message that its patterns match: none was for it so far"
+        return WaitReason.MATCH, "a message that matches its patterns: none has so far"
     return WaitReason.NOTHING, "nothing to send"
 
 
 _COMPLETE_SENTENCES = (WaitReason.NOBODY, WaitReason.OTHERS, WaitReason.NOTHING)
-"""Where the sentence is one by itself."""
+"""Reasons whose sentence needs no "it waits for" in front."""
 
 
 def complete_sentence(reason: str, sentence: str) -> str:
-    """The sentence with its verb."""
+    """Return the sentence with its verb."""
     return sentence if reason in _COMPLETE_SENTENCES else f"it waits for {sentence}"
 
 
 def _describe_in_flight(facts: WaitFacts) -> str:
-    """How much is in flight, and since when."""
+    """Describe the messages in flight and their age."""
     if facts.is_at_in_flight_limit and facts.in_flight_bytes >= facts.in_flight_bytes_max > 0:
-        said = (
+        text = (
             f"{format_bytes(facts.in_flight_bytes)} of "
             f"{format_bytes(facts.in_flight_bytes_max)} in flight"
         )
     elif facts.in_flight_max:
-        said = f"{facts.in_flight_count:,} of {facts.in_flight_max:,} in flight"
+        text = f"{facts.in_flight_count:,} of {facts.in_flight_max:,} in flight"
     else:
-        said = f"{facts.in_flight_count:,} in flight"
+        text = f"{facts.in_flight_count:,} in flight"
     oldest = facts.oldest
     if oldest is not None:
-        said += f", the oldest since {format_duration(oldest.first_seconds)}"
+        text += f", the oldest for {format_duration(oldest.first_seconds)}"
         if oldest.attempt > 1:
-            said += f" (sent {oldest.attempt} times)"
-    said = f"{said}, {facts.holder_label}" if facts.holder_label else said
+            text += f" (sent {oldest.attempt} times)"
+    text = f"{text}, {facts.holder_label}" if facts.holder_label else text
     if facts.key_blocked_count:
-        said += (
+        text += (
             f"; {format_message_count(facts.key_blocked_count)} "
-            f"wait{'s' * (facts.key_blocked_count == 1)} for others of their key"
+            f"wait{'s' * (facts.key_blocked_count == 1)} for earlier messages with the same key"
         )
-    return said
+    return text
 
 
 def _describe_send_blocked(facts: WaitFacts) -> str:
     if not facts.send_blocked_seconds:
         return ""
-    return f", which has taken no bytes since {format_duration(facts.send_blocked_seconds)}"
+    return f", which has read nothing for {format_duration(facts.send_blocked_seconds)}"
 
 
 def format_message_count(count: int) -> str:
@@ -181,7 +179,7 @@ def format_message_count(count: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A span of time for people: two digits are enough."""
+    """Format a duration with about two digits."""
     seconds = max(0.0, seconds)
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -192,7 +190,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes for people."""
+    """Format a number of bytes with a unit."""
     amount = float(count)
     for unit in ("bytes", "KiB", "MiB"):
         if amount < 1024:

@@ -1,9 +1,9 @@
-"""Last values that would hold the rest of a class in memory are carried: stored anew, at the head.
+"""Compaction: copies last values to the head, so that older messages can be released.
 
-Rule 1: a value is carried as it is, with what remains of its times; it is nobody's new message.
-Who has acknowledged it is not sent it again, unless so much waits for him that nobody sorts it out.
-Rule 2: values are carried where most of what is held for them is not theirs: a byte that is copied
-has let go of another one. Where nearly all that is stored are values, the oldest go instead.
+A copy keeps the remaining times of the original. A subscriber that acked the value does not get the
+copy, unless its backlog is too large to check. Values are copied only where most of the bytes held
+for them belong to other messages, so each copied byte releases more than one. If nearly all stored
+messages are values, the oldest values are dropped instead.
 
     before     a ─ ─ ─ ─ b ─ ─ ─ ─ ─ c ─ ─ head
     after                            c ─ ─ a b head
@@ -12,7 +12,7 @@ has let go of another one. Where nearly all that is stored are values, the oldes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -25,57 +25,78 @@ from simplebus.core.settings import FullPolicy
 from simplebus.core.subscription.subscription import BrokerSubscription
 
 if TYPE_CHECKING:
+    from simplebus.core.clock import BrokerClock
+    from simplebus.core.commit_log import CommitLog
     from simplebus.core.message_class.message_class import MessageClass
-    from simplebus.core.store.store import Store
+    from simplebus.core.session.session import Session
 
 _MILLISECONDS_MAX = (1 << 64) - 1
 
 
+class CompactingStore(Protocol):
+    """Parts of a `Store` that compaction uses."""
+
+    clock: BrokerClock
+    timer_index: int
+    commit_log: CommitLog | None
+
+    def append_and_log(
+        self,
+        cls: MessageClass,
+        batch: FrameBatch,
+        rows: MessageRows | None,
+        session: Session | None,
+    ) -> int: ...
+
+    def notify_subscribers(self, cls: MessageClass) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LastValueCopy:
-    """Values that were copied out of a ring."""
+    """Last values that were copied out of a ring."""
 
     old_sequences: Integers
-    """Their former sequences."""
     batch: FrameBatch
     rows: MessageRows | None
     acknowledged_by: list[BrokerSubscription]
-    """Who has acknowledged all of them."""
+    """Positions that have acknowledged all of them."""
     old_floor: int
-    """Of the ring, while they were in there."""
+    """Floor of the ring before the values were released."""
 
     def count_from(self, sequence: int) -> int:
-        """How many had this sequence or a higher one."""
+        """Return how many values had this old sequence or a higher one."""
         return int(np.count_nonzero(self.old_sequences >= sequence))
 
 
-def compact_if_cluttered(store: Store, cls: MessageClass) -> None:
-    """Carry some values, if what is held for them is mostly not theirs. What nobody needs was let
-    go of."""
+def compact_if_cluttered(store: CompactingStore, cls: MessageClass) -> None:
+    """Copy some values, if most of the bytes held for values are not theirs.
+
+    The class must have been trimmed.
+    """
     ring, now = cls.ring, store.clock.now
-    until = cls.compute_retained_floor(now)
-    if until <= ring.floor:  # Nothing is held for values.
+    end = cls.compute_retained_floor(now)
+    if end <= ring.floor:  # Nothing is held for values.
         return
-    until = cls.last_values.find_compaction_end(until, now)
-    if until > ring.floor:
-        _compact_oldest(store, cls, until)
+    end = cls.last_values.find_compaction_end(end, now)
+    if end > ring.floor:
+        _compact_oldest(store, cls, end)
         cls.trim(now)
 
 
-def _compact_oldest(store: Store, cls: MessageClass, end: int) -> None:
-    """Carry the oldest of the values below `until`, which nobody else needs."""
+def _compact_oldest(store: CompactingStore, cls: MessageClass, end: int) -> None:
+    """Copy the oldest values below `end`, which no position needs."""
     ring, now = cls.ring, store.clock.now
     values = cls.last_values.oldest_values(end, COMPACTION_BATCH_BYTES, now)
     if not values.size:
         ring.release(end)
         return
-    taken = copy_values(store, cls, values)
+    copied = copy_values(store, cls, values)
     ring.release(int(values[-1]) + 1)
-    append_copy(store, cls, taken)
+    append_copy(store, cls, copied)
 
 
-def copy_values(store: Store, cls: MessageClass, sequences: Integers) -> LastValueCopy:
-    """Copies of these values, the oldest ones of a class, as they are to be stored anew."""
+def copy_values(store: CompactingStore, cls: MessageClass, sequences: Integers) -> LastValueCopy:
+    """Return copies of the oldest values of a class, ready to be appended."""
     ring, now, behind = cls.ring, store.clock.now, int(sequences[-1]) + 1
     rows = ring.read_rows_at(sequences)
     is_timed = np.zeros(sequences.size, np.bool_)
@@ -92,15 +113,17 @@ def copy_values(store: Store, cls: MessageClass, sequences: Integers) -> LastVal
         begins, ends = ring.frame_bounds(sequences)
         lengths, joined = ends - begins, ring.copy_frames(sequences, store.timer_index)
     batch = FrameBatch(np.frombuffer(joined, np.uint8), np.r_[0, np.cumsum(lengths)], 0)
-    described: MessageRows | None = None
+    copied_rows: MessageRows | None = None
     if (batch.data[batch.starts] == frames.ENVELOPE).any():
-        described = rows if is_timed.any() else MessageRows(rows.count, rows.channels)
-    had = [position for position in cls.subscriptions if position.window.floor >= behind]
-    return LastValueCopy(sequences, batch, described, had, ring.floor)
+        copied_rows = rows if is_timed.any() else MessageRows(rows.count, rows.channels)
+    acknowledged_by = [
+        position for position in cls.subscriptions if position.window.floor >= behind
+    ]
+    return LastValueCopy(sequences, batch, copied_rows, acknowledged_by, ring.floor)
 
 
 def _rebase_times(frame: bytes, row: MessageRow, now: float) -> bytes:
-    """A message whose times count from now."""
+    """Return a frame whose expiry and delay count from now."""
     read, payload = envelope_batch.decode(frame[HEADER_BYTES:-DELIMITER_BYTES])
     read = read._replace(
         expires_ms=None if row.expires == NEVER else _to_milliseconds(row.expires - now),
@@ -113,8 +136,8 @@ def _to_milliseconds(seconds: float) -> int:
     return max(0, round(min(seconds * 1000, _MILLISECONDS_MAX)))
 
 
-def append_copy(store: Store, cls: MessageClass, copied: LastValueCopy) -> None:
-    """Store values anew. What there is no room for is dropped, and counted."""
+def append_copy(store: CompactingStore, cls: MessageClass, copied: LastValueCopy) -> None:
+    """Append copied values. Values without space are dropped and counted."""
     ring, now, batch, rows = cls.ring, store.clock.now, copied.batch, copied.rows
     first = ring.head
     stored = store.append_and_log(cls, batch, rows, None)
@@ -127,61 +150,64 @@ def append_copy(store: Store, cls: MessageClass, copied: LastValueCopy) -> None:
         cls.time_index.record(now, first)
     if store.commit_log is not None:
         cls.pending_floors.append((store.commit_log.log_position, copied.old_floor))
-    passed = [
+    skipping = [
         position for position in copied.acknowledged_by if position.skip_compacted(first, ring.head)
     ]
-    if len(passed) < len(cls.subscriptions):
+    if len(skipping) < len(cls.subscriptions):
         store.notify_subscribers(cls)
-    waiting = cls.backlog_window
-    if not cls.subscriptions and waiting.floor == waiting.cursor == first:
-        waiting.skip_to(ring.head)
+    backlog = cls.backlog_window
+    if not cls.subscriptions and backlog.floor == backlog.cursor == first:
+        backlog.skip_to(ring.head)
 
 
 class Compactor:
-    """Room in a full class, made by letting go of what is held for last values."""
+    """Makes space in a full class by releasing messages that are held for last values."""
 
-    def __init__(self, store: Store, cls: MessageClass) -> None:
+    def __init__(self, store: CompactingStore, cls: MessageClass) -> None:
         self._store = store
         self._cls = cls
         self._initial_head = cls.ring.head
-        """What was carried lies behind it; it is not carried once more."""
+        """Copies have higher sequences; they are not copied again."""
 
     def make_room(self, size_bytes: int) -> bool:
-        """Make room for `size` bytes, or for some of them. Returns whether there is more than
-        before, or may be."""
+        """Try to make space for `size_bytes`. Returns True if space may have grown."""
         store, cls, ring, now = self._store, self._cls, self._cls.ring, self._store.clock.now
         if not cls.has_last_values:
             return cls.evict(size_bytes)
         floor = cls.floor()
         if floor <= ring.floor:
             return False
-        fill = cls.last_values.is_ring_mostly_values(now)
+        is_mostly_values = cls.last_values.is_ring_mostly_values(now)
         step = max(size_bytes, min(COMPACTION_BATCH_BYTES, ring.frame_bytes // 8))
-        until = min(floor, max(ring.sequence_after_bytes(step), ring.floor + 1))
-        if not fill and ring.floor < self._initial_head:
-            _compact_oldest(store, cls, min(until, self._initial_head))
+        end = min(floor, max(ring.sequence_after_bytes(step), ring.floor + 1))
+        if not is_mostly_values and ring.floor < self._initial_head:
+            _compact_oldest(store, cls, min(end, self._initial_head))
             return True
-        if floor < ring.head and not (fill and cls.full_policy is FullPolicy.DROP_OLDEST):
-            return False  # Somebody's acknowledgement makes room.
-        _evict_values(cls, until, now)
+        if floor < ring.head and not (
+            is_mostly_values and cls.full_policy is FullPolicy.DROP_OLDEST
+        ):
+            return False  # Acks will release messages.
+        _evict_values(cls, end, now)
         return True
 
 
 class EvictionCompactor:
-    """Last values of a full class that drops its oldest messages: they are carried, too."""
+    """Copies the last values of a full class before its oldest messages are dropped."""
 
-    def __init__(self, store: Store, cls: MessageClass) -> None:
+    def __init__(self, store: CompactingStore, cls: MessageClass) -> None:
         self._store = store
         self._cls = cls
         self._initial_head = cls.ring.head
-        """As above."""
+        """Copies have higher sequences; they are not copied again."""
         self._can_copy = cls.has_last_values and not cls.last_values.is_ring_mostly_values(
             store.clock.now
         )
 
     def leading_values_end(self) -> int:
-        """Behind the values that lie in front without another message between them: they are dealt
-        with together, since they make no room."""
+        """Return the end of the values at the floor that have no other message between them.
+
+        They are handled together, because copying them makes no space.
+        """
         if not self._can_copy:
             return 0
         return min(
@@ -189,23 +215,28 @@ class EvictionCompactor:
         )
 
     def copy_evicted(self, new_floor: int) -> LastValueCopy | None:
-        """The values below `floor`, before everything below it is let go of; None for none that
-        can be kept."""
+        """Copy the values below `new_floor`, before everything below it is dropped.
+
+        Returns:
+            The copies, or None if there is nothing to copy.
+        """
         cls, now = self._cls, self._store.clock.now
         if not cls.has_last_values:
             return None
         if self._can_copy and new_floor <= self._initial_head:
             values = cls.last_values.find_sequences(cls.ring.floor, new_floor, now)
             return copy_values(self._store, cls, values) if values.size else None
-        lost = cls.last_values.find_sequences(cls.ring.floor, min(new_floor, cls.floor()), now).size
-        if lost:
-            cls.dropped_counts[Reason.LAST_VALUE_DROPPED] += lost
+        dropped_count = cls.last_values.find_sequences(
+            cls.ring.floor, min(new_floor, cls.floor()), now
+        ).size
+        if dropped_count:
+            cls.dropped_counts[Reason.LAST_VALUE_DROPPED] += dropped_count
         return None
 
 
 def _evict_values(cls: MessageClass, end: int, now: float) -> None:
-    """Let go of all below `until`, which nobody needs but for its values."""
-    lost = cls.last_values.find_sequences(cls.ring.floor, end, now).size
-    if lost:
-        cls.dropped_counts[Reason.LAST_VALUE_DROPPED] += lost
+    """Release everything below `end`, which is only held for its last values."""
+    dropped_count = cls.last_values.find_sequences(cls.ring.floor, end, now).size
+    if dropped_count:
+        cls.dropped_counts[Reason.LAST_VALUE_DROPPED] += dropped_count
     cls.ring.release(end)

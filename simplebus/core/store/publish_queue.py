@@ -1,11 +1,11 @@
-"""Messages that wait for room in a full class, or came too fast, and who gets in first.
+"""Publish queue: messages that wait for space in a full class, or for a rate limit.
 
-Rule 1: what one session published is stored in its order: behind one message that waits, all wait.
-Rule 2: of sessions that wait for the same class, the one that waits longest is let in first.
-Rule 3: who publishes faster than it may waits for that, and holds up nobody: it comes behind those
-who wait for the class then.
-Rule 4: what a peer left behind when it went is kept as long as there is memory. Not in version 2:
-nobody told its publisher that it was stored, and it comes again.
+The messages of one session are stored in order: behind a waiting message all later ones wait. Of
+the sessions that wait for a class, the longest waiting is served first. A rate-limited session
+delays nobody: it joins the queue of the class when its rate allows.
+
+Messages of a version 1 session stay after the session ended, as long as there is memory. Messages
+of a version 2 session are discarded: they were not confirmed, so the publisher sends them again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from simplebus.core.users.rate_limit import consume
 
 
 class PublishQueue:
-    """Of one broker."""
+    """Waiting messages of one broker."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class PublishQueue:
         self._classes = classes
         self._budget = budget
         self._append_batch = append_batch
-        """Stores what fits, wakes who wants it, and returns how many messages it dealt with."""
+        """Stores what allowed, notifies subscribers, and returns how many messages it handled."""
         self._dead_letter_budget = dead_letter_budget
-        """Memory of classes that hold what nobody may ever take."""
+        """Memory of dead-letter classes, which may never be consumed."""
         self.progressed_sessions: dict[Session, None] = {}
-        """Sessions of whose messages some found room; whoever looks at them clears it."""
+        """Sessions that had waiting messages stored. The reader clears it."""
         self.blocked_classes: dict[MessageClass, None] = {}
-        """The classes in which somebody waits for room."""
+        """Classes with sessions that wait for space."""
         self.rate_queue = RateQueue(clock, self._queue_for_class)
 
     def enqueue(
@@ -54,15 +54,14 @@ class PublishQueue:
         *,
         is_rate_limited: bool = False,
     ) -> None:
-        """Keep messages aside until their class has room; or, if it has, until their publisher may
-        go on."""
+        """Add messages that must wait for space in their class, or for the rate limit."""
         if not session.parked_messages:
             self._start_waiting(session, self.rate_queue if is_rate_limited else cls)
         session.parked_bytes += batch.data.size
         if session.parked_messages and session.parked_messages[-1][0] == cls.class_id:
             last = session.parked_messages[-1][1]
-            alike = last.data[0] == batch.data[0]
-            if alike and last.data.size < PARKED_BATCH_BYTES:
+            is_same_type = last.data[0] == batch.data[0]
+            if is_same_type and last.data.size < PARKED_BATCH_BYTES:
                 session.parked_messages[-1] = (cls.class_id, last.concatenate(batch))
                 return
         assert session.decoder is not None
@@ -70,25 +69,25 @@ class PublishQueue:
         session.parked_messages.append((cls.class_id, batch.copy()))
 
     def retry(self, cls: MessageClass) -> None:
-        """There may be room in a class: let in who waits for it."""
-        with_room = [cls]
-        while with_room:
-            cls = with_room.pop()
+        """Store waiting messages of a class that may have space now."""
+        classes_to_retry = [cls]
+        while classes_to_retry:
+            cls = classes_to_retry.pop()
             while cls.blocked_sessions:
                 session = cls.blocked_sessions[0]
-                goes_on_in = self._store_parked(session, cls)
-                if goes_on_in is cls:
+                next_queue = self._store_parked(session, cls)
+                if next_queue is cls:
                     if self._discard_orphan(cls):
                         continue
                     break
                 self._stop_waiting(session, cls)
-                if goes_on_in is not None:
-                    self._start_waiting(session, goes_on_in)
-                if isinstance(goes_on_in, MessageClass):
-                    with_room.append(goes_on_in)
+                if next_queue is not None:
+                    self._start_waiting(session, next_queue)
+                if isinstance(next_queue, MessageClass):
+                    classes_to_retry.append(next_queue)
 
     def _queue_for_class(self, session: Session) -> None:
-        """A session may publish again: it is in line for its class."""
+        """Move a session whose rate allows publishing again to the queue of its class."""
         self._stop_waiting(session)
         cls = self._classes[session.parked_messages[0][0]]
         self._start_waiting(session, cls)
@@ -96,18 +95,18 @@ class PublishQueue:
             self.retry(cls)
 
     def orphan(self, session: Session) -> None:
-        """A peer is gone: keep what it parked, if there is memory."""
+        """Keep the waiting messages of a session that ended, if there is memory for them."""
         if session.parked_messages and not self._budget.acquire(session.parked_bytes):
             self.discard(session)
 
     def discard(self, session: Session) -> None:
-        """Drop what a session has parked."""
+        """Drop the waiting messages of a session."""
         if session.parked_messages:
             self._stop_waiting(session)
             self._drop_parked(session)
 
     def orphaned_bytes(self) -> int:
-        """Memory of what peers that are gone have parked."""
+        """Return the memory of waiting messages whose sessions ended."""
         return sum(s.parked_bytes for s in self.blocked_sessions() if s.is_closed)
 
     def blocked_sessions(self) -> list[Session]:
@@ -117,7 +116,7 @@ class PublishQueue:
         ]
 
     def is_short_of_memory(self) -> bool:
-        """Whether somebody waits for room that another class may have to make."""
+        """Return True if a session waits for memory that another class may have to release."""
         return any(len(cls.ring) < cls.ring.messages_max for cls in self.blocked_classes)
 
     def _start_waiting(self, session: Session, target: MessageClass | RateQueue) -> None:
@@ -128,7 +127,9 @@ class PublishQueue:
         self.blocked_classes[target] = None
 
     def _stop_waiting(self, session: Session, cls: MessageClass | None = None) -> None:
-        """`cls` is the one for which it has waited, if that is not the one of its first message."""
+        """Remove a session from its queue: that of `cls`, if it is not the class of its first
+        message.
+        """
         if session in self.rate_queue.waiting_sessions:
             self.rate_queue.remove(session)
             return
@@ -138,38 +139,42 @@ class PublishQueue:
             del self.blocked_classes[cls]
 
     def _store_parked(self, session: Session, cls: MessageClass) -> MessageClass | RateQueue | None:
-        """Store what a session has parked, in order, as far as it is for `cls` and fits.
+        """Store waiting messages of a session, in order, as far as they are for `cls` and fit.
 
-        Returns what it needs next: room in a class, or time; None when nothing is left.
+        Returns:
+            The queue in which the session waits next: a class, or the rate queue. None if all
+            messages were stored.
         """
         while session.parked_messages:
             class_id, batch = session.parked_messages[0]
             if class_id != cls.class_id:
                 return self._classes[class_id]
-            fits = self.rate_queue.count_allowed(session, batch)
-            if not fits:
+            allowed = self.rate_queue.count_allowed(session, batch)
+            if not allowed:
                 return self.rate_queue
-            taken = self._append_batch(cls, batch.slice(0, fits), session)
-            stored = int(batch.bounds[taken])
-            session.parked_bytes -= stored
-            consume(session.token_buckets, taken, stored)
-            if taken:
+            handled = self._append_batch(cls, batch.slice(0, allowed), session)
+            stored_bytes = int(batch.bounds[handled])
+            session.parked_bytes -= stored_bytes
+            consume(session.token_buckets, handled, stored_bytes)
+            if handled:
                 self.progressed_sessions[session] = None
                 assert session.decoder is not None
-                session.decoder.mark_unparked(batch, taken)
+                session.decoder.mark_unparked(batch, handled)
             if session.is_closed:
-                self._budget.release(stored)
-            if taken < batch.count:
-                if taken:
-                    session.parked_messages[0] = (class_id, batch.slice(taken, batch.count))
-                return cls if taken < fits else self.rate_queue
+                self._budget.release(stored_bytes)
+            if handled < batch.count:
+                if handled:
+                    session.parked_messages[0] = (class_id, batch.slice(handled, batch.count))
+                return cls if handled < allowed else self.rate_queue
             session.parked_messages.popleft()
         return None
 
     def _discard_orphan(self, cls: MessageClass) -> bool:
-        """Drop what a peer left behind here, when such messages take all the memory in use that is
-        not for channels and patterns: no ring could make room for those that wait in front of them,
-        or for themselves."""
+        """Drop waiting messages of a session that ended, if such messages use up all memory.
+
+        Otherwise no ring could grow for the sessions that wait in front of them, or for themselves.
+        Memory for channels and patterns does not count. Returns True if messages were dropped.
+        """
         if len(cls.ring):
             return False
         channels = sum(

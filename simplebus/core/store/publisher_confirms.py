@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason
+from simplebus.core.outbox import Outbox, SendSource
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.requests import ErrorReply
-from simplebus.core.session.outbox import Outbox, SendSource
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
 

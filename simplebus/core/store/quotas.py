@@ -72,8 +72,7 @@ class Quotas:
         self, session: Session, cls: MessageClass, *, is_durable: bool
     ) -> None:
         """Raise RemoteProtocolError (too_many_subscriptions) if the user may not create one more
-        durable or
-        group in this class.
+        durable or group in this class.
         """
         limits = self._store.settings.limits
         if is_durable:

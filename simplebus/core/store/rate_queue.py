@@ -1,7 +1,6 @@
-"""Sessions whose messages wait because they, or others of the same user or address, publish faster
-than they may.
+"""Queue of sessions that publish faster than their rate limit, or than their user's or address's.
 
-Rule 1: who waits longest is let in first, and then waits behind all others.
+The session that has waited longest continues first, and then waits behind all others.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from simplebus.core.users.rate_limit import RateLimiter
 
 
 class RateQueue:
-    """Of one broker. Wakes by its alarms, see `alarms.Waiter`."""
+    """Rate-limited sessions of one broker. A `WakeupTarget`."""
 
     def __init__(self, clock: BrokerClock, retry_session: Callable[[Session], None]) -> None:
         self.scanned_count = 0
-        """Nothing: what it does at once is bounded by the rates."""
+        """Always 0: the work of one wakeup is bounded by the rates."""
         self.schedule_wakeup: Callable[[float, RateQueue], None] = lambda due, waiter: None
-        """Called with when it is to be woken next."""
+        """Called with the time of the next wakeup and this queue."""
         self.waiting_sessions: dict[Session, None] = {}
         self._clock = clock
         self._retry_session = retry_session
-        """Has what a session has parked stored, as far as it may be."""
+        """Stores the waiting messages of a session as far as its rate allows."""
 
     def count_allowed(self, session: Session, batch: FrameBatch) -> int:
-        """How many messages of a session are let in now."""
+        """Return how many messages of `batch` the session may publish now."""
         return rate_limit.count_allowed(session.token_buckets, batch.bounds[1:], self._clock.now)
 
     def add(self, session: Session) -> None:
-        """It has parked messages that are to be let in later."""
+        """Add a session that has parked messages."""
         self.waiting_sessions[session] = None
         for meter in session.token_buckets:
             meter.waiting_session_count += 1
@@ -47,7 +46,7 @@ class RateQueue:
 
     @property
     def next_wakeup(self) -> float:
-        """When `wake_due` is to be called."""
+        """Time of the next call of `handle_wakeup`."""
         if not self.waiting_sessions:
             return NEVER
         now = self._clock.now
@@ -57,7 +56,7 @@ class RateQueue:
         )
 
     def handle_wakeup(self) -> bool:
-        """Let in what may be let in by now."""
+        """Store messages of the sessions that may publish again."""
         now, spent = self._clock.now, set()
         for session in list(self.waiting_sessions):
             if session not in self.waiting_sessions or session.token_buckets in spent:
@@ -69,7 +68,7 @@ class RateQueue:
         return False
 
     def set_token_buckets(self, session: Session, token_buckets: tuple[RateLimiter, ...]) -> None:
-        """From now on it is measured by these."""
+        """Replace the token buckets of a session, which may be waiting."""
         if session.token_buckets == token_buckets:
             return
         is_waiting = session in self.waiting_sessions

@@ -1,8 +1,8 @@
-"""What is published and kept: every class, and what happens when one is full.
+"""Store: the classes of a broker, and the handling of published messages.
 
-Rule 1: a message that cannot be kept is counted by reason, and its publisher told if its version
-has a word for it.
-Rule 2: the store says which feeds have something new; it sends nothing.
+The store appends messages, applies full-class policies, appends dead letters, and expires messages.
+A message that cannot be stored is counted by reason and refused if the session speaks version 2.
+The store marks outboxes that have something new; it sends nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from simplebus.core.limits import (
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass, build_row
 from simplebus.core.message_class.spill import SpillManager
+from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.redelivery.failure_reasons import FailureReasons
-from simplebus.core.ring.columns import NO_DELAY, MessageRows, Times
+from simplebus.core.ring.columns import MessageRows
 from simplebus.core.session import version2
-from simplebus.core.session.outbox import Outbox
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import FullPolicy, Settings
@@ -51,15 +51,17 @@ from simplebus.core.users.permissions import ClassAccess
 from simplebus.core.users.rate_limit import consume, has_waiting_sessions, is_one_allowed
 
 AppendFrames = Callable[[FrameBatch], int]
-"""Puts messages into a ring, as far as there is room. Returns how many it dealt with."""
+"""Appends messages to a ring as far as there is space. Returns how many it has handled."""
 
 OnStored = Callable[[Session | None, MessageClass, int, int], None]
-"""Called with messages first..last-1 of a class when they have just been stored, and with who has
-published them; None for the bus itself, whose dead letters they are."""
+"""Called after messages first..last-1 of a class were stored: (session, class, first, last).
+
+The session is None for dead letters, which the broker itself publishes.
+"""
 
 
 class Store:
-    """Of one broker."""
+    """All classes of one broker."""
 
     def __init__(
         self,
@@ -74,17 +76,17 @@ class Store:
         self.settings = settings
         self.clock = clock
         self.commit_log = commit_log
-        """What is stored is noted in it; None where nothing is kept past the process."""
+        """Receives everything that is stored; None without a journal."""
         self.class_registry = ClassRegistry(settings, commit_log)
         self.classes = self.class_registry.classes
         self.class_id_by_name = self.class_registry.class_id_by_name
         self.subject_bindings = self.class_registry.subject_bindings
         self.budget = self.class_registry.budget
         self.spill_manager: SpillManager | None = None
-        """What is on disk only; None where no class may be larger than memory."""
+        """Messages that are on disk only; None if no class may spill."""
         if commit_log is not None and settings.has_spilling_class:
             self.spill_manager = SpillManager(
-                self, commit_log, self.class_registry.spill_budget, mark_ready=mark_ready
+                self.clock, commit_log, self.class_registry.spill_budget, mark_ready=mark_ready
             )
             self.class_registry.spill_manager = self.spill_manager
         self.publish_queue = PublishQueue(
@@ -95,34 +97,36 @@ class Store:
             clock,
         )
         self.failure_reasons = FailureReasons()
-        """What was said of messages that are to come again."""
+        """Reasons of nacks, for messages that will be redelivered."""
         self.timer_index = 0
         self._mark_ready = mark_ready
         """Called with outboxes that have something new."""
         self._on_refused = on_refused
-        """Called with what cannot be stored."""
+        """Called with refusals of messages that cannot be stored."""
         self._on_slow_consumer = on_slow_consumer
-        """Called with a subscription that is to be cut off, because it is too slow."""
+        """Called with a subscription that exceeds its pending limit and must be ended."""
         self.on_stored: OnStored | None = None
-        """Who else is to see what is stored; None while nobody is."""
+        """Called with all stored messages, if set."""
         self.on_timed_stored: OnStored | None = None
-        """Who is to see it then, if it opens later or expires."""
+        """Called with stored messages that are delayed or expire, if set and `on_stored` is not."""
         self.classes_to_trim: dict[MessageClass, None] = {}
-        """Classes whose floor may have moved by itself, or some of whose positions are too slow."""
+        """Classes with positions whose floor moved without an ack, or that exceed their pending
+        limit.
+        """
         self.positions_with_pending_dead_letters: dict[
             MessageClass, dict[BrokerSubscription, None]
         ] = {}
-        """By class, whose dead letters find no room: which positions have given them up."""
+        """Positions, by class, whose dead letters found no space."""
 
     def apply_settings(self, settings: Settings) -> None:
-        """Behave like this from now on."""
+        """Replace the settings. Blocked publishers are retried, because limits may have grown."""
         self.settings = settings
         self.class_registry.apply_settings(settings)
         for cls in list(self.publish_queue.blocked_classes):
             self.publish_queue.retry(cls)
 
     def require_class(self, class_id: int) -> MessageClass:
-        """The class with this id. Raises RemoteProtocolError (unknown_class)."""
+        """Return the class with this id. Raises RemoteProtocolError (unknown_class)."""
         cls = self.classes.get(class_id)
         if cls is None:
             raise RemoteProtocolError(
@@ -133,7 +137,7 @@ class Store:
     # Publishing ----------------------------------------------------------------------------------
 
     def publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
-        """What `publish` does, for a single message."""
+        """Publish a single message: a fast path of `publish`."""
         cls = self.classes[class_id]
         row = None
         if frame[0] == frames.ENVELOPE:
@@ -161,12 +165,15 @@ class Store:
             log_stored_messages(
                 self.commit_log, session, class_id, first, 1, bytes(frame), self.clock.now
             )
-        tap = self.on_stored or (self.on_timed_stored if cls.ring.timed_until > first else None)
-        if tap is not None:
-            tap(session, cls, first, first + 1)
+        on_stored = self.on_stored or (
+            self.on_timed_stored if cls.ring.timed_until > first else None
+        )
+        if on_stored is not None:
+            on_stored(session, cls, first, first + 1)
         self.notify_subscribers(cls)
 
     def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
+        """Store messages of one class, queue them, or apply the full-class policy."""
         cls = self.classes[class_id]
         failure = publish_error(self.commit_log, session)
         if failure:
@@ -181,39 +188,47 @@ class Store:
         if not session.token_buckets:
             self._append_or_enqueue(session, cls, batch)
             return
-        fits = 0
+        allowed = 0
         if not has_waiting_sessions(session.token_buckets):
-            fits = self.publish_queue.rate_queue.count_allowed(session, batch)
-        if fits:
-            dealt = self._append_or_enqueue(session, cls, batch.slice(0, fits))
-            consume(session.token_buckets, dealt, int(batch.bounds[dealt]))
-        if fits < batch.count:
+            allowed = self.publish_queue.rate_queue.count_allowed(session, batch)
+        if allowed:
+            handled = self._append_or_enqueue(session, cls, batch.slice(0, allowed))
+            consume(session.token_buckets, handled, int(batch.bounds[handled]))
+        if allowed < batch.count:
             self.publish_queue.enqueue(
-                session, cls, batch.slice(fits, batch.count), is_rate_limited=True
+                session, cls, batch.slice(allowed, batch.count), is_rate_limited=True
             )
 
     def _append_or_enqueue(self, session: Session, cls: MessageClass, batch: FrameBatch) -> int:
-        """Returns how many messages it dealt with; the rest is parked."""
-        put = partial(self._append_to_ring, cls, session)
-        taken = self._append_with(put, session, cls, batch)
-        if taken == batch.count:
-            return taken
-        rest = batch.slice(taken, batch.count)
+        """Append messages or apply the full-class policy.
+
+        Returns:
+            The number of messages that were handled. The rest was added to the publish queue.
+        """
+        append = partial(self._append_to_ring, cls, session)
+        stored = self._append_with(append, session, cls, batch)
+        if stored == batch.count:
+            return stored
+        rest = batch.slice(stored, batch.count)
         match cls.full_policy:
             case FullPolicy.BLOCK | FullPolicy.SPILL:
                 self.publish_queue.enqueue(session, cls, rest)
-                return taken
+                return stored
             case FullPolicy.DROP_NEWEST:
                 self._drop_newest(session, cls, rest)
             case FullPolicy.DROP_OLDEST:
-                self._append_evicting_oldest(put, session, cls, rest)
+                self._append_evicting_oldest(append, session, cls, rest)
         return batch.count
 
     def _check_can_publish(self, session: Session, cls: MessageClass, batch: FrameBatch) -> bool:
-        """Whether a session may publish messages like some of these: without a channel, or with any
-        that they may have. What it may not publish at all is refused here.
+        """Return True if the session may publish some messages of this kind to the class.
 
-        Raises RemoteProtocolError (unauthorized) for a peer that has no word for that.
+        Messages with channels are checked one by one later. If the session may publish none of
+        them, they are refused here.
+
+        Raises:
+            RemoteProtocolError: (unauthorized) for a version 1 session, which cannot receive a
+                refusal.
         """
         assert session.grants is not None
         scope = session.grants.publish_permissions(cls.class_id, cls.name)
@@ -222,14 +237,14 @@ class Store:
         has_channels = batch.data[0] == frames.ENVELOPE
         if scope.access is ClassAccess.SOME and (has_channels or scope.is_allowed("")):
             return True
-        sentence = publish_denied_text(session, cls, "")
+        detail = publish_denied_text(session, cls, "")
         if not isinstance(session.decoder, Version2Decoder) and not session.is_local:
-            raise RemoteProtocolError(Reason.UNAUTHORIZED, sentence)
-        self._refuse_messages(session, batch, Reason.UNAUTHORIZED, sentence)
+            raise RemoteProtocolError(Reason.UNAUTHORIZED, detail)
+        self._refuse_messages(session, batch, Reason.UNAUTHORIZED, detail)
         return False
 
     def _can_publish_to_all(self, session: Session, cls: MessageClass, channels: list[str]) -> bool:
-        """Whether a session may publish to all of these channels, which the class knows."""
+        """Return True if the session may publish to all of these channels."""
         if session.grants is None:
             return True
         scope = session.grants.publish_permissions(cls.class_id, cls.name)
@@ -238,52 +253,59 @@ class Store:
     def _refuse_denied_channels(
         self, session: Session, cls: MessageClass, batch: FrameBatch, rows: MessageRows
     ) -> tuple[int, int]:
-        """Of messages with channels, some of which a session may not publish: how many it may, in
-        front; or else how many in front it may not, which are refused."""
+        """Refuse the leading messages whose channel the session may not publish to.
+
+        Returns:
+            (allowed, refused): the number of leading messages that are allowed, or that were
+            refused. One of them is 0.
+        """
         assert session.grants is not None
         scope = session.grants.publish_permissions(cls.class_id, cls.name)
         allowed = np.broadcast_to(cls.channels.allowed_flags(scope, rows.channels), batch.count)
         if allowed[0]:
             return int(allowed.argmin()), 0
         numbers = np.broadcast_to(np.atleast_1d(np.asarray(rows.channels)), batch.count)
-        number = int(numbers[0])  # One sentence names one channel.
+        number = int(numbers[0])  # A refusal names one channel.
         others = (numbers != number).nonzero()[0]
         count = int(others[0]) if others.size else batch.count
-        sentence = publish_denied_text(session, cls, cls.channels.name_of(number))
+        detail = publish_denied_text(session, cls, cls.channels.name_of(number))
         if isinstance(session.decoder, Version2Decoder):
             refused = batch.slice(0, count)
-            self._refuse_messages(session, refused, Reason.UNAUTHORIZED, sentence)
+            self._refuse_messages(session, refused, Reason.UNAUTHORIZED, detail)
         else:
             cls.dropped_counts[Reason.UNAUTHORIZED] += count
         return 0, count
 
     def _append_batch(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
-        """Store messages of one frame type, as far as there is room. Returns how many it dealt
-        with."""
+        """Append messages of one frame type as far as there is space. Returns how many were
+        handled.
+        """
         return self._append_with(partial(self._append_to_ring, cls, session), session, cls, batch)
 
     def _append_with(
         self, append: AppendFrames, session: Session | None, cls: MessageClass, batch: FrameBatch
     ) -> int:
-        """The same, with what puts them into the ring."""
+        """Append messages with `append`, after making space if the class can evict something."""
         ring = cls.ring
         first = ring.head
-        dealt = append(batch)
-        if dealt < batch.count and cls.can_evict:
-            way = compaction.Compactor(self, cls)
-            while dealt < batch.count:
-                rest = batch.slice(dealt, batch.count)
-                if not way.make_room(rest.data.size):
+        handled = append(batch)
+        if handled < batch.count and cls.can_evict:
+            compactor = compaction.Compactor(self, cls)
+            while handled < batch.count:
+                rest = batch.slice(handled, batch.count)
+                if not compactor.make_room(rest.data.size):
                     break
-                dealt += append(rest)
+                handled += append(rest)
         if ring.head != first:
             if self.clock.now >= cls.time_index.next_step_time:
                 cls.record_accepted(self.clock.now, first)
-            tap = self.on_stored or (self.on_timed_stored if ring.timed_until > first else None)
-            if tap is not None:
-                tap(session, cls, first, ring.head)
+            on_stored = self.on_stored or (
+                self.on_timed_stored if ring.timed_until > first else None
+            )
+            if on_stored is not None:
+                on_stored(session, cls, first, ring.head)
             self.notify_subscribers(cls)
-        return dealt
+        return handled
 
     def _append_to_ring(self, cls: MessageClass, session: Session, batch: FrameBatch) -> int:
         if batch.data[0] == frames.MESSAGE:
@@ -297,73 +319,51 @@ class Store:
         rows: MessageRows | None,
         session: Session | None,
     ) -> int:
-        """Put messages into the ring, as far as there is room, and into the commit_log."""
+        """Append messages to the ring as far as there is space, and to the commit log."""
         first = cls.ring.head
-        taken = cls.ring.append(batch, self.timer_index, rows)
-        if taken and self.commit_log is not None:
-            data = batch.data[: batch.bounds[taken]].tobytes()
+        stored = cls.ring.append(batch, self.timer_index, rows)
+        if stored and self.commit_log is not None:
+            data = batch.data[: batch.bounds[stored]].tobytes()
             log_stored_messages(
-                self.commit_log, session, cls.class_id, first, taken, data, self.clock.now
+                self.commit_log, session, cls.class_id, first, stored, data, self.clock.now
             )
-        return taken
+        return stored
 
     def _append_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
-        """The same for a run of messages with envelopes. A bad one is refused, and dealt with."""
-        dealt, most = 0, batch.count
-        while dealt < batch.count:
-            some = batch.slice(dealt, min(dealt + most, batch.count))
-            read = envelope_batch.scan_envelopes(some)
-            if read.count:
-                rows = self.build_rows(cls, read, self.clock.now)
+        """Append messages with envelopes. A message with an invalid envelope is refused."""
+        handled, scan_count = 0, batch.count
+        while handled < batch.count:
+            piece = batch.slice(handled, min(handled + scan_count, batch.count))
+            columns = envelope_batch.scan_envelopes(piece)
+            if columns.count:
+                rows = cls.channels.build_rows(columns, self.clock.now)
                 if rows is None:
-                    if some.count == 1:
+                    if piece.count == 1:
                         break
-                    most = some.count // 2
+                    scan_count = piece.count // 2
                     continue
-                good = some if read.count == some.count else some.slice(0, read.count)
-                if not self._can_publish_to_all(session, cls, read.names):
+                good = piece if columns.count == piece.count else piece.slice(0, columns.count)
+                if not self._can_publish_to_all(session, cls, columns.names):
                     allowed, refused = self._refuse_denied_channels(session, cls, good, rows)
                     if refused:
-                        dealt += refused
+                        handled += refused
                         continue
                     if allowed < good.count:
                         good, rows = good.slice(0, allowed), rows.slice(0, allowed)
-                        dealt += (taken := self.append_and_log(cls, good, rows, session))
-                        if taken < allowed:
+                        handled += (stored := self.append_and_log(cls, good, rows, session))
+                        if stored < allowed:
                             break
                         continue
-                taken = self.append_and_log(cls, good, rows, session)
-                dealt += taken
-                if taken < read.count:
+                stored = self.append_and_log(cls, good, rows, session)
+                handled += stored
+                if stored < columns.count:
                     break
-            most *= 2
-            if read.count < some.count:
-                self._refuse_envelope(session, some.slice(read.count, read.count + 1))
-                dealt += 1
-                most = PLAIN_FRAMES_MAX  # Where one is bad, others may be: look not far ahead.
-        return dealt
-
-    def build_rows(
-        self, cls: MessageClass, columns: envelope_batch.EnvelopeColumns, accepted_at: float | Times
-    ) -> MessageRows | None:
-        """What is known of messages accepted now, or each at its time; None when there is no memory
-        for their channels."""
-        numbers = cls.channels.intern_names(columns.names)
-        if numbers is None:
-            return None
-        if isinstance(columns.channels, int):
-            channels: int | np.ndarray = numbers[columns.channels] if numbers else 0
-        else:
-            channels = np.array(numbers, np.uint32)[columns.channels]
-        return MessageRows(
-            columns.count,
-            channels,
-            None if columns.expires is None else columns.expires + accepted_at,
-            # Who is put off by nothing is not put off by a clock that is set back, either.
-            None
-            if columns.not_before is None
-            else np.where(columns.not_before > 0, columns.not_before + accepted_at, NO_DELAY),
-        )
+            scan_count *= 2
+            if columns.count < piece.count:
+                self._refuse_envelope(session, piece.slice(columns.count, columns.count + 1))
+                handled += 1
+                scan_count = PLAIN_FRAMES_MAX  # More may be invalid: scan only a few at a time.
+        return handled
 
     def _refuse_envelope(self, session: Session, frame: FrameBatch) -> None:
         try:
@@ -371,18 +371,19 @@ class Store:
         except RemoteProtocolError as error:
             self._refuse_messages(session, frame, error.reason, error.sentence)
             return
-        raise AssertionError("an envelope that one parser refused was taken by the other")
+        raise AssertionError("the batch parser rejected an envelope that the decoder accepts")
 
     def _refuse_messages(
-        self, session: Session, batch: FrameBatch, reason: Reason, sentence: str
+        self, session: Session, batch: FrameBatch, reason: Reason, detail: str
     ) -> None:
-        for refused in version2.build_refusals(batch, reason, sentence):
+        for refused in version2.build_refusals(batch, reason, detail):
             self._on_refused(session, refused)
 
     def notify_subscribers(self, cls: MessageClass) -> None:
-        """There is something new for everyone subscribed to the class."""
+        """Mark the subscriptions of a class as having something to send."""
         for subscription in cls.connected_positions:
-            if subscription.is_connected:  # One of version 1 may wait for what another one left.
+            # A v1 subscription may be paused until the backoff of its predecessor has passed.
+            if subscription.is_connected:
                 subscription.outbox.enqueue(subscription)
                 self._mark_ready(subscription.outbox)
         for group in cls.groups:
@@ -392,21 +393,21 @@ class Store:
             self._enforce_pending_limits(cls)
 
     def _enforce_pending_limits(self, cls: MessageClass) -> None:
-        """Have positions obey their own policy about what waits for them."""
-        spare = SCAN_MESSAGES_MAX
+        """Apply the slow-consumer policies of positions with a pending limit."""
+        scan_budget = SCAN_MESSAGES_MAX
         for position in list(cls.limited_positions):
-            position.count_backlog(min(spare, REDELIVERY_MESSAGES))
+            position.count_backlog(min(scan_budget, REDELIVERY_MESSAGES))
             if position.delivery_policy.slow_policy == "disconnect":
                 if not position.is_too_slow and position.is_over_pending_limit():
                     position.is_too_slow = True
                     self.classes_to_trim[cls] = (
-                        None  # It is cut off when nothing else is under way.
+                        None  # The position is ended later, by `trim_scheduled`.
                     )
             elif position.enforce_pending_limit():
                 self.classes_to_trim[cls] = None
             if position.scanned_count:
-                spare = max(0, spare - position.scanned_count)
-                del cls.limited_positions[position]  # It comes last the next time.
+                scan_budget = max(0, scan_budget - position.scanned_count)
+                del cls.limited_positions[position]  # Examined last the next time.
                 cls.limited_positions[position] = None
 
     # Full ----------------------------------------------------------------------------------------
@@ -414,16 +415,16 @@ class Store:
     def _drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> None:
         cls.dropped_counts[Reason.DROP_NEWEST] += batch.count
         if session is not None and isinstance(session.decoder, Version2Decoder):
-            why = "it drops the newest" if len(cls.ring) else "other classes hold the memory"
-            sentence = f"class {cls.class_id} is full: {why}"
-            self._refuse_messages(session, batch, Reason.DROP_NEWEST, sentence)
+            why = "its policy is drop_newest" if len(cls.ring) else "other classes use all memory"
+            detail = f"class {cls.class_id} is full: {why}"
+            self._refuse_messages(session, batch, Reason.DROP_NEWEST, detail)
 
     def _append_evicting_oldest(
         self, append: AppendFrames, session: Session | None, cls: MessageClass, batch: FrameBatch
     ) -> None:
-        ring, saving = cls.ring, compaction.EvictionCompactor(self, cls)
+        ring, compactor = cls.ring, compaction.EvictionCompactor(self, cls)
         while True:
-            if not len(ring):  # Not even an empty ring takes it: other classes hold the memory.
+            if not len(ring):  # The ring is empty and still too full: others use all memory.
                 self._drop_newest(session, cls, batch)
                 return
             too_many = len(ring) + batch.count - ring.messages_max
@@ -431,22 +432,22 @@ class Store:
                 floor = min(ring.floor + too_many, ring.head)
             else:
                 floor = ring.sequence_after_bytes(batch.data.size)
-            floor = max(floor, saving.leading_values_end())
+            floor = max(floor, compactor.leading_values_end())
             needed = min(max(cls.first_sequence, cls.floor()), floor)
-            saved = saving.copy_evicted(floor)
+            copied = compactor.copy_evicted(floor)
             cls.dropped_counts[Reason.DROP_OLDEST] += floor - needed
             for subscription in cls.subscriptions:
                 subscription.skip_to(floor)
             if cls.has_backlog:
                 cls.backlog_window.skip_to(floor)
             cls.release_below(floor if cls.has_last_values else max(floor, cls.floor()))
-            if saved is not None:
-                cls.dropped_counts[Reason.DROP_OLDEST] -= saved.count_from(needed)
-                compaction.append_copy(self, cls, saved)
-            taken = self._append_with(append, session, cls, batch)
-            if taken == batch.count:
+            if copied is not None:
+                cls.dropped_counts[Reason.DROP_OLDEST] -= copied.count_from(needed)
+                compaction.append_copy(self, cls, copied)
+            stored = self._append_with(append, session, cls, batch)
+            if stored == batch.count:
                 return
-            batch = batch.slice(taken, batch.count)
+            batch = batch.slice(stored, batch.count)
 
     # Dead letters --------------------------------------------------------------------------------
 
@@ -458,27 +459,38 @@ class Store:
         reason: Reason,
         attempts: int,
     ) -> int | None:
-        """Keep as dead letters what a position has given up. Returns from which message on there is
-        no memory: they stay, and are tried again at the ticks. None when all are dealt with."""
+        """Append dead letters for messages that a position has given up.
+
+        Args:
+            cls: Class of the messages.
+            position: The position.
+            ranges: Sequences of the messages.
+            reason: Reason for giving up.
+            attempts: Deliveries of each message.
+
+        Returns:
+            The first sequence that found no space; it and later ones are retried at ticks. None if
+            all messages were handled.
+        """
         if dead_letters.is_dead_letter_class(cls.name):
             return None
-        of = cls.name or str(cls.class_id)
+        class_name = cls.name or str(cls.class_id)
         try:
-            dead = self.class_registry.open_dead_letter_class(of)
+            dead = self.class_registry.open_dead_letter_class(class_name)
         except RemoteProtocolError:
             self.defer_dead_letters(cls, position)
             return ranges[0][0]
-        death = dead_letters.DeadLetterCause(
+        cause = dead_letters.DeadLetterCause(
             reason=reason,
-            class_=of,
+            class_=class_name,
             attempts=attempts,
             subscription=position.durable or position.group,
             session=str(position.outbox.session_id) if position.is_connected else "",
             since=self.clock.now,
         )
         ring, until = position.ring, None
-        there = [range(max(a, ring.floor), min(b, ring.head)) for a, b in ranges]
-        letters = dead_letters.build_dead_letters(
+        stored = [range(max(a, ring.floor), min(b, ring.head)) for a, b in ranges]
+        batch = dead_letters.build_dead_letters(
             (
                 DeadMessage(
                     sequence,
@@ -486,71 +498,73 @@ class Store:
                     cls.accepted_at(position, sequence),
                     self.failure_reasons.get(position, sequence),
                 )
-                for each in there
-                for sequence in each
+                for stored_range in stored
+                for sequence in stored_range
             ),
-            death,
+            cause,
             class_id=dead.class_id,
             frame_bytes_max=self.settings.limits.frame_bytes,
         )
-        lost = letters.lost_count + selection.count_sequences(ranges) - sum(map(len, there))
-        if letters.frames is not None:
+        lost_count = batch.lost_count + selection.count_sequences(ranges) - sum(map(len, stored))
+        if batch.frames is not None:
             before = dead.dropped_counts[Reason.DROP_NEWEST]
-            laid = self._append_dead_letters(dead, letters.frames, letters.columns)
-            if laid < letters.frames.count:
-                until = letters.sequences[laid]
+            appended = self._append_dead_letters(dead, batch.frames, batch.columns)
+            if appended < batch.frames.count:
+                until = batch.sequences[appended]
                 ranges = selection.ranges_before(ranges, until)
-                lost = selection.count_sequences(ranges) - laid
+                lost_count = selection.count_sequences(ranges) - appended
                 self.defer_dead_letters(cls, position)
-            lost += (
+            lost_count += (
                 dead.dropped_counts[Reason.DROP_NEWEST] - before
             )  # One that is too long for them.
-        if lost:
-            cls.dropped_counts[Reason.NO_DEAD_LETTER] += lost
+        if lost_count:
+            cls.dropped_counts[Reason.NO_DEAD_LETTER] += lost_count
         cls.on_dead_lettered(position, ranges, dead.class_id)
         return until
 
     def defer_dead_letters(self, cls: MessageClass, position: BrokerSubscription) -> None:
-        """A position has given up what found no room among the dead letters."""
+        """Schedule the dead letters of a position to be retried at ticks."""
         self.positions_with_pending_dead_letters.setdefault(cls, {})[position] = None
 
     def _append_dead_letters(
         self, dead_letter_class: MessageClass, batch: FrameBatch, columns: EnvelopeColumns
     ) -> int:
-        """Store dead letters. Nobody has to look at them: they are the bus's own. Where the limits
-        of their class leave no room the oldest go, unless it is to block; where all memory is
-        spent, none. Returns how many are dealt with."""
-        rows = self.build_rows(dead_letter_class, columns, self.clock.now)
+        """Append dead letters; no permission or rate limit applies to them.
+
+        If their class is full, its oldest dead letters are evicted, unless its policy is `block` or
+        the memory of all classes is used up. Returns how many dead letters were handled.
+        """
+        rows = dead_letter_class.channels.build_rows(columns, self.clock.now)
         if rows is None:
             return 0
 
-        def put(rest: FrameBatch) -> int:
-            those = rows.slice(rows.count - rest.count, rows.count)
-            return self.append_and_log(dead_letter_class, rest, those, None)
+        def append(rest: FrameBatch) -> int:
+            rest_rows = rows.slice(rows.count - rest.count, rows.count)
+            return self.append_and_log(dead_letter_class, rest, rest_rows, None)
 
-        taken = self._append_with(put, None, dead_letter_class, batch)
-        if taken < batch.count:
-            rest = batch.slice(taken, batch.count)
+        stored = self._append_with(append, None, dead_letter_class, batch)
+        if stored < batch.count:
+            rest = batch.slice(stored, batch.count)
             if dead_letter_class.full_policy is FullPolicy.BLOCK or dead_letter_class.ring.can_grow(
                 rest
             ):
-                return taken
-            self._append_evicting_oldest(put, None, dead_letter_class, rest)
+                return stored
+            self._append_evicting_oldest(append, None, dead_letter_class, rest)
         return batch.count
 
     def _retry_dead_letters(self) -> None:
-        """Some dead letters may find room that found none."""
+        """Retry dead letters that found no space before."""
         for cls, positions in list(self.positions_with_pending_dead_letters.items()):
             for position in list(positions):
                 if position in cls.subscriptions and not position.retry_dead_letters():
-                    break  # Nor is there any for the others.
+                    break  # No space for the others either.
                 if position not in cls.subscriptions or not position.pending_dead_letters:
                     del positions[position]
             if not positions:
                 del self.positions_with_pending_dead_letters[cls]
 
     def trim_class(self, cls: MessageClass) -> None:
-        """Let go of what nobody needs any longer, and let the blocked ones in."""
+        """Release messages that no position needs, and retry blocked publishers."""
         cls.trim(self.clock.now)
         if cls.has_last_values:
             compaction.compact_if_cluttered(self, cls)
@@ -558,11 +572,15 @@ class Store:
             self.publish_queue.retry(cls)
 
     def schedule_trim(self, cls: MessageClass) -> None:
-        """A position has moved by itself; `release_loose` is to be called."""
+        """Let the next `trim_scheduled` trim a class, whose position has moved without an ack."""
         self.classes_to_trim[cls] = None
 
     def trim_scheduled(self) -> bool:
-        """Do what `release` does where positions have moved by themselves."""
+        """Trim the scheduled classes, and end positions that exceed their pending limit.
+
+        Returns:
+            True if any class was scheduled.
+        """
         if not self.classes_to_trim:
             return False
         while self.classes_to_trim:
@@ -575,37 +593,40 @@ class Store:
     # Time ----------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Once per tick: memory, times, and what nobody waits for any more."""
+        """Retry dead letters, shrink rings, and expire messages. Called once per tick."""
         self.failure_reasons.forget_acked()
         if 4 * self.budget.available_bytes < self.budget.limit_bytes:
             self._forget_unused_channels()
-        spare, names = EXPIRY_SCAN_MESSAGES_MAX, FORGET_CHANNELS_MIN
+        scan_budget, channel_budget = EXPIRY_SCAN_MESSAGES_MAX, FORGET_CHANNELS_MIN
         if self.positions_with_pending_dead_letters:
             self._retry_dead_letters()
         if self.spill_manager is not None:
             self.spill_manager.tick()
         for cls in list(self.classes.values()):
             if cls.ring.tick():
-                names -= cls.channels.shrink_idle(names)
+                channel_budget -= cls.channels.shrink_idle(channel_budget)
             cls.time_index.trim(cls.first_sequence)
             if cls.purged_sequences:
                 cls.purged_sequences.remove(0, cls.first_sequence)
             if cls.ring.floor < cls.ring.timed_until:
-                spare = self._expire_messages(cls, spare)
-            self._enforce_pending_limits(cls)  # Some may not have counted all yet.
+                scan_budget = self._expire_messages(cls, scan_budget)
+            self._enforce_pending_limits(cls)  # A backlog may not be counted completely yet.
             if cls.blocked_sessions or cls.retention.seconds or cls.has_last_values:
                 self.trim_class(cls)  # Other classes may have given memory back.
 
     def _forget_unused_channels(self) -> None:
-        """Memory is short: give back what channels take that no stored message carries."""
-        most = CHANNEL_NAMES_MAX
+        """Release the memory of channels without stored messages, because memory is short."""
+        budget = CHANNEL_NAMES_MAX
         for cls in self.classes.values():
-            if most and len(cls.channels):
-                most -= cls.channels.forget_unused(most)
+            if budget and len(cls.channels):
+                budget -= cls.channels.forget_unused(budget)
 
     def _expire_messages(self, cls: MessageClass, message_budget: int) -> int:
-        """Drop what waits in front and was not taken in time: `spare` messages, or a few for each
-        position. Returns how many are to spare then."""
+        """Drop expired messages at the floors of positions.
+
+        Scans at most `message_budget` messages, but a few for each position. Returns the remaining
+        budget.
+        """
         count = self._expire_backlog(cls, max(message_budget, REDELIVERY_MESSAGES))
         message_budget -= count
         changed = count > 0
@@ -617,10 +638,10 @@ class Store:
         return message_budget
 
     def _expire_backlog(self, cls: MessageClass, max_count: int) -> int:
-        """The same for what no position is there for. Returns how many were dropped."""
+        """Drop expired messages of the backlog. Returns how many messages were scanned."""
         ring, waiting = cls.ring, cls.backlog_window
         if waiting.floor < ring.floor:
-            return 0  # It is on disk.
+            return 0  # The first messages are on disk.
         first, many = waiting.floor, EXPIRY_SCAN_INITIAL_MESSAGES
         end = min(waiting.cursor if cls.subscriptions else ring.head, ring.timed_until)
         end = min(end, first + max_count)

@@ -11,8 +11,8 @@ from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX, MESSAGES_MAX
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
-    json_request,
     connect_version2,
+    json_request,
     publish,
 )
 

@@ -8,18 +8,18 @@ from hypothesis.stateful import invariant
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import EXPLAINED_MEMBERS, EXPLAINED_POSITIONS
+from simplebus.core.limits import INQUIRY_MEMBERS_MAX, INQUIRY_POSITIONS_MAX
 from simplebus.core.protocol.inquiry import (
-    BusQuestion,
-    BusSaid,
-    ChannelQuestion,
-    ChannelSaid,
-    ClassQuestion,
-    ClassSaid,
-    Position,
-    SessionQuestion,
-    SessionSaid,
-    explained,
+    BusInfo,
+    BusInquiry,
+    ChannelInfo,
+    ChannelInquiry,
+    ClassInfo,
+    ClassInquiry,
+    PositionInfo,
+    SessionInfo,
+    SessionInquiry,
+    decode_reply,
 )
 from simplebus.core.settings import Retention, Settings
 from tests.behaviour import wire_peer
@@ -28,39 +28,39 @@ from tests.behaviour.wire_peer_v2 import (
     INQUIRE,
     Version2Peer,
     ack,
-    json_request,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    json_request,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
 )
 from tests.models.test_version2_model import Version2Machine
 
 
-def of_class(bus: Bus, class_: int | str = 1) -> ClassSaid:
-    said = bus.broker.inquiry_handler.build_report(ClassQuestion(class_))
-    assert isinstance(said, ClassSaid)
+def of_class(bus: BrokerHarness, class_: int | str = 1) -> ClassInfo:
+    said = bus.broker.inquiry_handler.build_report(ClassInquiry(class_))
+    assert isinstance(said, ClassInfo)
     return said
 
 
-def only(bus: Bus) -> Position:
+def only(bus: BrokerHarness) -> PositionInfo:
     """What is said of the only position of class 1."""
     [said] = of_class(bus).positions
     return said
 
 
-def of_session(bus: Bus, peer: wire_peer.Peer) -> SessionSaid:
-    said = bus.broker.inquiry_handler.build_report(SessionQuestion(peer.session.session_id))
-    assert isinstance(said, SessionSaid)
+def of_session(bus: BrokerHarness, peer: wire_peer.WirePeer) -> SessionInfo:
+    said = bus.broker.inquiry_handler.build_report(SessionInquiry(peer.session.session_id))
+    assert isinstance(said, SessionInfo)
     return said
 
 
-def of_channel(bus: Bus, channel: str, class_: int | str | None = None) -> ChannelSaid:
-    said = bus.broker.inquiry_handler.build_report(ChannelQuestion(channel, class_))
-    assert isinstance(said, ChannelSaid)
+def of_channel(bus: BrokerHarness, channel: str, class_: int | str | None = None) -> ChannelInfo:
+    said = bus.broker.inquiry_handler.build_report(ChannelInquiry(channel, class_))
+    assert isinstance(said, ChannelInfo)
     return said
 
 
@@ -85,8 +85,7 @@ def test_who_has_all_in_flight_that_may_be_is_waited_for() -> None:
     assert (said.in_flight, said.in_flight_max, said.unsent, said.lag) == (4, 4, 2, 6)
     assert said.waits == "acks"
     assert said.waits_for == (
-        "its acknowledgements: 4 of 4 in flight, the oldest since 3.0 s, "
-        "session 0 'till' (session 0)"
+        "its acknowledgements: 4 of 4 in flight, the oldest for 3.0 s, session 0 'till' (session 0)"
     )
     assert said.oldest is not None
     assert (said.oldest.sequence, said.oldest.attempt, said.oldest.due_seconds) == (0, 1, 3)
@@ -108,7 +107,7 @@ def test_what_was_sent_again_is_as_old_as_its_first_sending() -> None:
         oldest = only(bus).oldest
         assert oldest is not None
         assert (oldest.sequence, oldest.attempt, oldest.first_seconds) == (1, attempt, first)
-    assert "since 19 s (sent 3 times)" in only(bus).waits_for
+    assert "for 19 s (sent 3 times)" in only(bus).waits_for
 
 
 def test_a_connection_that_takes_nothing_is_named() -> None:
@@ -120,8 +119,8 @@ def test_a_connection_that_takes_nothing_is_named() -> None:
     beats(bus, 4)
     said = only(bus)
     assert said.waits == "bytes"
-    assert "taken no bytes since 3.0 s: session 0" in said.waits_for
-    assert "none of the bytes that wait for it since 3.0 s" in of_session(bus, reader).waits_for
+    assert "read nothing for 3.0 s: session 0" in said.waits_for
+    assert "it has read nothing for 3.0 s" in of_session(bus, reader).waits_for
     assert reader.receive_message_ids() == [0, 1]
     beats(bus, 1)
     assert only(bus).waits == "acks"
@@ -138,7 +137,7 @@ def test_a_durable_that_nobody_uses_says_since_when() -> None:
     beats(bus, 200)
     said = only(bus)
     assert (said.session, said.durable, said.alone_seconds) == (-1, "billing", 200)
-    assert said.waits_for == "nobody is connected to it since 3 min; 2 messages wait for it"
+    assert said.waits_for == "no subscription has been connected for 3 min; 2 messages wait"
     assert of_class(bus).waits_for == (
         "the oldest stored message is held by the durable 'billing'; " + said.waits_for
     )
@@ -147,12 +146,16 @@ def test_a_durable_that_nobody_uses_says_since_when() -> None:
 def test_what_is_put_off_does_not_count_as_in_flight() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5))
-    connect_version2(bus, publish(1, 0, b"a"), publish_envelopes(1, 1, timed_envelope(b"later", not_before_ms=9000)))
+    connect_version2(
+        bus,
+        publish(1, 0, b"a"),
+        publish_envelopes(1, 1, timed_envelope(b"later", not_before_ms=9000)),
+    )
     assert reader.receive_message_ids() == [0]
     reader.send(nack(5, 0, 1, 4000))
     said = only(bus)
     assert (said.in_flight, said.put_off, said.put_off_seconds) == (0, 2, 4)
-    assert said.waits_for == "time: 2 messages are put off, the first for another 4.0 s"
+    assert said.waits_for == "a delay: 2 messages are delayed, the first for another 4.0 s"
 
 
 def test_patterns_that_nothing_matches_are_told_from_nothing_to_send() -> None:
@@ -170,7 +173,9 @@ def test_patterns_that_nothing_matches_are_told_from_nothing_to_send() -> None:
 
 def test_a_group_says_who_has_what() -> None:
     bus = BrokerHarness()
-    one, two = (connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=2)) for _ in range(2))
+    one, two = (
+        connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=2)) for _ in range(2)
+    )
     three = connect_version2(bus, subscribe(1, 9, group="g", max_in_flight=0x1000))
     three.disconnect()
     connect_version2(bus, publish(1, 0, *[b"x"] * 6))
@@ -178,7 +183,7 @@ def test_a_group_says_who_has_what() -> None:
     beats(bus, 2)
     said = only(bus)
     assert (said.in_flight, said.in_flight_max, said.unsent) == (4, 4, 2)
-    assert said.waits_for.startswith("its acknowledgements: 4 of 4 in flight, the oldest since 2.0")
+    assert said.waits_for.startswith("its acknowledgements: 4 of 4 in flight, the oldest for 2.0")
     assert [(member.session, member.in_flight) for member in said.members] == [(0, 2), (1, 2)]
     assert {member.waits for member in said.members} == {"acks"}
     two.disconnect()
@@ -199,7 +204,7 @@ def test_a_group_by_key_says_what_waits_for_others_of_its_key() -> None:
     beats(bus, 2)
     said = only(bus)
     assert (said.in_flight, said.behind, said.again, said.waits) == (1, 3, 0, "acks")
-    assert said.waits_for.endswith("; 3 messages wait for others of their key")
+    assert said.waits_for.endswith("; 3 messages wait for earlier messages with the same key")
     assert said.oldest is not None
     assert (said.oldest.sequence, said.oldest.sent_seconds) == (0, 2)
     check_explained(bus.broker)
@@ -227,7 +232,9 @@ def test_a_refused_message_of_a_group_pauses() -> None:
 def test_what_was_not_delivered_is_said_by_reason() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, max_deliveries=1))
-    connect_version2(bus, publish(1, 0, b"a"), publish_envelopes(1, 1, timed_envelope(b"late", expires_ms=500)))
+    connect_version2(
+        bus, publish(1, 0, b"a"), publish_envelopes(1, 1, timed_envelope(b"late", expires_ms=500))
+    )
     beats(bus, 1)
     reader.receive_message_ids()
     beats(bus, 8)
@@ -259,16 +266,16 @@ def test_publishers_that_wait_are_named_with_what_holds_the_room() -> None:
     ]
     assert {one.seconds for one in said.publishers} == {5}
     assert said.waits_for == (
-        "2 publishers wait for room: 3 of 3 messages are stored; the oldest stored message is held "
-        "by the durable 'billing'; nobody is connected to it since 5.0 s; 3 messages wait for it"
+        "2 publishers wait for space: 3 of 3 messages are stored; the oldest stored message is "
+        "held by the durable 'billing'; no subscription has been connected for 5.0 s; 3 messages wait"
     )
     old.receive_frames()
     beats(bus, 1)
     held = of_session(bus, old)
     assert (held.is_read, held.parked, held.parked_class, held.version) == (False, 2, 1, 1)
     assert held.waits_for == (
-        "2 messages wait for room in class 1 since 6.0 s: 3 of 3 messages are stored; "
-        "it is not read from until then"
+        "2 messages have waited for 6.0 s for space in class 1: 3 of 3 messages are stored; "
+        "its connection is not read until then"
     )
     told = of_session(bus, new)
     assert (told.is_read, told.parked, told.unconfirmed, told.version) == (True, 1, 1, 2)
@@ -284,38 +291,38 @@ def test_a_class_without_subscriptions_says_what_waits() -> None:
     reader = connect_version2(bus, subscribe(1, 5))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 4))
-    assert of_class(bus).waits_for == "what is stored is kept though nobody needs it"
+    assert of_class(bus).waits_for == "the stored messages are kept by retention"
     assert of_class(bus).stored == 2
 
 
 def test_of_many_the_furthest_behind_are_listed_and_the_others_counted() -> None:
     bus = BrokerHarness()
-    count = EXPLAINED_POSITIONS + 10
+    count = INQUIRY_POSITIONS_MAX + 10
     reader = connect_version2(bus, *[subscribe(1, n + 1) for n in range(count)])
-    members = EXPLAINED_MEMBERS + 5
+    members = INQUIRY_MEMBERS_MAX + 5
     connect_version2(bus, *[subscribe(1, n + 1, group="g") for n in range(members)])
     connect_version2(bus, publish(1, 0, b"x"))
     reader.receive_deliveries()
     reader.send(ack(count, 0, 1))
     said = of_class(bus)
-    assert len(said.positions) == EXPLAINED_POSITIONS
+    assert len(said.positions) == INQUIRY_POSITIONS_MAX
     assert said.positions_left_out == 11
     assert count not in [position.number for position in said.positions]
     [group] = bus.broker.classes[1].groups
     found = bus.broker.inquiry_handler._position_reporter.describe_position(
         bus.broker.classes[1], group
     )
-    assert (len(found.members), found.members_left_out) == (EXPLAINED_MEMBERS, 5)
+    assert (len(found.members), found.members_left_out) == (INQUIRY_MEMBERS_MAX, 5)
     told = of_session(bus, reader)
-    assert (len(told.positions), told.positions_left_out) == (EXPLAINED_POSITIONS, 10)
+    assert (len(told.positions), told.positions_left_out) == (INQUIRY_POSITIONS_MAX, 10)
 
 
 def test_the_bus_in_short() -> None:
     bus = BrokerHarness()
     connect_version2(bus, publish(1, 0, b"x"), classes=[1, "orders"], name="till")
     bus.peer(wire_peer.connect(7))
-    said = bus.broker.inquiry_handler.build_report(BusQuestion())
-    assert isinstance(said, BusSaid)
+    said = bus.broker.inquiry_handler.build_report(BusInquiry())
+    assert isinstance(said, BusInfo)
     assert [(line.name, line.stored) for line in said.classes] == [("", 1), ("", 0), ("orders", 0)]
     assert [(line.session, line.name, line.version) for line in said.sessions] == [
         (0, "till", 2),
@@ -414,19 +421,21 @@ def test_what_is_answered_is_no_longer_than_a_frame() -> None:
     patterns = ["€" * 800 + f".{n}" for n in range(10)]
     wishes = [
         subscribe(1, n + 1, channels=patterns, durable=f"{n}".rjust(200, "€"))
-        for n in range(EXPLAINED_POSITIONS + 1)
+        for n in range(INQUIRY_POSITIONS_MAX + 1)
     ]
     connect_version2(bus, *wishes)
-    connect_version2(bus, json_request(INQUIRE, 0, 8, about="class", **{"class": 1})).receive_frames()
+    connect_version2(
+        bus, json_request(INQUIRE, 0, 8, about="class", **{"class": 1})
+    ).receive_frames()
     [said] = [len(broker_said(of_class(bus)))]
     assert said < bus.broker.settings.limits.frame_bytes // 2
 
 
 def test_who_asks_without_listening_is_cut_off() -> None:
     bus = BrokerHarness(pending_bytes=4 << 20)
-    assert connect_version2(bus).send_refused(json_request(INQUIRE, 0, 8, about="bus") * 20_000) is (
-        Reason.PENDING_LIMIT
-    )
+    assert connect_version2(bus).send_refused(
+        json_request(INQUIRE, 0, 8, about="bus") * 20_000
+    ) is (Reason.PENDING_LIMIT)
 
 
 # Everything together -----------------------------------------------------------------------------
@@ -436,12 +445,12 @@ def check_explained(broker: Broker) -> None:
     """Whatever is asked is answered, and figures are those of `statistics`."""
     explain = broker.inquiry_handler.build_report
     for cls in broker.classes.values():
-        said, figures = explain(ClassQuestion(cls.class_id)), cls.statistics()
-        assert isinstance(said, ClassSaid)
+        said, figures = explain(ClassInquiry(cls.class_id)), cls.statistics()
+        assert isinstance(said, ClassInfo)
         assert said.dropped == {why.value: n for why, n in figures.dropped.items() if n}
         for name in ("delivered", "redelivered", "acknowledged"):
             assert getattr(said, name) == getattr(figures, name), name
-        assert (said.stored, said.head) == (figures.ring.messages, figures.published)
+        assert (said.stored, said.head) == (figures.ring.message_count, figures.published)
         known = {
             (each.session_id, each.number, each.durable, each.group): each
             for each in figures.subscriptions
@@ -458,9 +467,9 @@ def check_explained(broker: Broker) -> None:
             assert position.waits_for
             if position.in_flight and not position.group:
                 assert position.oldest is not None
-    for question in (BusQuestion(), ChannelQuestion("a.x"), *map(SessionQuestion, broker.sessions)):
+    for question in (BusInquiry(), ChannelInquiry("a.x"), *map(SessionInquiry, broker.sessions)):
         said = explain(question)
-        assert explained(broker_said(said)) == said
+        assert decode_reply(broker_said(said)) == said
 
 
 def broker_said(said: object) -> bytes:
@@ -486,4 +495,4 @@ TestExplained = ExplainedMachine.TestCase
 
 def test_an_error_is_none_of_ours() -> None:
     with pytest.raises(RemoteProtocolError, match="bad_request"):
-        explained(b'{"about":"weather"}')
+        decode_reply(b'{"about":"weather"}')

@@ -10,19 +10,19 @@ from simplebus.core.broker.wait_reasons import (
     format_bytes,
     format_duration,
 )
-from simplebus.core.channel.near_miss import why_not
-from simplebus.core.protocol.inquiry import Flight
+from simplebus.core.channel.near_miss import explain
+from simplebus.core.protocol.inquiry import InFlightInfo
 
 HOLDER = "session 4 (127.0.0.1:5001)"
-OLDEST = Flight(sequence=7, attempt=1, first_seconds=93.2, sent_seconds=93.2)
-AGAIN = Flight(sequence=7, attempt=4, first_seconds=93.2, sent_seconds=12.0)
+OLDEST = InFlightInfo(sequence=7, attempt=1, first_seconds=93.2, sent_seconds=93.2)
+AGAIN = InFlightInfo(sequence=7, attempt=4, first_seconds=93.2, sent_seconds=12.0)
 
 SENTENCES = {
     "nothing": (WaitFacts(), "nothing", "nothing to send"),
     "its window is full": (
         WaitFacts(HOLDER, 12, 1000, 1000, oldest=OLDEST, is_at_in_flight_limit=True),
         "acks",
-        f"its acknowledgements: 1,000 of 1,000 in flight, the oldest since 93 s, {HOLDER}",
+        f"its acknowledgements: 1,000 of 1,000 in flight, the oldest for 93 s, {HOLDER}",
     ),
     "its window is full of bytes": (
         WaitFacts(
@@ -36,7 +36,7 @@ SENTENCES = {
             is_at_in_flight_limit=True,
         ),
         "acks",
-        "its acknowledgements: 17 MiB of 16 MiB in flight, the oldest since 93 s (sent 4 times), "
+        "its acknowledgements: 17 MiB of 16 MiB in flight, the oldest for 93 s (sent 4 times), "
         f"{HOLDER}",
     ),
     "its window is full, and it takes nothing": (
@@ -44,24 +44,24 @@ SENTENCES = {
             HOLDER, 12, 2, 2, oldest=OLDEST, is_at_in_flight_limit=True, send_blocked_seconds=30
         ),
         "acks",
-        f"its acknowledgements: 2 of 2 in flight, the oldest since 93 s, {HOLDER}, which has taken "
-        "no bytes since 30 s",
+        f"its acknowledgements: 2 of 2 in flight, the oldest for 93 s, {HOLDER}, which has read "
+        "nothing for 30 s",
     ),
     "all is sent": (
         WaitFacts(HOLDER, 0, 5, 0, oldest=OLDEST),
         "acks",
-        f"its acknowledgements: 5 in flight, the oldest since 93 s, {HOLDER}",
+        f"its acknowledgements: 5 in flight, the oldest for 93 s, {HOLDER}",
     ),
     "others of a key are in flight": (
         WaitFacts(HOLDER, 0, 1, 256, oldest=OLDEST, key_blocked_count=7),
         "acks",
-        f"its acknowledgements: 1 of 256 in flight, the oldest since 93 s, {HOLDER}; 7 messages "
-        "wait for others of their key",
+        f"its acknowledgements: 1 of 256 in flight, the oldest for 93 s, {HOLDER}; 7 messages "
+        "wait for earlier messages with the same key",
     ),
     "its connection takes nothing": (
         WaitFacts(HOLDER, 12, 5, 1000, oldest=OLDEST, send_blocked_seconds=42),
         "bytes",
-        f"its connection, which has taken no bytes since 42 s: {HOLDER}",
+        f"its connection, which has read nothing for 42 s: {HOLDER}",
     ),
     "it is being sent": (
         WaitFacts(HOLDER, 1, 5, 1000, oldest=OLDEST),
@@ -71,32 +71,32 @@ SENTENCES = {
     "nobody is there": (
         WaitFacts(ready_count=1200, has_consumer=False, unattended_seconds=7500),
         "nobody",
-        "nobody is connected to it since 2 h; 1,200 messages wait for it",
+        "no subscription has been connected for 2 h; 1,200 messages wait",
     ),
     "nobody is there, and there is nothing": (
         WaitFacts(has_consumer=False, unattended_seconds=8.25),
         "nobody",
-        "nobody is connected to it since 8.2 s; nothing waits",
+        "no subscription has been connected for 8.2 s; nothing waits",
     ),
     "all is put off": (
         WaitFacts(delayed_count=2, next_delay_seconds=300),
         "time",
-        "time: 2 messages are put off, the first for another 5 min",
+        "a delay: 2 messages are delayed, the first for another 5 min",
     ),
     "one is put off": (
         WaitFacts(delayed_count=1, next_delay_seconds=3),
         "time",
-        "time: 1 message is put off, the first for another 3.0 s",
+        "a delay: 1 message is delayed, the first for another 3.0 s",
     ),
     "others have all": (
         WaitFacts(HOLDER, other_members_count=3),
         "others",
-        "nothing to send: other members have 3 messages",
+        "nothing to send: other members hold 3 messages",
     ),
     "nothing is for it": (
         WaitFacts(HOLDER, has_matched=False),
         "match",
-        "a message that its patterns match: none was for it so far",
+        "a message that matches its patterns: none has so far",
     ),
 }
 
@@ -165,4 +165,4 @@ def test_spans_and_sizes_for_people() -> None:
     ],
 )
 def test_why_a_pattern_does_not_match(pattern: str, channel: str, why: str) -> None:
-    assert why_not(pattern, channel) == why
+    assert explain(pattern, channel) == why

@@ -57,7 +57,9 @@ def test_old_values_are_stored_anew_and_nobody_is_sent_them_again() -> None:
 def test_who_is_behind_goes_on_in_order_without_what_was_stored_anew() -> None:
     bus = BrokerHarness()
     writer = Writer(bus)
-    quick = connect_version2(bus, subscribe(1, 4), subscribe(1, 5, group="g"), subscribe(1, 6, durable="d"))
+    quick = connect_version2(
+        bus, subscribe(1, 4), subscribe(1, 5, group="g"), subscribe(1, 6, durable="d")
+    )
     slow = connect_version2(bus, subscribe(1, 4, channels=["hot", "warm"], max_in_flight=1))
     writer.put("cold", b"old")
     expected = []
@@ -88,7 +90,9 @@ def test_what_is_stored_anew_expires_when_it_would_have() -> None:
         writer.put("hot", b"%d" % number)
         drained(bus)
     assert bus.statistics(1).carried >= 1
-    (got, _) = sorted(late(bus).receive_deliveries(), key=lambda each: payload(each.content, each.kind))[::-1]
+    (got, _) = sorted(
+        late(bus).receive_deliveries(), key=lambda each: payload(each.content, each.kind)
+    )[::-1]
     about, text = envelope_batch.decode(got.content)
     assert text == b"old"
     assert about.channel == "cold"

@@ -66,7 +66,10 @@ def test_what_a_blocked_publisher_says_to_other_classes_waits_its_turn() -> None
     heard = peer.receive_messages()
     assert [m.payload for m in heard if m.class_id == 2] == [b"not behind"]
     peer.send(ack(1, 0, 1))
-    assert {(m.class_id, m.payload) for m in peer.receive_messages()} == {(1, b"10."), (2, b"behind")}
+    assert {(m.class_id, m.payload) for m in peer.receive_messages()} == {
+        (1, b"10."),
+        (2, b"behind"),
+    }
     assert bus.broker.drain_resumed() == [blocked.session]
     assert not other.session.parked_messages
 

@@ -84,7 +84,7 @@ def test_pending_dead_letter_waits_for_space_without_redelivery(
     assert bus.statistics(1).dropped == {reason: 6}
     said = only(bus)
     assert (said.waits, said.unburied, said.in_flight, said.dead_letters) == ("room", 4, 0, 2)
-    assert said.waits_for == "room in 'dead.1': 4 messages are given up"
+    assert said.waits_for == "space in 'dead.1': 4 messages were given up"
     peer.send(publish(1, 7, b"new"))
     assert tick_and_receive(bus, peer) == [7], "nobody else waits for that"
     peer.send(ack(5, 7, 8))
@@ -205,7 +205,7 @@ def test_dead_letters_of_other_classes_are_kept_without_memory() -> None:
     assert store.positions_with_pending_dead_letters
 
 
-# The set -----------------------------------------------------------------------------------------
+# PendingDeadLetters alone -------------------------------------------------------------------------
 
 REASONS = (Reason.TERMINATED, Reason.MAX_DELIVERIES)
 spans = st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda at: (at[0], at[0] + at[1]))

@@ -12,7 +12,7 @@ import simplebus
 from simplebus.core.errors import RefusedError
 from simplebus.jetstream.publish import refusals, stream_publisher
 from simplebus.jetstream.publish.refusals import CALM_SECONDS, Refusals
-from simplebus.monitor.facts import Facts
+from simplebus.monitor.snapshot import MonitorSnapshot
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.server.run import RunningServer
 from tests.jetstream.faulty_api import asked_in_vain
@@ -74,7 +74,7 @@ async def test_who_asks_is_told_why_a_class_takes_nothing(
             await until(lambda: len(cluster_of(up).refusals) == 1)
             said = await two.explain(8)
             assert said.waits_for.startswith(
-                "what is published waits: its stream takes nothing: maximum bytes exceeded; "
+                "publishing waits: its stream accepts no messages: maximum bytes exceeded; "
             )
             assert said.on_way > 0
             facts = told_by(up)
@@ -84,7 +84,7 @@ async def test_who_asks_is_told_why_a_class_takes_nothing(
                 for _ in range(60):
                     (await messages.get()).ack()
             await until(lambda: not len(cluster_of(up).refusals))
-            assert "takes nothing" not in (await two.explain(8)).waits_for
+            assert "accepts no messages" not in (await two.explain(8)).waits_for
             assert refused_classes(told_by(up)) == 0
     told = ["takes nothing" in text for text in caplog.messages if "its stream" in text]
     assert told == [True, False] * (len(told) // 2)  # One as it begins, and one as it ends.
