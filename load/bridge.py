@@ -25,7 +25,7 @@ from load.generators import Generator
 from load.measure import TIMEOUT_S, Manner, probe_nothing_in_flight
 from load.processes import Process
 from load.report import Row
-from simplebus.bridge.loop_header import PATH
+from simplebus.bridge.loop_header import PATH_HEADER
 from simplebus.bridge.settings import is_nats_address
 from simplebus.client.blocking.bus import connect_blocking
 
@@ -69,7 +69,7 @@ def run(manner: Manner) -> list[Row]:
 def _between_buses(manner: Manner, count: int, way: str) -> float:
     with running("simplebus", server_args=manner.server_args) as far:
         with _bridged(manner, f"{HOST}:{far.port}", way) as near:
-            header = {"header": f"{PATH}={_bus_id(near)}"}
+            header = {"header": f"{PATH_HEADER}={_bus_id(near)}"}
             _flow(near, "simplebus-2", far, "simplebus-2", count, hears_more=header)
             rate = _flow(near, "simplebus-2", far, "simplebus-2", count, hears_more=header)
         probe_nothing_in_flight(far, (CLASS,))
@@ -81,7 +81,7 @@ def _to_nats(
 ) -> tuple[float, float]:
     """The rate through a bridge, and that of a publisher of the same messages."""
     with _bridged(manner, f"nats://{HOST}:{nats.port}", way, has_path=has_path) as near:
-        header = {"header": f"{PATH}={_bus_id(near)}"} if has_path else {}
+        header = {"header": f"{PATH_HEADER}={_bus_id(near)}"} if has_path else {}
         _flow(near, "simplebus-2", nats, "nats", count, hears_more=header)
         rate = _flow(near, "simplebus-2", nats, "nats", count, hears_more=header)
     return rate, _flow(nats, "nats", nats, "nats", count, hears_more=header, says_more=header)
@@ -90,7 +90,7 @@ def _to_nats(
 def _stored_to_nats(manner: Manner, nats: Broker, *, has_path: bool) -> tuple[float, float]:
     """The rate of a bridge that begins with all of it, and that of a publisher of the same."""
     with running("simplebus", server_args=manner.server_args) as near:
-        header = {"header": f"{PATH}={_bus_id(near)}"} if has_path else {}
+        header = {"header": f"{PATH_HEADER}={_bus_id(near)}"} if has_path else {}
         shape = {"timeout_s": TIMEOUT_S, "count": STORED, "size": SIZE_BYTES, "classes": CLASS}
         with Generator("publish", "simplebus-2", near.port, **shape) as publisher:
             publisher.result()
@@ -120,7 +120,7 @@ def _bridged(manner: Manner, to: str, way: str, *, has_path: bool = True) -> Ite
         more = ["--config", str(file)] if way == WITHIN else []
         with running("simplebus", server_args=[*manner.server_args, *more]) as near:
             if way == WITHIN:
-                near.process.wait_for_line("goes on at", timeout_s=START_S)
+                near.process.wait_for_line("copying from sequence", timeout_s=START_S)
                 yield near
                 return
             with _alone(file, near):
@@ -153,14 +153,14 @@ def _alone(file: Path, near: Broker) -> Iterator[None]:
     file.write_text(lines.replace("to =", f'from = "{HOST}:{near.port}"\nto =', 1))
     command = [sys.executable, "-m", "simplebus", "bridge", str(file)]
     with Process("the bridge", command, directory=REPOSITORY) as bridge:
-        bridge.wait_for_line("goes on at", timeout_s=START_S)
+        bridge.wait_for_line("copying from sequence", timeout_s=START_S)
         yield
 
 
 def _bus_id(broker: Broker) -> str:
     """What it calls itself: the path of what comes from there."""
     with connect_blocking(f"{HOST}:{broker.port}") as bus:
-        return bus.wire.core.bus_id
+        return bus.connection.core.bus_id
 
 
 def _flow(

@@ -269,7 +269,7 @@ class _Run:
                 said.append(f'stream = "{kind.stream}"')
         file.write_text("\n".join(said) + "\n")
         command = [sys.executable, "-m", "simplebus", "bridge", str(file), "--log-level", "info"]
-        return _Program(network, command, "goes on at")
+        return _Program(network, command, "copying from sequence")
 
     # What happens --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The ends of a lane between a bus and a NATS server."""
+"""Functions that connect the source and the target of a copier."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simplebus.bridge.bus_connection import near_wired, who_is_at, wired
-from simplebus.bridge.copier import Begin, Ends, Way
-from simplebus.bridge.dead_letters import letters_at
+from simplebus.bridge.bus_connection import connect, connect_source, probe_bus
+from simplebus.bridge.copier import CopierConnector, SourceAndTarget, SourceOpened
+from simplebus.bridge.dead_letters import dead_letter_opener
 from simplebus.bridge.interfaces import FatalConfigurationError
-from simplebus.bridge.nats_connection import NatsWire, named, nats_wired
+from simplebus.bridge.nats_connection import BridgeNatsConnection, connect_nats, format_addresses
 from simplebus.bridge.settings import CopiedClass
-from simplebus.bridge.source.bus import NearBus, near_alone
-from simplebus.bridge.source.core_nats import NearCore, check_lane, identity_of
-from simplebus.bridge.source.identity import Looked, life_of
-from simplebus.bridge.source.stream import NearStream
-from simplebus.bridge.target.batched_stream import FarChains
-from simplebus.bridge.target.bus import FarBus, FarDoor, FarTerms, far_bus, far_door
-from simplebus.bridge.target.nats import Config, FarNats
-from simplebus.bridge.target.ordered_stream import UNDER_WAY_MESSAGES, FarFew
+from simplebus.bridge.source.bus import BusSource, bus_source_opener
+from simplebus.bridge.source.core_nats import CoreNatsSource, nats_identity, require_jetstream
+from simplebus.bridge.source.identity import SourceIdentity, sequence_scope
+from simplebus.bridge.source.stream import StreamSource
+from simplebus.bridge.target.batched_stream import BatchedStreamTarget
+from simplebus.bridge.target.bus import (
+    BusTarget,
+    StatelessServerTarget,
+    TargetSettings,
+    open_bus_target,
+    open_stateless_server_target,
+)
+from simplebus.bridge.target.nats import NatsTarget, StreamConfig, TargetStreamState
+from simplebus.bridge.target.ordered_stream import IN_FLIGHT_MESSAGES, OrderedStreamTarget
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.aio.transport import Endpoint
 from simplebus.client.credentials import Access
@@ -29,240 +35,306 @@ from simplebus.core.protocol.requests import Auth
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.jetstream_codec import NOT_FOUND, JetStreamError
 
+log = logging.getLogger("simplebus.bridge")
 
-def between(
-    near: Place,
-    far: Place,
-    terms: FarTerms,
+_LOW_RATE_NOTICE = (
+    "%s: messages are stored in stream %r one at a time, to keep their order if its leader changes "
+    "or it is full. For a higher rate, set 'allow_batched' in the stream (nats-server 2.14), or "
+    "'under_way' in the bridge's table, which can reorder messages then"
+)
+
+
+def bus_to_bus(
+    source_endpoint: Endpoint,
+    target_endpoint: Endpoint,
+    settings: TargetSettings,
     *,
     class_: int | str,
     start: str = "waiting",
     auth: Auth | None = None,
-) -> Way:
-    """What opens both ends: `class_` of the bus at `near`, where the lane is who `auth` says, and
-    the far end of these terms."""
-    looked = Looked()
-    beat = terms.heartbeat
+) -> CopierConnector:
+    """Return the opener for a copier between two buses.
 
-    def near_bus(wire: Wire) -> NearBus:
-        return NearBus(
+    Args:
+        source_place: Where to connect to the source.
+        target_place: Where to connect to the target.
+        settings: Settings of the copier for its target.
+        class_: Class at the source.
+        start: Start position of a copier that has never run.
+        auth: Credentials for the source.
+    """
+    source_identity = SourceIdentity()
+    heartbeat = settings.heartbeat_seconds
+
+    def create_source(wire: ClientConnection) -> BusSource:
+        return BusSource(
             wire,
             class_=class_,
-            durable=terms.name,
-            channels=terms.channels,
+            durable=settings.name,
+            channels=settings.channels,
             start=start,
-            place=near,
+            place=source_endpoint,
         )
 
     @asynccontextmanager
-    async def open(begin: Begin) -> AsyncIterator[Ends]:
-        to, is_door = await who_is_at(far, heartbeat=beat, auth=terms.auth)
-        async with near_wired(near, terms.name, to=to, heartbeat=beat, auth=auth) as wire:
-            here = near_bus(wire)
-            if is_door:
-                begin(here, kept := await here.open())
-                doubts = await looked.again(here, terms.name)
-                whose = terms.of(life_of(wire.core) + looked.era)
-                async with far_door(far, whose, here, kept, looked) as door:
-                    check_apart(here, door)
-                    yield Ends(here, door, kept, [], doubts)
+    async def open(source_opened: SourceOpened) -> AsyncIterator[SourceAndTarget]:
+        target_id, is_stateless = await probe_bus(
+            target_endpoint, heartbeat=heartbeat, auth=settings.auth
+        )
+        async with connect_source(
+            source_endpoint, settings.name, target_id=target_id, heartbeat=heartbeat, auth=auth
+        ) as wire:
+            source = create_source(wire)
+            if is_stateless:
+                source_opened(source, committed := await source.open())
+                discarded_records = await source_identity.check_unchanged(source, settings.name)
+                target_settings = settings.for_source(
+                    sequence_scope(wire.core) + source_identity.era
+                )
+                async with open_stateless_server_target(
+                    target_endpoint, target_settings, source, committed, source_identity
+                ) as stateless_target:
+                    check_different(source, stateless_target)
+                    yield SourceAndTarget(
+                        source, stateless_target, committed, [], discarded_records
+                    )
                 return
-            async with far_bus(far, terms.of(wire.core.bus_id)) as (there, record):
-                begin(here, kept := await here.open())
-                check_apart(here, there)
-                refusals = await there.resume(here, record, kept=kept)
-                at = kept if there.at is None else max(kept, there.at)
-                yield Ends(here, there, at, refusals, there.doubts)
+            target_settings = settings.for_source(wire.core.bus_id)
+            async with open_bus_target(target_endpoint, target_settings) as (target, record):
+                source_opened(source, committed := await source.open())
+                check_different(source, target)
+                refusals = await target.resume(source, record, committed=committed)
+                start_sequence = committed if target.at is None else max(committed, target.at)
+                yield SourceAndTarget(
+                    source, target, start_sequence, refusals, target.discarded_records
+                )
 
-    def check_apart(here: NearBus, there: FarBus | FarDoor) -> None:
-        if (here.identity, here.class_id) == (there.identity, there.class_id):
+    def check_different(source: BusSource, target: BusTarget | StatelessServerTarget) -> None:
+        if (source.identity, source.class_id) == (target.identity, target.class_id):
             raise FatalConfigurationError(
-                f"{near} and {far} are the same bus, {here.identity}: "
-                f"class {class_!r} is not copied onto itself; have it lead to another bus, or into "
-                "another class"
+                f"{source_endpoint} and {target_endpoint} are the same bus, {source.identity}: "
+                f"class {class_!r} cannot be copied to itself; use another bus or another class"
             )
 
-    return Way(open, near_alone(near, near_bus, heartbeat=beat, auth=auth))
+    return CopierConnector(
+        open, bus_source_opener(source_endpoint, create_source, heartbeat=heartbeat, auth=auth)
+    )
 
 
-log = logging.getLogger("simplebus.bridge")
-
-_ONE_BY_ONE = (
-    "%s: messages go into stream %r one by one, which keeps their order whoever leads it and when "
-    "it is full; 'allow_batched' there (nats-server 2.14) keeps it at full rate, and 'under_way' "
-    "in the lane's table trades some of it for more"
-)
-
-_SERVERS_MAX = 256
-"""Of so many that were met at some addresses it is known that they are one place."""
-_met: dict[tuple[str, str], dict[str, None]] = {}
-"""What servers went by that lanes of this process met, by addresses and stream."""
+_IDENTITIES_MAX = 256
+"""Number of server identities to remember per cluster."""
+_known_identities: dict[tuple[str, str], dict[str, None]] = {}
+"""Identities of the servers that copiers of this process met, by addresses and stream."""
 
 
-def _one_place(servers: str, stream: str, identity: str) -> Collection[str]:
-    """What else a server goes by: servers of one cluster are one place, though each is called
-    otherwise, and a lane that reads there may be connected to another than one that writes."""
-    known = _met.setdefault((named(servers), stream), {})
+def _cluster_identities(servers: str, stream: str, identity: str) -> Collection[str]:
+    """Return all known identities of a cluster, and add `identity`.
+
+    Each server of a cluster has its own, and a copier that reads may be connected to another server
+    than one that writes.
+    """
+    known = _known_identities.setdefault((format_addresses(servers), stream), {})
     known.pop(identity, None)
     known[identity] = None
-    if len(known) > _SERVERS_MAX:
+    if len(known) > _IDENTITIES_MAX:
         del known[next(iter(known))]
     return known.keys()
 
 
 @dataclass(frozen=True, slots=True)
 class NatsAccess:
-    """Who a lane is at a NATS server, and whom it trusts there."""
+    """Credentials and TLS settings for a NATS server."""
 
     credentials: dict[str, str] = field(repr=False)
     access: Access
 
-    def wired(
+    def connect(
         self, servers: str, name: str, *, heartbeat: float
-    ) -> AbstractAsyncContextManager[NatsWire]:
-        """A connection. Raises OSError for a certificate that is no good."""
+    ) -> AbstractAsyncContextManager[BridgeNatsConnection]:
+        """Connect to a server. Raises OSError if a certificate cannot be loaded."""
         access = self.access
         has_own = access.context or access.ca or access.cert
         tls = access.tls() if has_own else None
-        return nats_wired(servers, name, self._said(), heartbeat=heartbeat, tls=tls)
+        return connect_nats(servers, name, self._credentials(), heartbeat=heartbeat, tls=tls)
 
     def check(self) -> None:
-        """Raise ValueError for what contradicts itself, and for a seed that is none."""
-        Credentials(**self._said())
+        """Raise ValueError for contradictory credentials or an invalid seed."""
+        Credentials(**self._credentials())
 
-    def _said(self) -> dict[str, str]:
+    def _credentials(self) -> dict[str, str]:
         access = self.access
-        said = {"user": access.user, "password": access.password, "token": access.token}
-        return {name: value for name, value in said.items() if value} | self.credentials
+        credentials = {"user": access.user, "password": access.password, "token": access.token}
+        return {name: value for name, value in credentials.items() if value} | self.credentials
 
 
-def to_nats(
-    near: Place,
+def bus_to_nats(
+    source_endpoint: Endpoint,
     servers: str,
-    terms: FarTerms,
-    copied: CopiedClass,
+    settings: TargetSettings,
+    copied_class: CopiedClass,
     *,
-    shown: NatsAccess,
+    nats_access: NatsAccess,
     auth: Auth | None = None,
-) -> Way:
-    """From a class of the bus at `near`, where the lane is who `auth` says, to subjects of a NATS
-    server."""
-    looked = Looked()
-    beat = terms.heartbeat
+) -> CopierConnector:
+    """Return the opener for a copier from a class of a bus to a NATS server.
 
-    def near_bus(wire: Wire) -> NearBus:
-        return NearBus(
+    Args:
+        source_place: Where to connect to the bus.
+        servers: Addresses of the NATS servers, separated by commas.
+        settings: Settings of the copier for its target.
+        copied_class: Class, start position and stream.
+        nats_access: Credentials for the NATS server.
+        auth: Credentials for the bus.
+    """
+    source_identity, stream_state = SourceIdentity(), TargetStreamState()
+    heartbeat = settings.heartbeat_seconds
+
+    def create_source(wire: ClientConnection) -> BusSource:
+        return BusSource(
             wire,
-            class_=copied.class_,
-            durable=terms.name,
-            channels=terms.channels,
-            start=copied.start,
-            place=near,
+            class_=copied_class.class_,
+            durable=settings.name,
+            channels=settings.channels,
+            start=copied_class.start,
+            place=source_endpoint,
         )
 
     @asynccontextmanager
-    async def open(begin: Begin) -> AsyncIterator[Ends]:
-        to = named(servers)
-        async with near_wired(near, terms.name, to=to, heartbeat=beat, auth=auth) as wire:
-            here = near_bus(wire)
-            begin(here, at := await here.open())
-            async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
-                doubts = 0
-                kind, more, config = FarNats, dict[str, Any](), None
-                if copied.stream:
-                    check_lane(nats)
-                    doubts = await looked.again(here, terms.name)
-                    config = await _config_of(nats, copied.stream)
-                    kind, more = end_for(config, copied)
-                    if kind is FarFew and not copied.under_way:
-                        log.info(_ONE_BY_ONE, terms.name, copied.stream)
-                there = kind(
+    async def open(source_opened: SourceOpened) -> AsyncIterator[SourceAndTarget]:
+        target_id = format_addresses(servers)
+        async with connect_source(
+            source_endpoint, settings.name, target_id=target_id, heartbeat=heartbeat, auth=auth
+        ) as wire:
+            source = create_source(wire)
+            source_opened(source, start_sequence := await source.open())
+            async with nats_access.connect(servers, settings.name, heartbeat=heartbeat) as nats:
+                discarded_records = 0
+                target_class, options, config = NatsTarget, dict[str, Any](), None
+                if copied_class.stream:
+                    require_jetstream(nats)
+                    discarded_records = await source_identity.check_unchanged(source, settings.name)
+                    config = await _fetch_stream_config(nats, copied_class.stream)
+                    target_class, options = select_target(config, copied_class)
+                    if target_class is OrderedStreamTarget and not copied_class.under_way:
+                        log.info(_LOW_RATE_NOTICE, settings.name, copied_class.stream)
+                target = target_class(
                     nats,
-                    terms,
-                    near=here,
-                    class_id=here.class_id,
-                    life=life_of(wire.core),
-                    looked=looked,
-                    stream=copied.stream,
-                    there=_one_place(servers, copied.stream, identity_of(nats, copied.stream)),
+                    settings,
+                    source=source,
+                    class_id=source.class_id,
+                    sequence_scope=sequence_scope(wire.core),
+                    source_identity=source_identity,
+                    stream_state=stream_state,
+                    stream=copied_class.stream,
+                    target_identities=_cluster_identities(
+                        servers, copied_class.stream, nats_identity(nats, copied_class.stream)
+                    ),
                     config=config,
-                    fits=lambda config: end_for(config, copied) == (kind, more),
-                    **more,
+                    config_fits=lambda config: (
+                        select_target(config, copied_class) == (target_class, options)
+                    ),
+                    **options,
                 )
-                _tell(terms.name, nats)
-                yield Ends(here, there, at, [], doubts)
+                _log_connected(settings.name, nats)
+                yield SourceAndTarget(source, target, start_sequence, [], discarded_records)
 
-    return Way(open, near_alone(near, near_bus, heartbeat=beat, auth=auth))
+    return CopierConnector(
+        open, bus_source_opener(source_endpoint, create_source, heartbeat=heartbeat, auth=auth)
+    )
 
 
-def from_nats(
-    servers: str, far: Place, terms: FarTerms, copied: CopiedClass, *, shown: NatsAccess
-) -> Way:
-    """From subjects of a NATS server, or a stream, to a class of the bus at `far`."""
-    terms = replace(terms, channels=())  # The server sends no others.
-    beat = terms.heartbeat
-    letters = letters_at(far, terms.class_, terms.name, heartbeat=beat, auth=terms.auth)
+def nats_to_bus(
+    servers: str,
+    target_endpoint: Endpoint,
+    settings: TargetSettings,
+    copied_class: CopiedClass,
+    *,
+    nats_access: NatsAccess,
+) -> CopierConnector:
+    """Return the opener for a copier from subjects or a stream of a NATS server to a class of a
+    bus.
+    """
+    settings = replace(settings, channels=())  # The server filters the subjects.
+    heartbeat = settings.heartbeat_seconds
+    open_dead_letters = dead_letter_opener(
+        target_endpoint, settings.class_, settings.name, heartbeat=heartbeat, auth=settings.auth
+    )
 
-    def near_stream(nats: NatsWire, to: str) -> NearStream:
-        check_lane(nats)
-        return NearStream(
+    def create_source(nats: BridgeNatsConnection, target_id: str) -> StreamSource:
+        require_jetstream(nats)
+        return StreamSource(
             nats,
-            copied.stream,
-            durable=terms.name,
-            to=to,
-            subjects=copied.channels,
-            start=copied.start,
-            heartbeat=beat,
-            letters=letters,
+            copied_class.stream,
+            durable=settings.name,
+            target_id=target_id,
+            subjects=copied_class.channels,
+            start=copied_class.start,
+            heartbeat=heartbeat,
+            open_dead_letters=open_dead_letters,
         )
 
     @asynccontextmanager
-    async def alone() -> AsyncIterator[tuple[NearStream, int]]:
-        async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
-            here = near_stream(nats, "")
-            yield here, await here.open()
+    async def open_source() -> AsyncIterator[tuple[StreamSource, int]]:
+        async with nats_access.connect(servers, settings.name, heartbeat=heartbeat) as nats:
+            source = create_source(nats, "")
+            yield source, await source.open()
 
     @asynccontextmanager
-    async def open(begin: Begin) -> AsyncIterator[Ends]:
-        to, is_door = await who_is_at(far, heartbeat=beat, auth=terms.auth)
-        async with shown.wired(servers, terms.name, heartbeat=beat) as nats:
-            here: NearCore | NearStream
-            if copied.stream:
-                here = near_stream(nats, to)
+    async def open(source_opened: SourceOpened) -> AsyncIterator[SourceAndTarget]:
+        target_id, is_stateless = await probe_bus(
+            target_endpoint, heartbeat=heartbeat, auth=settings.auth
+        )
+        async with nats_access.connect(servers, settings.name, heartbeat=heartbeat) as nats:
+            source: CoreNatsSource | StreamSource
+            if copied_class.stream:
+                source = create_source(nats, target_id)
             else:
-                here = NearCore(nats, copied.channels, letters=letters)
-            _one_place(servers, copied.stream, here.identity)
-            kept = first = await here.open()
-            begin(here, first)
-            source = here.memory if copied.stream else servers
-            if is_door:
+                source = CoreNatsSource(
+                    nats, copied_class.channels, open_dead_letters=open_dead_letters
+                )
+            _cluster_identities(servers, copied_class.stream, source.identity)
+            committed = first = await source.open()
+            source_opened(source, first)
+            numbering_scope = source.storage_id if copied_class.stream else servers
+            if is_stateless:
                 async with AsyncExitStack() as stack:
-                    if not copied.stream:  # Its numbers are of this life: a name is for all of it.
-                        await stack.enter_async_context(wired(far, terms.of(source).core()))
-                    numbered = terms.of(here.memory)
-                    door = await stack.enter_async_context(
-                        far_door(far, numbered, here, first, Looked())
+                    if not copied_class.stream:
+                        # Core NATS sequences start anew with each connection, and so do the names
+                        # for them. This connection reserves the name of the copier itself.
+                        name_settings = settings.for_source(numbering_scope)
+                        await stack.enter_async_context(
+                            connect(target_endpoint, name_settings.create_client_core())
+                        )
+                    target_settings = settings.for_source(source.storage_id)
+                    stateless_target = await stack.enter_async_context(
+                        open_stateless_server_target(
+                            target_endpoint, target_settings, source, first, SourceIdentity()
+                        )
                     )
-                    _tell(terms.name, nats)
-                    yield Ends(here, door, first, [])
+                    _log_connected(settings.name, nats)
+                    yield SourceAndTarget(source, stateless_target, first, [])
                 return
-            async with far_bus(far, terms.of(source)) as (there, record):
-                if isinstance(here, NearStream):
-                    await here.look_over()  # One that was displaced only now has copied on.
-                    if here.is_new:
-                        kept = 0  # Its consumer is gone: only the far bus knows where it was.
-                refusals = await there.resume(here, record, kept=kept)
-                at = first if there.at is None else max(kept, there.at)
-                _tell(terms.name, nats)
-                yield Ends(here, there, at, refusals, there.doubts)
+            target_settings = settings.for_source(numbering_scope)
+            async with open_bus_target(target_endpoint, target_settings) as (target, record):
+                if isinstance(source, StreamSource):
+                    # A copier that was taken over just now may have advanced the stream.
+                    await source.refresh_stream_info()
+                    if source.is_new:
+                        committed = 0  # The consumer is new: only the target knows the position.
+                refusals = await target.resume(source, record, committed=committed)
+                start_sequence = first if target.at is None else max(committed, target.at)
+                _log_connected(settings.name, nats)
+                yield SourceAndTarget(
+                    source, target, start_sequence, refusals, target.discarded_records
+                )
 
-    return Way(open, alone if copied.stream else None)
+    return CopierConnector(open, open_source if copied_class.stream else None)
 
 
-async def _config_of(nats: NatsWire, stream: str) -> Config | None:
-    """None for one that is not there: that is waited for by who sends."""
+async def _fetch_stream_config(nats: BridgeNatsConnection, stream: str) -> StreamConfig | None:
+    """Return the configuration of a stream, or None if it does not exist yet."""
     try:
-        config: Config = (await nats.link.ask(f"STREAM.INFO.{stream}"))["config"]
+        config: StreamConfig = (await nats.link.ask(f"STREAM.INFO.{stream}"))["config"]
     except JetStreamError as error:
         if error.code not in NOT_FOUND:
             raise
@@ -270,23 +342,29 @@ async def _config_of(nats: NatsWire, stream: str) -> Config | None:
     return config
 
 
-def end_for(config: Config | None, copied: CopiedClass) -> tuple[type[FarNats], dict[str, Any]]:
-    """How messages go to a stream that is kept so, and what more that wants to know. How many
-    servers will keep one that is not there, nobody knows."""
+def select_target(
+    config: StreamConfig | None, copied_class: CopiedClass
+) -> tuple[type[NatsTarget], dict[str, Any]]:
+    """Return the kind of target for a stream, and its additional arguments.
+
+    A stream that does not exist may get replicas, so it is treated as if it had some.
+    """
     if config is not None and config.get("allow_batched") is True:
-        return FarChains, {}
-    if config is None or copied.under_way or _may_put_behind(config):
-        return FarFew, {"under_way": copied.under_way or UNDER_WAY_MESSAGES}
-    return FarNats, {}
+        return BatchedStreamTarget, {}
+    if config is None or copied_class.under_way or _can_reorder(config):
+        return OrderedStreamTarget, {"under_way": copied_class.under_way or IN_FLIGHT_MESSAGES}
+    return NatsTarget, {}
 
 
-def _may_put_behind(config: Config) -> bool:
-    """Whether of what is under way some may be stored behind later ones: it may be lost with a
-    leader, or refused by a stream that is full, and has room again for what comes next."""
+def _can_reorder(config: StreamConfig) -> bool:
+    """Return True if the stream can store a message after later ones.
+
+    That happens if a message is lost with a leader, or refused by a full stream that then has room.
+    """
     bounds = (config.get(bound) or 0 for bound in ("max_msgs", "max_bytes"))
     refuses = config.get("discard") == "new" and any(bound > 0 for bound in bounds)
     return refuses or (config.get("num_replicas") or 1) > 1
 
 
-def _tell(lane: str, nats: NatsWire) -> None:
+def _log_connected(lane: str, nats: BridgeNatsConnection) -> None:
     log.info("%s: connected to NATS at %s", lane, nats.link.server)

@@ -1,8 +1,7 @@
-"""One connection to a bus, for as long as a block lasts.
+"""One connection to a bus, for the length of a block.
 
-Rule 1: a connection that is lost is not replaced: whoever uses it begins anew, and finds out where
-it was.
-Rule 2: its loss ends the block at once, whatever is waited for in there: another bus, for example.
+A lost connection is not replaced: it cancels the block at once, even if the block waits for
+something else. The caller starts again and asks both ends where the copier was.
 """
 
 from __future__ import annotations
@@ -24,40 +23,43 @@ from simplebus.core.protocol.requests import Auth
 
 CONNECT_SECONDS = 5.0
 READ_BYTES = 1024 * 1024
-"""What is copied is read by much at a time: each time costs something, however little came."""
-_GOODBYE_SECONDS = 1.0
-_NEAR = " near"
+"""Receive buffer size. Large reads are faster: each read has a fixed cost."""
+_CLOSE_TIMEOUT_SECONDS = 1.0
+_SOURCE_SUFFIX = " near"
 INSTANCE = "bridge"
-"""The one instance of its names: who comes again takes over what is left of its connection."""
+"""Instance of every copier's publisher name, so that a new connection takes over the old one."""
 
 
-def core_of(
+def create_client_core(
     name: str | None,
     *,
     heartbeat: float,
     instance: str = INSTANCE,
     auth: Auth | None = None,
-    unconfirmed: int | None = None,
-    bus: str = "",
-    first: int | None = None,
+    first_unconfirmed: int | None = None,
+    bus_id: str = "",
+    first_number: int | None = None,
 ) -> ClientCore:
-    """A client that goes on with the numbers of its name; None for one that only asks."""
+    """Create a client that continues the numbering of `name`; None for a client that only reads."""
     return ClientCore(
         name=name,
         instance=instance if name else "",
         heartbeat_seconds=heartbeat,
         client="simplebus bridge",
         auth=auth,
-        first_unconfirmed_number=unconfirmed,
-        bus_id=bus,
-        first_number=first,
+        first_unconfirmed_number=first_unconfirmed,
+        bus_id=bus_id,
+        first_number=first_number,
     )
 
 
 @asynccontextmanager
-async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
-    """A connection on which the bus has answered. Raises BusConnectionError, also as soon as the
-    connection is lost: the block is cancelled then."""
+async def connect(place: Endpoint, core: ClientCore) -> AsyncIterator[ClientConnection]:
+    """Connect to a bus and complete the handshake.
+
+    Raises BusConnectionError if that fails, and as soon as the connection is lost: the block is
+    cancelled then.
+    """
     now = trio.current_time()
     wire = ClientConnection(
         core,
@@ -66,85 +68,95 @@ async def wired(place: Place, core: ClientCore) -> AsyncIterator[Wire]:
         read_bytes=READ_BYTES,
     )
     await wire.open()
-    using = trio.CancelScope()
+    scope = trio.CancelScope()
     failure: BaseException | None = None
 
     async def run() -> None:
         await wire.run()
-        using.cancel()
+        scope.cancel()
 
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             try:
-                with using:
+                with scope:
                     yield wire
-                check(wire)
-            except Exception as error:  # Kept out of the nursery, which would wrap it.
-                is_consequence = isinstance(error, BusConnectionError) and wire.end_error is not None
-                failure = _lost(wire) if is_consequence else error
+                check_connected(wire)
+            except Exception as error:  # Raised outside the nursery, which would wrap it.
+                is_consequence = (
+                    isinstance(error, BusConnectionError) and wire.end_error is not None
+                )
+                failure = _connection_error(wire) if is_consequence else error
             finally:
-                seconds = 0.0 if failure is not None else _GOODBYE_SECONDS
+                seconds = 0.0 if failure is not None else _CLOSE_TIMEOUT_SECONDS
                 await wire.close(seconds=seconds, shield=True)
     finally:
         if failure is not None:
             raise failure
 
 
-async def who_is_at(place: Place, *, heartbeat: float, auth: Auth | None) -> tuple[str, bool]:
-    """Which bus is there, and whether it is a door of a cluster. Raises BusConnectionError."""
-    async with wired(place, core_of(None, heartbeat=heartbeat, auth=auth)) as wire:
+async def probe_bus(place: Endpoint, *, heartbeat: float, auth: Auth | None) -> tuple[str, bool]:
+    """Return the identity of a bus, and True if it is a stateless server.
+
+    Raises BusConnectionError.
+    """
+    async with connect(place, create_client_core(None, heartbeat=heartbeat, auth=auth)) as wire:
         return wire.core.bus_id, wire.core.duplicate_seconds > 0
 
 
 @asynccontextmanager
-async def near_wired(
-    place: Place, name: str, *, to: str, heartbeat: float, auth: Auth | None
+async def connect_source(
+    place: Endpoint, name: str, *, target_id: str, heartbeat: float, auth: Auth | None
 ) -> AsyncIterator[ClientConnection]:
-    """A connection that reads for the lane of this name, which leads to this far end. Raises
-    BusConnectionError, also while one that is called the same leads elsewhere."""
-    core = core_of(
-        _near_name(name),
+    """Connect to the source of the copier `name`, which writes to the target `target_id`.
+
+    Raises BusConnectionError, also while a copier with the same name and another target is
+    connected there.
+    """
+    core = create_client_core(
+        _source_publisher_name(name),
         heartbeat=heartbeat,
-        instance=f"{INSTANCE} to {to}"[:NAME_CHARACTERS_MAX],
+        instance=f"{INSTANCE} to {target_id}"[:NAME_CHARACTERS_MAX],
         auth=auth,
     )
     is_open = False
     try:
-        async with wired(place, core) as wire:
+        async with connect(place, core) as wire:
             is_open = True
             yield wire
     except BusConnectionError as error:
-        why = error.__cause__
-        is_taken = isinstance(why, RemoteProtocolError) and why.reason == Reason.NAME_IN_USE
-        if is_open or not is_taken:
+        cause = error.__cause__
+        is_name_in_use = (
+            isinstance(cause, RemoteProtocolError) and cause.reason == Reason.NAME_IN_USE
+        )
+        if is_open or not is_name_in_use:
             raise
         raise BusConnectionError(
-            f"{name!r} at {place} leads to another far end than {to}: each bridge has to have a "
-            "name of its own there"
-        ) from why
+            f"{name!r} at {place} already copies to another target than {target_id}: give each "
+            "bridge its own name"
+        ) from cause
 
 
-def _near_name(lane: str) -> str:
-    """What a lane is called where it reads: no longer than a name may be."""
-    name = f"{lane}{_NEAR}"
+def _source_publisher_name(copier_name: str) -> str:
+    """Return the name that a copier uses at its source, shortened to the allowed length."""
+    name = f"{copier_name}{_SOURCE_SUFFIX}"
     if len(name) > NAME_CHARACTERS_MAX:
-        tag = f" {zlib.crc32(lane.encode()):08x}{_NEAR}"
-        name = lane[: NAME_CHARACTERS_MAX - len(tag)] + tag
+        tag = f" {zlib.crc32(copier_name.encode()):08x}{_SOURCE_SUFFIX}"
+        name = copier_name[: NAME_CHARACTERS_MAX - len(tag)] + tag
     return name
 
 
-def check(wire: Wire) -> None:
-    """Raise BusConnectionError when the connection is lost."""
+def check_connected(wire: ClientConnection) -> None:
+    """Raise BusConnectionError if the connection is lost."""
     if wire.end_error is not None:
-        raise _lost(wire)
+        raise _connection_error(wire)
 
 
-def _lost(wire: Wire) -> BusConnectionError:
-    """What became of the connection."""
-    why = wire.end.__cause__ if wire.end is not None else None
-    found = BusConnectionError(str(wire.end))
-    if isinstance(why, RemoteProtocolError) and why.reason == Reason.TAKEN_OVER:
-        found = TakenOverError(str(wire.end))
-    found.__cause__ = why
-    return found
+def _connection_error(wire: ClientConnection) -> BusConnectionError:
+    """Return the reason of the loss, as TakenOverError if another bridge took over."""
+    cause = wire.end_error.__cause__ if wire.end_error is not None else None
+    error = BusConnectionError(str(wire.end_error))
+    if isinstance(cause, RemoteProtocolError) and cause.reason == Reason.TAKEN_OVER:
+        error = TakenOverError(str(wire.end_error))
+    error.__cause__ = cause
+    return error

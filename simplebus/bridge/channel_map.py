@@ -1,10 +1,8 @@
-"""How channels are renamed on their way.
+"""Rules that rename channels.
 
-Rule 1: of several rules the first whose pattern matches decides; where none does, a channel stays
-as it is.
-Rule 2: what the wildcards of a pattern stand for fills those of its template, in order: a `*` one
-segment, a last `#` or `>` the rest. So a rule can put segments in front, take some away, and change
-them.
+The first rule whose pattern matches decides; a channel that matches none keeps its name. The
+wildcards of the template are filled, in order, with what those of the pattern matched: `*` is one
+segment, a last `#` or `>` is the rest. So a rule can add, remove and reorder leading segments.
 
     orders.eu.#   ─►  eu.orders.#        orders.eu.paid  ─►  eu.orders.paid
     #             ─►  site-4.#           (no channel)    ─►  site-4
@@ -16,48 +14,56 @@ from collections.abc import Iterable
 
 from simplebus.core.channel.pattern import check_name, check_pattern, matches
 
-_REST = ("#", ">")
+_TAIL_WILDCARDS = ("#", ">")
 
 
-_KNOWN_MAX = 65_536
+_CACHE_ENTRIES_MAX = 65_536
 
 
-class Renaming:
-    """The rules of one lane. Raises ValueError for what is no pattern or fits no template."""
+class ChannelMap:
+    """Renaming rules of a copier.
+
+    Raises:
+        ValueError: A pattern is invalid, or its template does not fit it.
+    """
 
     def __init__(self, rules: Iterable[tuple[str, str]] = ()) -> None:
-        self._rules = [_Rule(pattern, template) for pattern, template in rules]
-        self._known: dict[str, str] = {}
+        self._rules = [_RenameRule(pattern, template) for pattern, template in rules]
+        self._cache: dict[str, str] = {}
 
     @property
-    def is_none(self) -> bool:
-        """Whether channels stay as they are."""
+    def is_identity(self) -> bool:
+        """True if no channel is renamed."""
         return not self._rules
 
-    def name(self, channel: str) -> str:
-        """What a channel is called at the far end; empty for none, both ways.
+    def map_channel(self, channel: str) -> str:
+        """Return the name of a channel at the target; an empty name stands for no channel.
 
-        Raises ValueError where that is not legal: it has become too long.
+        Raises:
+            ValueError: The new name is invalid, for example too long.
         """
         if not self._rules:
             return channel
-        found = self._known.get(channel)
-        if found is None:
-            found = next((r.apply(channel) for r in self._rules if r.fits(channel)), channel)
-            if found:
-                check_name(found)
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            self._known[channel] = found
-        return found
+        renamed = self._cache.get(channel)
+        if renamed is None:
+            renamed = next(
+                (rule.apply(channel) for rule in self._rules if rule.matches_channel(channel)),
+                channel,
+            )
+            if renamed:
+                check_name(renamed)
+            if len(self._cache) >= _CACHE_ENTRIES_MAX:
+                self._cache.clear()
+            self._cache[channel] = renamed
+        return renamed
 
-    def names(self, channel: str) -> bool:
-        """Whether it is a rule that says what the new name of this channel begins with."""
-        rule = next((r for r in self._rules if r.fits(channel)), None)
-        return rule is not None and rule.says_first
+    def sets_first_segment(self, channel: str) -> bool:
+        """Return True if a rule sets the first segment of this channel's new name."""
+        rule = next((rule for rule in self._rules if rule.matches_channel(channel)), None)
+        return rule is not None and rule.has_literal_first_segment
 
 
-class _Rule:
+class _RenameRule:
     def __init__(self, pattern: str, template: str) -> None:
         check_pattern(pattern)
         self._pattern = pattern
@@ -66,40 +72,42 @@ class _Rule:
         _check_template(pattern, self._segments, template, self._template)
 
     @property
-    def says_first(self) -> bool:
+    def has_literal_first_segment(self) -> bool:
         return bool(self._template) and self._template[0] not in ("*", "#")
 
-    def fits(self, channel: str) -> bool:
+    def matches_channel(self, channel: str) -> bool:
         return matches(self._pattern, channel)
 
     def apply(self, channel: str) -> str:
-        given = channel.split(".") if channel else []
-        ones = iter([given[i] for i, part in enumerate(self._segments) if part == "*"])
-        rest = given[len(self._segments) - 1 :] if self._segments[-1] in _REST else []
-        made: list[str] = []
+        segments = channel.split(".") if channel else []
+        stars = iter([segments[i] for i, part in enumerate(self._segments) if part == "*"])
+        rest = segments[len(self._segments) - 1 :] if self._segments[-1] in _TAIL_WILDCARDS else []
+        renamed: list[str] = []
         for part in self._template:
             if part == "*":
-                made.append(next(ones))
+                renamed.append(next(stars))
             elif part == "#":
-                made += rest
+                renamed += rest
             else:
-                made.append(part)
-        return ".".join(made)
+                renamed.append(part)
+        return ".".join(renamed)
 
 
 def _check_template(pattern: str, segments: list[str], template: str, parts: list[str]) -> None:
     if template and not all(parts):
-        raise ValueError(f"{template!r} is no template of a channel: it has an empty segment")
-    wanted, there = parts.count("*"), segments.count("*")
-    if wanted > there:
+        raise ValueError(f"{template!r} is not a valid template: it has an empty segment")
+    star_count, available_count = parts.count("*"), segments.count("*")
+    if star_count > available_count:
         raise ValueError(
-            f"the template {template!r} has {wanted} times '*', and the pattern {pattern!r} "
-            f"{there} times"
+            f"the template {template!r} has {star_count} '*', but the pattern {pattern!r} has "
+            f"{available_count}"
         )
     if ">" in parts or "#" in parts[:-1]:
-        raise ValueError(f"in the template {template!r} '#' stands last, and '>' nowhere")
-    if "#" in parts and segments[-1] not in _REST:
         raise ValueError(
-            f"the template {template!r} ends with '#', and the pattern {pattern!r} with neither "
-            "'#' nor '>'"
+            f"template {template!r}: '#' must be the last segment, and '>' is not allowed"
+        )
+    if "#" in parts and segments[-1] not in _TAIL_WILDCARDS:
+        raise ValueError(
+            f"the template {template!r} ends with '#', but the pattern {pattern!r} does not end "
+            "with '#' or '>'"
         )

@@ -1,20 +1,20 @@
-"""Where a lane is, kept by the far bus itself: which of its numbers are which sequences here.
+"""Bridge records: the state that a copier stores at its target.
 
-The far bus stores every number once. So that a bridge that was killed goes on with the same message
-under the same number, it writes down beforehand what the next numbers will be: a *record*, itself a
-message of the numbered row, in a class there that keeps last values.
+The target stores each message number once. Before the copier sends a batch, it stores a *bridge
+record* there that assigns the next numbers to sequences of the source. A restarted copier reads the
+record and continues with the same message under the same number.
 
-Rule 1: the messages of a batch are sent when a record that tells them is confirmed, not before.
-Rule 2: one record is sent before each batch, and tells the batches ahead, too: so the next one can
-be sent while this one is under way. It tells what is under way already, as that may be lost.
-Rule 3: what comes back is never guessed. Where the record and the far bus's `next` do not fit
-together, the lane begins with numbers of which nobody knows anything.
-Rule 4: a sequence may be another message's by now, where the near end came back from an old copy:
-a record has a mark of what it tells, and does not count where the near end has another there.
+- A batch is sent after the record that announces it is confirmed. Each record also announces the
+  batches after the next one, so that they need not wait.
+- A record repeats the batches in flight, because these may be lost.
+- A record that does not match the target's `next` number, or the source's messages (which have
+other
+  fingerprints after the source was restored from an old copy), is discarded. The copier then uses
+  new numbers.
 
-    number    7                8 … 107    108                       109 … 208    209
-    row       record           batch      record                    batch        record
-    tells     8-107, 109-208              8-107, 109-208, 210-…                  109-208, 210-…
+    number      7                8 … 107    108                       109 … 208    209
+    content     record           batch      record                    batch        record
+    announces   8-107, 109-208              8-107, 109-208, 210-…                  109-208, 210-…
 """
 
 from __future__ import annotations
@@ -32,55 +32,56 @@ from simplebus.core.limits import HEADER_BYTES, MESSAGE_ID_BITS, MESSAGE_ID_MASK
 from simplebus.core.protocol.frames import Integers
 
 BATCH_MESSAGES_MAX = 1 << 18
-"""No batch has more."""
+"""Largest number of messages in a batch."""
 BATCHES_MAX = 16
-"""No record tells more."""
+"""Largest number of batches in a record."""
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
-_SAME_SECONDS = 300.0
-"""A bus knows when it accepted a message to within less, in one life and in the next."""
+_CLOCK_TOLERANCE_SECONDS = 300.0
+"""A bus reports the same accept time of a message with less difference than this, even after a
+restart.
+"""
 
-Range = tuple[int, int]
-"""Half-open."""
-
-
-class RecordError(BusError):
-    """What stands in the class of records is none."""
+SequenceRange = tuple[int, int]
+"""Half-open range of sequences."""
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """What a message is known by."""
+class BridgeRecordError(BusError):
+    """A message in the class of bridge records is not a valid record."""
 
-    check: int
-    """Checksum of its type and its content."""
+
+class MessageFingerprint(msgspec.Struct, frozen=True):
+    """Checksum and accept time, by which a message is recognized."""
+
+    checksum: int = msgspec.field(name="check")
+    """CRC-32 of the frame type and the content."""
     accepted: float = 0.0
-    """When the near end accepted it, in seconds since 1970; 0 where that is not known."""
+    """Unix time in seconds at which the source accepted the message; 0 if unknown."""
 
     @classmethod
-    def of(cls, frame: bytes, accepted: float) -> Mark:
+    def from_frame(cls, frame: bytes, accepted: float) -> MessageFingerprint:
         return cls(zlib.crc32(frame[:1] + frame[HEADER_BYTES:]), accepted)
 
-    def may_be(self, there: Mark) -> bool:
-        """Whether what is `there` now may be the message of this mark: one that says the same, and
-        did not come later."""
-        is_later = self.accepted and there.accepted > self.accepted + _SAME_SECONDS
-        return self.check == there.check and not is_later
+    def may_match(self, current: MessageFingerprint) -> bool:
+        """Return True if `current` can be the same message: equal and not accepted later."""
+        is_later = self.accepted and current.accepted > self.accepted + _CLOCK_TOLERANCE_SECONDS
+        return self.checksum == current.checksum and not is_later
 
 
-class Batch(msgspec.Struct, frozen=True):
-    """Messages that are sent together."""
+class AnnouncedBatch(msgspec.Struct, frozen=True):
+    """Messages that are sent together under consecutive numbers."""
 
     number: int
-    """The first one's number at the far bus."""
-    ranges: list[Range]
-    """Their sequences, in order."""
+    """Number of the first message at the target."""
+    ranges: list[SequenceRange]
+    """Sequences of the messages, ascending."""
     next: int
-    """The sequence at which the lane goes on behind them."""
-    mark: Mark | None = None
-    """That of the last one; None of lanes that knew no marks."""
+    """Sequence at which the copier continues after this batch."""
+    fingerprint: MessageFingerprint | None = msgspec.field(name="mark", default=None)
+    """Fingerprint of the last message; None in records of older versions."""
 
     @property
-    def last(self) -> int:
-        """The last one's sequence; -1 for none."""
+    def last_sequence(self) -> int:
+        """Sequence of the last message; -1 for an empty batch."""
         return self.ranges[-1][1] - 1 if self.ranges else -1
 
     @property
@@ -88,148 +89,166 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(last - first for first, last in self.ranges)
 
     @property
-    def end(self) -> int:
-        """The number behind the last one."""
+    def end_number(self) -> int:
+        """Number after the last message."""
         return (self.number + self.count) & MESSAGE_ID_MASK
 
-    def behind(self, count: int) -> list[Range]:
-        """The sequences without the first so many."""
-        left = []
+    def ranges_after(self, count: int) -> list[SequenceRange]:
+        """Return the sequences without the first `count` messages."""
+        remaining = []
         for first, last in self.ranges:
             skipped = min(count, last - first)
             count -= skipped
             if first + skipped < last:
-                left.append((first + skipped, last))
-        return left
+                remaining.append((first + skipped, last))
+        return remaining
 
-    def sequence(self, index: int) -> int:
-        """That of a message by its place in the batch."""
-        return self.behind(index)[0][0]
+    def sequence_at(self, index: int) -> int:
+        """Return the sequence of the message at `index`."""
+        return self.ranges_after(index)[0][0]
 
 
-class Record(msgspec.Struct, frozen=True):
-    """What a lane has sent last, and sends next."""
+class BridgeRecord(msgspec.Struct, frozen=True):
+    """Batches that a copier has in flight and sends next."""
 
     source: str
-    """Identity of the bus whose sequences these are."""
+    """Storage id of the source that assigned the sequences."""
     number: int
-    """The record's own."""
-    batches: list[Batch]
-    """In order: those under way, the one that follows the record, and those ahead."""
+    """Number of the record itself."""
+    batches: list[AnnouncedBatch]
+    """Batches in flight, the batch after this record, and later batches, in this order."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
 
     @classmethod
-    def decode(cls, payload: bytes) -> Record:
-        """Raises RecordError."""
+    def decode(cls, payload: bytes) -> BridgeRecord:
+        """Return the record in `payload`. Raises BridgeRecordError."""
         try:
             found = msgspec.json.decode(payload, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise RecordError(f"{payload[:60]!r} is no record of a bridge: {error}") from None
-        if problem := found._problem():
-            raise RecordError(f"{payload[:60]!r} is no record of a bridge: {problem}")
+            raise BridgeRecordError(f"{payload[:60]!r} is not a bridge record: {error}") from None
+        if problem := found._find_error():
+            raise BridgeRecordError(f"{payload[:60]!r} is not a bridge record: {problem}")
         return found
 
-    def _problem(self) -> str:
-        """What no lane would write; empty for nothing. Whoever may publish can write into the class
-        of records."""
+    def _find_error(self) -> str:
+        """Return the reason why no copier could have written this record; empty if it is valid.
+
+        Everyone with the right to publish in the class of records can store one there.
+        """
         if not 1 <= len(self.batches) <= BATCHES_MAX:
-            return f"it tells {len(self.batches)} batches, expected 1 to {BATCHES_MAX}"
+            return f"it has {len(self.batches)} batches, expected 1 to {BATCHES_MAX}"
         if not 0 <= self.number <= MESSAGE_ID_MASK:
             return f"its number is {self.number}"
         numbers = [batch.number for batch in self.batches]
         if (self.number + 1) & MESSAGE_ID_MASK not in numbers:
-            return f"its number is {self.number}, and what it announces has {numbers}"
+            return f"its number is {self.number}, and its batches begin at {numbers}"
         for before, batch in pairwise(self.batches):
             gap = (batch.number - before.number - before.count) & MESSAGE_ID_MASK
             if not 0 <= before.number <= MESSAGE_ID_MASK or not 0 < gap <= BATCH_MESSAGES_MAX:
-                return f"a batch has number {before.number}, and the one behind it {batch.number}"
+                return (
+                    f"a batch begins at number {before.number}, and the next one at {batch.number}"
+                )
         for batch in self.batches:
             edges = [edge for part in batch.ranges for edge in part]
             if any(a > b for a, b in pairwise([0, *edges, batch.next])):
                 return f"its sequences do not ascend to {batch.next}"
             if any(first == end for first, end in batch.ranges):
-                return "it has a range of nothing"
+                return "it has an empty range"
             if batch.count > BATCH_MESSAGES_MAX:
-                return f"it tells {batch.count} messages, expected {BATCH_MESSAGES_MAX} at most"
+                return f"a batch has {batch.count} messages, expected at most {BATCH_MESSAGES_MAX}"
         return ""
 
     @property
-    def first(self) -> int:
-        """The lowest number of which it tells something."""
+    def first_number(self) -> int:
+        """Lowest number that the record describes."""
         number = self.batches[0].number
         return self.number if number == (self.number + 1) & MESSAGE_ID_MASK else number
 
     @property
     def next(self) -> int:
-        """The sequence at which the lane goes on behind all that it tells."""
+        """Sequence at which the copier continues after all batches of the record."""
         return self.batches[-1].next
 
     @property
-    def end(self) -> int:
-        """The number behind the highest one of which it tells something."""
-        return self.batches[-1].end
+    def end_number(self) -> int:
+        """Number after the highest one that the record describes."""
+        return self.batches[-1].end_number
 
-    def fits(self, number: int) -> bool:
-        """Whether the far bus's next number may be this one: it is at most behind all that was
-        announced, for what comes then is announced by another record."""
-        is_behind = _ahead(number, self.end) > 0
-        return not is_behind and _ahead(number, self.first) >= -BATCH_MESSAGES_MAX
+    def matches_next_number(self, number: int) -> bool:
+        """Return True if `number` can be the next number of the target.
 
-    def owed(self, number: int) -> Iterator[tuple[int, list[Range]]]:
-        """What the far bus is still to be sent when `number` is its next one: first numbers, and
-        sequences; no sequences where a record stood."""
+        It is at most `end_number`, because every later number would have been announced by a later
+        record.
+        """
+        is_beyond = _distance(number, self.end_number) > 0
+        return not is_beyond and _distance(number, self.first_number) >= -BATCH_MESSAGES_MAX
+
+    def iter_missing(self, number: int) -> Iterator[tuple[int, list[SequenceRange]]]:
+        """Yield first number and sequences of each part that the target lacks if `number` is its
+        next one.
+
+        The sequences are empty for the number of a record.
+        """
         for batch in self.batches:
-            while _ahead(number, batch.number) < 0:
+            while _distance(number, batch.number) < 0:
                 yield number, []
                 number = (number + 1) & MESSAGE_ID_MASK
-            if left := batch.behind(_ahead(number, batch.number)):
-                yield number, left
-                number = batch.end
+            if remaining := batch.ranges_after(_distance(number, batch.number)):
+                yield number, remaining
+                number = batch.end_number
 
 
-def _ahead(number: int, of: int) -> int:
-    """How far a number is ahead of another one, by the nearest-id rule."""
+def _distance(number: int, of: int) -> int:
+    """Return how far `number` is after `of`, by the nearest-id rule."""
     return ((number - of + _HALF) & MESSAGE_ID_MASK) - _HALF
 
 
 @dataclass(slots=True)
-class Numbering:
-    """A lane's numbers at the far bus, as long as one connection to it lasts."""
+class TargetNumbering:
+    """Message numbers of a copier at the target, for one connection."""
 
     source: str
-    next: int
-    """The number of the next message that is handed over."""
-    under_way: list[Batch] = field(default_factory=list)
-    """What is sent and may be lost."""
+    next_number: int
+    """Number of the next message that is published."""
+    in_flight: list[AnnouncedBatch] = field(default_factory=list)
+    """Batches that were sent and can still be lost."""
 
-    def record(
-        self, planned: Sequence[tuple[list[Range], int, Mark | None]]
-    ) -> tuple[Record, list[Batch]]:
-        """The record that is to be handed over now, and the batches that it announces: of each its
-        sequences, where to go on behind it, and its mark."""
-        number = self.next
-        batches, at = list[Batch](), number
+    def create_record(
+        self, planned: Sequence[tuple[list[SequenceRange], int, MessageFingerprint | None]]
+    ) -> tuple[BridgeRecord, list[AnnouncedBatch]]:
+        """Create the record that announces the planned batches.
+
+        Args:
+            planned: Of each batch its sequence ranges, the sequence after it, and the
+                fingerprint of its
+                last message.
+
+        Returns:
+            The record to publish now, and the batches with the numbers that it announces.
+        """
+        number = self.next_number
+        batches, at = list[AnnouncedBatch](), number
         for ranges, next, mark in planned:  # In front of each is a record.
-            batches.append(Batch((at + 1) & MESSAGE_ID_MASK, ranges, next, mark))
-            at = batches[-1].end
-        self.next = (number + 1) & MESSAGE_ID_MASK
-        return Record(self.source, number, [*self.under_way, *batches]), batches
+            batches.append(AnnouncedBatch((at + 1) & MESSAGE_ID_MASK, ranges, next, mark))
+            at = batches[-1].end_number
+        self.next_number = (number + 1) & MESSAGE_ID_MASK
+        return BridgeRecord(self.source, number, [*self.in_flight, *batches]), batches
 
-    def sent(self, batch: Batch) -> None:
-        """Messages of it are handed over."""
-        assert batch.number == self.next, (batch.number, self.next)
-        self.next = batch.end
-        self.under_way.append(batch)
+    def note_sent(self, batch: AnnouncedBatch) -> None:
+        """Note that the messages of `batch` were published."""
+        assert batch.number == self.next_number, (batch.number, self.next_number)
+        self.next_number = batch.end_number
+        self.in_flight.append(batch)
 
-    def settled(self) -> None:
-        """The first one under way is stored or refused."""
-        self.under_way.pop(0)
+    def note_settled(self) -> None:
+        """Note that the oldest batch in flight was stored or refused."""
+        self.in_flight.pop(0)
 
 
-def ranges(sequences: Integers) -> list[Range]:
-    """Ascending sequences as ranges."""
+def ranges(sequences: Integers) -> list[SequenceRange]:
+    """Return ascending sequences as half-open ranges."""
     if not sequences.size:
         return []
     breaks = np.flatnonzero(np.diff(sequences) != 1)

@@ -1,11 +1,10 @@
-"""A lane: one class, copied from a near end to a far end, for as long as it takes.
+"""Copier: copies one class from a source to a target until it is cancelled.
 
-Rule 1: nothing is remembered here. A lane that has lost an end begins anew, and its ends tell where
-it was; so it makes no difference whether a connection broke or the process was killed.
-Rule 2: a few batches are under way, and the next ones are made and announced behind them. What the
-near end has beside stays there: memory is bounded, and a far end that is slow or away lets it wait.
-Rule 3: nothing is skipped in silence: what stays is counted by reason, what the far end refuses
-becomes a dead letter of the near end, and only then the lane goes on.
+The copier stores nothing itself. After a lost connection it asks both ends where it was, so a
+broken connection and a killed process are handled alike. Only a few batches are in flight or
+prepared, so memory is bounded and a slow or absent target makes messages wait at the source.
+Skipped messages are counted by reason. Messages that the target refuses become dead letters of the
+source before the copier moves on.
 """
 
 from __future__ import annotations
@@ -24,466 +23,527 @@ import trio
 
 from simplebus.bridge.interfaces import (
     STREAM_FULL,
-    TakenOverError,
-    Far,
-    SourceBatch,
     FatalConfigurationError,
-    TargetBatch,
-    Near,
+    MessageSource,
+    MessageTarget,
     Refusal,
+    SourceBatch,
+    TakenOverError,
+    TargetBatch,
 )
-from simplebus.bridge.source.lag import Alone, Behind
-from simplebus.bridge.transform import Left
+from simplebus.bridge.source.lag import Lag, OpenSource
+from simplebus.bridge.transform import SkipReason
 from simplebus.core.errors import BusError, RefusedError
 
 log = logging.getLogger("simplebus.bridge")
 
-PAUSE_SECONDS_MIN = 0.05
-PAUSE_SECONDS_MAX = 5.0
-ASIDE_SECONDS_MAX = 60.0
-"""So long the lane leaves its ends to another one of its name: two would take them from one another
-all the time. At first it is a twelfth of that."""
-_DISPLACED_AGAIN_SECONDS = 10.0
-"""A lane that is displaced again so soon is one of two."""
-_LATER = {
+RETRY_DELAY_MIN_SECONDS = 0.05
+RETRY_DELAY_MAX_SECONDS = 5.0
+YIELD_TO_OTHER_BRIDGE_MAX_SECONDS = 60.0
+"""Longest delay before a copier reconnects after another bridge with the same name took over.
+
+Without the delay the two would take the connection from each other all the time. The first delay is
+a twelfth of this; it doubles each time.
+"""
+_TAKEN_OVER_AGAIN_SECONDS = 10.0
+"""A copier that is taken over twice within this time has a running duplicate."""
+_RETRYABLE_REFUSALS = {
     "disk_full",
     "disk_failed",
     "drop_newest",
     STREAM_FULL,
 }
-"""Refusals that say nothing of the message: it is sent again."""
-_LATER_SECONDS = 1.0
-_GOODBYE_SECONDS = 1.0
-_LOOK_SECONDS = 1.0
-HELD_UP_SECONDS = 10.0
-"""A far end that has taken nothing of what is at hand for so long holds the lane up."""
+"""Refusal codes that do not depend on the message: the copier sends it again."""
+_RESEND_DELAY_SECONDS = 1.0
+_CLOSE_TIMEOUT_SECONDS = 1.0
+_STALL_CHECK_SECONDS = 1.0
+STALLED_SECONDS = 10.0
+"""A copier counts as stalled if the target accepts none of the available messages for so long."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopierStatistics:
-    """A snapshot of a lane."""
+    """Counters and state of a copier at one moment."""
 
     name: str
     is_up: bool
-    """Whether it has both ends, and the far one does not hold it up."""
+    """True if both ends are connected and the copier is not stalled."""
     problem: str
-    """Why not; empty where that is not known."""
+    """Reason why the copier is down or stalled; empty if there is none or it is unknown."""
     copied: int
-    """Messages that were confirmed by the far end."""
+    """Messages that the target confirmed."""
     batches: int
-    left: dict[str, int]
+    skipped: dict[str, int]
     """Messages that were not to be copied, by reason."""
     refused: int
-    """Messages that the far end has refused for good: they are dead letters."""
+    """Messages that the target refused for good. They are dead letters."""
     missed: int
-    """Messages that were gone from the near end before they could be copied."""
-    odd: int
-    """Messages of NATS that a bus cannot have quite as they are: the log says what it has."""
+    """Messages that the source had dropped before they were copied."""
+    altered: int
+    """NATS messages that a bus cannot represent exactly. The first one is logged."""
     lag: int | None
-    """Messages of the near end that are not confirmed by the far one; None where that is not known.
-    Of a lane that reads some channels, those of others count until they are looked at."""
+    """Source messages that the target has not confirmed; None if unknown.
+
+    A copier with a channel filter counts other messages until it has read them.
+    """
     lag_seconds: float
-    """How long ago the first of them was accepted; of NATS, came; 0 for nothing."""
-    at: int
-    """The sequence behind that one."""
+    """Age of the oldest of these messages, from when the source accepted it (core NATS: when it
+    arrived); 0 without lag."""
+    position: int
+    """Next sequence after the last message that the copier is done with."""
     losses: int
-    """How often an end was lost or could not be reached."""
-    doubts: int
-    """How often what the far bus remembers of the lane did not count, as one end is not what it
-    was: messages may be there twice."""
+    """Connection losses and failed attempts to connect, at either end."""
+    discarded_records: int
+    """Bridge records at the target that were discarded because one end has changed.
+
+    Messages may be stored twice after that.
+    """
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """Both ends, as they are found at the beginning."""
+class SourceAndTarget:
+    """Connected source and target of a copier."""
 
-    near: Near
-    far: Far
-    at: int
-    """Where to go on."""
+    source: MessageSource
+    target: MessageTarget
+    start_sequence: int
+    """Sequence at which copying starts."""
     refusals: list[Refusal]
-    """What the far end refuses of what it was sent before."""
-    doubts: int = 0
-    """How many records did not count."""
+    """Refusals of messages that an earlier connection sent."""
+    discarded_records: int = 0
 
 
-Begin = Callable[[Near, int], object]
-"""Called as soon as the near end is there, with where the lane is as far as that knows."""
-Open = Callable[[Begin], AbstractAsyncContextManager[Ends]]
+SourceOpened = Callable[[MessageSource, int], object]
+"""Callback for an opened source, with the position that the source knows."""
+OpenSourceAndTarget = Callable[[SourceOpened], AbstractAsyncContextManager[SourceAndTarget]]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How a lane comes to its ends."""
+class CopierConnector:
+    """Functions that connect a copier to its source and target."""
 
-    open: Open
-    alone: Alone | None = None
-    """None where the near end keeps nothing while the lane is away."""
+    open: OpenSourceAndTarget
+    open_source: OpenSource | None = None
+    """Connects to the source alone; None if the source stores nothing for an absent copier."""
 
 
 class Copier:
-    """Enter `run` in a nursery; cancelling ends it, and nothing is lost."""
+    """Copies one class in one direction. Start `run` in a nursery; cancelling it loses nothing."""
 
-    def __init__(self, name: str, way: Way, *, chance: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        name: str,
+        connector: CopierConnector,
+        *,
+        random_fraction: Callable[[], float] = random.random,
+    ) -> None:
         self.name = name
-        self._way = way
-        self._chance = chance
+        self._connector = connector
+        self._random_fraction = random_fraction
         self._is_up = False
         self._problem = ""
-        self._said = ""
-        """The problem that was told last, since things went well."""
-        self._held_up = ""
-        """How the far end holds the lane up; empty if it does not."""
-        self._why_later = ""
-        """Why what is at hand is to be sent again; empty if it is not."""
+        self._logged_problem = ""
+        """Problem that was logged last, or empty since copying works again."""
+        self._stall_reason = ""
+        self._resend_reason = ""
+        """Reason why the current messages are sent again; empty if they are not."""
         self._copied = self._batches = self._refused = self._missed = self._losses = 0
-        self._doubts = self._odd = 0
-        self._left: Counter[Left] = Counter()
-        self._at = self._head = 0
-        self._memory = ""
-        """The near end's, of which these are sequences."""
+        self._discarded_records = self._altered = 0
+        self._skipped: Counter[SkipReason] = Counter()
+        self._position = self._head = 0
+        self._storage_id = ""
+        """Storage of the source to which the sequences belong."""
         self._cursor = 0
-        """What is looked at next: from `at` to here it is under way."""
-        self._behind = Behind(way.alone)
-        self._aside = 0.0
-        """How long it leaves its ends to another one of its name;"""
-        self._displaced_at = -math.inf
-        """since then."""
+        """Next sequence to read. Messages from `_position` to here are in flight or planned."""
+        self._lag = Lag(connector.open_source)
+        self._yield_seconds = 0.0
+        """Current delay after a takeover by another bridge with the same name."""
+        self._taken_over_at = -math.inf
 
     def statistics(self) -> CopierStatistics:
         return CopierStatistics(
             name=self.name,
-            is_up=self._is_up and not self._held_up,
-            problem=self._problem or self._held_up,
+            is_up=self._is_up and not self._stall_reason,
+            problem=self._problem or self._stall_reason,
             copied=self._copied,
             batches=self._batches,
-            left={reason.value: count for reason, count in self._left.items()},
+            skipped={reason.value: count for reason, count in self._skipped.items()},
             refused=self._refused,
             missed=self._missed,
-            odd=self._odd,
-            lag=self._behind.count,
-            lag_seconds=self._behind.seconds,
-            at=self._at,
+            altered=self._altered,
+            lag=self._lag.count,
+            lag_seconds=self._lag.seconds,
+            position=self._position,
             losses=self._losses,
-            doubts=self._doubts,
+            discarded_records=self._discarded_records,
         )
 
     async def run(self) -> None:
-        """Copy until cancelled; or return where that can never work, and have said why."""
+        """Copy until cancelled, or log a fatal configuration error and return."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._behind.watch)
-            nursery.start_soon(self._watch)
-            await self._run()
+            nursery.start_soon(self._lag.poll_while_connected)
+            nursery.start_soon(self._watch_for_stall)
+            await self._run_with_retries()
             nursery.cancel_scope.cancel()
 
-    async def _run(self) -> None:
-        # From then on the near end keeps what comes, whether the far one is there yet or not.
-        await self._behind.look(self._memory, self._at)
-        turns = 0
+    async def _run_with_retries(self) -> None:
+        # This makes the source keep new messages from now on, even while the target is away.
+        await self._lag.poll_source(self._storage_id, self._position)
+        failed_attempts = 0
         while True:
-            before, aside = self._batches, 0.0
+            batches_before, yield_seconds = self._batches, 0.0
             try:
-                async with self._way.open(self._behind.begin) as ends:
-                    self._begin(ends)
-                    await self._pump(ends)
+                async with self._connector.open(self._lag.set_source) as ends:
+                    self._on_connected(ends)
+                    await self._copy(ends)
             except FatalConfigurationError as error:
                 self._losses += 1
                 self._problem = str(error)
                 log.error("%s: %s", self.name, self._problem)
-                self._behind.forget()
+                self._lag.clear()
                 return
             except TakenOverError as error:
-                self._stand_aside(error)
-                aside = self._aside
+                self._yield_to_other_bridge(error)
+                yield_seconds = self._yield_seconds
             except (BusError, OSError) as error:
-                self._lose(error)
-            except (
-                Exception
-            ) as error:  # A fault of one lane is none of its server's, nor of others.
-                log.exception("%s: a fault of the bridge's own", self.name)
-                self._lose(error)
+                self._note_connection_loss(error)
+            except Exception as error:  # Must not end the server, nor other copiers.
+                log.exception("%s: internal error", self.name)
+                self._note_connection_loss(error)
             finally:
-                self._is_up, self._why_later = False, ""
-                self._behind.end()
-            turns = 0 if self._batches > before else turns + 1
-            pause = min(PAUSE_SECONDS_MIN * 2.0 ** min(turns, 16), PAUSE_SECONDS_MAX)
-            again = trio.current_time() + max(pause, aside) * (1 - self._chance() / 2)
-            if turns > 1:
-                await self._behind.look(self._memory, self._at)
-            await trio.sleep_until(again)
+                self._is_up, self._resend_reason = False, ""
+                self._lag.connection_lost()
+            failed_attempts = 0 if self._batches > batches_before else failed_attempts + 1
+            delay = RETRY_DELAY_MIN_SECONDS * 2.0 ** min(failed_attempts, 16)
+            delay = max(min(delay, RETRY_DELAY_MAX_SECONDS), yield_seconds)
+            retry_at = trio.current_time() + delay * (1 - self._random_fraction() / 2)
+            if failed_attempts > 1:
+                await self._lag.poll_source(self._storage_id, self._position)
+            await trio.sleep_until(retry_at)
 
-    def _stand_aside(self, error: TakenOverError) -> None:
-        """Another one has come. That is told once, though both come again, ever more slowly. It may
-        have been this one, of which a bus that stood still hears late; but not twice in a row."""
+    def _yield_to_other_bridge(self, error: TakenOverError) -> None:
+        """Wait longer before the next attempt, because a bridge with the same name took over.
+
+        The first takeover may be this copier's own: a server that was stopped can report late that
+        the new connection replaced the old one. Two in a row mean that a duplicate runs. It is
+        logged once.
+        """
         now = trio.current_time()
-        # Two that wait for one another displace each other that seldom.
-        may_be_one = 3 * ASIDE_SECONDS_MAX if self._aside else _DISPLACED_AGAIN_SECONDS
-        is_again, self._displaced_at = now - self._displaced_at <= may_be_one, now
-        if not is_again:
-            self._aside = 0.0
-            self._lose(error)
+        # Two copiers that yield to each other take over from each other that seldom.
+        repeat_seconds = _TAKEN_OVER_AGAIN_SECONDS
+        if self._yield_seconds:
+            repeat_seconds = 3 * YIELD_TO_OTHER_BRIDGE_MAX_SECONDS
+        is_repeated, self._taken_over_at = now - self._taken_over_at <= repeat_seconds, now
+        if not is_repeated:
+            self._yield_seconds = 0.0
+            self._note_connection_loss(error)
             return
         self._losses += 1
         self._problem = (
-            f"another bridge has come under this name, and this one stands aside for a while: "
-            f"where two run that are set up alike, end one, or name them apart ({error})"
+            "another bridge with this name took over the connection; this one waits and retries: "
+            f"stop one of the two, or give each its own name ({error})"
         )
-        if not self._aside:
+        if not self._yield_seconds:
             log.error("%s: %s", self.name, self._problem)
-        self._aside = min(2 * self._aside or ASIDE_SECONDS_MAX / 12, ASIDE_SECONDS_MAX)
+        self._yield_seconds = min(
+            2 * self._yield_seconds or YIELD_TO_OTHER_BRIDGE_MAX_SECONDS / 12,
+            YIELD_TO_OTHER_BRIDGE_MAX_SECONDS,
+        )
 
-    def _begin(self, ends: Ends) -> None:
+    def _on_connected(self, ends: SourceAndTarget) -> None:
         refused = [each.sequence for each in ends.refusals]
-        self._is_up, self._at = True, min([ends.at, *refused])
-        self._memory = ends.near.storage_id
-        self._doubts += ends.doubts
-        self._head = max(self._head, ends.at)
+        self._is_up, self._position = True, min([ends.start_sequence, *refused])
+        self._storage_id = ends.source.storage_id
+        self._discarded_records += ends.discarded_records
+        self._head = max(self._head, ends.start_sequence)
         self._problem = ""
-        log.info("%s: goes on at %d", self.name, ends.at)
+        log.info("%s: copying from sequence %d", self.name, ends.start_sequence)
 
-    def _is_well(self) -> None:
-        """The ends are there, and do what they should."""
-        if self._said:
-            log.warning("%s: is there again", self.name)
-        self._said = ""
+    def _clear_problem(self) -> None:
+        """Log that copying works again, if a problem was logged."""
+        if self._logged_problem:
+            log.warning("%s: works again", self.name)
+        self._logged_problem = ""
 
-    def _lose(self, error: Exception) -> None:
+    def _note_connection_loss(self, error: Exception) -> None:
         self._losses += 1
         self._problem = str(error) or type(error).__name__
-        if self._said != self._problem:
-            self._said = self._problem
-            log.warning("%s: %s; trying again", self.name, self._problem)
+        if self._logged_problem != self._problem:
+            self._logged_problem = self._problem
+            log.warning("%s: %s; retrying", self.name, self._problem)
 
-    async def _watch(self) -> None:
-        """See whether the far end takes what it is sent: one that is full may say nothing."""
-        before, looks = self._through_with, 0
+    async def _watch_for_stall(self) -> None:
+        """Detect a target that accepts nothing. A full target may send no answer at all."""
+        progress, unchanged_checks = self._progress, 0
         while True:
-            await trio.sleep(_LOOK_SECONDS)
-            now = self._through_with
-            may_be = self._is_up and self._behind.at_hand > 0 and now == before
-            before, looks = now, looks + 1 if may_be else 0
-            was, self._held_up = self._held_up, ""
-            if looks * _LOOK_SECONDS >= HELD_UP_SECONDS:
-                self._held_up = f"the far end has taken nothing for {HELD_UP_SECONDS:g} s"
-                self._held_up += f": {self._why_later}" if self._why_later else ""
-            if self._held_up and not was:
-                log.warning("%s: %s", self.name, self._held_up)
-            elif was and not self._held_up and self._is_up:
-                log.warning("%s: the far end takes messages again", self.name)
+            await trio.sleep(_STALL_CHECK_SECONDS)
+            previous, progress = progress, self._progress
+            is_unchanged = self._is_up and self._lag.unsettled_count > 0 and progress == previous
+            unchanged_checks = unchanged_checks + 1 if is_unchanged else 0
+            previous_reason, self._stall_reason = self._stall_reason, ""
+            if unchanged_checks * _STALL_CHECK_SECONDS >= STALLED_SECONDS:
+                self._stall_reason = f"the target accepted no message for {STALLED_SECONDS:g} s"
+                self._stall_reason += f": {self._resend_reason}" if self._resend_reason else ""
+            if self._stall_reason and not previous_reason:
+                log.warning("%s: %s", self.name, self._stall_reason)
+            elif previous_reason and not self._stall_reason and self._is_up:
+                log.warning("%s: the target accepts messages again", self.name)
 
     @property
-    def _through_with(self) -> tuple[int, ...]:
-        """How much the lane is through with: as long as nothing is, it is the same."""
-        far = self._behind.far
-        confirmed = 0 if far is None or self._why_later else far.confirmed
-        return self._copied, self._refused, self._left.total(), confirmed
+    def _progress(self) -> tuple[int, ...]:
+        """Counters that change whenever a message is copied, refused, skipped or confirmed."""
+        target = self._lag.target
+        confirmed = 0 if target is None or self._resend_reason else target.confirmed_count
+        return self._copied, self._refused, self._skipped.total(), confirmed
 
     # Copying -------------------------------------------------------------------------------------
 
-    async def _pump(self, ends: Ends) -> None:
-        near, far, behind = ends.near, ends.far, self._behind
-        behind.begin(near, ends.at)
-        behind.far = far
-        # First this: what the near end is told to be through with, it may forget.
-        if later := await self._sort_out(near, ends.refusals):
-            behind.at_hand = len(later)
-            await self._try_later(near, far, later, await self._found_again(near, later, ends.at))
-        self._at = self._cursor = ends.at
+    async def _copy(self, ends: SourceAndTarget) -> None:
+        source, target, start = ends.source, ends.target, ends.start_sequence
+        self._lag.set_source(source, start)
+        self._lag.target = target
+        # Earlier refusals come first: the source may drop messages below a committed position.
+        if to_resend := await self._dead_letter_final(source, ends.refusals):
+            self._lag.unsettled_count = len(to_resend)
+            source_batch = await self._reread(source, to_resend, start)
+            await self._resend_until_accepted(source, target, to_resend, source_batch)
+        self._position = self._cursor = start
         try:
-            await near.commit_position(self._at, now=True)
-            await self._flow(near, far)
+            await source.commit_position(self._position, now=True)
+            await self._copy_from_cursor(source, target)
         except trio.Cancelled:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE_SECONDS):
-                await near.commit_position(self._at, now=True)
+            deadline = trio.current_time() + _CLOSE_TIMEOUT_SECONDS
+            with trio.CancelScope(shield=True, deadline=deadline):
+                await source.commit_position(self._position, now=True)
             raise
         finally:
-            if gone := near.left(self._at):
-                self._miss(gone, self._at)
+            if missed_count := source.count_lost_on_close(self._position):
+                self._count_missed(missed_count, self._position)
 
-    async def _flow(self, near: Near, far: Far) -> None:
-        """Copy from the cursor on."""
-        under_way, planned = deque[TargetBatch](), deque[TargetBatch]()
+    async def _copy_from_cursor(self, source: MessageSource, target: MessageTarget) -> None:
+        in_flight, planned = deque[TargetBatch](), deque[TargetBatch]()
         while True:
-            first = next(iter(under_way or planned), None)
-            self._behind.since = None if first is None else first.oldest_accepted_at
-            if not (planned or under_way):
-                planned.append(await self._next(near, far))
-            # What is ahead is made while what is next must wait; and one in any case, to be told.
-            while far.has_room(planned) and (under_way or self._cursor < self._head):
-                made = await self._next_there(near, far)
-                if made is None:
+            first = next(iter(in_flight or planned), None)
+            self._lag.oldest_accepted_at = None if first is None else first.oldest_accepted_at
+            if not (planned or in_flight):
+                planned.append(await self._wait_for_next_batch(source, target))
+            # Prepare batches while the next one waits for its announcement. One more is prepared
+            # in any case, so that the same announcement can include it.
+            while target.has_room(planned) and (in_flight or self._cursor < self._head):
+                batch = await self._read_next_batch(source, target)
+                if batch is None:
                     break
-                planned.append(made)
-                if not far.must_wait:
+                planned.append(batch)
+                if not target.must_wait_for_announcement:
                     break
             if planned:
-                await self._announced(near, far, planned, under_way)
-                far.send(planned[0])
-                under_way.append(planned.popleft())
-            elif under_way:
-                await self._settle(near, far, under_way)
-            if under_way and not far.has_room(planned):
-                await self._settle(near, far, under_way)
+                await self._announce_until_safe(source, target, planned, in_flight)
+                target.send(planned[0])
+                in_flight.append(planned.popleft())
+            elif in_flight:
+                await self._settle_oldest(source, target, in_flight)
+            if in_flight and not target.has_room(planned):
+                await self._settle_oldest(source, target, in_flight)
 
-    async def _settle(self, near: Near, far: Far, under_way: deque[TargetBatch]) -> None:
-        """Wait for the first batch under way; for all of them, where that is not taken whole."""
-        made = under_way.popleft()
-        later = await self._through(near, made, await far.settle())
-        self._is_well()
-        if later:
-            assert made.source_batch is not None
-            found = made.source_batch
-            while under_way:
-                made = under_way.popleft()
-                later += await self._through(near, made, await far.settle())
-                assert made.source_batch is not None
-                found = found.concat(made.source_batch)
-            await self._try_later(near, far, later, found)
-        self._at = made.next_sequence
-        await near.commit_position(self._at, now=False)
+    async def _settle_oldest(
+        self, source: MessageSource, target: MessageTarget, in_flight: deque[TargetBatch]
+    ) -> None:
+        """Wait for the oldest batch in flight, or for all of them if a part must be resent."""
+        batch = in_flight.popleft()
+        to_resend = await self._handle_result(source, batch, await target.settle_oldest())
+        self._clear_problem()
+        if to_resend:
+            assert batch.source_batch is not None
+            source_batch = batch.source_batch
+            while in_flight:
+                batch = in_flight.popleft()
+                to_resend += await self._handle_result(source, batch, await target.settle_oldest())
+                assert batch.source_batch is not None
+                source_batch = source_batch.concat(batch.source_batch)
+            await self._resend_until_accepted(source, target, to_resend, source_batch)
+        self._position = batch.next_sequence
+        await source.commit_position(self._position, now=False)
 
-    async def _next(self, near: Near, far: Far) -> TargetBatch:
-        """The next batch, as soon as there is one. Nothing is under way."""
+    async def _wait_for_next_batch(
+        self, source: MessageSource, target: MessageTarget
+    ) -> TargetBatch:
+        """Return the next batch as soon as there is one. Nothing is in flight meanwhile."""
         while True:
-            made = await self._next_there(near, far)
-            if made is not None:
-                return made
-            self._at = self._cursor
-            self._is_well()
-            self._behind.waits = True
-            self._cursor = max(self._cursor, await near.wait_for_message(self._cursor))
-            self._behind.waits = False
+            batch = await self._read_next_batch(source, target)
+            if batch is not None:
+                return batch
+            self._position = self._cursor
+            self._clear_problem()
+            self._lag.is_idle = True
+            self._cursor = max(self._cursor, await source.wait_for_message(self._cursor))
+            self._lag.is_idle = False
 
-    async def _next_there(self, near: Near, far: Far) -> TargetBatch | None:
-        """The next batch, if the near end has it now."""
+    async def _read_next_batch(
+        self, source: MessageSource, target: MessageTarget
+    ) -> TargetBatch | None:
+        """Return the next batch, or None if the source has no message to copy now."""
         while True:
-            found = await near.read(self._cursor)
-            self._note(found)
-            made = far.make(found)
-            self._cursor = made.next_sequence
-            self._behind.found(made.next_sequence, self._head)
-            if made.count:
-                self._behind.at_hand += made.count
-                made.source_batch = found if made.next_sequence == found.next_sequence else found.below(made.next_sequence)
-                made.oldest_accepted_at = time.monotonic() - found.oldest_age_seconds
-                if self._behind.since is None:
-                    self._behind.since = made.oldest_accepted_at
-                return made
-            self._left.update(made.skipped_counts)
-            await self._sort_out(near, _too_long(made))
-            if made.next_sequence >= found.head or found.next_sequence == found.first_sequence:
+            source_batch = await source.read(self._cursor)
+            self._note_read(source_batch)
+            batch = target.prepare(source_batch)
+            self._cursor = batch.next_sequence
+            self._lag.note_read(batch.next_sequence, self._head)
+            if batch.count:
+                self._lag.unsettled_count += batch.count
+                is_whole = batch.next_sequence == source_batch.next_sequence
+                batch.source_batch = (
+                    source_batch if is_whole else source_batch.below(batch.next_sequence)
+                )
+                batch.oldest_accepted_at = time.monotonic() - source_batch.oldest_age_seconds
+                if self._lag.oldest_accepted_at is None:
+                    self._lag.oldest_accepted_at = batch.oldest_accepted_at
+                return batch
+            self._skipped.update(batch.skipped_counts)
+            await self._dead_letter_final(source, _rejected_refusals(batch))
+            is_empty = source_batch.next_sequence == source_batch.first_sequence
+            if batch.next_sequence >= source_batch.head or is_empty:
                 return None
 
-    def _note(self, found: SourceBatch) -> None:
-        self._head = max(found.head, found.next_sequence)
-        if found.missed_count:
-            self._miss(found.missed_count, found.first_sequence)
-        if found.altered_count and not self._odd:
-            log.warning("%s: %s; so it is counted, and told once", self.name, found.alteration)
-        self._odd += found.altered_count
+    def _note_read(self, source_batch: SourceBatch) -> None:
+        self._head = max(source_batch.head, source_batch.next_sequence)
+        if source_batch.missed_count:
+            self._count_missed(source_batch.missed_count, source_batch.first_sequence)
+        if source_batch.altered_count and not self._altered:
+            log.warning(
+                "%s: %s; further altered messages are counted, not logged",
+                self.name,
+                source_batch.alteration,
+            )
+        self._altered += source_batch.altered_count
 
-    def _miss(self, count: int, first: int) -> None:
+    def _count_missed(self, count: int, first_sequence: int) -> None:
         self._missed += count
         log.warning(
-            "%s: %d messages from %d on were gone before they could be copied",
-            self.name,
-            count,
-            first,
-        )
+            "%s: missed %d messages from sequence %d on: the source dropped them before they were "
+            "copied", self.name, count, first_sequence,
+        )  # fmt: skip
 
-    async def _announced(
-        self, near: Near, far: Far, planned: Sequence[TargetBatch], under_way: deque[TargetBatch]
+    async def _announce_until_safe(
+        self,
+        source: MessageSource,
+        target: MessageTarget,
+        planned: Sequence[TargetBatch],
+        in_flight: deque[TargetBatch],
     ) -> None:
-        """Announce batches, again until it is safe to send the first one. While that cannot be said
-        the near end is told how far the lane is: what the far bus remembers is too old."""
-        why_later = self._why_later
+        """Announce `planned`, again and again until the first batch may be sent.
+
+        While the target refuses announcements its bridge record is outdated, so the position is
+        committed at the source.
+        """
+        previous_reason = self._resend_reason
         while True:
-            far.announce(planned)
-            refusals = await far.announced()
+            target.announce(planned)
+            refusals = await target.wait_announced()
             if not refusals:
-                self._why_later = why_later
+                self._resend_reason = previous_reason
                 return
-            self._check_later(refusals)
-            self._why_later = refusals[0].sentence
-            while under_way:
-                await self._settle(near, far, under_way)
-            await near.commit_position(self._at, now=True)
-            await trio.sleep(_LATER_SECONDS)
+            self._check_retryable(refusals)
+            self._resend_reason = refusals[0].sentence
+            while in_flight:
+                await self._settle_oldest(source, target, in_flight)
+            await source.commit_position(self._position, now=True)
+            await trio.sleep(_RESEND_DELAY_SECONDS)
 
-    async def _through(self, near: Near, made: TargetBatch, refusals: list[Refusal]) -> list[Refusal]:
-        """A batch is settled. Returns what is to be sent again."""
-        mine = [each for each in refusals if each.sequence >= 0]
-        self._behind.at_hand -= made.count - sum(each.code in _LATER for each in mine)
-        self._check_later([each for each in refusals if each.sequence < 0])
-        self._left.update(made.skipped_counts)
-        self._copied += made.count - len(mine) - made.skipped_counts.get(Left.KNOWN, 0)
+    async def _handle_result(
+        self, source: MessageSource, batch: TargetBatch, refusals: list[Refusal]
+    ) -> list[Refusal]:
+        """Count a settled batch. Returns the refusals of messages to send again."""
+        message_refusals = [each for each in refusals if each.sequence >= 0]
+        retryable_count = sum(each.code in _RETRYABLE_REFUSALS for each in message_refusals)
+        self._lag.unsettled_count -= batch.count - retryable_count
+        self._check_retryable([each for each in refusals if each.sequence < 0])
+        self._skipped.update(batch.skipped_counts)
+        duplicate_count = batch.skipped_counts.get(SkipReason.DUPLICATE, 0)
+        self._copied += batch.count - len(message_refusals) - duplicate_count
         self._batches += 1
-        return await self._sort_out(near, mine + _too_long(made))
+        return await self._dead_letter_final(source, message_refusals + _rejected_refusals(batch))
 
-    async def _sort_out(self, near: Near, refusals: list[Refusal]) -> list[Refusal]:
-        """Have dead letters made of what is refused for good. Returns the rest."""
-        final = [each for each in refusals if each.code not in _LATER and each.sequence >= 0]
+    async def _dead_letter_final(
+        self, source: MessageSource, refusals: list[Refusal]
+    ) -> list[Refusal]:
+        """Dead-letter the messages that were refused for good. Returns the other refusals."""
+        of_messages = [each for each in refusals if each.sequence >= 0]
+        final = [each for each in of_messages if each.code not in _RETRYABLE_REFUSALS]
         if final:
             log.warning(
-                "%s: %d messages are refused and become dead letters, message %d as %s: %s",
+                "%s: dead-lettering %d refused messages; message %d was refused as %s: %s",
                 self.name,
                 len(final),
                 final[0].sequence,
                 final[0].code,
                 final[0].sentence,
             )
-            gone = await near.give_up(final)
-            self._refused += len(final) - gone
-            if gone:
-                self._miss(gone, final[0].sequence)
-        return [each for each in refusals if each.code in _LATER and each.sequence >= 0]
+            missed_count = await source.dead_letter(final)
+            self._refused += len(final) - missed_count
+            if missed_count:
+                self._count_missed(missed_count, final[0].sequence)
+        return [each for each in of_messages if each.code in _RETRYABLE_REFUSALS]
 
-    async def _found_again(self, near: Near, refusals: list[Refusal], next: int) -> SourceBatch:
-        """What the near end still has of what is to be sent again."""
+    async def _reread(
+        self, source: MessageSource, refusals: list[Refusal], next_sequence: int
+    ) -> SourceBatch:
+        """Read the refused messages that the source still has."""
         wanted = np.sort(np.array([each.sequence for each in refusals], np.int64))
-        again, at = SourceBatch([], int(wanted[0]), next, next), 0
-        while at < wanted.size:
-            first = int(wanted[at])
-            found = await near.read(first)
-            again.runs += found.select(wanted)
-            at = int(np.searchsorted(wanted, max(found.next_sequence, first + 1)))
-        if gone := wanted.size - sum(piece.count for piece in again.runs):
-            self._miss(gone, again.first_sequence)
-        return again
+        result = SourceBatch([], int(wanted[0]), next_sequence, next_sequence)
+        row = 0
+        while row < wanted.size:
+            first = int(wanted[row])
+            source_batch = await source.read(first)
+            result.runs += source_batch.select(wanted)
+            row = int(np.searchsorted(wanted, max(source_batch.next_sequence, first + 1)))
+        if missed_count := wanted.size - sum(run.count for run in result.runs):
+            self._count_missed(missed_count, result.first_sequence)
+        return result
 
-    async def _try_later(self, near: Near, far: Far, refusals: list[Refusal], found: SourceBatch) -> None:
-        """Send these of what was found again, until they are taken. What is announced is all of
-        them: a bridge that is killed meanwhile goes on behind them."""
+    async def _resend_until_accepted(
+        self,
+        source: MessageSource,
+        target: MessageTarget,
+        refusals: list[Refusal],
+        source_batch: SourceBatch,
+    ) -> None:
+        """Send the refused messages of `source_batch` again until the target accepts them.
+
+        Each announcement names all of them, so a killed bridge continues after them.
+        """
         log.warning(
-            "%s: %d messages are to be sent again, until they are taken: %s",
+            "%s: the target accepts %d messages only later; resending until it does: %s",
             self.name,
             len(refusals),
             refusals[0].sentence,
         )
-        again = refusals
+        refused_again = refusals
         while refusals:
-            self._why_later = refusals[0].sentence
-            if again:  # Else the far end takes them, some at a time.
-                await trio.sleep(_LATER_SECONDS)
+            self._resend_reason = refusals[0].sentence
+            if refused_again:  # Otherwise the target accepts them, a part at a time.
+                await trio.sleep(_RESEND_DELAY_SECONDS)
             wanted = np.array([each.sequence for each in refusals], np.int64)
-            made = far.make(replace(found, pieces=found.select(wanted)))
-            left = [each for each in refusals if each.sequence >= made.next_sequence]
-            self._behind.at_hand += made.count + len(left) - len(refusals)
-            if made.count:
-                await self._announced(near, far, [made], deque())
-                far.send(made)
-                again = await self._through(near, made, await far.settle())
+            batch = target.prepare(replace(source_batch, runs=source_batch.select(wanted)))
+            remaining = [each for each in refusals if each.sequence >= batch.next_sequence]
+            self._lag.unsettled_count += batch.count + len(remaining) - len(refusals)
+            if batch.count:
+                await self._announce_until_safe(source, target, [batch], deque())
+                target.send(batch)
+                result = await target.settle_oldest()
+                refused_again = await self._handle_result(source, batch, result)
             else:
-                again = await self._through(near, made, [])
-            refusals = again + left
-        self._why_later = ""
+                refused_again = await self._handle_result(source, batch, [])
+            refusals = refused_again + remaining
+        self._resend_reason = ""
 
-    def _check_later(self, refusals: list[Refusal]) -> None:
-        """Raise RefusedError for announcements that will never be taken."""
+    def _check_retryable(self, refusals: list[Refusal]) -> None:
+        """Raise RefusedError if the target will never accept an announcement."""
         for refusal in refusals:
-            if refusal.code not in _LATER:
-                raise RefusedError(refusal.code, f"the far bus takes no record: {refusal.sentence}")
+            if refusal.code not in _RETRYABLE_REFUSALS:
+                raise RefusedError(
+                    refusal.code, f"the target accepts no bridge record: {refusal.sentence}"
+                )
 
 
-def _too_long(made: TargetBatch) -> list[Refusal]:
-    return [Refusal(sequence, "unfit", why) for sequence, why in made.rejected]
+def _rejected_refusals(batch: TargetBatch) -> list[Refusal]:
+    return [Refusal(sequence, "unfit", reason) for sequence, reason in batch.rejected]

@@ -1,7 +1,7 @@
-"""What a lane needs of its two ends, whatever they are.
+"""Protocols of a copier's source and target, and the batches that pass between them.
 
-Rule 1: a near end gives messages in the order of their sequences, as often as it is asked, until it
-is told that they are copied. A far end says when they are safe there, and which ones it refused.
+A source returns messages in sequence order, again and again until their position is committed. A
+target reports which messages are safe and which it refused.
 """
 
 from __future__ import annotations
@@ -12,119 +12,133 @@ from typing import Protocol
 
 import numpy as np
 
-from simplebus.bridge.checkpoint import Mark
-from simplebus.bridge.transform import Left, Piece
+from simplebus.bridge.checkpoint import MessageFingerprint
+from simplebus.bridge.transform import MessageRun, SkipReason
 from simplebus.core.errors import BusConnectionError, BusError
 from simplebus.core.protocol.frames import Integers
 
 STREAM_FULL = "jetstream_full"
-"""A refusal of a stream that says nothing of the message."""
+"""Refusal code of a full stream. It does not depend on the message."""
 
 
 class FatalConfigurationError(BusError):
-    """A lane can never work as it is set up. It says what is to be changed."""
+    """A copier can never work with its configuration. The message says what to change."""
 
 
 class TakenOverError(BusConnectionError):
-    """Another one has come under the name of this lane, and has taken over its connection."""
+    """Another bridge connected with the same name, and the bus closed this connection."""
 
 
 @dataclass(slots=True)
 class SourceBatch:
-    """Messages of the near end, in the order of their sequences."""
+    """Messages that were read from the source, in sequence order."""
 
-    runs: list[Piece]
+    runs: list[MessageRun]
     first_sequence: int
-    """The sequence from which on they were asked for; what is missing behind it is gone."""
+    """Sequence from which messages were requested. The source does not have missing ones any more.
+    """
     next_sequence: int
-    """The sequence behind them."""
+    """Sequence after the last message."""
     head: int
-    """The sequence behind all that the near end can show now."""
+    """Next sequence after all messages that the source can deliver now."""
     missed_count: int = 0
-    """How many were gone before they could be copied."""
+    """Messages that the source dropped before they were copied."""
     read_at: float = 0.0
-    """To what time ages are counted, in seconds since 1970; 0 where they are not known."""
+    """Unix time in seconds to which the ages refer; 0 if the ages are unknown."""
     altered_count: int = 0
-    """How many are otherwise here than at the near end, as a bus has no place for something,"""
+    """Messages that a bus cannot represent exactly."""
     alteration: str = ""
-    """and what that is, of the first of them."""
+    """Description of the first of these changes."""
 
     @property
     def oldest_age_seconds(self) -> float:
-        """Seconds since the first of them was accepted, where that is known."""
+        """Seconds since the source accepted the first message; 0 if unknown."""
         ages = self.runs[0].ages if self.runs else 0.0
         return ages if isinstance(ages, float) else float(ages[0])
 
     def below(self, end: int) -> SourceBatch:
-        """Those below this sequence."""
-        counts = [int(np.searchsorted(piece.sequences, end)) for piece in self.runs]
-        pieces = [p.part(0, n) for p, n in zip(self.runs, counts, strict=True) if n]
-        return SourceBatch(pieces, self.first_sequence, min(self.next_sequence, end), self.head, read_at=self.read_at)
+        """Return the messages with sequences below `end`."""
+        counts = [int(np.searchsorted(run.sequences, end)) for run in self.runs]
+        runs = [p.slice(0, n) for p, n in zip(self.runs, counts, strict=True) if n]
+        return SourceBatch(
+            runs, self.first_sequence, min(self.next_sequence, end), self.head, read_at=self.read_at
+        )
 
     def limit(self, count: int) -> SourceBatch:
-        """So many of them, from the first one on."""
-        for piece in self.runs:
-            if piece.count > count:
-                return self.below(int(piece.sequences[count]))
-            count -= piece.count
+        """Return the first `count` messages."""
+        for run in self.runs:
+            if run.count > count:
+                return self.below(int(run.sequences[count]))
+            count -= run.count
         return self
 
     def starting_at(self, first: int) -> SourceBatch:
-        """Those from this sequence on."""
-        counts = [int(np.searchsorted(piece.sequences, first)) for piece in self.runs]
-        pieces = [
-            p.part(n, p.count) for p, n in zip(self.runs, counts, strict=True) if n < p.count
-        ]
-        return SourceBatch(pieces, max(first, self.first_sequence), self.next_sequence, self.head, read_at=self.read_at)
+        """Return the messages from sequence `first` on."""
+        counts = [int(np.searchsorted(run.sequences, first)) for run in self.runs]
+        runs = [p.slice(n, p.count) for p, n in zip(self.runs, counts, strict=True) if n < p.count]
+        return SourceBatch(
+            runs,
+            max(first, self.first_sequence),
+            self.next_sequence,
+            self.head,
+            read_at=self.read_at,
+        )
 
     def concat(self, other: SourceBatch) -> SourceBatch:
-        """These, and the other ones behind them."""
+        """Return these messages followed by those of `other`."""
         head = max(self.head, other.head)
-        return SourceBatch([*self.runs, *other.runs], self.first_sequence, other.next_sequence, head, read_at=self.read_at)
+        return SourceBatch(
+            [*self.runs, *other.runs],
+            self.first_sequence,
+            other.next_sequence,
+            head,
+            read_at=self.read_at,
+        )
 
-    def fingerprint(self, sequence: int) -> Mark | None:
-        """That of the message with this sequence; None where it is none of them."""
-        for piece in reversed(self.runs):
-            row = int(np.searchsorted(piece.sequences, sequence))
-            if row < piece.count and piece.sequences[row] == sequence:
-                age = piece.ages if isinstance(piece.ages, float) else float(piece.ages[row])
-                frame = bytes(memoryview(piece.raw)[piece.bounds[row] : piece.bounds[row + 1]])
-                return Mark.of(frame, self.read_at - age if self.read_at else 0.0)
+    def fingerprint(self, sequence: int) -> MessageFingerprint | None:
+        """Return the fingerprint of a message, or None if the batch does not contain it."""
+        for run in reversed(self.runs):
+            row = int(np.searchsorted(run.sequences, sequence))
+            if row < run.count and run.sequences[row] == sequence:
+                age = run.ages if isinstance(run.ages, float) else float(run.ages[row])
+                frame = bytes(memoryview(run.raw)[run.bounds[row] : run.bounds[row + 1]])
+                return MessageFingerprint.from_frame(
+                    frame, self.read_at - age if self.read_at else 0.0
+                )
         return None
 
-    def select(self, wanted: Integers) -> list[Piece]:
-        """Those with these sequences."""
+    def select(self, wanted: Integers) -> list[MessageRun]:
+        """Return the messages with the given sequences, in runs."""
         parts = []
-        for piece in self.runs:
-            rows = np.flatnonzero(np.isin(piece.sequences, wanted))
-            for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
-                if run.size:
-                    parts.append(piece.part(int(run[0]), int(run[-1]) + 1))
+        for run in self.runs:
+            rows = np.flatnonzero(np.isin(run.sequences, wanted))
+            for part in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+                if part.size:
+                    parts.append(run.slice(int(part[0]), int(part[-1]) + 1))
         return parts
 
 
 @dataclass(slots=True)
 class TargetBatch:
-    """Some of them as the far end takes them."""
+    """Messages that were prepared for the target."""
 
     sequences: Integers
     next_sequence: int
-    """The near end's sequence behind them, and behind what stays."""
+    """Source sequence after the last message, skipped messages included."""
     encoded: object
-    """The far end's own."""
-    skipped_counts: dict[Left, int] = field(default_factory=dict)
+    """Encoded messages, of a type that only the target knows."""
+    skipped_counts: dict[SkipReason, int] = field(default_factory=dict)
     rejected: list[tuple[int, str]] = field(default_factory=list)
-    """Sequences of what could never be taken, and why."""
+    """Sequences of messages that the target can never store, with the reasons."""
     source_batch: SourceBatch | None = None
-    """What it is made of: of that is sent again what could not be taken yet."""
+    """Source messages of this batch, from which refused ones are prepared again."""
     ranges: list[tuple[int, int]] = field(default_factory=list)
-    """The sequences, half-open, where the far end has to know them so;"""
-    last_fingerprint: Mark | None = None
-    """and that of the last message."""
+    """Half-open ranges of the sequences, for a target that keeps bridge records."""
+    last_fingerprint: MessageFingerprint | None = None
+    """Fingerprint of the last message, for targets that detect a restored source."""
 
     oldest_accepted_at: float = 0.0
-    """When the near end accepted the first of what was found, or of NATS, gave it, by the
-    monotonic clock."""
+    """Monotonic time at which the source accepted the oldest message; for NATS, when it arrived."""
 
     @property
     def count(self) -> int:
@@ -133,78 +147,88 @@ class TargetBatch:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The far end has not taken a message."""
+    """A message, or an announcement, that the target did not accept."""
 
     sequence: int
-    """-1: the announcement of what was to follow."""
+    """Sequence of the message; -1 for an announcement."""
     code: str
     sentence: str
 
 
-class Near(Protocol):
-    """Where messages come from."""
+class MessageSource(Protocol):
+    """Source from which a copier reads messages."""
 
     identity: str
-    """What it is in the path of a message."""
+    """Name of the source in the bridge path of a message."""
     storage_id: str
-    """Whose sequences these are: in another memory, other messages have them."""
+    """Identity of the storage that assigned the sequences. Another storage uses them for other
+    messages.
+    """
     head: int
-    """The sequence behind all that it had when it was opened."""
+    """Sequence after the last message at the time the source was opened."""
 
-    async def read(self, at: int) -> SourceBatch:
-        """Messages from a sequence on, none if there are none yet."""
+    async def read(self, sequence: int) -> SourceBatch:
+        """Return messages from `sequence` on; the batch is empty if there are none yet."""
 
-    async def read_fingerprint(self, sequence: int) -> Mark | None:
-        """That of the message with this sequence; None where it is gone."""
+    async def read_fingerprint(self, sequence: int) -> MessageFingerprint | None:
+        """Return the fingerprint of a message, or None if it is gone."""
 
-    async def wait_for_message(self, at: int) -> int:
-        """Return when there are some from this sequence on: the first one that is."""
+    async def wait_for_message(self, sequence: int) -> int:
+        """Wait for a message at or after `sequence`. Returns the sequence from which to read."""
 
-    async def commit_position(self, at: int, *, now: bool) -> None:
-        """All below are copied: have it remembered, `now` or soon."""
+    async def commit_position(self, sequence: int, *, now: bool) -> None:
+        """Store that all messages below `sequence` were copied: at once with `now`, or soon."""
 
-    async def measure_backlog(self, at: int) -> tuple[int, float]:
-        """How many messages from this sequence on it has now, as far as it can be said those that
-        are to be copied; and how many seconds ago the first one was accepted, 0 where that is not
-        known. May be asked while something else is."""
+    async def measure_backlog(self, sequence: int) -> tuple[int, float]:
+        """Return the count and age of the messages from `sequence` on.
 
-    async def give_up(self, refusals: Sequence[Refusal]) -> int:
-        """These can never be copied: have them kept with the dead letters. Returns how many are not
-        there any more."""
+        Can be called while another call of this source is running.
 
-    def left(self, at: int) -> int:
-        """How many messages from this sequence on are gone with this end."""
+        Returns:
+            The number of messages that are to be copied, as far as the source knows, and the
+            seconds
+            since it accepted the first one; 0 seconds if unknown.
+        """
+
+    async def dead_letter(self, refusals: Sequence[Refusal]) -> int:
+        """Store the refused messages as dead letters. Returns how many of them are gone."""
+
+    def count_lost_on_close(self, sequence: int) -> int:
+        """Return how many messages from `sequence` on are lost when this connection closes."""
 
 
-class Far(Protocol):
-    """Where they go."""
+class MessageTarget(Protocol):
+    """Target to which a copier sends messages."""
 
     identity: str
-    """Whose memory they go to; empty where that is not known."""
+    """Identity of the bus that stores the messages; empty if unknown."""
 
     @property
-    def confirmed(self) -> int:
-        """How many messages of what is not settled need not be waited for any more."""
+    def confirmed_count(self) -> int:
+        """Number of confirmed messages in batches that are not settled yet."""
 
     @property
-    def must_wait(self) -> bool:
-        """Whether it is not yet safe to send what is announced."""
+    def must_wait_for_announcement(self) -> bool:
+        """True if the announced batches may not be sent yet."""
 
-    def make(self, found: SourceBatch) -> TargetBatch:
-        """What is to be sent of some messages; of the first ones, where those are too many."""
+    def prepare(self, found: SourceBatch) -> TargetBatch:
+        """Encode messages for the target: all of them, or the first ones if there are too many."""
 
     def has_room(self, planned: Sequence[TargetBatch]) -> bool:
-        """Whether more may be announced than this, behind what is under way."""
+        """Return True if another batch may be announced, besides `planned` and the batches in
+        flight.
+        """
 
     def announce(self, planned: Sequence[TargetBatch]) -> None:
-        """Say what will be sent next, in this order, before each of them is; what was announced
-        before and is none of it will not be."""
+        """Announce the batches that will be sent next, in this order. Replaces earlier
+        announcements.
+        """
 
-    async def announced(self) -> list[Refusal]:
-        """Return when it is safe to send what is next; or why that cannot be said."""
+    async def wait_announced(self) -> list[Refusal]:
+        """Wait until the next batch may be sent. Returns refusals of the announcement."""
 
     def send(self, made: TargetBatch) -> None:
-        """Send what is next."""
+        """Send the next announced batch."""
 
-    async def settle(self) -> list[Refusal]:
-        """Return when the first of what was sent is safe, or refused."""
+    async def settle_oldest(self) -> list[Refusal]:
+        """Wait until the oldest sent batch is stored or refused. Returns its refusals."""

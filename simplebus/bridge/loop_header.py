@@ -1,44 +1,46 @@
-"""Where a message has been: the header that says so, and keeps it from going in a circle.
+"""The `bridge-path` header, which lists the buses that a message has passed.
 
-Rule 1: the header names buses by the identities that they give themselves (`bus` in protocol
-version 2), the one that accepted the message first in front, one space between two.
-Rule 2: a bridge adds the bus that it reads from, and leaves out what has been on the bus that it
-would write to. So a message comes to a bus once by each way that leads there without a circle.
+The header holds the identities of the buses (`bus` in protocol version 2), oldest first, separated
+by a space. A bridge appends the identity of its source. It does not copy a message that has passed
+its target, so a message reaches a bus once by every loop-free route.
 
     published on a            (no header)
     copied from a to b        bridge-path: a
     copied from b to c        bridge-path: a b
-    c to a                    left out: a is in it
+    c to a                    skipped: the path contains a
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-PATH = "bridge-path"
-"""The header's name. Of several the last one counts."""
+PATH_HEADER = "bridge-path"
+"""Name of the header. If a message has several, the last one counts."""
 HOPS_MAX = 16
-"""So many buses a message sees at most, whoever has written what into the header."""
+"""Largest number of buses on a path, regardless of its content."""
 
 Headers = tuple[tuple[str, str], ...]
 
 
-def path_of(headers: Headers) -> list[str]:
-    """The buses that a message was on before the one that it came from."""
-    found = [value for name, value in headers if name == PATH]
-    return found[-1].split() if found else []
+def parse_path(headers: Headers) -> list[str]:
+    """Return the buses that a message passed before it reached the source."""
+    values = [value for name, value in headers if name == PATH_HEADER]
+    return values[-1].split() if values else []
 
 
-def stamped(
-    headers: Headers, *, here: str, there: Collection[str], hops: int = HOPS_MAX
+def extend_path(
+    headers: Headers, *, source: str, targets: Collection[str], hops_max: int = HOPS_MAX
 ) -> Headers | None:
-    """The headers that a message has at the far end; None where it is not to go there.
+    """Return the headers of a message at the target, or None if it must not be copied there.
 
-    `here` is the near end's identity, `there` holds those that the far end goes by. With this step
-    it has made at most so many `hops`.
+    Args:
+        headers: Headers of the message at the source.
+        source: Identity of the source.
+        targets: Identities of the target.
+        hops_max: Largest number of buses on the path, the source included.
     """
-    path = path_of(headers)
-    if here in path or len(path) >= hops or any(each in there for each in path):
+    path = parse_path(headers)
+    if source in path or len(path) >= hops_max or any(each in targets for each in path):
         return None
-    others = tuple(pair for pair in headers if pair[0] != PATH)
-    return (*others, (PATH, " ".join([*path, here])))
+    other_headers = tuple(pair for pair in headers if pair[0] != PATH_HEADER)
+    return (*other_headers, (PATH_HEADER, " ".join([*path, source])))

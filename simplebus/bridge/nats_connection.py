@@ -1,7 +1,7 @@
-"""One connection to a NATS server, for as long as a block lasts.
+"""One connection to a NATS server, for the length of a block.
 
-Rule 1: as `wires`: what is lost is not replaced here. Who uses it begins anew, told at once.
-Rule 2: a server that says nothing is lost, too: what is owed is waited for three heartbeats.
+A lost connection is not replaced; the block is cancelled at once. A server that does not send an
+expected answer within three heartbeats counts as lost, too.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ from contextlib import asynccontextmanager
 import numpy as np
 import trio
 
-from simplebus.bridge.reserved_headers import alike, is_barred, is_essential
+from simplebus.bridge.reserved_headers import (
+    is_permission_violation,
+    is_required_permission_violation,
+    normalize_subjects,
+)
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.client import Ready, Replies
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.events import Complaint, Messages, Pong
 from simplebus.net.nats_connection import CONNECT_SECONDS, Event, Link, Lost, NatsAddress
 
-PATIENCE_HEARTBEATS = 3
+TIMEOUT_HEARTBEATS = 3
 
 
-class NatsWire:
-    """What comes is here until somebody takes it."""
+class BridgeNatsConnection:
+    """Connection to a NATS server. Received messages, replies and complaints wait in lists."""
 
     def __init__(
         self,
@@ -35,29 +39,29 @@ class NatsWire:
         heartbeat: float = 20.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        found = addresses(servers)
-        who = Credentials(**credentials) if credentials else None
+        server_addresses = parse_addresses(servers)
+        client_credentials = Credentials(**credentials) if credentials else None
         self.link = Link(
-            found,
-            self._hear,
+            server_addresses,
+            self._on_event,
             name=name,
-            credentials=who,
+            credentials=client_credentials,
             tls=tls,
             ping_seconds=heartbeat,
-            is_quiet=True,  # Each try is a new one: a lane that tells of all says nothing else.
+            is_quiet=True,  # The copier logs failed attempts, without repeating itself.
         )
-        self.patience = PATIENCE_HEARTBEATS * heartbeat
+        self.timeout_seconds = TIMEOUT_HEARTBEATS * heartbeat
         self.core = self.link.core
         self.messages: list[Messages] = []
         self.replies: list[Replies] = []
         self.complaints: list[str] = []
         self.on_messages: Callable[[Messages], object] = self.messages.append
-        self.lost = ""
-        """Why there is no connection any more; empty while there is one."""
+        self.lost_reason = ""
+        """Reason why the connection was lost; empty while it is open."""
         self.on_lost: Callable[[], object] = lambda: None
-        self._changed, self._ponged = trio.Event(), trio.Event()
+        self._event_received, self._pong_event = trio.Event(), trio.Event()
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case Messages():
                 self.on_messages(event)
@@ -66,78 +70,88 @@ class NatsWire:
             case Complaint(says=says):
                 self.complaints.append(says)
             case Lost(why=why):
-                self.lost = why
+                self.lost_reason = why
                 self.on_lost()
-                self._wake_passed()
-            case Pong():  # Nothing that is owed: a server goes on to say that it is there.
-                self._wake_passed()
+                self._wake_pong_waiters()
+            case Pong():  # No expected answer: a server sends it even if it does nothing else.
+                self._wake_pong_waiters()
                 return
             case Ready():
                 return
-        self._changed.set()
-        self._changed = trio.Event()
+        self._event_received.set()
+        self._event_received = trio.Event()
 
-    def _wake_passed(self) -> None:
-        self._ponged.set()
-        self._ponged = trio.Event()
+    def _wake_pong_waiters(self) -> None:
+        self._pong_event.set()
+        self._pong_event = trio.Event()
 
     def check(self) -> None:
-        """Raise BusConnectionError when the connection is lost."""
-        if self.lost:
-            raise BusConnectionError(self.lost)
+        """Raise BusConnectionError if the connection is lost."""
+        if self.lost_reason:
+            raise BusConnectionError(self.lost_reason)
 
-    def check_rights(self, is_needed: Callable[[str], bool] = is_barred) -> None:
-        """The same, too, when the server has complained that something that is needed may not be
-        done: whoever says nothing else can do without none of it."""
+    def check_permissions(self, is_needed: Callable[[str], bool] = is_permission_violation) -> None:
+        """Raise BusConnectionError if the connection is lost or the user lacks a permission.
+
+        By default every complaint about a permission counts; `is_needed` selects the ones that do.
+        """
         self.check()
         if barred := next(filter(is_needed, self.complaints), ""):
-            raise BusConnectionError(f"NATS at {self.link.server} refuses: {alike(barred)}")
+            raise BusConnectionError(
+                f"NATS at {self.link.server} refuses: {normalize_subjects(barred)}"
+            )
 
-    def explained(self, error: BusConnectionError) -> BusConnectionError:
-        """The same error, with what the server has complained of."""
-        said = alike(self.complaints[-1]) if self.complaints else ""
-        if not said or said in str(error) or type(error) is not BusConnectionError:
+    def with_complaint(self, error: BusConnectionError) -> BusConnectionError:
+        """Return the error with the server's last complaint added to its text."""
+        complaint = normalize_subjects(self.complaints[-1]) if self.complaints else ""
+        if not complaint or complaint in str(error) or type(error) is not BusConnectionError:
             return error
-        return BusConnectionError(f"{error}; it had said: {said}")
+        return BusConnectionError(f"{error}; the server had complained: {complaint}")
 
-    async def changed(self) -> None:
-        """Return when something has come. Raises BusConnectionError when the connection is lost."""
+    async def wait_event(self) -> None:
+        """Wait until something was received. Raises BusConnectionError on a lost connection."""
         self.check()
-        await self._changed.wait()
+        await self._event_received.wait()
         self.check()
 
-    async def owed(self, what: str) -> None:
-        """The same, while something is owed: raises BusConnectionError, too, when nothing comes."""
+    async def wait_expected(self, expected: str) -> None:
+        """Do the same, and raise BusConnectionError also if nothing is received in time."""
         self.check()
-        await self._waited_for(self._changed, what)
+        await self._wait_or_fail(self._event_received, expected)
 
-    async def _waited_for(self, event: trio.Event, what: str) -> None:
-        with trio.move_on_after(self.patience) as waiting:
+    async def _wait_or_fail(self, event: trio.Event, expected: str) -> None:
+        with trio.move_on_after(self.timeout_seconds) as waiting:
             await event.wait()
         if waiting.cancelled_caught:
             raise BusConnectionError(
-                f"{what} did not come within {self.patience:g} s from NATS at {self.link.server}"
+                f"NATS at {self.link.server} did not send {expected} within "
+                f"{self.timeout_seconds:g} s"
             )
         self.check()
 
-    async def echoed(self) -> None:
-        """Return when the server has dealt with all that is said by now, and what it had sent us by
-        then is here: when a message of ours to ourselves has come back."""
+    async def round_trip(self) -> None:
+        """Wait until the server has processed everything that was sent before.
+
+        A message to the own inbox returns after everything that the server sent before it.
+        """
         number = self.core.take_numbers(1)
         self.core.publish(self.core.reply_to(number).decode(), b"")
         self.link.flush()
-        while not self._take(number):
-            await self.owed("our own message")
-            self.check_rights(is_essential)
+        while not self._pop_reply(number):
+            await self.wait_expected("the message to the own inbox")
+            self.check_permissions(is_required_permission_violation)
 
-    async def passed(self, mark: int) -> None:
-        """Return when the server has dealt with what was said before this mark of the core's.
-        Raises BusConnectionError when the connection is lost: a mark is of one connection."""
+    async def wait_processed(self, mark: int) -> None:
+        """Wait until the server has processed what was sent before this mark of the client core.
+
+        Raises BusConnectionError if the connection is lost: a mark belongs to one connection.
+        """
         self.check()
         while not self.core.has_passed(mark):
-            await self._waited_for(self._ponged, "a PONG")
+            await self._wait_or_fail(self._pong_event, "a PONG")
 
-    def _take(self, number: int) -> bool:
+    def _pop_reply(self, number: int) -> bool:
+        """Remove the reply with this number. Returns False if it has not arrived."""
         for at, each in enumerate(self.replies):
             mine = each.numbers == number
             if mine.any():
@@ -149,22 +163,33 @@ class NatsWire:
 
 
 @asynccontextmanager
-async def nats_wired(
+async def connect_nats(
     servers: str,
     name: str,
     credentials: dict[str, str],
     *,
     heartbeat: float = 20.0,
     tls: ssl.SSLContext | None = None,
-) -> AsyncIterator[NatsWire]:
-    """A connection. Raises BusConnectionError when there is none within seconds, and as soon as it
-    is lost: the block is cancelled then. `heartbeat`: seconds of silence after which the server is
-    asked whether it is there; `tls` says who is trusted; None for whom the system trusts."""
-    wire = NatsWire(servers, name, credentials, heartbeat=heartbeat, tls=tls)
+) -> AsyncIterator[BridgeNatsConnection]:
+    """Connect to one of several NATS servers.
+
+    Args:
+        servers: Addresses, separated by commas.
+        name: Name of the client.
+        credentials: User and password, token or seed.
+        heartbeat: Seconds of silence after which the server is pinged.
+        tls: TLS settings; None for the system's certificate authorities.
+
+    Raises:
+        BusConnectionError: No server accepted the connection in time, or the connection was
+            lost. In
+            the second case the block is cancelled first.
+    """
+    wire = BridgeNatsConnection(servers, name, credentials, heartbeat=heartbeat, tls=tls)
     using = trio.CancelScope()
     wire.on_lost = using.cancel
     failure: BaseException | None = None
-    scope = trio.CancelScope(shield=True)  # A bridge that is told to stop still says how far it is.
+    scope = trio.CancelScope(shield=True)  # So that a cancelled copier can commit its position.
 
     async def run() -> None:
         with scope:
@@ -176,16 +201,16 @@ async def nats_wired(
             with trio.move_on_after(CONNECT_SECONDS):
                 await wire.link.wait_ready()
             if not wire.link.is_ready:
-                why = f": {alike(wire.link.problem)}" if wire.link.problem else ""
+                why = f": {normalize_subjects(wire.link.problem)}" if wire.link.problem else ""
                 raise BusConnectionError(
-                    f"no NATS server at {named(servers)} let itself be connected to within "
+                    f"no NATS server at {format_addresses(servers)} accepted a connection within "
                     f"{CONNECT_SECONDS:g} s{why}"
                 )
             with using:
                 yield wire
             wire.check()
         except BusConnectionError as error:
-            failure = wire.explained(error)
+            failure = wire.with_complaint(error)
         except Exception as error:
             failure = error  # Kept out of the nursery, which would wrap it.
         finally:
@@ -194,12 +219,14 @@ async def nats_wired(
         raise failure
 
 
-def named(servers: str) -> str:
-    """Without who one is."""
-    return ", ".join(map(str, addresses(servers)))
+def format_addresses(servers: str) -> str:
+    """Return the addresses without credentials."""
+    return ", ".join(map(str, parse_addresses(servers)))
 
 
-def addresses(servers: str) -> list[NatsAddress]:
-    """Of one server, or several with commas between. Raises ValueError for what is none, without
-    who one is."""
+def parse_addresses(servers: str) -> list[NatsAddress]:
+    """Parse addresses that are separated by commas.
+
+    Raises ValueError, without the credentials, if one is invalid.
+    """
     return [NatsAddress.of(each.strip()) for each in servers.split(",")]

@@ -1,7 +1,4 @@
-"""All lanes of some bridges, as long as they are to run, and what they say of themselves.
-
-Rule 1: lanes know nothing of one another: one that waits holds up no other.
-"""
+"""Creates and runs the copiers of some bridges. Copiers do not affect each other."""
 
 from __future__ import annotations
 
@@ -10,12 +7,19 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio
 
-from simplebus.bridge.build import between
-from simplebus.bridge.channel_map import Renaming
+from simplebus.bridge.build import bus_to_bus
+from simplebus.bridge.channel_map import ChannelMap
 from simplebus.bridge.copier import Copier, CopierStatistics
-from simplebus.bridge.metrics import facts_of
-from simplebus.bridge.settings import BridgeSettings, CopiedClass, is_nats_address, copier_name, record_channel
-from simplebus.bridge.target.bus import FarTerms
+from simplebus.bridge.metrics import bridge_snapshot
+from simplebus.bridge.settings import (
+    BridgeSettings,
+    CopiedClass,
+    copier_name,
+    is_nats_address,
+    record_channel,
+)
+from simplebus.bridge.target.bus import TargetSettings
+from simplebus.bridge.transform import SkipReason
 from simplebus.client.addresses import Address
 from simplebus.client.aio.transport import Endpoint, SocketEndpoint
 from simplebus.client.credentials import Access
@@ -24,131 +28,167 @@ from simplebus.server.run import RunningServer
 
 log = logging.getLogger("simplebus.bridge")
 
-_TELL_SECONDS = 60.0
+_LOG_SECONDS = 60.0
+_SKIP_LABELS: dict[str, str] = {
+    SkipReason.FILTERED: "filtered",
+    SkipReason.LOOPED: "looped",
+    SkipReason.EXPIRED: "expired",
+    SkipReason.REJECTED: "rejected",
+    SkipReason.DUPLICATE: "duplicates",
+}
 
 
-def lanes(bridges: Iterable[BridgeSettings], *, here: Place | None = None) -> list[Copier]:
-    """The lanes of these bridges; `here` is the server they are part of.
+def create_copiers(
+    bridges: Iterable[BridgeSettings], *, local_server: Endpoint | None = None
+) -> list[Copier]:
+    """Create the copiers of some bridges.
 
-    Raises ValueError for what is no address, and for two lanes of one name.
+    Args:
+        bridges: Settings of the bridges.
+        local_server: The server that runs the bridges; it stands for an empty address.
+
+    Raises:
+        ValueError: An address is invalid, or two copiers have the same name.
     """
-    found: dict[str, Copier] = {}
+    copiers: dict[str, Copier] = {}
     for bridge in bridges:
-        for copied in bridge.classes:
-            made = [_lane(bridge, copied, here, back=False)]
+        for copied_class in bridge.classes:
+            created = [_create_copier(bridge, copied_class, local_server, back=False)]
             if bridge.is_bidirectional:
-                made.append(_lane(bridge, copied, here, back=True))
-            for lane in made:
-                if lane.name in found:
-                    raise ValueError(f"there are two of {lane.name!r}: name bridges apart")
-                found[lane.name] = lane
-    return list(found.values())
+                created.append(_create_copier(bridge, copied_class, local_server, back=True))
+            for copier in created:
+                if copier.name in copiers:
+                    raise ValueError(
+                        f"two copiers have the name {copier.name!r}: give each bridge its own name"
+                    )
+                copiers[copier.name] = copier
+    return list(copiers.values())
 
 
-def _lane(bridge: BridgeSettings, copied: CopiedClass, here: Place | None, *, back: bool) -> Copier:
-    class_, to = copied.class_, copied.class_ if copied.target_class is None else copied.target_class
-    near, far = bridge.source, bridge.target
-    near_access, far_access = bridge.source_access, bridge.target_access
+def _create_copier(
+    bridge: BridgeSettings, copied_class: CopiedClass, local_server: Endpoint | None, *, back: bool
+) -> Copier:
+    source_class = copied_class.class_
+    target_class = source_class if copied_class.target_class is None else copied_class.target_class
+    source, target = bridge.source, bridge.target
+    source_access, target_access = bridge.source_access, bridge.target_access
     if back:
-        class_, to = to, class_
-        near, far, near_access, far_access = far, near, far_access, near_access
-    terms = FarTerms(
-        name=copier_name(bridge.name, copied.class_, back=back),
-        channel=record_channel(bridge.name, copied.class_, back=back),
-        class_=to,
-        channels=copied.channels,
-        renaming=Renaming(copied.rewrite),
-        hops=bridge.hops_max,
-        path=bridge.has_path,
-        heartbeat=bridge.heartbeat_seconds,
-        auth=far_access.auth,
+        source_class, target_class = target_class, source_class
+        source, target, source_access, target_access = target, source, target_access, source_access
+    settings = TargetSettings(
+        name=copier_name(bridge.name, copied_class.class_, back=back),
+        record_channel=record_channel(bridge.name, copied_class.class_, back=back),
+        class_=target_class,
+        channels=copied_class.channels,
+        channel_map=ChannelMap(copied_class.rewrite),
+        hops_max=bridge.hops_max,
+        has_path=bridge.has_path,
+        heartbeat_seconds=bridge.heartbeat_seconds,
+        auth=target_access.auth,
     )
-    if is_nats_address(near) or is_nats_address(far):
-        from simplebus.bridge.build import NatsAccess, from_nats, to_nats
+    if is_nats_address(source) or is_nats_address(target):
+        from simplebus.bridge.build import NatsAccess, bus_to_nats, nats_to_bus
 
-        if is_nats_address(near):
-            shown = NatsAccess(bridge.nats_credentials, near_access)
-            way = from_nats(near, _place(far, far_access, here), terms, copied, shown=shown)
+        if is_nats_address(source):
+            nats_access = NatsAccess(bridge.nats_credentials, source_access)
+            connector = nats_to_bus(
+                source,
+                _endpoint(target, target_access, local_server),
+                settings,
+                copied_class,
+                nats_access=nats_access,
+            )
         else:
-            shown = NatsAccess(bridge.nats_credentials, far_access)
-            place = _place(near, near_access, here)
-            way = to_nats(place, far, terms, copied, auth=near_access.auth, shown=shown)
+            nats_access = NatsAccess(bridge.nats_credentials, target_access)
+            endpoint = _endpoint(source, source_access, local_server)
+            connector = bus_to_nats(
+                endpoint,
+                target,
+                settings,
+                copied_class,
+                auth=source_access.auth,
+                nats_access=nats_access,
+            )
     else:
-        way = between(
-            _place(near, near_access, here),
-            _place(far, far_access, here),
-            terms,
-            class_=class_,
-            start=copied.start,
-            auth=near_access.auth,
+        connector = bus_to_bus(
+            _endpoint(source, source_access, local_server),
+            _endpoint(target, target_access, local_server),
+            settings,
+            class_=source_class,
+            start=copied_class.start,
+            auth=source_access.auth,
         )
-    return Copier(terms.name, way)
+    return Copier(settings.name, connector)
 
 
-def _place(address: str, access: Access, here: Place | None) -> Place:
-    if not address and here is not None:
-        return here
+def _endpoint(address: str, access: Access, local_server: Endpoint | None) -> Endpoint:
+    if not address and local_server is not None:
+        return local_server
     return SocketEndpoint(Address.parse(address), access)
 
 
-async def run(
-    lanes: Sequence[Copier], *, ended: Callable[[Copier], object] = lambda lane: None
+async def run_copiers(
+    copiers: Sequence[Copier], *, on_failed: Callable[[Copier], object] = lambda copier: None
 ) -> None:
-    """Copy until cancelled. `ended` is called with a lane that can never work."""
+    """Copy until cancelled. `on_failed` is called after a fatal configuration error of a copier."""
 
-    async def run_one(lane: Copier) -> None:
-        await lane.run()
-        ended(lane)
+    async def run_one(copier: Copier) -> None:
+        await copier.run()
+        on_failed(copier)
 
     async with trio.open_nursery() as nursery:
-        for lane in lanes:
-            nursery.start_soon(run_one, lane)
-        nursery.start_soon(_tell, lanes)
+        for copier in copiers:
+            nursery.start_soon(run_one, copier)
+        nursery.start_soon(_log_progress, copiers)
 
 
-async def _tell(lanes: Sequence[Copier]) -> None:
-    """A line in the log for each lane that has moved, now and then."""
-    before: dict[str, CopierStatistics] = {}
+async def _log_progress(copiers: Sequence[Copier]) -> None:
+    """Log a line for each copier that made progress, once a minute."""
+    previous: dict[str, CopierStatistics] = {}
     while True:
-        await trio.sleep(_TELL_SECONDS)
-        for lane in lanes:
-            now = lane.statistics()
-            if now != before.get(now.name) and (now.copied or now.lag):
-                log.info("%s", line_of(now))
-            before[now.name] = now
+        await trio.sleep(_LOG_SECONDS)
+        for copier in copiers:
+            current = copier.statistics()
+            if current != previous.get(current.name) and (current.copied or current.lag):
+                log.info("%s", format_status(current))
+            previous[current.name] = current
 
 
-def line_of(found: CopierStatistics) -> str:
-    """What there is to say of a lane, in one line."""
-    behind = "nobody knows how many" if found.lag is None else f"{found.lag:,}"
-    parts = [f"{found.copied:,} copied", f"{behind} behind"]
-    parts += [f"{count:,} {reason.replace('_', ' ')}" for reason, count in found.left.items()]
-    if found.refused:
-        parts.append(f"{found.refused:,} refused")
-    if found.missed:
-        parts.append(f"{found.missed:,} missed")
-    if found.losses:
-        parts.append(f"{found.losses:,} times lost")
-    if not found.is_up and found.problem:
-        parts.append(found.problem)
-    return f"{found.name}: {', '.join(parts)}"
+def format_status(statistics: CopierStatistics) -> str:
+    """Return the state of a copier in one line."""
+    lag = "unknown" if statistics.lag is None else f"{statistics.lag:,}"
+    parts = [f"copied {statistics.copied:,}", f"lag {lag}"]
+    parts += [
+        f"{_SKIP_LABELS.get(reason, reason)} {count:,}"
+        for reason, count in statistics.skipped.items()
+    ]
+    if statistics.refused:
+        parts.append(f"refused {statistics.refused:,}")
+    if statistics.missed:
+        parts.append(f"missed {statistics.missed:,}")
+    if statistics.losses:
+        parts.append(f"connection losses {statistics.losses:,}")
+    if not statistics.is_up and statistics.problem:
+        parts.append(statistics.problem)
+    return f"{statistics.name}: {', '.join(parts)}"
 
 
 async def serve_with_bridges(
     serve: Callable[..., Awaitable[None]], bridges: Sequence[BridgeSettings]
 ) -> None:
-    """What `serve` does, and the bridges, from when it is up until it has ended."""
+    """Run `serve`, and the bridges from when the server is up until it has ended."""
     async with trio.open_nursery() as nursery:
-        with trio.CancelScope() as copying:
+        with trio.CancelScope() as copying_scope:
 
             async def serve_and_end(task_status: trio.TaskStatus[RunningServer]) -> None:
                 try:
                     await serve(task_status=task_status)
                 finally:
-                    copying.cancel()
+                    copying_scope.cancel()
 
-            up: RunningServer = await nursery.start(serve_and_end)
-            made = lanes(bridges, here=LocalEndpoint(up.engine, "a bridge of this server"))
-            if up.watch is not None:
-                up.watch.more.append(lambda: facts_of(made))
-            await run(made)
+            running: RunningServer = await nursery.start(serve_and_end)
+            endpoint = LocalEndpoint(running.server, "a bridge of this server")
+            copiers = create_copiers(bridges, local_server=endpoint)
+            if running.monitor is not None:
+                running.monitor.extra_snapshots.append(lambda: bridge_snapshot(copiers))
+            await run_copiers(copiers)

@@ -1,14 +1,12 @@
-r"""Frames as the near bus sends them, made into frames as the far bus takes them.
+r"""Frames of the source, rewritten for the target.
 
-Rule 1: `one` says what becomes of a message. `many` says the same of a run of them, and takes
-arrays where that cannot be wrong; a property test holds the two together.
-Rule 2: what stays here is counted by reason, and what could never be taken there says why: nothing
-is left out in silence.
-Rule 3: `expires` and `not before` count from when a bus accepts a message: what has passed of them
-at the near bus is taken off.
+`rewrite` processes one message. `rewrite_run` does the same for a run of messages, with arrays
+where the result is certain to be equal; a property test compares the two. Skipped messages are
+counted by reason. `expires` and `not before` count from when a bus accepts a message, so the time
+that passed at the source is subtracted.
 
-    near   │ header │ payload │ <\r\n> │    or │ header │ envelope │ payload │ <\r\n> │
-    far    │ header │ envelope with the path │ payload │ <\r\n> │
+    source   │ header │ payload │ <\r\n> │    or │ header │ envelope │ payload │ <\r\n> │
+    target   │ header │ envelope with the path │ payload │ <\r\n> │
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from simplebus.bridge.channel_map import Renaming
-from simplebus.bridge.loop_header import HOPS_MAX, stamped
+from simplebus.bridge.channel_map import ChannelMap
+from simplebus.bridge.loop_header import HOPS_MAX, extend_path
 from simplebus.core.channel.pattern import matches
 from simplebus.core.errors import LocalProtocolError, RemoteProtocolError
 from simplebus.core.limits import DELIMITER_BYTES, FRAME_BYTES_MIN, HEADER_BYTES, Limits
@@ -31,42 +29,42 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope import CHANNEL, HEADERS, KEY, PUBLISHED, TIMES, TIMES_BYTES
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.envelope_reader import Seconds
-from simplebus.core.protocol.frames import DELIMITER, Bytes, Integers, wide
+from simplebus.core.protocol.frames import DELIMITER, Bytes, Integers, view_byte_columns
 
-_OPENS = np.frombuffer(DELIMITER[:-1], np.uint8)
-"""What a content holds only where it is stuffed, or is to be."""
-_PLAIN = Envelope()
+_DELIMITER_START = np.frombuffer(DELIMITER[:-1], np.uint8)
+"""First bytes of a delimiter. In unstuffed content they occur nowhere else."""
+_NO_METADATA = Envelope()
 
 
-class Left(StrEnum):
-    """Why a message stays here."""
+class SkipReason(StrEnum):
+    """Reason why a message is not copied. The values are labels of a metric."""
 
-    OTHER = "not_for_it"
-    """Its channel is none of those that are copied."""
+    FILTERED = "not_for_it"
+    """Its channel matches no pattern of the copier."""
     LOOPED = "looped"
-    """It has been there, or has come too far."""
+    """It has passed the target, or too many buses."""
     EXPIRED = "expired"
-    """It would be over when it came."""
-    REFUSED = "refused"
-    """It could never be taken there."""
-    KNOWN = "known_there"
-    """The stream that it goes to has it already, by its id."""
+    """It would be expired on arrival."""
+    REJECTED = "refused"
+    """The target can never store it."""
+    DUPLICATE = "known_there"
+    """The target stream already has a message with its id."""
 
 
 @dataclass(slots=True)
-class Piece:
-    """Messages of one class in the order of their sequences, all of one frame type."""
+class MessageRun:
+    """Messages of one class and frame type, in sequence order."""
 
     raw: bytes | bytearray | memoryview
-    """Their frames back to back, as a bus delivers them."""
+    """Frames back to back, as a bus delivers them."""
     bounds: Integers
-    """Where each frame begins in raw and the last one ends: shape (n + 1,)."""
+    """Start of each frame in `raw`, and the end of the last one: shape (n + 1,)."""
     sequences: Integers
-    """Shape (n,), ascending."""
+    """Ascending sequences: shape (n,)."""
     ages: Seconds | float = 0.0
-    """How long ago each was accepted."""
+    """Seconds since the source accepted each message."""
     stride: int = -1
-    """How long each frame is; 0 where they differ. Found out where it is not given."""
+    """Length of each frame, or 0 if the lengths differ. Computed if it is -1."""
 
     def __post_init__(self) -> None:
         if self.stride < 0:
@@ -86,58 +84,61 @@ class Piece:
     def lengths(self) -> Integers:
         return np.diff(self.bounds)
 
-    def cut(self, at: int, size: int) -> Bytes:
-        """`size` bytes of each frame from `at` on: shape (n, size)."""
+    def slice_frames(self, at: int, size: int) -> Bytes:
+        """Return `size` bytes of each frame, from offset `at` on: shape (n, size)."""
         if self.stride:
             return self.data.reshape(self.count, self.stride)[:, at : at + size]
-        found: Bytes = self.data[self.bounds[:-1, None] + np.arange(at, at + size)]
-        return found
+        result: Bytes = self.data[self.bounds[:-1, None] + np.arange(at, at + size)]
+        return result
 
-    def checks(self) -> Integers:
-        """Of each frame the checksum of its type and its content (`progress.Mark`): shape (n,)."""
+    def checksums(self) -> Integers:
+        """Return the checksum of each frame's type and content, as in `MessageFingerprint`: shape
+        (n,).
+        """
         raw, edges = memoryview(self.raw), self.bounds.tolist()
-        begun = zlib.crc32(raw[edges[0] : edges[0] + 1])
+        type_checksum = zlib.crc32(raw[edges[0] : edges[0] + 1])
         return np.array(
-            [zlib.crc32(raw[at + HEADER_BYTES : end], begun) for at, end in pairwise(edges)],
+            [
+                zlib.crc32(raw[at + HEADER_BYTES : end], type_checksum)
+                for at, end in pairwise(edges)
+            ],
             np.int64,
         )
 
-    def part(self, first: int, last: int) -> Piece:
-        """Messages first..last-1 of these."""
+    def slice(self, first: int, last: int) -> MessageRun:
+        """Return messages `first` to `last - 1`."""
         bounds = self.bounds[first : last + 1]
         ages = self.ages if isinstance(self.ages, float) else self.ages[first:last]
         raw = memoryview(self.raw)[int(bounds[0]) : int(bounds[-1])]
         stride = self.stride or -1
-        return Piece(raw, bounds - bounds[0], self.sequences[first:last], ages, stride)
+        return MessageRun(raw, bounds - bounds[0], self.sequences[first:last], ages, stride)
 
 
 @dataclass(slots=True)
-class Copies:
-    """What goes to the far bus of some pieces, and what does not."""
+class RewrittenFrames:
+    """Frames for the target, and counts of the skipped messages."""
 
     raws: list[bytearray | memoryview] = field(default_factory=list)
-    """Of each piece a delimiter, and the frames back to back behind it; their numbers are to be
-    set."""
+    """Of each run a delimiter, followed by its frames. The message numbers are not set yet."""
     bounds: list[Integers] = field(default_factory=list)
-    """Of each, where its frames begin behind that delimiter, and the last one ends."""
+    """Of each run the start of each frame after the delimiter, and the end of the last one."""
     sequences: list[Integers] = field(default_factory=list)
-    """Of those that go, of each."""
-    left: dict[Left, int] = field(default_factory=dict)
-    """How many stay, by reason."""
-    refused: list[tuple[int, str]] = field(default_factory=list)
-    """Sequences of what could never be taken there, and why."""
+    """Of each run the sequences of its frames."""
+    skipped_counts: dict[SkipReason, int] = field(default_factory=dict)
+    """Number of skipped messages by reason."""
+    rejected: list[tuple[int, str]] = field(default_factory=list)
+    """Sequences of messages that the target can never store, with the reasons."""
 
     @property
     def count(self) -> int:
         return sum(len(each) for each in self.sequences)
 
     def frames(self) -> Iterator[tuple[bytearray | memoryview, Integers]]:
-        """The frames of each piece behind a delimiter, and where each begins behind that, and the
-        last one ends."""
+        """Yield the frames of each run after a delimiter, and their bounds."""
         return zip(self.raws, self.bounds, strict=True)
 
-    def numbers(self) -> Integers:
-        """The sequences in one."""
+    def all_sequences(self) -> Integers:
+        """Return all sequences as one array."""
         return np.concatenate(self.sequences) if self.sequences else np.empty(0, np.int64)
 
     def add(self, raw: bytearray | memoryview, bounds: Integers, sequences: Integers) -> None:
@@ -145,166 +146,193 @@ class Copies:
         self.bounds.append(bounds)
         self.sequences.append(sequences)
 
-    def leave(self, reason: Left, count: int = 1) -> None:
-        self.left[reason] = self.left.get(reason, 0) + count
+    def skip(self, reason: SkipReason, count: int = 1) -> None:
+        self.skipped_counts[reason] = self.skipped_counts.get(reason, 0) + count
 
 
-class Rewriter:
-    """Of one lane, from one bus to another."""
+class FrameRewriter:
+    """Rewrites frames of one copier."""
 
     def __init__(
         self,
         *,
         class_id: int,
-        here: str,
-        there: str | Collection[str],
+        source: str,
+        targets: str | Collection[str],
         channels: tuple[str, ...] = (),
-        renaming: Renaming | None = None,
-        hops: int = HOPS_MAX,
+        channel_map: ChannelMap | None = None,
+        hops_max: int = HOPS_MAX,
         frame_bytes_max: int = Limits().frame_bytes,
-        path: bool = True,
+        adds_path: bool = True,
     ) -> None:
-        """`class_id` is the class there; `here` and `there` are the identities of the two ends,
-        `there` several where the far end goes by several.
-        Only what one of the `channels` matches is copied; none: everything. Without `path` the step
-        from here to there is not added to what a message says of its way."""
+        """Create a rewriter.
+
+        Args:
+            class_id: Class at the target.
+            source: Identity of the source.
+            targets: Identity of the target, or several.
+            channels: Patterns of the channels to copy; empty for all.
+            channel_map: Rules that rename channels.
+            hops_max: Largest number of buses on the path of a message.
+            frame_bytes_max: Largest frame that the target accepts.
+            adds_path: False to leave the `bridge-path` header unchanged.
+        """
         self._class_id = class_id
-        self._here = here
-        self._there = (there,) if isinstance(there, str) else there
+        self._source_identity = source
+        self._target_identities = (targets,) if isinstance(targets, str) else targets
         self._channels = channels
-        self._renaming = renaming or Renaming()
-        self._hops = hops
-        self._path = path
+        self._channel_map = channel_map or ChannelMap()
+        self._hops_max = hops_max
+        self._adds_path = adds_path
         self._content_bytes_max = frame_bytes_max - FRAME_BYTES_MIN
         self._header = frames.HEADER.pack(frames.ENVELOPE, class_id, 0, 0)
 
     # One by one: the oracle ----------------------------------------------------------------------
 
-    def one(self, frame: bytes, age: float = 0.0) -> bytes | tuple[Left, str]:
-        """A message's frame at the far end; or why it stays here, and more about that."""
+    def rewrite(self, frame: bytes, age: float = 0.0) -> bytes | tuple[SkipReason, str]:
+        """Return the frame of a message for the target, or the reason why it is skipped, with
+        details.
+        """
         content = frame[HEADER_BYTES:-DELIMITER_BYTES]
         try:
-            envelope, payload = self.read(frame[0], content)
-            found = self.dressed(envelope, age)
-            if isinstance(found, Left):
-                return found, ""
-            content = envelopes.encode(found, payload)
+            envelope, payload = self.decode(frame[0], content)
+            result = self.rewrite_envelope(envelope, age)
+            if isinstance(result, SkipReason):
+                return result, ""
+            content = envelopes.encode(result, payload)
         except (ValueError, LocalProtocolError, RemoteProtocolError) as error:
-            return Left.REFUSED, str(error)
+            return SkipReason.REJECTED, str(error)
         if len(content) > self._content_bytes_max:
             most = self._content_bytes_max + FRAME_BYTES_MIN
             size = len(content) + FRAME_BYTES_MIN
-            return Left.REFUSED, f"its frame would have {size} bytes; {most} are accepted there"
+            return (
+                SkipReason.REJECTED,
+                f"its frame has {size} bytes, expected at most {most}",
+            )
         return self._header + content + DELIMITER
 
-    def read(self, frame_type: int, content: bytes) -> tuple[Envelope, bytes]:
-        """What a frame of this type says. Raises RemoteProtocolError."""
-        return (_PLAIN, content) if frame_type == frames.MESSAGE else envelopes.decode(content)
+    def decode(self, frame_type: int, content: bytes) -> tuple[Envelope, bytes]:
+        """Return envelope and payload of a frame's content. Raises RemoteProtocolError."""
+        return (
+            (_NO_METADATA, content) if frame_type == frames.MESSAGE else envelopes.decode(content)
+        )
 
-    def dressed(self, envelope: Envelope, age: float) -> Envelope | Left:
-        """What a message carries at the far end, or why it stays here. Raises ValueError."""
+    def rewrite_envelope(self, envelope: Envelope, age: float) -> Envelope | SkipReason:
+        """Return the envelope for the target, or the reason to skip it. Raises ValueError."""
         channel = envelope.channel
         if self._channels and not any(matches(each, channel) for each in self._channels):
-            return Left.OTHER
-        headers = stamped(envelope.headers, here=self._here, there=self._there, hops=self._hops)
+            return SkipReason.FILTERED
+        headers = extend_path(
+            envelope.headers,
+            source=self._source_identity,
+            targets=self._target_identities,
+            hops_max=self._hops_max,
+        )
         if headers is None:
-            return Left.LOOPED
+            return SkipReason.LOOPED
         expires_ms, not_before_ms = envelope.expires_ms, envelope.not_before_ms
         if expires_ms is not None or not_before_ms is not None:
             passed = max(0, int(age * 1000.0))
             if expires_ms is not None:
                 expires_ms -= passed
                 if expires_ms <= 0:
-                    return Left.EXPIRED
+                    return SkipReason.EXPIRED
             if not_before_ms is not None:
                 not_before_ms = max(0, not_before_ms - passed)
         return envelope._replace(
-            channel=self._renaming.name(channel),
-            headers=headers if self._path else envelope.headers,
+            channel=self._channel_map.map_channel(channel),
+            headers=headers if self._adds_path else envelope.headers,
             expires_ms=expires_ms,
             not_before_ms=not_before_ms,
         )
 
     # Many at once --------------------------------------------------------------------------------
 
-    def many(self, piece: Piece, copies: Copies) -> None:
-        """The same of all messages of a piece."""
-        if piece.count and not self._alike(piece, copies):
-            self._each(piece, copies)
+    def rewrite_run(self, run: MessageRun, output: RewrittenFrames) -> None:
+        """Rewrite all messages of a run."""
+        if run.count and not self._rewrite_uniform(run, output):
+            self._rewrite_each(run, output)
 
-    def _each(self, piece: Piece, copies: Copies) -> None:
-        raw, ages = bytes(piece.raw), np.broadcast_to(piece.ages, piece.count).tolist()
-        made: list[bytes] = []
+    def _rewrite_each(self, run: MessageRun, output: RewrittenFrames) -> None:
+        raw, ages = bytes(run.raw), np.broadcast_to(run.ages, run.count).tolist()
+        rewritten_frames: list[bytes] = []
         sequences: list[int] = []
-        rows = zip(pairwise(piece.bounds.tolist()), piece.sequences.tolist(), ages, strict=True)
+        rows = zip(pairwise(run.bounds.tolist()), run.sequences.tolist(), ages, strict=True)
         for (begin, end), sequence, age in rows:
-            found = self.one(raw[begin:end], age)
-            if isinstance(found, bytes):
-                made.append(found)
+            result = self.rewrite(raw[begin:end], age)
+            if isinstance(result, bytes):
+                rewritten_frames.append(result)
                 sequences.append(sequence)
                 continue
-            reason, sentence = found
-            copies.leave(reason)
-            if reason is Left.REFUSED:
-                copies.refused.append((sequence, sentence))
-        if made:
-            lengths = np.fromiter(map(len, made), np.int64, len(made))
-            raw_there = bytearray(b"").join([DELIMITER, *made])
-            copies.add(raw_there, _bounds(lengths), np.array(sequences, np.int64))
+            reason, sentence = result
+            output.skip(reason)
+            if reason is SkipReason.REJECTED:
+                output.rejected.append((sequence, sentence))
+        if rewritten_frames:
+            lengths = np.fromiter(map(len, rewritten_frames), np.int64, len(rewritten_frames))
+            joined = bytearray(b"").join([DELIMITER, *rewritten_frames])
+            output.add(joined, _to_bounds(lengths), np.array(sequences, np.int64))
 
-    def _alike(self, piece: Piece, copies: Copies) -> bool:
-        """The same, where all envelopes say the same but for when they were published and their
-        keys, which are of one length. False where that is not so; then nothing is done."""
-        if not is_unstuffed(piece):
+    def _rewrite_uniform(self, run: MessageRun, output: RewrittenFrames) -> bool:
+        """Rewrite a run whose envelopes differ at most in publish time and key, with keys of one
+        length.
+
+        Returns False, without changes, for another run.
+        """
+        if not is_unstuffed(run):
             return False
-        found = Alike.of(piece)
-        if found is None:
+        result = UniformRun.detect(run)
+        if result is None:
             return False
         try:
-            dressed = self.dressed(found.envelope, 0.0)
-            if isinstance(dressed, Left):
-                copies.leave(dressed, piece.count)
+            rewritten = self.rewrite_envelope(result.envelope, 0.0)
+            if isinstance(rewritten, SkipReason):
+                output.skip(rewritten, run.count)
                 return True
-            front = found.front(self._header, dressed)
+            prefixes = result.encode_prefixes(self._header, rewritten)
         except (ValueError, LocalProtocolError):
             return False
-        grown = front.shape[1] - found.skip
-        longest = piece.stride or int(piece.lengths.max())
-        if longest + grown > self._content_bytes_max + FRAME_BYTES_MIN:
+        growth = prefixes.shape[1] - result.prefix_bytes
+        longest = run.stride or int(run.lengths.max())
+        if longest + growth > self._content_bytes_max + FRAME_BYTES_MIN:
             return False
-        made = _joined(piece, found.skip, front)
-        is_odd = (front == _OPENS[1]).any() or (front[:, -1] == _OPENS[0]).any()
-        if is_odd and _opened(made[DELIMITER_BYTES:]) != piece.count:
+        rewritten_frames = _replace_prefixes(run, result.prefix_bytes, prefixes)
+        is_odd = (prefixes == _DELIMITER_START[1]).any() or (
+            prefixes[:, -1] == _DELIMITER_START[0]
+        ).any()
+        if is_odd and _count_delimiter_starts(rewritten_frames[DELIMITER_BYTES:]) != run.count:
             return False  # Something in front looks stuffed, and is not.
-        bounds = piece.bounds + grown * np.arange(piece.count + 1)
-        copies.add(made.data, bounds, piece.sequences)
+        bounds = run.bounds + growth * np.arange(run.count + 1)
+        output.add(rewritten_frames.data, bounds, run.sequences)
         return True
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
-    """What frames of one type say that say nearly the same."""
+class UniformRun:
+    """Run of messages with nearly equal envelopes."""
 
-    piece: Piece
-    skip: int
-    """How much of each is in front of its payload."""
+    run: MessageRun
+    prefix_bytes: int
+    """Length of header and envelope in each frame."""
     fields: int
     envelope: Envelope
-    """What is the same in all; time and key are the first one's."""
+    """Envelope of the first message. Only publish time and key differ in the others."""
     key: tuple[int, int]
-    """Where in each frame the key stands, with its length, and how long that is; 0 for none."""
+    """Offset of the key with its length in each frame, and its size; 0 without a key."""
 
     @classmethod
-    def of(cls, piece: Piece) -> Alike | None:
-        """None where they do not, or what they say depends on how old they are."""
-        data = piece.data
+    def detect(cls, run: MessageRun) -> UniformRun | None:
+        """Return the uniform run, or None if the envelopes differ or depend on the age of the
+        messages.
+        """
+        data = run.data
         if data[0] == frames.MESSAGE:
-            return cls(piece, HEADER_BYTES, 0, _PLAIN, (0, 0))
-        last = (piece.stride or int(piece.lengths.min())) - DELIMITER_BYTES
+            return cls(run, HEADER_BYTES, 0, _NO_METADATA, (0, 0))
+        last = (run.stride or int(run.lengths.min())) - DELIMITER_BYTES
         if last <= HEADER_BYTES:
             return None
         fields = int(data[HEADER_BYTES])
-        if fields & ~_ALIKE or (piece.cut(HEADER_BYTES, 1) != fields).any():
+        if fields & ~_UNIFORM_FIELDS or (run.slice_frames(HEADER_BYTES, 1) != fields).any():
             return None
         at = HEADER_BYTES + 1 + TIMES_BYTES[fields & TIMES]
         key = (0, 0)
@@ -317,8 +345,8 @@ class Alike:
             if at + size > last:
                 return None
             # A key may be another one in each; only its length is not.
-            told = piece.cut(at, 2 if text == KEY else size)
-            if (told != told[0]).any():
+            texts = run.slice_frames(at, 2 if text == KEY else size)
+            if (texts != texts[0]).any():
                 return None
             if text == KEY:
                 key = (at, size)
@@ -329,77 +357,93 @@ class Alike:
             envelope, _ = envelopes.decode(data[HEADER_BYTES:at].tobytes())
         except RemoteProtocolError:
             return None
-        return cls(piece, at, fields, envelope, key)
+        return cls(run, at, fields, envelope, key)
 
-    def front(self, header: bytes, dressed: Envelope) -> Bytes:
-        """What is to stand in front of each payload: shape (n, bytes), or one row where it is the
-        same. Raises what `encode` does."""
-        times = envelopes.unstuff(envelopes.encode(Envelope(published=dressed.published), b""))
-        texts = dressed._replace(published=None, key=b"")
+    def encode_prefixes(self, header: bytes, rewritten: Envelope) -> Bytes:
+        """Return the bytes before each payload: shape (n, bytes), or one row if they are equal.
+
+        Raises what `encode` raises.
+        """
+        times = envelopes.unstuff(envelopes.encode(Envelope(published=rewritten.published), b""))
+        texts = rewritten._replace(published=None, key=b"")
         channel = envelopes.unstuff(envelopes.encode(texts._replace(headers=()), b""))
         headers = envelopes.unstuff(envelopes.encode(texts._replace(channel=""), b""))
         fields = self.fields & (TIMES | KEY) | channel[0] | headers[0]
         key_at, key_bytes = self.key
-        key_there = len(header) + len(times) + len(channel) - 1
+        key_position = len(header) + len(times) + len(channel) - 1
         before = header + bytes((fields,)) + times[1:] + channel[1:]
         pattern = before + bytes(key_bytes) + headers[1:]
         same = np.frombuffer(pattern, np.uint8)[None]
         if not key_bytes and len(times) == 1:
             return same
-        rows = np.empty((self.piece.count, len(pattern)), np.uint8)
+        rows = np.empty((self.run.count, len(pattern)), np.uint8)
         rows[:] = same
         if key_bytes:
-            rows[:, key_there : key_there + key_bytes] = self.piece.cut(key_at, key_bytes)
+            rows[:, key_position : key_position + key_bytes] = self.run.slice_frames(
+                key_at, key_bytes
+            )
         if len(times) > 1:
             begin = HEADER_BYTES + 1
-            rows[:, begin : begin + len(times) - 1] = self.piece.cut(begin, len(times) - 1)
+            rows[:, begin : begin + len(times) - 1] = self.run.slice_frames(begin, len(times) - 1)
         return rows
 
 
-_ALIKE = PUBLISHED | CHANNEL | KEY | HEADERS
+_UNIFORM_FIELDS = PUBLISHED | CHANNEL | KEY | HEADERS
 
 
-def is_unstuffed(piece: Piece) -> bool:
-    """Whether what delimiters begin with is in no content: nothing is stuffed, or is to be."""
-    found = np.count_nonzero(piece.data == _OPENS[1])
-    if found > piece.count:  # A header may look like anything, and does not matter.
-        headers = np.ascontiguousarray(wide(piece.cut(0, HEADER_BYTES), 0, HEADER_BYTES))
-        found -= np.count_nonzero(headers.view(np.uint8) == _OPENS[1])
-    return int(found) == piece.count or _opened(piece.data) == piece.count
+def is_unstuffed(run: MessageRun) -> bool:
+    """Return True if no content contains the start of a delimiter, so that nothing is or needs
+    stuffing.
+    """
+    result = np.count_nonzero(run.data == _DELIMITER_START[1])
+    if result > run.count:  # A header may look like anything, and does not matter.
+        headers = np.ascontiguousarray(
+            view_byte_columns(run.slice_frames(0, HEADER_BYTES), 0, HEADER_BYTES)
+        )
+        result -= np.count_nonzero(headers.view(np.uint8) == _DELIMITER_START[1])
+    return int(result) == run.count or _count_delimiter_starts(run.data) == run.count
 
 
-def _opened(data: Bytes) -> int:
-    """How often what delimiters begin with is in the data. Few bytes are like its first one."""
-    first, second, third = _OPENS
+def _count_delimiter_starts(data: Bytes) -> int:
+    """Return how often the start of a delimiter occurs. Its first byte is rare, so it is searched
+    first.
+    """
+    first, second, third = _DELIMITER_START
     places = np.flatnonzero(data[:-2] == first)
     return int(np.count_nonzero((data[places + 1] == second) & (data[places + 2] == third)))
 
 
-def _bounds(lengths: Integers) -> Integers:
-    """Where frames of these lengths begin, and the last one ends."""
+def _to_bounds(lengths: Integers) -> Integers:
+    """Return the start of each frame, and the end of the last one."""
     bounds = np.zeros(lengths.size + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
     return bounds
 
 
-def _joined(piece: Piece, skip: int, front: Bytes) -> Bytes:
-    """A delimiter, and the frames with something else in place of their first `skip` bytes: one row
-    of `front`, or the only one."""
-    count, size, data = piece.count, front.shape[1], piece.data
-    made = np.empty(DELIMITER_BYTES + data.size + count * (size - skip), np.uint8)
-    made[:DELIMITER_BYTES] = np.frombuffer(DELIMITER, np.uint8)
-    if stride := piece.stride:
-        rows = made[DELIMITER_BYTES:].reshape(count, stride - skip + size)
-        wide(rows, 0, size)[:] = wide(front, 0, size)
-        wide(rows, size, stride - skip)[:] = wide(data.reshape(count, stride), skip, stride - skip)
-        return made
-    whole = made[DELIMITER_BYTES:]
+def _replace_prefixes(run: MessageRun, prefix_bytes: int, prefixes: Bytes) -> Bytes:
+    """Return a delimiter and the frames, with another prefix in place of their first bytes.
+
+    `prefixes` has one row per frame, or one for all.
+    """
+    count, size, data = run.count, prefixes.shape[1], run.data
+    rewritten_frames = np.empty(
+        DELIMITER_BYTES + data.size + count * (size - prefix_bytes), np.uint8
+    )
+    rewritten_frames[:DELIMITER_BYTES] = np.frombuffer(DELIMITER, np.uint8)
+    if stride := run.stride:
+        rows = rewritten_frames[DELIMITER_BYTES:].reshape(count, stride - prefix_bytes + size)
+        view_byte_columns(rows, 0, size)[:] = view_byte_columns(prefixes, 0, size)
+        view_byte_columns(rows, size, stride - prefix_bytes)[:] = view_byte_columns(
+            data.reshape(count, stride), prefix_bytes, stride - prefix_bytes
+        )
+        return rewritten_frames
+    whole = rewritten_frames[DELIMITER_BYTES:]
     kept = np.ones(data.size, np.bool_)
-    kept[piece.bounds[:-1, None] + np.arange(skip)] = False
-    starts = piece.bounds[:-1] + (size - skip) * np.arange(count)
+    kept[run.bounds[:-1, None] + np.arange(prefix_bytes)] = False
+    starts = run.bounds[:-1] + (size - prefix_bytes) * np.arange(count)
     places = starts[:, None] + np.arange(size)
-    whole[places] = front
+    whole[places] = prefixes
     rest = np.ones(whole.size, np.bool_)
     rest[places] = False
     whole[rest] = data[kept]
-    return made
+    return rewritten_frames

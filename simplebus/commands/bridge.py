@@ -14,7 +14,7 @@ from simplebus.commands.serve import http_options, log_options
 from simplebus.config.mistakes import ConfigError, unknown
 from simplebus.config.parse import LogFormat, LogLevel, option, parse_class, parse_pattern
 from simplebus.config.toml_lines import places, told
-from simplebus.console.errors import CONFIG_STATUS, USAGE_STATUS, fail, sentence
+from simplebus.console.errors import CONFIG_STATUS, USAGE_STATUS, fail, describe_error
 from simplebus.core import toml
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _with_environment(bridge: BridgeSettings) -> BridgeSettings:
             try:
                 found[access] = Access.from_environment(said)
             except (OSError, ValueError) as error:
-                raise ConfigError(f"{prefix}…: {sentence(error)}") from None
+                raise ConfigError(f"{prefix}…: {describe_error(error)}") from None
     return replace(bridge, **found)
 
 

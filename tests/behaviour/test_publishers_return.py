@@ -23,11 +23,11 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.client.core.client_and_broker import ClientAndBroker
 
 
-def refused(first: int, count: int = 1, sentence: str = "no") -> FrameRefused:
+def refusal(first: int, count: int = 1, sentence: str = "no") -> FrameRefused:
     return FrameRefused(Reason.DROP_NEWEST, sentence, MESSAGE, 1, first, count)
 
 
-def bus_that_lost(instance: str) -> Broker:
+def create_bus_without_message_1(instance: str) -> Broker:
     """It had confirmed 0, 1 and 2 to this program, has 0 and 2 still, and is asked to go on."""
     broker = Broker(identity="one")
     ahead = NumberBitmap.from_flags(1, np.array([False, True]))
@@ -40,7 +40,7 @@ def test_numbers_of_confirmed_messages_are_not_reused() -> None:
     pair.core.publish_many([b"0", b"1", b"2"], 1)
     pair.exchange()
     pair.disconnect()
-    pair.broker = bus_that_lost("one")
+    pair.broker = create_bus_without_message_1("one")
     pair.connect()
     pair.core.publish_many([b"new 1", b"new 2", b"new 3"], 1)
     pair.exchange()
@@ -50,7 +50,7 @@ def test_numbers_of_confirmed_messages_are_not_reused() -> None:
 
 
 def test_next_instance_continues_after_used_numbers() -> None:
-    pair = ClientAndBroker(broker=bus_that_lost("another"))
+    pair = ClientAndBroker(broker=create_bus_without_message_1("another"))
     pair.core.publish_many([b"new 1", b"new 2", b"new 3"], 1)
     pair.exchange()
     assert pair.statistics().published == 3
@@ -58,7 +58,7 @@ def test_next_instance_continues_after_used_numbers() -> None:
 
 def test_publisher_from_another_bus_gets_new_numbers() -> None:
     bus = BrokerHarness()
-    bus.broker = bus_that_lost("one")
+    bus.broker = create_bus_without_message_1("one")
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect_request(1, name="tester", instance="one", unconfirmed=2, bus="two"))
     assert peer.receive_replies()[0].content["next"] == 3
@@ -69,7 +69,7 @@ def test_publisher_from_another_bus_gets_new_numbers() -> None:
 def test_remote_storage_lets_publisher_continue_its_numbers(name: str, unconfirmed: int) -> None:
     """The stateless server does not know the publisher, or knows another instance."""
     bus = BrokerHarness()
-    bus.broker = bus_that_lost("another")
+    bus.broker = create_bus_without_message_1("another")
     bus.broker.store.class_registry.dedup_window_seconds = 120.0
     bus.broker.store.class_registry.choose_first_number = lambda now: 77
     peer = Version2Peer(bus, bus.broker.open_session())
@@ -87,7 +87,7 @@ def test_next_is_first_unstored_number_without_unconfirmed_field(
 ) -> None:
     """A program without an instance counts as another program."""
     bus = BrokerHarness()
-    bus.broker = bus_that_lost("one")
+    bus.broker = create_bus_without_message_1("one")
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect_request(1, name="tester", instance=instance))
     assert peer.receive_replies()[0].content["next"] == following
@@ -108,7 +108,7 @@ def test_next_skips_used_and_confirmed_numbers(
     ]
     publishers = ProducerStates()
     ahead = NumberBitmap.from_flags(following, np.array(flags, np.bool_))
-    publishers.restore("a", following, ahead, 0.0, refusals=[refused(*each) for each in known])
+    publishers.restore("a", following, ahead, 0.0, refusals=[refusal(*each) for each in known])
     publisher = publishers.claim_name("a", "", 1).producer
     lost = publishers.resume_at(publisher, unconfirmed)
     assert lost == len(set(range(unconfirmed)) - used)
@@ -128,12 +128,12 @@ def test_next_skips_used_and_confirmed_numbers(
     assert unheard <= told
 
 
-def full() -> Settings:
+def drop_newest_settings() -> Settings:
     return Settings(full_policy=FullPolicy.DROP_NEWEST, limits=Limits(class_messages=16))
 
 
 def test_lost_error_is_repeated_after_reconnect() -> None:
-    pair = ClientAndBroker(full())
+    pair = ClientAndBroker(drop_newest_settings())
     pair.core.publish_many([b"%d" % n for n in range(15)], 1)
     pair.exchange()
     pair.core.publish_many([b"15", b"too much", b"and this"], 1)
@@ -151,7 +151,7 @@ def test_lost_error_is_repeated_after_reconnect() -> None:
 
 
 def test_received_error_is_not_repeated() -> None:
-    pair = ClientAndBroker(full())
+    pair = ClientAndBroker(drop_newest_settings())
     pair.core.publish_many([b"%d" % n for n in range(18)], 1)
     pair.exchange()
     assert sorted(pair.core.pop_refusals()) == [16, 17]
@@ -165,7 +165,7 @@ def test_received_error_is_not_repeated() -> None:
 
 
 def test_errors_are_not_repeated_without_unconfirmed_field() -> None:
-    bus = BrokerHarness(full())
+    bus = BrokerHarness(drop_newest_settings())
     connect_version2(bus, publish(1, 0, *[b"x"] * 18), name="a").disconnect()
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect_request(1, name="a"))
@@ -184,10 +184,10 @@ def test_remembered_refusals_are_limited(monkeypatch: pytest.MonkeyPatch) -> Non
         publisher = publishers.claim_name(f"{session}", "", session).producer
         everybody.append(publisher)
         for number in range(PRODUCER_REFUSALS_MAX + 10):
-            publishers.add_refusal(publisher, refused(2 * number))
+            publishers.add_refusal(publisher, refusal(2 * number))
     assert [len(each.refusals) for each in everybody] == [0, *[PRODUCER_REFUSALS_MAX] * 2]
     for number in range(1000, 100_000):
-        publishers.add_refusal(everybody[0], refused(number))
+        publishers.add_refusal(everybody[0], refusal(number))
     assert [(each.refers_to, each.count) for each in everybody[0].refusals] == [(1000, 99_000)]
     publishers.mark_disconnected(everybody[1], 0.0)
     publishers.expire(1e9)

@@ -19,7 +19,7 @@ from tests.behaviour.wire_peer_v2 import Version2Peer, connect_request, publish
 from tests.client.core.client_and_broker import ClientAndBroker
 from tests.support.oracles import ID_COUNT, parse_frame
 
-UNKNOWN = 9
+UNKNOWN_CLASS = 9
 """A class that nobody has named: what is published there uses up its number, and is not stored."""
 UNDER_WAY = [b"5", b"6", b"7", b"8", b"9"]
 
@@ -39,7 +39,7 @@ def come(
 def pass_by(broker: Broker, name: str, instance: str | None, count: int) -> None:
     """One comes, uses so many numbers, and goes."""
     peer, first = come(broker, name, instance)
-    peer.send(publish(UNKNOWN, first, *[b"x"] * count))
+    peer.send(publish(UNKNOWN_CLASS, first, *[b"x"] * count))
     peer.disconnect()
 
 

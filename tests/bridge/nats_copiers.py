@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.nats_connection import NatsWire, nats_wired
-from simplebus.bridge.runner import lanes as lanes_of
-from simplebus.bridge.runner import run
+from simplebus.bridge.nats_connection import BridgeNatsConnection, connect_nats
+from simplebus.bridge.runner import create_copiers
+from simplebus.bridge.runner import run_copiers
 from simplebus.bridge.settings import BridgeSettings
 from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer, bus_server
@@ -35,9 +35,9 @@ def one_bus() -> Iterator[BusServer]:
 
 
 @asynccontextmanager
-async def wired(
+async def connect(
     server: NatsServer | str, credentials: dict[str, str] | None = None, **more: Any
-) -> AsyncIterator[NatsWire]:
+) -> AsyncIterator[BridgeNatsConnection]:
     """A connection of the test's own. A busy machine may be late with it, and with what is asked:
     lanes try again, and no test does."""
     url = server if isinstance(server, str) else server.url
@@ -46,7 +46,7 @@ async def wired(
     async with AsyncExitStack() as stack:
         while True:
             try:
-                wire = await stack.enter_async_context(nats_wired(url, "test", shown, **more))
+                wire = await stack.enter_async_context(connect_nats(url, "test", shown, **more))
                 break
             except BusConnectionError:
                 if trio.current_time() > end:
@@ -56,13 +56,13 @@ async def wired(
         yield wire
 
 
-async def stream(wire: NatsWire, name: str, subject: str, **more: object) -> None:
+async def stream(wire: BridgeNatsConnection, name: str, subject: str, **more: object) -> None:
     """A stream that is new."""
     config = {"name": name, "subjects": [subject], **more}
     await wire.link.ask(f"STREAM.CREATE.{name}", config)
 
 
-async def stored(wire: NatsWire, name: str) -> int:
+async def stored(wire: BridgeNatsConnection, name: str) -> int:
     """How many messages the stream has."""
     return int((await wire.link.ask(f"STREAM.INFO.{name}"))["state"]["messages"])
 
@@ -77,7 +77,7 @@ async def copying(*lanes: Copier, up: bool = False) -> AsyncIterator[None]:
     """These copy; with `up`, the block begins when all of them have both ends."""
     with trio.fail_after(PATIENCE_SECONDS):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run, lanes)
+            nursery.start_soon(run_copiers, lanes)
             if up:
                 await until(lambda: all(each.statistics().is_up for each in lanes))
             yield
@@ -87,6 +87,6 @@ async def copying(*lanes: Copier, up: bool = False) -> AsyncIterator[None]:
 @asynccontextmanager
 async def bridged(*bridges: BridgeSettings, up: bool = False) -> AsyncIterator[list[Copier]]:
     """The same of all lanes of these."""
-    made = lanes_of(bridges)
+    made = create_copiers(bridges)
     async with copying(*made, up=up):
         yield made

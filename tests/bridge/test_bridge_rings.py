@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from simplebus.memory.bus import MemoryBus
 
 import simplebus
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
-from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import bus_server
 from tests.bridge.memory_buses import (
     hold,
@@ -20,7 +20,7 @@ from tests.bridge.memory_buses import (
     read,
     run,
 )
-from tests.bridge.nats_copiers import wired
+from tests.bridge.nats_copiers import connect
 from tests.jetstream.nats_servers import nats_server
 
 PATIENCE_SECONDS = 120.0
@@ -88,16 +88,18 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
     of the stream is killed meanwhile."""
     count = 200
     with bus_server() as one, bus_server() as two, nats_server(tmp_path) as nats:
-        async with wired(nats) as wire:
+        async with connect(nats) as wire:
             config = {"name": "RING", "subjects": ["ring.>"]}
             await wire.link.ask("STREAM.CREATE.RING", config)
         out = CopiedClass("a", rewrite=(("#", "ring.x.#"),), stream="RING", start="earliest")
         over = CopiedClass("a", channels=("ring.>",), rewrite=(("ring.x.#", "#"),), stream="RING")
-        ring = lanes(
+        ring = create_copiers(
             [
                 BridgeSettings("out", one.address, nats.url, (out,), heartbeat_seconds=1.0),
                 BridgeSettings("over", nats.url, two.address, (over,), heartbeat_seconds=1.0),
-                BridgeSettings("back", two.address, one.address, (CopiedClass("a", start="earliest"),)),
+                BridgeSettings(
+                    "back", two.address, one.address, (CopiedClass("a", start="earliest"),)
+                ),
             ]
         )
         with trio.fail_after(PATIENCE_SECONDS):
@@ -122,9 +124,9 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
                     for half in 0, 1:
                         own = [n for n in got if n % 2 == half]
                         assert own == sorted(own)
-                while not all(each.statistics().at >= count for each in ring):  # noqa: ASYNC110
+                while not all(each.statistics().position >= count for each in ring):  # noqa: ASYNC110
                     await trio.sleep(0.01)
-                async with wired(nats) as wire:
+                async with connect(nats) as wire:
                     info = await wire.link.ask("STREAM.INFO.RING")
                     assert info["state"]["messages"] == count
                 await here.publish(b"last", class_id="a")

@@ -7,16 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.bridge.checkpoint import Batch, Mark, Numbering, Record, RecordError, ranges
+from simplebus.bridge.checkpoint import (
+    AnnouncedBatch,
+    BridgeRecord,
+    BridgeRecordError,
+    MessageFingerprint,
+    TargetNumbering,
+    ranges,
+)
 from simplebus.core.limits import MESSAGE_ID_MASK
 
 IDS = MESSAGE_ID_MASK + 1
 
 
-def told(record: Record, number: int) -> list[int | None]:
+def told(record: BridgeRecord, number: int) -> list[int | None]:
     """What the numbers from this one on are: sequences, or None for a record."""
     found: list[int | None] = []
-    for first, parts in record.owed(number):
+    for first, parts in record.iter_missing(number):
         assert first == (number + len(found)) % IDS
         found += [n for begin, end in parts for n in range(begin, end)] if parts else [None]
     return found
@@ -33,87 +40,87 @@ def test_what_is_owed_is_what_was_announced(
 ) -> None:
     """Also where numbers wrap, with sequences that are left out, and with what was only announced
     by then."""
-    planned, at = list[tuple[list[tuple[int, int]], int, Mark | None]](), 0
+    planned, at = list[tuple[list[tuple[int, int]], int, MessageFingerprint | None]](), 0
     whole = list[int | None]()
     for gaps in steps:
         sequences = at + np.cumsum(gaps)
         at = int(sequences[-1]) + 1
         planned.append((ranges(sequences), at, None))
         whole += [None, *sequences.tolist()]
-    numbering = Numbering("here", start)
+    numbering = TargetNumbering("here", start)
     sent = data.draw(st.integers(1, len(planned)))
     settled = data.draw(st.integers(0, sent - 1))
     told_upto = min(len(planned), sent - 1 + ahead)
     for index in range(sent):
-        record, batches = numbering.record(planned[index : index + ahead])
+        record, batches = numbering.create_record(planned[index : index + ahead])
         assert len(batches) == min(ahead, len(planned) - index)
         if index < sent - 1:
-            numbering.sent(batches[0])
+            numbering.note_sent(batches[0])
         if index < settled:
-            numbering.settled()
-    again = Record.decode(record.encode())
+            numbering.note_settled()
+    again = BridgeRecord.decode(record.encode())
     assert again == record
     row = whole[: sum(1 + len(steps[index]) for index in range(told_upto))]
     assert row[(record.number - start) % IDS] is None
-    first = (record.first - start) % IDS
+    first = (record.first_number - start) % IDS
     missing = data.draw(st.integers(first, len(row)))
     assert told(again, (start + missing) % IDS) == row[missing:]
     assert again.next == planned[told_upto - 1][1]
 
 
 def test_an_announcement_may_be_taken_back() -> None:
-    numbering = Numbering("here", 7)
-    _, (first, *_) = numbering.record([([(0, 3)], 3, None), ([(3, 5)], 5, None)])
-    numbering.sent(first)
-    numbering.record([([(3, 5)], 5, None)])
-    record, _ = numbering.record([([(1, 2)], 3, None)])
+    numbering = TargetNumbering("here", 7)
+    _, (first, *_) = numbering.create_record([([(0, 3)], 3, None), ([(3, 5)], 5, None)])
+    numbering.note_sent(first)
+    numbering.create_record([([(3, 5)], 5, None)])
+    record, _ = numbering.create_record([([(1, 2)], 3, None)])
     assert record.number == 12
     # What was announced and not sent used up one number: that of its record.
     assert told(record, 10) == [2, None, None, 1]
 
 
 def test_a_place_in_a_batch_has_a_sequence() -> None:
-    batch = Batch(0, ranges(np.array([1, 2, 5, 7, 8])), 9)
-    assert [batch.sequence(index) for index in range(batch.count)] == [1, 2, 5, 7, 8]
+    batch = AnnouncedBatch(0, ranges(np.array([1, 2, 5, 7, 8])), 9)
+    assert [batch.sequence_at(index) for index in range(batch.count)] == [1, 2, 5, 7, 8]
 
 
 @pytest.mark.parametrize("payload", [b"", b"{}", b"[1]", b'{"source":"a","number":1,"batches":[]}'])
 def test_what_is_no_record_says_so(payload: bytes) -> None:
-    with pytest.raises(RecordError, match="is no record of a bridge"):
-        Record.decode(payload)
+    with pytest.raises(BridgeRecordError, match="is not a bridge record"):
+        BridgeRecord.decode(payload)
 
 
 @pytest.mark.parametrize(
     ("number", "batches", "problem"),
     [
-        (5, [(6, [(0, 1 << 40)], 1 << 40)], "messages, expected 262144 at most"),
-        (5, [(100_000_000, [(0, 10)], 10)], r"has \[100000000\]"),
+        (5, [(6, [(0, 1 << 40)], 1 << 40)], "messages, expected at most 262144"),
+        (5, [(100_000_000, [(0, 10)], 10)], r"begin at \[100000000\]"),
         (1 << 40, [(1, [(0, 10)], 10)], "number is 1099511627776"),
         (0, [(1, [(-5, 1)], 7)], "do not ascend"),
         (0, [(1, [(0, 5)], 3)], "do not ascend to 3"),
         (0, [(1, [(3, 5), (4, 6)], 9)], "do not ascend"),
-        (0, [(1, [(3, 3)], 9)], "range of nothing"),
-        (9, [(900_000_000, [(0, 2)], 2), (10, [(2, 3)], 3)], "has number 900000000"),
-        (0, [(1, [(0, 1)], 1)] * 2, "the one behind it 1"),
+        (0, [(1, [(3, 3)], 9)], "empty range"),
+        (9, [(900_000_000, [(0, 2)], 2), (10, [(2, 3)], 3)], "begins at number 900000000"),
+        (0, [(1, [(0, 1)], 1)] * 2, "the next one at 1"),
         (0, [(1, [], 0)] * 17, "17 batches"),
     ],
 )
 def test_what_no_lane_would_write_is_no_record(
     number: int, batches: list[tuple[int, list[tuple[int, int]], int]], problem: str
 ) -> None:
-    forged = Record("here", number, [Batch(*each) for each in batches])
-    with pytest.raises(RecordError, match=problem):
-        Record.decode(forged.encode())
+    forged = BridgeRecord("here", number, [AnnouncedBatch(*each) for each in batches])
+    with pytest.raises(BridgeRecordError, match=problem):
+        BridgeRecord.decode(forged.encode())
 
 
 @pytest.mark.parametrize("start", [7, IDS - 3])
 def test_a_record_fits_the_numbers_that_it_tells_and_no_later_ones(start: int) -> None:
-    numbering = Numbering("here", start)
-    _, (first, _) = numbering.record([([(0, 10)], 10, None), ([(10, 15)], 15, None)])
-    numbering.sent(first)
-    record, _ = numbering.record([([(10, 15)], 15, None)])
+    numbering = TargetNumbering("here", start)
+    _, (first, _) = numbering.create_record([([(0, 10)], 10, None), ([(10, 15)], 15, None)])
+    numbering.note_sent(first)
+    record, _ = numbering.create_record([([(10, 15)], 15, None)])
     row = 1 + 10 + 1 + 5
-    fitting = [n for n in range(-3, row + 3) if record.fits((start + n) % IDS)]
+    fitting = [n for n in range(-3, row + 3) if record.matches_next_number((start + n) % IDS)]
     assert fitting == list(range(-3, row + 1))
-    assert not record.fits((start + 1000 * row) % IDS)
-    assert not record.fits((start - IDS // 4) % IDS)
+    assert not record.matches_next_number((start + 1000 * row) % IDS)
+    assert not record.matches_next_number((start - IDS // 4) % IDS)

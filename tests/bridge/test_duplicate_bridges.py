@@ -13,17 +13,17 @@ import simplebus
 from load.ports import HOST, free_port
 from simplebus.bridge import build
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
-from simplebus.bridge.target.bus import far_bus
+from simplebus.bridge.target.bus import open_bus_target
 from tests.bridge.memory_buses import numbered, payloads
 from tests.bridge.nats_copiers import (
     BusServer,
     NatsServer,
+    connect,
     copying,
     stream,
     until,
-    wired,
 )
 from tests.bridge.target.test_stateless_server import all_of
 from tests.jetstream.stateless_servers import address, door, options
@@ -35,8 +35,8 @@ async def test_who_comes_while_the_one_before_still_copies_goes_on_behind_that(
     """As when a bridge is replaced and both run for a moment: what the far bus remembers is ahead
     of what the stream had when it was looked at first."""
     bridge = BridgeSettings("twin", nats.url, server.address, (CopiedClass("twin", stream="TWIN"),))
-    (before,), (after,) = lanes([bridge]), lanes([bridge])
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    (before,), (after,) = create_copiers([bridge]), create_copiers([bridge])
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "TWIN", "twin")
 
         got: list[bytes] = []
@@ -55,10 +55,10 @@ async def test_who_comes_while_the_one_before_still_copies_goes_on_behind_that(
             if before.statistics().is_up and not is_said:
                 is_said = True
                 await say(50, 100)
-            async with far_bus(*place) as found:
+            async with open_bus_target(*place) as found:
                 yield found
 
-        monkeypatch.setattr(build, "far_bus", late)
+        monkeypatch.setattr(build, "open_bus_target", late)
         async with copying(before, up=True):
             await say(0, 50)
             async with copying(after, up=True):
@@ -66,20 +66,26 @@ async def test_who_comes_while_the_one_before_still_copies_goes_on_behind_that(
         await bus.publish(b"last", class_id="twin")
         assert got + await payloads(bus, "twin", 1) == [*numbered(0, 120), b"last"]
         for found in before.statistics(), after.statistics():
-            assert (found.doubts, found.missed, found.left) == (0, 0, {})
+            assert (found.discarded_records, found.missed, found.skipped) == (0, 0, {})
 
 
 async def test_of_two_from_nats_to_a_door_one_copies(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.copier.ASIDE_SECONDS_MAX", 3600.0)
-    monkeypatch.setattr("simplebus.bridge.copier._DISPLACED_AGAIN_SECONDS", 60.0)
-    async with wired(nats) as wire, door(options(nats.url)) as one:
-        bridge = BridgeSettings("twins", nats.url, address(one), (CopiedClass("a", channels=("twins",)),))
-        (first,), (second,) = lanes([bridge]), lanes([bridge])
+    monkeypatch.setattr("simplebus.bridge.copier.YIELD_TO_OTHER_BRIDGE_MAX_SECONDS", 3600.0)
+    monkeypatch.setattr("simplebus.bridge.copier._TAKEN_OVER_AGAIN_SECONDS", 60.0)
+    async with connect(nats) as wire, door(options(nats.url)) as one:
+        bridge = BridgeSettings(
+            "twins", nats.url, address(one), (CopiedClass("a", channels=("twins",)),)
+        )
+        (first,), (second,) = create_copiers([bridge]), create_copiers([bridge])
 
         def aside() -> list[Copier]:
-            return [each for each in (first, second) if "stands aside" in each.statistics().problem]
+            return [
+                each
+                for each in (first, second)
+                if "took over the connection" in each.statistics().problem
+            ]
 
         async with copying(first, up=True), copying(second, up=True):
             await until(lambda: bool(aside()))
@@ -103,12 +109,14 @@ async def test_a_server_that_lets_nobody_in_is_told_of_once(
     """Or one that has not what is asked for. A lane tries again all the time."""
     if not is_there:
         monkeypatch.setattr("simplebus.bridge.nats_connection.CONNECT_SECONDS", 2.0)
-    monkeypatch.setattr("simplebus.bridge.copier.PAUSE_SECONDS_MAX", 0.05)
-    monkeypatch.setattr("simplebus.bridge.source.lag.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("simplebus.bridge.copier.RETRY_DELAY_MAX_SECONDS", 0.05)
+    monkeypatch.setattr("simplebus.bridge.source.lag.POLL_SECONDS", 0.05)
     url = nats.url if is_there else f"nats://{HOST}:{free_port()}"
-    (copies,) = lanes([BridgeSettings("none", url, server.address, (CopiedClass("none", stream="NONE"),))])
+    (copies,) = create_copiers(
+        [BridgeSettings("none", url, server.address, (CopiedClass("none", stream="NONE"),))]
+    )
     caplog.set_level("INFO")
     async with copying(copies):
         await until(lambda: copies.statistics().losses >= 3)
     (told,) = caplog.messages
-    assert told.endswith("trying again")
+    assert told.endswith("retrying")

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.bridge.runner import lanes, run
+from simplebus.bridge.runner import create_copiers, run_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.errors import Reason, RemoteProtocolError
 from tests.support.programs import program
@@ -30,7 +30,7 @@ async def refusing(monkeypatch: pytest.MonkeyPatch, identity: str) -> AsyncItera
 
     async with serving() as up:
         broker = up.server.broker
-        monkeypatch.setattr(broker.connection_requests, "identity", identity)
+        monkeypatch.setattr(broker.subscription_manager, "identity", identity)
         monkeypatch.setattr(broker.store.class_registry, "enable_last_values", refuse)
         yield f"simplebus://{up.addresses[0]}"
 
@@ -41,7 +41,7 @@ async def test_a_lane_to_an_old_door_says_it_once_and_the_others_go_on(
     with trio.fail_after(PATIENCE_SECONDS):
         async with refusing(monkeypatch, "cluster old") as door, serving() as up:
             here = f"simplebus://{up.addresses[0]}"
-            made = lanes(
+            made = create_copiers(
                 [
                     BridgeSettings("bad", here, door, (CopiedClass("a"),)),
                     BridgeSettings("good", here, here, (CopiedClass("a", target_class="b"),)),
@@ -49,7 +49,7 @@ async def test_a_lane_to_an_old_door_says_it_once_and_the_others_go_on(
             )
             ended = trio.Event()
             async with trio.open_nursery() as nursery, simplebus.connect(here) as bus:
-                nursery.start_soon(partial(run, made, ended=lambda lane: ended.set()))
+                nursery.start_soon(partial(run_copiers, made, on_failed=lambda lane: ended.set()))
                 await ended.wait()
                 await bus.publish(b"hello", class_id="a")
                 async with bus.subscribe("b") as messages:
@@ -68,10 +68,10 @@ async def test_a_bus_that_is_copied_onto_itself_is_said_once(
         async with serving() as up:
             here = f"simplebus://{up.addresses[0]}"
             other = here.replace("127.0.0.1", "localhost")
-            (lane,) = lanes([BridgeSettings("b", here, other, (CopiedClass("a"),))])
+            (lane,) = create_copiers([BridgeSettings("b", here, other, (CopiedClass("a"),))])
             await lane.run()
     assert lane.statistics().losses == 1
-    assert caplog.text.count("class 'a' is not copied onto itself; have it lead to another") == 1
+    assert caplog.text.count("class 'a' cannot be copied to itself; use another bus") == 1
 
 
 async def test_another_bad_request_is_tried_again(
@@ -79,13 +79,15 @@ async def test_another_bad_request_is_tried_again(
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
         async with refusing(monkeypatch, "a bus") as there, serving() as up:
-            (lane,) = lanes([BridgeSettings("b", f"simplebus://{up.addresses[0]}", there, (CopiedClass("a"),))])
+            (lane,) = create_copiers(
+                [BridgeSettings("b", f"simplebus://{up.addresses[0]}", there, (CopiedClass("a"),))]
+            )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lane.run)
                 while lane.statistics().losses < 2:  # noqa: ASYNC110 - it has no event.
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
-    assert "no last values; trying again" in caplog.text
+    assert "no last values; retrying" in caplog.text
 
 
 async def test_the_command_ends_as_for_a_bad_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

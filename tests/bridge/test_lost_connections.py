@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 import trio
+from simplebus.memory.bus import MemoryBus
 
-from simplebus.bridge.interfaces import TargetBatch, Refusal
+from simplebus.bridge.interfaces import Refusal, TargetBatch
 from simplebus.bridge.target import bus as far_module
-from simplebus.bridge.target.bus import FarBus, FarTerms
+from simplebus.bridge.target.bus import BusTarget, TargetSettings
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.core.inbox import Inbox
-from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (
     Silent,
     hold,
@@ -29,13 +29,13 @@ def test_a_near_bus_that_goes_while_the_far_one_stores_is_found_again(
     when: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked of the near bus then is asked of a connection that is gone."""
-    settle = FarBus.settle
+    settle = BusTarget.settle_oldest
     settled = 0
 
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus()
 
-        async def settle_late(end: FarBus) -> list[Refusal]:
+        async def settle_late(end: BusTarget) -> list[Refusal]:
             nonlocal settled
             settled += 1
             if settled == when:
@@ -47,7 +47,7 @@ def test_a_near_bus_that_goes_while_the_far_one_stores_is_found_again(
             await here.publish_many(numbered(0, 10), class_id="orders")
             assert await payloads(there, "orders", 10) == numbered(0, 10)
             await trio.sleep(1)
-            monkeypatch.setattr(FarBus, "settle", settle_late)
+            monkeypatch.setattr(BusTarget, "settle_oldest", settle_late)
             for first in (10, 20):
                 await here.publish_many(numbered(first, first + 10), class_id="orders")
                 assert await payloads(there, "orders", 10) == numbered(first, first + 10)
@@ -124,47 +124,47 @@ def test_a_record_that_does_not_come_through_is_not_taken_for_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise what was under way would come twice."""
-    settle, subscribed = FarBus.settle, far_module._subscribed
+    settle, subscribed = BusTarget.settle_oldest, far_module._subscribed
 
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus()
         line = Silent(far, piece_bytes=16)
 
-        async def never(end: FarBus) -> list[Refusal]:
+        async def never(end: BusTarget) -> list[Refusal]:
             if not end._sent[-1][1]:  # A record.
                 return await settle(end)
             await trio.sleep_forever()
             raise AssertionError
 
-        async def cut_behind(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
+        async def cut_behind(wire: ClientConnection, terms: TargetSettings, *, seek: bool) -> Inbox:
             found = await subscribed(wire, terms, seek=seek)
-            line.cut()
+            line.slice_frames()
             return found
 
         async with near as here, far as there:
             await hold(there)
-            monkeypatch.setattr(FarBus, "settle", never)
+            monkeypatch.setattr(BusTarget, "settle_oldest", never)
             await here.publish_many(numbered(0, 5), class_id="orders")
             async with running(lane(near, far)):
                 await trio.sleep(1)
-            monkeypatch.setattr(FarBus, "settle", settle)
-            monkeypatch.setattr(far_module, "_subscribed", cut_behind)
+            monkeypatch.setattr(BusTarget, "settle_oldest", settle)
+            monkeypatch.setattr(far_module, "_subscribe_records", cut_behind)
             async with running(lane(near, far, far_place=line)):
                 await trio.sleep(1)
                 assert line.is_cut
-                monkeypatch.setattr(far_module, "_subscribed", subscribed)
+                monkeypatch.setattr(far_module, "_subscribe_records", subscribed)
                 await trio.sleep(11)
                 line.mend()
                 await trio.sleep(60)
                 await here.publish_many(numbered(5, 7), class_id="orders")
                 assert await payloads(there, "orders", 7) == numbered(0, 7)
-        assert "no good record" not in caplog.text
+        assert "no valid bridge record" not in caplog.text
 
     run(main)
 
 
 def test_how_long_the_oldest_message_waits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    send = FarBus.send
+    send = BusTarget.send
 
     async def main() -> None:
         monkeypatch.setattr("time.monotonic", trio.current_time)
@@ -176,18 +176,18 @@ def test_how_long_the_oldest_message_waits_is_told(monkeypatch: pytest.MonkeyPat
             await trio.sleep(100)
             copying = lane(near, far, far_place=line)
 
-            def cut_first(end: FarBus, made: TargetBatch) -> None:
-                line.cut()
+            def cut_first(end: BusTarget, made: TargetBatch) -> None:
+                line.slice_frames()
                 send(end, made)
 
-            monkeypatch.setattr(FarBus, "send", cut_first)
+            monkeypatch.setattr(BusTarget, "send", cut_first)
             async with running(copying):
                 await trio.sleep(5)
                 assert round(copying.statistics().lag_seconds) == 105
                 await trio.sleep(60)
                 assert not copying.statistics().is_up
                 assert round(copying.statistics().lag_seconds) == 165
-                monkeypatch.setattr(FarBus, "send", send)
+                monkeypatch.setattr(BusTarget, "send", send)
                 line.mend()
                 assert await payloads(there, "orders", 1) == [b"0"]
                 await trio.sleep(30)

@@ -14,12 +14,12 @@ import simplebus
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.interfaces import SourceBatch
 from simplebus.bridge.settings import BridgeSettings, CopiedClass, copier_name
-from simplebus.bridge.source.core_nats import NearCore
-from simplebus.bridge.source.stream import NearStream, consumer_name
+from simplebus.bridge.source.core_nats import CoreNatsSource
+from simplebus.bridge.source.stream import StreamSource, consumer_name
 from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer
 from tests.bridge.memory_buses import numbered, payloads
-from tests.bridge.nats_copiers import bridged, until, wired
+from tests.bridge.nats_copiers import bridged, connect, until
 from tests.jetstream.nats_servers import NatsServer, nats_server
 
 PATIENCE_SECONDS = 120.0
@@ -38,7 +38,7 @@ async def copying(
 
 
 async def stream(nats: NatsServer, name: str, **more: object) -> None:
-    async with wired(nats) as wire:
+    async with connect(nats) as wire:
         config = {"name": name, "subjects": [f"{name.lower()}.>"], **more}
         await wire.link.ask(f"STREAM.CREATE.{name}", config)
 
@@ -60,10 +60,10 @@ async def test_a_server_that_is_there_and_owes_something_is_not_waited_for_longe
     nats: NatsServer,
 ) -> None:
     """It goes on to answer when it is asked whether it is there."""
-    async with wired(nats, heartbeat=2.0) as wire:
+    async with connect(nats, heartbeat=2.0) as wire:
         with trio.fail_after(PATIENCE_SECONDS), pytest.raises(BusConnectionError) as refused:
-            await wire.owed("what nobody says")
-        assert str(refused.value).startswith("what nobody says did not come within 6 s")
+            await wire.wait_expected("an answer")
+        assert str(refused.value).endswith("did not send an answer within 6 s")
 
 
 async def test_a_consumer_that_says_nothing_is_made_again(
@@ -83,12 +83,12 @@ async def test_a_consumer_that_says_nothing_is_made_again(
                 losses = lane.statistics().losses
                 await trio.sleep(5 * HEARTBEAT_SECONDS)  # It says that it is there.
 
-        monkeypatch.setattr(NearStream, "_pull", lambda _: None)
-        async with wired(nats) as wire:
+        monkeypatch.setattr(StreamSource, "_request_more", lambda _: None)
+        async with connect(nats) as wire:
             for number in range(20_000):  # More than was asked for.
                 wire.core.publish("quiet.x", b"%d" % number)
-            await wire.echoed()
-        silent = "of stream 'QUIET' did not come within"
+            await wire.round_trip()
+        silent = "of stream 'QUIET' within"
         await until(lambda: silent in lane.statistics().problem)
         assert lane.statistics().losses > losses
         monkeypatch.undo()
@@ -111,12 +111,12 @@ async def test_what_a_stream_drops_while_the_lane_is_there_is_counted_as_missed(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stream(nats, "SHORT", max_msgs=10)
-    asking: list[NearStream] = []
-    pull = NearStream._pull
-    monkeypatch.setattr(NearStream, "_pull", lambda near: asking.append(near))
+    asking: list[StreamSource] = []
+    pull = StreamSource._pull
+    monkeypatch.setattr(StreamSource, "_request_more", lambda near: asking.append(near))
     async with (
         simplebus.connect(server.address) as bus,
-        wired(nats) as wire,
+        connect(nats) as wire,
         copying(nats.url, server.address, "short", stream="SHORT") as lane,
     ):
         await until(lambda: len(asking) > 1)  # It waits for the first one.
@@ -141,61 +141,61 @@ async def test_what_was_to_come_and_is_purged_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_MESSAGES", 8)
     await stream(nats, "PURGED")
-    async with wired(nats) as wire, wired(nats) as mine:
+    async with connect(nats) as wire, connect(nats) as mine:
         for number in range(20):
             wire.core.publish("purged.x", b"%d" % number)
-        await wire.echoed()
-        near = NearStream(
+        await wire.round_trip()
+        near = StreamSource(
             mine,
             "PURGED",
-            to="there",
+            target_id="there",
             durable="bridge b there c",
             subjects=(),
             start="earliest",
             heartbeat=0.2,
-            letters=no_letters,
+            open_dead_letters=no_letters,
         )
         with trio.fail_after(PATIENCE_SECONDS):
             at = await near.open()
             while at < 9:
-                at = (await near.find(at)).next_sequence
-                await wire.echoed()  # Else nothing would come where nothing was found.
+                at = (await near.read(at)).next_sequence
+                await wire.round_trip()  # Else nothing would come where nothing was found.
             await wire.link.ask("STREAM.PURGE.PURGED")
             # Some may be here, and some on their way.
-            while at < 21 and (found := await near.find(at)).runs:
+            while at < 21 and (found := await near.read(at)).runs:
                 at = found.next_sequence
             wire.core.publish("purged.x", b"late")
             wire.link.flush()
-            await near.wait(at)
-            assert (await near.find(at)).next_sequence == 22
+            await near.wait_for_message(at)
+            assert (await near.read(at)).next_sequence == 22
 
 
 async def test_what_has_come_from_a_server_without_jetstream_goes_with_its_end_and_is_counted(
     server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ends: list[NearCore] = []
+    ends: list[CoreNatsSource] = []
     with pytest.MonkeyPatch.context() as patch:
-        find = NearCore.find
+        find = CoreNatsSource.read
 
-        async def lost(near: NearCore, at: int) -> SourceBatch:
+        async def lost(near: CoreNatsSource, at: int) -> SourceBatch:
             found = await find(near, at)
             ends.append(near)
             if found.runs:
                 raise BusConnectionError("the far end is gone")
             return found
 
-        patch.setattr(NearCore, "find", lost)
+        patch.setattr(CoreNatsSource, "read", lost)
         async with (
-            wired(nats) as wire,
+            connect(nats) as wire,
             copying(nats.url, server.address, "held", channels=("held.>",)) as lane,
         ):
             await until(lambda: bool(ends))
             for number in range(100):
                 wire.core.publish("held.x", b"%d" % number)
-            await wire.echoed()
+            await wire.round_trip()
             await until(lambda: lane.statistics().missed > 0)
             assert lane.statistics().copied == 0
-    assert "were gone before they could be copied" in caplog.text
+    assert ": missed " in caplog.text
 
 
 def test_lanes_of_odd_class_names_have_consumers_of_their_own() -> None:

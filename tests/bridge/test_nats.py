@@ -9,10 +9,10 @@ import trio
 
 import simplebus
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.loop_header import PATH
-from simplebus.bridge.nats_connection import NatsWire
-from simplebus.bridge.reserved_headers import KEY, SUBJECT
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.loop_header import PATH_HEADER
+from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.reserved_headers import KEY_HEADER, SUBJECT_HEADER
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.nats.client import encode
@@ -20,11 +20,11 @@ from simplebus.testing.server import BusServer, bus_server
 from tests.bridge.memory_buses import numbered, payloads
 from tests.bridge.nats_copiers import (
     PATIENCE_SECONDS,
+    connect,
     copying,
     stored,
     stream,
     until,
-    wired,
 )
 from tests.jetstream.nats_servers import NatsServer
 
@@ -33,12 +33,14 @@ NAMES = iter(range(1000))
 
 def lane(near: str, far: str, class_: str, *, path: bool = True, **more: Any) -> Copier:
     options = {"start": more.pop("start", "earliest"), **more}
-    bridge = BridgeSettings(f"b{next(NAMES)}", near, far, (CopiedClass(class_, **options),), has_path=path)
-    (made,) = lanes([bridge])
+    bridge = BridgeSettings(
+        f"b{next(NAMES)}", near, far, (CopiedClass(class_, **options),), has_path=path
+    )
+    (made,) = create_copiers([bridge])
     return made
 
 
-async def heard(wire: NatsWire, count: int) -> list[tuple[bytes, bytes, bytes]]:
+async def heard(wire: BridgeNatsConnection, count: int) -> list[tuple[bytes, bytes, bytes]]:
     """Subject, headers and payload of what has come."""
     while sum(each.count for each in wire.messages) < count:
         await wire.changed()
@@ -50,10 +52,10 @@ async def heard(wire: NatsWire, count: int) -> list[tuple[bytes, bytes, bytes]]:
 
 
 async def test_a_class_is_heard_by_nats_clients(server: BusServer, nats: NatsServer) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         for subject in "class.tills", "eu.>":
             wire.core.subscribe(subject)
-        await wire.echoed()
+        await wire.round_trip()
         await bus.publish_many([b"%03d" % n for n in range(100)], class_id="tills")
         more: Any = {"channel": "orders.eu", "key": b"k", "headers": {"h": "1"}}
         await bus.publish(b"one", class_id="tills", **more)
@@ -63,36 +65,36 @@ async def test_a_class_is_heard_by_nats_clients(server: BusServer, nats: NatsSer
         async with copying(copied):
             got = await heard(wire, 101)
             await until(lambda: copied.statistics().copied == 101)
-        path = f"{PATH}: {bus.wire.core.bus_id}\r\n".encode()
+        path = f"{PATH_HEADER}: {bus.connection.core.bus_id}\r\n".encode()
         assert got[:100] == [
             (b"class.tills", b"NATS/1.0\r\n" + path + b"\r\n", b"%03d" % n) for n in range(100)
         ]
-        headers = b"NATS/1.0\r\nh: 1\r\n" + path + f"{KEY}: k\r\n\r\n".encode()
+        headers = b"NATS/1.0\r\nh: 1\r\n" + path + f"{KEY_HEADER}: k\r\n\r\n".encode()
         assert got[100:] == [(b"eu.orders", headers, b"one")]
 
 
 async def test_where_nothing_comes_back_the_path_can_be_left_out(
     server: BusServer, nats: NatsServer
 ) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         wire.core.subscribe("class.bare")
-        await wire.echoed()
+        await wire.round_trip()
         await bus.publish_many([b"%03d" % n for n in range(100)], class_id="bare")
         here = bus.connection.core.bus_id
         for path in "a", f"a {here}":  # What came over other bridges says so, and makes no circle.
-            await bus.publish(path.encode(), class_id="bare", headers={PATH: path})
+            await bus.publish(path.encode(), class_id="bare", headers={PATH_HEADER: path})
         await bus.publish(b"last", class_id="bare")
-        copied = lane(server.address, nats.url, "bare", path=False)
+        copied = lane(server.address, nats.url, "bare", has_path=False)
         async with copying(copied):
             got = await heard(wire, 102)
             await until(lambda: copied.statistics().left == {"looped": 1})
         assert got[:100] == [(b"class.bare", b"", b"%03d" % n) for n in range(100)]
-        headers = f"NATS/1.0\r\n{PATH}: a\r\n\r\n".encode()
+        headers = f"NATS/1.0\r\n{PATH_HEADER}: a\r\n\r\n".encode()
         assert got[100:] == [(b"class.bare", headers, b"a"), (b"class.bare", b"", b"last")]
 
 
 async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServer) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "TILLS", "once.>")
         copied = CopiedClass("once", stream="TILLS", rewrite=(("#", "once.x.#"),), start="earliest")
         bridge = BridgeSettings("once", server.address, nats.url, (copied,))
@@ -100,11 +102,13 @@ async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServe
             await bus.publish_many(numbered(0, 200), class_id="once")
         await bus.publish(b"one", class_id="once", key=b"k")
         for life in range(2):
-            (made,) = lanes([bridge])
+            (made,) = create_copiers([bridge])
             async with copying(made):
-                await until(lambda made=made: made.statistics().at == 201)
+                await until(lambda made=made: made.statistics().position == 201)
             found = made.statistics()
-            assert (found.copied, found.left) == ((0, {"known_there": 201}) if life else (201, {}))
+            assert (found.copied, found.skipped) == (
+                (0, {"known_there": 201}) if life else (201, {})
+            )
             assert await stored(wire, "TILLS") == 201
             # A bridge that is killed before it can say how far it is says it all again.
             core = bus.connection.core
@@ -118,7 +122,7 @@ async def test_a_servers_own_headers_and_subjects_are_not_for_messages(
     server: BusServer, nats: NatsServer
 ) -> None:
     """They would have it drop messages, or delete streams, in the bridge's name."""
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "OWN", "own.>")
         await stream(wire, "VICTIM", "victim.>")
         for header in "Nats-Msg-Id", "nats-msg-id", "Nats-Expected-Last-Sequence", "NATS-TTL":
@@ -126,13 +130,13 @@ async def test_a_servers_own_headers_and_subjects_are_not_for_messages(
                 await bus.publish(b"", class_id="own", headers={header: "7", "h": "1"})
         copied = lane(server.address, nats.url, "own", stream="OWN", rewrite=(("#", "own.x.#"),))
         async with copying(copied):
-            await until(lambda: copied.statistics().at == 8)
+            await until(lambda: copied.statistics().position == 8)
         assert (copied.statistics().copied, await stored(wire, "OWN")) == (8, 8)
 
         inbox = "_INBOX.somebody"
         wire.core.subscribe(inbox)
         wire.core.subscribe("$SAID.>")
-        await wire.echoed()
+        await wire.round_trip()
         await bus.publish(b"", class_id="free", channel="$JS.API.STREAM.DELETE.VICTIM")
         await bus.publish(b"x", class_id="free", channel=inbox)
         await bus.publish(b"said", class_id="free", channel="said.so")
@@ -140,24 +144,24 @@ async def test_a_servers_own_headers_and_subjects_are_not_for_messages(
         rules = (("said.*", "$SAID.*"), ("x.#", "#"))
         copied = lane(server.address, nats.url, "free", rewrite=rules)
         async with copying(copied):
-            await until(lambda: copied.statistics().at == 4)
+            await until(lambda: copied.statistics().position == 4)
         assert [(subject, body) for subject, _, body in await heard(wire, 1)] == [
             (b"$SAID.so", b"said")
         ]
         assert await stored(wire, "VICTIM") == 0
         found = copied.statistics()
-        assert (found.copied, found.left, found.refused) == (1, {"refused": 3}, 3)
+        assert (found.copied, found.skipped, found.refused) == (1, {"refused": 3}, 3)
         letters = await payloads(bus, "dead.free", 3)
         assert letters == [b"", b"x", b""]
 
 
 async def test_what_goes_from_stream_to_stream_arrives(server: BusServer, nats: NatsServer) -> None:
-    async with wired(nats) as wire:
+    async with connect(nats) as wire:
         await stream(wire, "FIRST", "first.>")
         await stream(wire, "SECOND", "second.>")
         for number in range(20):
             wire.core.publish("first.a", b"%d" % number)
-        await wire.echoed()
+        await wire.round_trip()
         ways = [
             lane(nats.url, server.address, "chain", stream="FIRST"),
             lane(
@@ -169,14 +173,14 @@ async def test_what_goes_from_stream_to_stream_arrives(server: BusServer, nats: 
             ),
         ]
         async with copying(ways[0]), copying(ways[1]):
-            await until(lambda: ways[1].statistics().at == 20)
+            await until(lambda: ways[1].statistics().position == 20)
         assert (ways[1].statistics().copied, await stored(wire, "SECOND")) == (20, 20)
 
 
 async def test_a_consumer_that_is_deleted_is_made_again(
     server: BusServer, nats: NatsServer
 ) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "ENDS", "ends.>")
         copied = lane(nats.url, server.address, "ends", stream="ENDS", start="new")
         async with copying(copied):
@@ -184,7 +188,7 @@ async def test_a_consumer_that_is_deleted_is_made_again(
             for turn in range(3):
                 for number in range(10 * turn, 10 * turn + 10):
                     wire.core.publish("ends.a", b"%d" % number)
-                await wire.echoed()
+                await wire.round_trip()
                 await until(lambda turn=turn: copied.statistics().copied == 10 * turn + 10)
                 (name,) = (await wire.link.ask("CONSUMER.NAMES.ENDS"))["consumers"]
                 await wire.link.ask(f"CONSUMER.DELETE.ENDS.{name}")
@@ -197,7 +201,7 @@ async def test_a_wildcard_does_not_mean_answers_to_others(
     server: BusServer, nats: NatsServer
 ) -> None:
     """A lane back to the same server would copy its own echoes for ever."""
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         ways = [
             lane(nats.url, server.address, "wide"),
             lane(server.address, nats.url, "wide", rewrite=(("x", "$OWN"),)),
@@ -209,13 +213,13 @@ async def test_a_wildcard_does_not_mean_answers_to_others(
             await until(lambda: all(each.statistics().is_up for each in (*ways, meant)))
             for subject in "one", "_INBOX.x.1", "$x", "_INBOX.meant.1", "_two", "three":
                 wire.core.publish(subject, subject.encode())
-            await wire.echoed()
+            await wire.round_trip()
             assert await payloads(bus, "wide", 3) == [b"one", b"_two", b"three"]
             assert await payloads(bus, "meant", 1) == [b"_INBOX.meant.1"]
-            await until(lambda: ways[1].statistics().at == 3)
+            await until(lambda: ways[1].statistics().position == 3)
             await bus.publish(b"last", class_id="wide", channel="x")
-            await until(lambda: ways[1].statistics().at == 4)
-            await wire.echoed()
+            await until(lambda: ways[1].statistics().position == 4)
+            await wire.round_trip()
             assert await payloads(bus, "wide", 1) == [b"last"]
             await until(lambda: ways[0].statistics().copied == 3)
 
@@ -223,8 +227,8 @@ async def test_a_wildcard_does_not_mean_answers_to_others(
 async def test_a_stream_that_is_full_is_waited_for(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.copier._LATER_SECONDS", 0.02)
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    monkeypatch.setattr("simplebus.bridge.copier._RESEND_DELAY_SECONDS", 0.02)
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         config = {"name": "FULL", "subjects": ["class.full"], "max_msgs": 10, "discard": "new"}
         await wire.link.ask("STREAM.CREATE.FULL", config)
         await bus.publish_many(numbered(0, 25), class_id="full")
@@ -233,7 +237,7 @@ async def test_a_stream_that_is_full_is_waited_for(
             for count in 10, 20:
                 await until(lambda count=count: copied.statistics().copied == count)
                 await wire.link.ask("STREAM.PURGE.FULL")
-            await until(lambda: copied.statistics().at == 25)
+            await until(lambda: copied.statistics().position == 25)
         found = copied.statistics()
         assert (found.copied, found.refused, await stored(wire, "FULL")) == (25, 0, 5)
 
@@ -241,66 +245,69 @@ async def test_a_stream_that_is_full_is_waited_for(
 async def test_a_stream_that_is_not_there_is_waited_for_and_told_of_once(
     server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await bus.publish(b"1", class_id="late")
         copied = lane(server.address, nats.url, "late", stream="LATE")
         async with copying(copied):
             await until(lambda: copied.statistics().losses >= 4)
-            assert "no stream 'LATE'" in copied.statistics().problem or copied.statistics().is_up
+            assert (
+                "stream 'LATE' did not answer" in copied.statistics().problem
+                or copied.statistics().is_up
+            )
             await stream(wire, "LATE", "class.late")
             await until(lambda: copied.statistics().copied == 1)
         assert await stored(wire, "LATE") == 1
-        assert caplog.text.count("no stream 'LATE' took it: JetStream: stream not found") == 1
-        assert caplog.text.count(": is there again") == 1
+        assert caplog.text.count("stream 'LATE' did not answer: JetStream: stream not found") == 1
+        assert caplog.text.count(": works again") == 1
 
 
 async def test_a_stream_is_waited_for_though_another_one_takes_its_subject(
     server: BusServer, nats: NatsServer
 ) -> None:
     """Its name may be a slip. Where it is there, it will never have what the other one takes."""
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "OTHER", "other.>")
         await bus.publish(b"1", class_id="another", channel="other.x")
         copied = lane(server.address, nats.url, "another", stream="ANOTHER")
         async with copying(copied):
-            await until(lambda: "no stream 'ANOTHER'" in copied.statistics().problem)
+            await until(lambda: "stream 'ANOTHER' did not answer" in copied.statistics().problem)
             await stream(wire, "ANOTHER", "class.another")
-            await until(lambda: copied.statistics().at == 1)
+            await until(lambda: copied.statistics().position == 1)
         assert (copied.statistics().copied, copied.statistics().refused) == (0, 1)
         (letter,) = await bus.fetch("dead.another")
-        assert "does not take the subject 'other.x'" in dict(letter.headers)["dead-error"]
+        assert "does not accept the subject 'other.x'" in dict(letter.headers)["dead-error"]
 
 
 async def test_what_its_stream_does_not_take_is_refused_and_the_rest_goes_on(
     server: BusServer, nats: NatsServer
 ) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "SOME", "some.*")
         for number in range(60):
             more: Any = {"channel": "stray"} if number == 30 else {"channel": "some.x"}
             await bus.publish(b"%d" % number, class_id="some", **({} if number == 40 else more))
         copied = lane(server.address, nats.url, "some", stream="SOME")
         async with copying(copied):
-            await until(lambda: copied.statistics().at == 60)
+            await until(lambda: copied.statistics().position == 60)
         found = copied.statistics()
         assert (found.copied, found.refused, found.losses) == (58, 2, 0)
         assert await stored(wire, "SOME") == 58
         letters = await bus.fetch("dead.some")
         assert [each.payload for each in letters] == [b"30", b"40"]
         assert [dict(each.headers)["dead-error"] for each in letters] == [
-            f"no_stream: stream 'SOME' does not take the subject {subject!r}"
+            f"no_stream: stream 'SOME' does not accept the subject {subject!r}"
             for subject in ("stray", "class.some")
         ]
 
 
 async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: NatsServer) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         copied = lane(nats.url, server.address, "heard", channels=("in.>",))
         async with copying(copied):
             await until(lambda: copied.statistics().is_up)
             for number in range(100):
                 wire.core.publish("in.a", b"%d" % number)
-            headers = encode.block((b"h", b"1"), (KEY.encode(), b"k"))
+            headers = encode.block((b"h", b"1"), (KEY_HEADER.encode(), b"k"))
             wire.core.publish("in.b", b"<\r\n>", headers=headers)
             wire.link.flush()
             async with bus.subscribe("heard") as messages:
@@ -310,15 +317,15 @@ async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: N
         assert (got[100].channel, got[100].payload, got[100].key) == ("in.b", b"<\r\n>", b"k")
         assert wire.core.info is not None
         here = f"nats.{wire.core.info.server_id[:16]}"
-        assert got[100].headers == (("h", "1"), (PATH, here))
+        assert got[100].headers == (("h", "1"), (PATH_HEADER, here))
 
 
 async def test_what_a_bus_has_otherwise_is_kept_as_far_as_it_can_be_and_told(
     server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    headers = encode.block((b"tenant", b"7"), (KEY.encode(), b"k"))
-    long = encode.block((b"long", b"x" * 70_000), (KEY.encode(), b"k"))
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    headers = encode.block((b"tenant", b"7"), (KEY_HEADER.encode(), b"k"))
+    long = encode.block((b"long", b"x" * 70_000), (KEY_HEADER.encode(), b"k"))
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         copied = lane(nats.url, server.address, "odd", channels=("odd.>",))
         async with copying(copied, up=True):
             for subject, block in (
@@ -335,11 +342,11 @@ async def test_what_a_bus_has_otherwise_is_kept_as_far_as_it_can_be_and_told(
             await until(lambda: copied.statistics().copied == 5)
     kept = ("tenant", "7")
     assert [(m.channel, m.key, m.headers[:-1]) for m in got] == [
-        ("", b"k", ((SUBJECT, "odd.#"), kept)),
+        ("", b"k", ((SUBJECT_HEADER, "odd.#"), kept)),
         ("odd.a#", b"k", (kept,)),
-        ("", b"k", ((SUBJECT, "odd.caf\\xe9"), kept)),
+        ("", b"k", ((SUBJECT_HEADER, "odd.caf\\xe9"), kept)),
         ("odd.b", b"k", ()),
-        ("", b"", ((SUBJECT, "odd.#"),)),
+        ("", b"", ((SUBJECT_HEADER, "odd.#"),)),
     ]
     assert copied.statistics().odd == 4
     assert caplog.text.count("the subject 'odd.#' is no channel") == 1
@@ -347,36 +354,38 @@ async def test_what_a_bus_has_otherwise_is_kept_as_far_as_it_can_be_and_told(
 
 
 async def test_another_nats_server_is_no_circle(server: BusServer, nats: NatsServer) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         assert wire.core.info is not None
         here = f"nats.{wire.core.info.server_id[:16]}"
         copied = lane(nats.url, server.address, "circle", channels=("circle",))
         async with copying(copied):
             await until(lambda: copied.statistics().is_up)
             for path in "nats.ANOTHER a", f"{here} a":
-                headers = encode.block((PATH.encode(), path.encode()))
+                headers = encode.block((PATH_HEADER.encode(), path.encode()))
                 wire.core.publish("circle", path.encode(), headers=headers)
             wire.core.publish("circle", b"last")
-            await wire.echoed()
+            await wire.round_trip()
             assert await payloads(bus, "circle", 2) == [b"nats.ANOTHER a", b"last"]
             await until(lambda: copied.statistics().left == {"looped": 1})
 
 
 async def test_a_stream_comes_over_once(server: BusServer, nats: NatsServer) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "WORDS", "words.*")
         for number in range(300):
             wire.core.publish(f"words.{number % 3}", b"%d" % number)
-        await wire.echoed()
-        bridge = BridgeSettings("words", nats.url, server.address, (CopiedClass("words", stream="WORDS"),))
+        await wire.round_trip()
+        bridge = BridgeSettings(
+            "words", nats.url, server.address, (CopiedClass("words", stream="WORDS"),)
+        )
         for first, last in ((0, 300), (300, 310)):
-            (copied,) = lanes([bridge])
+            (copied,) = create_copiers([bridge])
             for number in range(max(300, first), last):
                 wire.core.publish("words.0", b"%d" % number)
             wire.link.flush()
             async with copying(copied):
                 assert await payloads(bus, "words", last - first) == numbered(first, last)
-                await until(lambda made=copied, end=last: made.statistics().at > end)
+                await until(lambda made=copied, end=last: made.statistics().position > end)
         where = "CONSUMER.INFO.WORDS.bridge-words-there-words"
         state = await wire.link.ask(where)
         assert state["ack_floor"]["stream_seq"] == 310
@@ -386,12 +395,12 @@ async def test_bridges_of_one_name_from_one_stream_to_two_buses_are_told_apart(
     server: BusServer, nats: NatsServer
 ) -> None:
     """They would take the consumer from one another for ever."""
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "SHARED", "shared")
         with bus_server() as other:
             copied = (CopiedClass("shared", stream="SHARED"),)
             first, second = (
-                lanes([BridgeSettings("same", nats.url, each.address, copied)])[0]
+                create_copiers([BridgeSettings("same", nats.url, each.address, copied)])[0]
                 for each in (server, other)
             )
             async with copying(first):
@@ -404,7 +413,7 @@ async def test_bridges_of_one_name_from_one_stream_to_two_buses_are_told_apart(
                     wire.core.publish("shared", b"1")
                     wire.link.flush()
                     assert await payloads(bus, "shared", 1) == [b"1"]
-                await until(lambda: first.statistics().at == 3)
+                await until(lambda: first.statistics().position == 3)
             assert first.statistics().losses == 0
             async with copying(second), simplebus.connect(other.address) as there:
                 wire.core.publish("shared", b"2")  # Who has moved its far end goes on there.

@@ -11,13 +11,13 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.bridge.nats_connection import NatsWire, nats_wired
+from simplebus.bridge.nats_connection import BridgeNatsConnection, connect_nats
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.testing.server import bus_server
 from tests.bridge.memory_buses import numbered
-from tests.bridge.nats_copiers import until, wired
+from tests.bridge.nats_copiers import connect, until
 from tests.bridge.test_processes import Killed
 from tests.jetstream.nats_servers import NatsServer, cluster
 
@@ -57,7 +57,9 @@ start = "earliest"
 """
 
 
-async def asked(wire: NatsWire, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+async def asked(
+    wire: BridgeNatsConnection, subject: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Ask until it is answered: while nobody leads what it is about, nobody does."""
     while True:
         with suppress(BusConnectionError, JetStreamError):
@@ -66,7 +68,7 @@ async def asked(wire: NatsWire, subject: str, body: dict[str, Any] | None = None
         await trio.sleep(0.1)
 
 
-async def made(wire: NatsWire, stream: str, *, takes_chains: bool) -> None:
+async def made(wire: BridgeNatsConnection, stream: str, *, takes_chains: bool) -> None:
     """Kept by all three, as soon as these have found each other."""
     config = {
         "name": stream,
@@ -77,7 +79,7 @@ async def made(wire: NatsWire, stream: str, *, takes_chains: bool) -> None:
     await asked(wire, f"STREAM.CREATE.{stream}", config)
 
 
-async def led_by(wire: NatsWire, stream: str, server: NatsServer) -> None:
+async def led_by(wire: BridgeNatsConnection, stream: str, server: NatsServer) -> None:
     """Return when this server leads the stream."""
     move = {"placement": {"preferred": server.name}}
     while (await asked(wire, f"STREAM.INFO.{stream}"))["cluster"].get("leader") != server.name:
@@ -121,7 +123,7 @@ class Flow:
         """Into the stream itself, one behind the other, each until the cluster has it."""
         while not self.is_over:
             try:
-                async with nats_wired(self._servers, "said", {}, heartbeat=2.0) as wire:
+                async with connect_nats(self._servers, "said", {}, heartbeat=2.0) as wire:
                     while not self.is_over:
                         await self._say(wire, self.published["said"])
                         self.published["said"] += 1
@@ -130,7 +132,7 @@ class Flow:
             except (BusConnectionError, JetStreamError):
                 await trio.sleep(0.1)
 
-    async def _say(self, wire: NatsWire, number: int) -> None:
+    async def _say(self, wire: BridgeNatsConnection, number: int) -> None:
         headers = encode.block((jetstream_codec.MSG_ID, b"%d" % number))
         core = wire.core
         reply = core.take_numbers(1)
@@ -139,7 +141,7 @@ class Flow:
         )
         wire.link.flush()
         while not wire.replies:
-            await wire.owed("a PubAck")
+            await wire.wait_expected("a PubAck")
         for error in jetstream_codec.pub_acks(wire.replies.pop().messages).errors.values():
             raise error
 
@@ -174,7 +176,7 @@ async def test_one_of_three_servers_is_killed_and_nothing_is_lost_or_comes_twice
         file.write_text(BRIDGES.format(**ends, more=more))
         is_one_by_one = not (takes_chains or more)
         most = ONE_BY_ONE_MAX if is_one_by_one else UNDER_WAY_MAX
-        flow, connected = Flow(near.address, far.address, urls, most), partial(wired, urls)
+        flow, connected = Flow(near.address, far.address, urls, most), partial(connect, urls)
         with trio.fail_after(PATIENCE_SECONDS):
             async with connected() as wire:
                 for stream in STREAMS:
@@ -206,9 +208,9 @@ async def test_one_of_three_servers_is_killed_and_nothing_is_lost_or_comes_twice
             finally:
                 bridges.kill()
     got, published = flow.got, flow.published
-    assert got["said"] == list(range(published["said"])), bridges.said()
+    assert got["said"] == list(range(published["said"])), bridges.commands()
     # What was on its way into a stream when that got another leader may be behind later ones,
     # where several messages are, each by itself.
     through = sorted(got["through"]) if more else got["through"]
-    assert through == list(range(published["through"])), bridges.said()
+    assert through == list(range(published["through"])), bridges.commands()
     assert info["state"]["messages"] == published["through"]

@@ -6,11 +6,11 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.bridge.build import _SERVERS_MAX, _one_place
+from simplebus.bridge.build import _IDENTITIES_MAX, _cluster_identities
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.testing.server import BusServer
 from tests.bridge.memory_buses import numbered
-from tests.bridge.nats_copiers import bridged, wired
+from tests.bridge.nats_copiers import bridged, connect
 from tests.jetstream.nats_servers import NatsServer
 
 PATIENCE_SECONDS = 120.0
@@ -21,7 +21,7 @@ async def test_what_is_published_at_either_end_is_at_each_of_them_once(
     stream: str, server: BusServer, nats: NatsServer
 ) -> None:
     async with (
-        wired(nats) as wire,
+        connect(nats) as wire,
         simplebus.connect(server.address) as bus,
     ):
         if stream:
@@ -29,13 +29,15 @@ async def test_what_is_published_at_either_end_is_at_each_of_them_once(
             await wire.link.ask(f"STREAM.CREATE.{stream}", config)
         subject = f"echo.{stream or 'plain'}"
         copied = CopiedClass(f"both{stream}", channels=(subject,), stream=stream, start="earliest")
-        bridge = BridgeSettings(f"both{stream}", server.address, nats.url, (copied,), is_bidirectional=True)
+        bridge = BridgeSettings(
+            f"both{stream}", server.address, nats.url, (copied,), is_bidirectional=True
+        )
         async with (
             bus.subscribe(copied.class_) as messages,
             bridged(bridge, up=True) as (there, back),
         ):
             wire.core.subscribe(subject)
-            await wire.echoed()
+            await wire.round_trip()
             await bus.publish_many(numbered(0, 5), class_id=copied.class_, channel=subject)
             for number in range(5, 15):
                 wire.core.publish(subject, b"%d" % number)
@@ -45,7 +47,7 @@ async def test_what_is_published_at_either_end_is_at_each_of_them_once(
                 or back.statistics().left.get("looped") != 5
             ):
                 await trio.sleep(0.01)
-            await wire.echoed()
+            await wire.round_trip()
             got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(15)]
             assert sorted(got) == sorted(numbered(0, 15))
             said = [each.payload(row) for each in wire.messages for row in range(each.count)]
@@ -59,12 +61,14 @@ async def test_where_the_path_is_left_out_it_may_come_back_under_another_name(
     server: BusServer, nats: NatsServer
 ) -> None:
     """For a way through the bus that is meant."""
-    into = BridgeSettings("into", nats.url, server.address, (CopiedClass("way", channels=("way.in",)),))
+    into = BridgeSettings(
+        "into", nats.url, server.address, (CopiedClass("way", channels=("way.in",)),)
+    )
     renamed = CopiedClass("way", rewrite=(("way.in", "way.out"),), start="earliest")
     out = BridgeSettings("out", server.address, nats.url, (renamed,), has_path=False)
-    async with wired(nats) as wire, bridged(into, out, up=True):
+    async with connect(nats) as wire, bridged(into, out, up=True):
         wire.core.subscribe("way.out")
-        await wire.echoed()
+        await wire.round_trip()
         wire.core.publish("way.in", b"hello")
         wire.link.flush()
         while not wire.messages:
@@ -74,12 +78,12 @@ async def test_where_the_path_is_left_out_it_may_come_back_under_another_name(
 
 def test_all_servers_that_were_met_at_some_addresses_are_one_place() -> None:
     servers = "nats://user:secret@a.invalid,tls://b.invalid"
-    there = _one_place(servers, "", "nats.A")
-    _one_place("nats://a.invalid, b.invalid", "", "nats.B")
-    _one_place(servers, "S", "nats.C.S")
+    there = _cluster_identities(servers, "", "nats.A")
+    _cluster_identities("nats://a.invalid, b.invalid", "", "nats.B")
+    _cluster_identities(servers, "S", "nats.C.S")
     assert list(there) == ["nats.A", "nats.B"]
-    for number in range(_SERVERS_MAX):
-        _one_place(servers, "", "nats.A")
-        _one_place(servers, "", f"nats.{number}")
-    assert len(there) == _SERVERS_MAX
+    for number in range(_IDENTITIES_MAX):
+        _cluster_identities(servers, "", "nats.A")
+        _cluster_identities(servers, "", f"nats.{number}")
+    assert len(there) == _IDENTITIES_MAX
     assert "nats.A" in there

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import simplebus
 from load.ports import HOST, free_ports
 from simplebus import Bus
-from simplebus.bridge.runner import lanes, serve_with_bridges
-from simplebus.bridge.runner import run as run_lanes
+from simplebus.bridge.runner import create_copiers, serve_with_bridges
+from simplebus.bridge.runner import run_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.cli import app
 from simplebus.config.bridges import made as read_bridges
@@ -109,7 +109,7 @@ async def test_whoever_is_killed_each_message_comes_once_and_in_order(tmp_path: 
             await listening(far)
             async with simplebus.connect(far) as bus:
                 await take(bus, got)
-        assert got == list(range(COUNT)), "\n".join(each.said() for each in programs)
+        assert got == list(range(COUNT)), "\n".join(each.commands() for each in programs)
     finally:
         for each in programs:
             each.kill()
@@ -125,7 +125,7 @@ async def test_a_bridge_ends_cleanly_and_says_what_it_did() -> None:
                 bridge.signal(signal.SIGTERM)
                 status, _, log = await trio.to_thread.run_sync(bridge.end)
     assert status == 0
-    assert "bridge bridge there 1: goes on at 0" in log
+    assert "bridge bridge there 1: copying from sequence 0" in log
 
 
 async def test_where_classes_spill_records_do_not(tmp_path: Path) -> None:
@@ -136,9 +136,11 @@ async def test_where_classes_spill_records_do_not(tmp_path: Path) -> None:
             for life in range(2):
                 await here.publish_many([b"%d" % life] * 200, class_id="a")
                 with bus_server(spill, data_dir=tmp_path) as far:
-                    made = lanes([BridgeSettings("b", near.address, far.address, (CopiedClass("a"),))])
+                    made = create_copiers(
+                        [BridgeSettings("b", near.address, far.address, (CopiedClass("a"),))]
+                    )
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(run_lanes, made)
+                        nursery.start_soon(run_copiers, made)
                         async with (
                             simplebus.connect(far.address) as there,
                             there.subscribe("a", durable="test") as messages,
@@ -168,7 +170,7 @@ async def test_a_server_brings_its_bridges() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--from", "a", "--to", "a", "1"], "a is copied to itself"),
+        (["--from", "a", "--to", "a", "1"], "source and target are the same: a"),
         (["--from", "a", "1"], "expected --from and --to"),
         (["--from", "a", "--to", "b"], "one class at least"),
         (["--from", "a", "--to", "b", "70000"], "a class id is from 0"),
@@ -198,11 +200,11 @@ def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> 
         ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nto = "bridges"', "where lanes are"),
         (
             'from = "a"\nto = "nats://b"\n[[bridges.copy]]\nclass = 7\nstream = "A B"',
-            "no stream can be called 'A B'",
+            "invalid stream name 'A B'",
         ),
         (
             'from = "a"\nto = "nats://b"\n[[bridges.copy]]\nclass = 7\nunder_way = 1',
-            "on their way into a 'stream'",
+            "needs a 'stream' at the target",
         ),
         (
             'from = "a"\nto = "nats://b"\n[[bridges.copy]]\nclass = 7\nstream = "A"\nunder_way = 0',
@@ -215,7 +217,7 @@ def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> 
         (
             'from = "a"\nto = "nats://b"\npath = false\nclasses = ["x"]\n'
             '[[bridges]]\nname = "y"\nfrom = "nats://b"\nto = "c"\nclasses = ["x"]',
-            "bridge 'x' leaves out the path, and bridge 'y' reads from a NATS server",
+            "bridge 'x' has path = false, and bridge 'y' reads from NATS",
         ),
     ],
 )
@@ -243,7 +245,7 @@ def test_the_example_of_the_readme_is_one(tmp_path: Path) -> None:
     blocks = [block.partition("```")[0] for block in readme.split("```toml\n")[1:]]
     (text,) = [block for block in blocks if "[[bridges]]" in block]
     made, has_secrets = read_bridges(tomllib.loads(text)["bridges"], is_served=False)
-    assert [each.name for each in lanes(made)] == [
+    assert [each.name for each in create_copiers(made)] == [
         "bridge hq there stock",
         "bridge hq there orders",
         "bridge cloud there orders-eu",

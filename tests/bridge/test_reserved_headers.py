@@ -6,34 +6,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.bridge.reserved_headers import KEY, KEY_HEX, denied, key_headers, without_key
+from simplebus.bridge.reserved_headers import (
+    KEY_HEADER,
+    KEY_HEX_HEADER,
+    denied_subject,
+    encode_key,
+    split_key,
+)
 from simplebus.nats.bus.convert import format_header_block, parse_header_block
 
 
 @given(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(str.encode)))
 def test_a_key_comes_back_the_same(key: bytes) -> None:
-    block = block_of((("h", "1"), *key_headers(key)))
-    assert without_key(headers_of(block)) == ((("h", "1"),), key)
+    block = format_header_block((("h", "1"), *encode_key(key)))
+    assert split_key(parse_header_block(block)) == ((("h", "1"),), key)
 
 
 @pytest.mark.parametrize(
     ("key", "header"),
     [
-        (b"till-4", (KEY, "till-4")),
-        ("Köln 4".encode(), (KEY, "Köln 4")),
-        (b" 4", (KEY_HEX, "2034")),
-        (b"4\n", (KEY_HEX, "340a")),
-        (b"\xff", (KEY_HEX, "ff")),
+        (b"till-4", (KEY_HEADER, "till-4")),
+        ("Köln 4".encode(), (KEY_HEADER, "Köln 4")),
+        (b" 4", (KEY_HEX_HEADER, "2034")),
+        (b"4\n", (KEY_HEX_HEADER, "340a")),
+        (b"\xff", (KEY_HEX_HEADER, "ff")),
     ],
 )
 def test_a_key_that_is_text_is_readable(key: bytes, header: tuple[str, str]) -> None:
-    assert key_headers(key) == (header,)
+    assert encode_key(key) == (header,)
 
 
 def test_what_is_no_number_of_digits_is_no_key() -> None:
-    odd = ((KEY_HEX, "4"), (KEY_HEX, "x0"), ("h", "1"))
-    assert without_key(odd) == (odd, b"")
-    assert without_key(((KEY, "a"), (KEY_HEX, "62"))) == ((), b"b")
+    odd = ((KEY_HEX_HEADER, "4"), (KEY_HEX_HEADER, "x0"), ("h", "1"))
+    assert split_key(odd) == (odd, b"")
+    assert split_key(((KEY_HEADER, "a"), (KEY_HEX_HEADER, "62"))) == ((), b"b")
 
 
 @pytest.mark.parametrize(
@@ -48,5 +54,5 @@ def test_what_is_no_number_of_digits_is_no_key() -> None:
 )
 def test_a_denied_subject_is_read_as_it_is(shown: str, subject: str) -> None:
     said = f'Permissions Violation for Publish to "{shown}"'
-    assert denied(said) == denied(f'{said} (why "not")') == subject.encode()
-    assert denied(said.replace("Publish to", "Publish with Reply of")) == b""
+    assert denied_subject(said) == denied_subject(f'{said} (why "not")') == subject.encode()
+    assert denied_subject(said.replace("Publish to", "Publish with Reply of")) == b""

@@ -8,10 +8,10 @@ import trio
 import trio.testing
 
 import simplebus
-from simplebus.bridge.bus_connection import near_wired
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.bus_connection import connect_source
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
-from simplebus.bridge.source.bus import NearBus
+from simplebus.bridge.source.bus import BusSource
 from simplebus.client.addresses import Address
 from simplebus.client.aio.transport import SocketEndpoint
 from simplebus.server.shutdown import drain
@@ -29,7 +29,7 @@ async def never() -> AsyncIterator[int]:
 async def test_all_that_waits_for_a_bridge_is_copied_first() -> None:
     async with serving() as near, serving() as far:
         here, there = (str(each.addresses[0]) for each in (near, far))
-        (begun,) = lanes([BridgeSettings("b", here, there, (CopiedClass("orders"),))])
+        (begun,) = create_copiers([BridgeSettings("b", here, there, (CopiedClass("orders"),))])
         async with simplebus.connect(here) as bus, copying(begun, up=True):
             for _ in range(10):
                 await bus.publish_many([b"x" * 1000] * (COUNT // 10), class_id="orders")
@@ -45,14 +45,14 @@ async def test_who_moves_his_durable_when_the_server_begins_to_end_is_waited_for
         place = SocketEndpoint(Address.parse(address))
         async with simplebus.connect(address) as bus:
             await bus.publish_many([b"1", b"2"], class_id="orders")
-        async with near_wired(place, "a", to="x", heartbeat=10, auth=None) as wire:
-            end = NearBus(wire, class_="orders", durable="a")
+        async with connect_source(place, "a", target_id="x", heartbeat=10, auth=None) as wire:
+            end = BusSource(wire, class_="orders", durable="a")
             await end.open()
             (session,) = [c.session for c in server.server.connections.values()]
             inbox = end._inbox
             assert inbox is not None
             wire.core.unsubscribe(inbox, is_processed=False)
-            wire.closed(inbox)
+            wire.remove_inbox(inbox)
             with trio.fail_after(30):
                 await until(lambda: not session.subscriptions)
                 ended = trio.Event()
@@ -64,7 +64,7 @@ async def test_who_moves_his_durable_when_the_server_begins_to_end_is_waited_for
                 nursery.start_soon(drained)
                 await trio.testing.wait_all_tasks_blocked(0.0)
                 await end._subscribe("waiting")
-                assert (await end.find(0)).next_sequence == 2
+                assert (await end.read(0)).next_sequence == 2
                 assert not ended.is_set()
-                await end.keep(2, now=True)
+                await end.commit_position(2, now=True)
                 await ended.wait()

@@ -22,13 +22,18 @@ from simplebus.commands.bridge import _with_environment
 from simplebus.config.bridges import made as read_bridges
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.settings import Settings
-from simplebus.core.users.passwords import Passwords, quick_hash
-from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.passwords import PasswordVerifier, hash_token
+from simplebus.core.users.permissions import (
+    AdminRight,
+    PermissionRule,
+    PermissionRules,
+    Permissions,
+)
 from simplebus.core.users.users import User, Users
-from simplebus.server.run import ServeOptions, RunningServer, serve
+from simplebus.server.run import RunningServer, ServeOptions, serve
 from simplebus.server.tls.certificates import TlsOptions
 from tests.bridge.memory_buses import numbered, payloads
-from tests.bridge.nats_copiers import bridged, until, wired
+from tests.bridge.nats_copiers import bridged, connect, until
 from tests.jetstream.nats_servers import nats_server
 from tests.support.certificates import Authority
 from tests.support.running_server import serving
@@ -36,27 +41,27 @@ from tests.support.running_server import serving
 PATIENCE_SECONDS = 120.0
 
 
-def rules(*allow: str) -> Rules:
-    return Rules(tuple(map(Rule.parse, allow)))
+def rules(*allow: str) -> PermissionRules:
+    return PermissionRules(tuple(map(PermissionRule.parse, allow)))
 
 
-ALL = User("all", token=quick_hash("all"))
+ALL = User("all", token=hash_token("all"))
 READER = User(
     "reader",
-    token=quick_hash("reads"),
+    token=hash_token("reads"),
     permissions=Permissions(
         publish=rules("dead.orders"),
         subscribe=rules("orders"),
-        admin=((Right.FETCH, "orders"),),
+        admin=((AdminRight.FETCH, "orders"),),
     ),
 )
 WRITER = User(
     "writer",
-    token=quick_hash("writes"),
+    token=hash_token("writes"),
     permissions=Permissions(
         publish=rules("orders", "bridges"),
         subscribe=rules("bridges"),
-        admin=((Right.CONFIGURE, "bridges"),),
+        admin=((AdminRight.CONFIGURE, "bridges"),),
     ),
 )
 
@@ -73,7 +78,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 async def guarded(authority: Authority, *users: User, **more: Any) -> AsyncIterator[RunningServer]:
     folder = authority.folder
     tls = TlsOptions(folder / "localhost.pem", folder / "localhost.key", **more)
-    async with serving(users=Users((ALL, *users), Passwords(b"by chance")), tls=tls) as server:
+    async with serving(
+        users=Users((ALL, *users), PasswordVerifier(b"by chance")), tls=tls
+    ) as server:
         yield server
 
 
@@ -127,7 +134,9 @@ async def test_an_end_that_refuses_the_bridge_is_told_about(
     access = Access(**{"ca": str(authority.path), **near_access})
     async with guarded(authority) as near, serving() as far:
         far_url = f"simplebus://{far.addresses[0]}"
-        bridge = BridgeSettings("b", secure(near), far_url, (CopiedClass("orders"),), source_access=access)
+        bridge = BridgeSettings(
+            "b", secure(near), far_url, (CopiedClass("orders"),), source_access=access
+        )
         async with bridged(bridge) as (lane,):
             await until(lambda: lane.statistics().losses > 0)
             assert problem in lane.statistics().problem
@@ -138,7 +147,7 @@ async def test_a_server_that_lets_in_nobody_unknown_is_home_to_its_own_bridges(
 ) -> None:
     """Both ways, and through what it is told anew: nobody asks them for TLS, or who they are."""
     folder, known = authority.folder, Access(token="all", ca=str(authority.path))
-    users = Users((ALL,), Passwords(b"by chance"))
+    users = Users((ALL,), PasswordVerifier(b"by chance"))
     options = ServeOptions(
         hosts=("127.0.0.1",),
         port=0,
@@ -180,7 +189,7 @@ async def test_a_server_that_lets_in_nobody_unknown_is_home_to_its_own_bridges(
 
                 while not await have_begun():
                     pass
-                for first, also in (0, User("more", token=quick_hash("more"))), (50, None):
+                for first, also in (0, User("more", token=hash_token("more"))), (50, None):
                     await here.publish_many(numbered(first, first + 50), class_id="orders")
                     await there.publish_many(numbered(first, first + 50), class_id="news")
                     found = numbered(first, first + 50)
@@ -188,7 +197,7 @@ async def test_a_server_that_lets_in_nobody_unknown_is_home_to_its_own_bridges(
                     assert await payloads(here, "copies", 50) == found
                     assert await payloads(here, "news", 50) == found
                     if also is not None:
-                        more = Users((ALL, also), Passwords(b"by chance"))
+                        more = Users((ALL, also), PasswordVerifier(b"by chance"))
                         started[0].server.replace_users(more)
         nursery.cancel_scope.cancel()
 
@@ -212,10 +221,10 @@ async def test_a_nats_server_that_asks_for_certificates_is_one_of_the_ends(
         async with (
             serving() as near,
             simplebus.connect(near.addresses[0]) as bus,
-            wired(nats, {"token": "secret"}, tls=access.tls()) as wire,
+            connect(nats, {"token": "secret"}, tls=access.tls()) as wire,
         ):
             wire.core.subscribe("class.orders")
-            await wire.echoed()
+            await wire.round_trip()
             await bus.publish(b"hello", class_id="orders")
             copied = (CopiedClass("orders", start="earliest"),)
             tls_url = nats.url.replace("nats://", "tls://")
@@ -272,7 +281,9 @@ def test_the_environment_says_who_it_is_where_nothing_else_does(
     found = _with_environment(bridge)
     assert found.source_access == Access(token="near")
     assert found.target_access == Access(user="till", password="secret")
-    said = _with_environment(BridgeSettings("b", "a", "c", (CopiedClass(1),), source_access=Access(token="own")))
+    said = _with_environment(
+        BridgeSettings("b", "a", "c", (CopiedClass(1),), source_access=Access(token="own"))
+    )
     assert said.source_access == Access(token="own")
     secret_file.chmod(0o644)
     assert os.stat(secret_file).st_mode & 0o044

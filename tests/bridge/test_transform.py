@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from simplebus.bridge.channel_map import Renaming
-from simplebus.bridge.checkpoint import Mark
-from simplebus.bridge.loop_header import PATH
-from simplebus.bridge.transform import Copies, Left, Piece, Rewriter
+from simplebus.bridge.channel_map import ChannelMap
+from simplebus.bridge.checkpoint import MessageFingerprint
+from simplebus.bridge.loop_header import PATH_HEADER
+from simplebus.bridge.transform import FrameRewriter, MessageRun, RewrittenFrames, SkipReason
 from simplebus.core.protocol import envelope_batch as envelopes
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope
@@ -28,13 +28,13 @@ def enveloped(envelope: Envelope, payload: bytes) -> bytes:
     return frames.encode(frames.ENVELOPE, class_id=1, content=envelopes.encode(envelope, payload))
 
 
-def piece_of(those: list[bytes], ages: list[float] | None = None, first: int = 0) -> Piece:
+def piece_of(those: list[bytes], ages: list[float] | None = None, first: int = 0) -> MessageRun:
     bounds = np.cumsum([0, *map(len, those)]).astype(np.int64)
     sequences = np.arange(first, first + len(those), dtype=np.int64)
-    return Piece(b"".join(those), bounds, sequences, 0.0 if ages is None else np.array(ages))
+    return MessageRun(b"".join(those), bounds, sequences, 0.0 if ages is None else np.array(ages))
 
 
-def read(copies: Copies) -> list[tuple[int, Envelope, bytes]]:
+def read(copies: RewrittenFrames) -> list[tuple[int, Envelope, bytes]]:
     """What a bus there would make of it: class, envelope, payload."""
     found = []
     for raw, bounds in copies.frames():
@@ -50,13 +50,15 @@ def read(copies: Copies) -> list[tuple[int, Envelope, bytes]]:
     return found
 
 
-def rewriter(**more: object) -> Rewriter:
-    return Rewriter(**{"class_id": 7, "here": "a", "there": "b", **more})  # type: ignore[arg-type]
+def rewriter(**more: object) -> FrameRewriter:
+    return FrameRewriter(**{"class_id": 7, "source": "a", "targets": "b", **more})  # type: ignore[arg-type]
 
 
-def copied(those: list[bytes], *, ages: list[float] | None = None, **more: object) -> Copies:
-    copies = Copies()
-    rewriter(**more).many(piece_of(those, ages), copies)
+def copied(
+    those: list[bytes], *, ages: list[float] | None = None, **more: object
+) -> RewrittenFrames:
+    copies = RewrittenFrames()
+    rewriter(**more).rewrite_run(piece_of(those, ages), copies)
     return copies
 
 
@@ -64,16 +66,16 @@ def test_a_message_says_where_it_came_from() -> None:
     for count in (1, 100):
         copies = copied([message(b"%03d" % n, n) for n in range(count)])
         assert read(copies) == [
-            (7, Envelope(headers=((PATH, "a"),)), b"%03d" % n) for n in range(count)
+            (7, Envelope(headers=((PATH_HEADER, "a"),)), b"%03d" % n) for n in range(count)
         ]
-        assert copies.numbers().tolist() == list(range(count))
+        assert copies.all_sequences().tolist() == list(range(count))
 
 
 def test_what_it_carried_it_still_carries() -> None:
-    was = Envelope("x.y", b"key", (("h", "1"), (PATH, "z"), ("h", "2")), 12345)
+    was = Envelope("x.y", b"key", (("h", "1"), (PATH_HEADER, "z"), ("h", "2")), 12345)
     for count in (1, 100):
         copies = copied([enveloped(was, b"%03d" % n) for n in range(count)])
-        now = was._replace(headers=(("h", "1"), ("h", "2"), (PATH, "z a")))
+        now = was._replace(headers=(("h", "1"), ("h", "2"), (PATH_HEADER, "z a")))
         assert read(copies) == [(7, now, b"%03d" % n) for n in range(count)]
 
 
@@ -81,22 +83,22 @@ def test_times_and_keys_are_each_ones_own() -> None:
     those = [Envelope("c", b"%02d" % n, (("h", "1"),), 10**15 + n) for n in range(60)]
     for sizes in (1, 7):
         raw = [enveloped(each, bytes(n % sizes)) for n, each in enumerate(those)]
-        headers = (("h", "1"), (PATH, "a"))
+        headers = (("h", "1"), (PATH_HEADER, "a"))
         assert read(copied(raw)) == [
             (7, each._replace(headers=headers), bytes(n % sizes)) for n, each in enumerate(those)
         ]
 
 
 def test_what_has_been_there_stays() -> None:
-    been = enveloped(Envelope(headers=((PATH, "b c"),)), b"1")
+    been = enveloped(Envelope(headers=((PATH_HEADER, "b c"),)), b"1")
     copies = copied([been] * 100 + [message(b"2")])
-    assert (copies.left, len(read(copies))) == ({Left.LOOPED: 100}, 1)
-    here = enveloped(Envelope(headers=((PATH, "a c"),)), b"1")
-    assert copied([here]).left == {Left.LOOPED: 1}
-    one_step = enveloped(Envelope(headers=((PATH, "z"),)), b"1")
-    assert copied([one_step, message(b"2")], hops=1).left == {Left.LOOPED: 1}
-    far = enveloped(Envelope(headers=((PATH, " ".join(map(str, range(16)))),)), b"1")
-    assert copied([far] * 20).left == {Left.LOOPED: 20}
+    assert (copies.skipped_counts, len(read(copies))) == ({SkipReason.LOOPED: 100}, 1)
+    here = enveloped(Envelope(headers=((PATH_HEADER, "a c"),)), b"1")
+    assert copied([here]).skipped_counts == {SkipReason.LOOPED: 1}
+    one_step = enveloped(Envelope(headers=((PATH_HEADER, "z"),)), b"1")
+    assert copied([one_step, message(b"2")], hops_max=1).skipped_counts == {SkipReason.LOOPED: 1}
+    far = enveloped(Envelope(headers=((PATH_HEADER, " ".join(map(str, range(16)))),)), b"1")
+    assert copied([far] * 20).skipped_counts == {SkipReason.LOOPED: 20}
 
 
 def test_only_some_channels_are_copied_and_renamed() -> None:
@@ -108,11 +110,11 @@ def test_only_some_channels_are_copied_and_renamed() -> None:
     copies = copied(
         those,
         channels=("orders.eu.#",),
-        renaming=Renaming([("orders.*.#", "*.orders.#")]),
+        channel_map=ChannelMap([("orders.*.#", "*.orders.#")]),
     )
     assert [(e.channel, p) for _, e, p in read(copies)] == [("eu.orders.paid", b"1")]
-    assert copies.left == {Left.OTHER: 2}
-    assert copies.numbers().tolist() == [0]
+    assert copies.skipped_counts == {SkipReason.FILTERED: 2}
+    assert copies.all_sequences().tolist() == [0]
 
 
 def test_what_has_passed_of_its_time_is_taken_off() -> None:
@@ -122,14 +124,14 @@ def test_what_has_passed_of_its_time_is_taken_off() -> None:
         (4000, 2000),
         (1000, 0),
     ]
-    assert copies.left == {Left.EXPIRED: 1}
+    assert copies.skipped_counts == {SkipReason.EXPIRED: 1}
 
 
 def test_what_could_never_be_taken_there_says_why() -> None:
     copies = copied([message(bytes(100)), message(b"x")] * 20, frame_bytes_max=100)
-    assert copies.left == {Left.REFUSED: 20}
-    assert copies.numbers().tolist() == list(range(1, 40, 2))
-    assert copies.refused[0] == (0, "its frame would have 132 bytes; 100 are accepted there")
+    assert copies.skipped_counts == {SkipReason.REJECTED: 20}
+    assert copies.all_sequences().tolist() == list(range(1, 40, 2))
+    assert copies.rejected[0] == (0, "its frame has 132 bytes, expected at most 100")
 
 
 ENVELOPES = st.builds(
@@ -137,7 +139,13 @@ ENVELOPES = st.builds(
     st.sampled_from(["", "a", "a.b", "é.\N{SNOWMAN}"]),
     st.sampled_from([b"", b"<", b"k1", b"<\r", b"\r\n>", b"<\r\n>"]),
     st.sampled_from(
-        [(), ((PATH, "z"),), ((PATH, "b"),), (("h", "<\r\n"),), (("h", ""), (PATH, "z y"))]
+        [
+            (),
+            ((PATH_HEADER, "z"),),
+            ((PATH_HEADER, "b"),),
+            (("h", "<\r\n"),),
+            (("h", ""), (PATH_HEADER, "z y")),
+        ]
     ),
     st.sampled_from([None, 5, 0x3C0D0A3E, 0x3C0D0A]),
     st.sampled_from([None, None, 0, 1500]),
@@ -172,29 +180,32 @@ def test_many_are_what_each_of_them_is(
     those = [kinds[which % len(kinds)] for which in order]
     those = [each for each in those if each[0] == those[0][0]]
     ages = [0.1 * index for index in range(len(those))]
-    here = rewriter(channels=channels, renaming=Renaming(rules), frame_bytes_max=most)
-    copies, one_by_one = Copies(), Copies()
-    here.many(piece_of(those, ages), copies)
-    here._each(piece_of(those, ages), one_by_one)
+    here = rewriter(channels=channels, channel_map=ChannelMap(rules), frame_bytes_max=most)
+    copies, one_by_one = RewrittenFrames(), RewrittenFrames()
+    here.rewrite_run(piece_of(those, ages), copies)
+    here._rewrite_each(piece_of(those, ages), one_by_one)
     assert read(copies) == read(one_by_one)
     assert b"".join(copies.raws) == b"".join(one_by_one.raws)
-    assert copies.numbers().tolist() == one_by_one.numbers().tolist()
-    assert (copies.left, copies.refused) == (one_by_one.left, one_by_one.refused)
+    assert copies.all_sequences().tolist() == one_by_one.all_sequences().tolist()
+    assert (copies.skipped_counts, copies.rejected) == (
+        one_by_one.skipped_counts,
+        one_by_one.rejected,
+    )
 
 
 @pytest.mark.parametrize(
     ("rule", "problem"),
     [
-        (("a.*", "b.*.*"), "2 times"),
-        (("a.*", "b.#"), "neither"),
-        (("a.#", "#.b"), "stands last"),
+        (("a.*", "b.*.*"), "has 2 '\\*'"),
+        (("a.*", "b.#"), "does not end"),
+        (("a.#", "#.b"), "must be the last segment"),
         (("a.#", "a..b"), "empty segment"),
         (("a..b", "b"), "is empty"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(rule: tuple[str, str], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        Renaming([rule])
+        ChannelMap([rule])
 
 
 @pytest.mark.parametrize(
@@ -211,7 +222,7 @@ def test_a_rule_that_makes_no_sense_is_refused(rule: tuple[str, str], problem: s
     ],
 )
 def test_channels_are_renamed(pattern: str, template: str, channel: str, expected: str) -> None:
-    assert Renaming([(pattern, template)]).name(channel) == expected
+    assert ChannelMap([(pattern, template)]).map_channel(channel) == expected
 
 
 @settings(max_examples=20)
@@ -220,10 +231,10 @@ def test_checksums_of_many_are_those_of_each(payloads: list[bytes], is_plain: bo
     """Wherever in memory they are, and whatever their numbers."""
     sort = message if is_plain else partial(enveloped, Envelope(channel="x"))
     those = [sort(payload.replace(b"<", b"")) for payload in payloads]
-    marks = [Mark.of(each, 0.0).check for each in those]
+    marks = [MessageFingerprint.from_frame(each, 0.0).checksum for each in those]
     whole = piece_of(those)
-    assert whole.checks().tolist() == marks
-    assert whole.part(1, whole.count).checks().tolist() == marks[1:]
+    assert whole.checksums().tolist() == marks
+    assert whole.slice(1, whole.count).checksums().tolist() == marks[1:]
     if is_plain:
         numbered = [message(frame[9:-4], 7) for frame in those]
-        assert piece_of(numbered).checks().tolist() == marks
+        assert piece_of(numbered).checksums().tolist() == marks

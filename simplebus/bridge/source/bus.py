@@ -1,10 +1,9 @@
-"""A class of a bus as the near end of a lane.
+"""Source for a class of a bus.
 
-Rule 1: messages are read by their sequences, so in order, each once, and only those that the bus
-has as safe as it promises: what a crash there could take back is never copied.
-Rule 2: a durable has the bus keep what is not copied, and says when something new has come. It is
-moved as one step, and is sent one message at a time.
-Rule 3: how old a message is, is the bus's to say: no other clock is asked.
+Messages are fetched by sequence, so they arrive in order and once. The bus delivers only messages
+that are as durable as it promises, so a crash cannot take back a copied one. A durable with one
+message in flight makes the bus keep the messages, and shows that there is a new one. Ages of
+messages are measured by the clock of the bus alone.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import trio
 
-from simplebus.bridge.bus_connection import check, core_of, wired
-from simplebus.bridge.checkpoint import Mark
-from simplebus.bridge.dead_letters import Letters
-from simplebus.bridge.interfaces import SourceBatch, Refusal
-from simplebus.bridge.source.lag import Alone
-from simplebus.bridge.transform import Piece
+from simplebus.bridge.bus_connection import check_connected, connect, create_client_core
+from simplebus.bridge.checkpoint import MessageFingerprint
+from simplebus.bridge.dead_letters import BridgeDeadLetters
+from simplebus.bridge.interfaces import Refusal, SourceBatch
+from simplebus.bridge.source.lag import OpenSource
+from simplebus.bridge.transform import MessageRun
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.aio.transport import Endpoint
 from simplebus.client.aio.wakeup_event import WakeupEvent
@@ -45,43 +44,45 @@ from simplebus.core.protocol.requests import (
     SubscribeRequest,
 )
 
-_KEEP_SECONDS = 0.1
-"""So often the bus is told how far the lane is, while it is busy."""
-_SAFE_SECONDS = 0.001, 0.05
-"""How long what is delivered may take until it is safe: looked at so soon, and then ever later."""
-_AGAIN_SECONDS = 86_400.0
-_ANSWERS_MAX = 3
-"""So many answers are one find, where they are here: each find costs something, however little it
-brings."""
-_GUESSES = 2 * _ANSWERS_MAX
-_GUESSED_BYTES = FETCH_BYTES_MAX * 3 // 4
-"""A guess is right while messages are not suddenly longer by a third."""
+_COMMIT_SECONDS = 0.1
+"""Interval of commits while the copier is busy."""
+_DURABLE_POLL_SECONDS = 0.001, 0.05
+"""First and longest delay between checks if a delivered message is durable."""
+_ACK_TIMEOUT_SECONDS = 86_400.0
+_REPLIES_PER_READ_MAX = 3
+"""Replies that one read combines. Each read has a fixed cost."""
+_PREFETCH_MAX = 2 * _REPLIES_PER_READ_MAX
+_PREFETCH_BYTES = FETCH_BYTES_MAX * 3 // 4
+"""Expected size of a prefetched reply. The estimate holds until messages become a third longer."""
 
 
 @runtime_checkable
-class Within(Protocol):
-    """A bus in this process, the messages of which can be seen where they are."""
+class InProcessBus(Protocol):
+    """A bus in this process, whose messages can be read without a request."""
 
-    def see(self, class_id: int, wish: FetchRequest) -> tuple[FetchReply, list[FrameBatch]] | None:
-        """What a Fetch would be answered now, valid until the next await; None where that takes
-        longer."""
+    def fetch_from_memory(
+        self, class_id: int, request: FetchRequest
+    ) -> tuple[FetchReply, list[FrameBatch]] | None:
+        """Return the reply to a Fetch, valid until the next await; None if it takes longer."""
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingFetch:
+    """A fetch that was sent."""
+
     request: OpenRequest
     first: int
     end: int
-    """Where it is to end; it ends sooner where it would be too long."""
-    answered_at: float = 0.0
-    """By the loop's clock."""
+    """Sequence at which the reply is expected to end. It ends earlier if it would be too long."""
+    replied_at: float = 0.0
+    """Time of the reply, by the event loop's clock."""
 
-    def answered(self) -> None:
-        self.answered_at = trio.current_time()
+    def set_replied(self) -> None:
+        self.replied_at = trio.current_time()
 
 
-class NearBus:
-    """One connection. `open` comes first."""
+class BusSource:
+    """A class of a bus, over one connection. Call `open` first."""
 
     def __init__(
         self,
@@ -93,31 +94,41 @@ class NearBus:
         start: str = "waiting",
         place: Endpoint | None = None,
     ) -> None:
-        """`start` is where a durable begins that is not there yet; `place` is where the wire
-        leads."""
+        """Create the source.
+
+        Args:
+            wire: Connection to the bus.
+            class_: Class to read.
+            durable: Name of the durable.
+            channels: Patterns of the channels to copy; empty for all.
+            start: Start position of a durable that does not exist.
+            place: Where the connection leads.
+        """
         self._wire = wire
         self._core = wire.core
         self._class = class_
         self._durable = durable
         self._channels = list(channels)
         self._start = start
-        self._within = place if isinstance(place, Within) else None
+        self._in_process_bus = place if isinstance(place, InProcessBus) else None
         self.class_id = -1
         self.head = 0
-        """The highest one that it has said."""
-        self.identity = self.memory = wire.core.bus_id
+        """Highest head that the bus has reported."""
+        self.identity = self.storage_id = wire.core.bus_id
         self._inbox: Inbox | None = None
         self._arrived = WakeupEvent()
-        self._kept = 0
-        """Where the durable is."""
-        self._kept_at = -_KEEP_SECONDS
-        self._asked: deque[_Asked] = deque()
-        """What is asked for beforehand, in the order in which it will be wanted."""
-        self._guesses = _GUESSES
-        """How many may be asked for beforehand: guesses at where each will end."""
+        self._committed = 0
+        """Position of the durable."""
+        self._committed_at = -_COMMIT_SECONDS
+        self._pending_fetches: deque[_PendingFetch] = deque()
+        """Fetches that were sent in advance, in reading order."""
+        self._prefetch_limit = _PREFETCH_MAX
+        """Number of fetches to send in advance. Their starts are estimates."""
 
     async def open(self) -> int:
-        """Begin. Returns where the durable is. Raises RefusedError while somebody holds it."""
+        """Subscribe to the durable. Returns its position. Raises RefusedError while another client
+        has it.
+        """
         if isinstance(self._class, int):
             self.class_id = self._class
         else:
@@ -132,15 +143,15 @@ class NearBus:
                 raise
             raise RefusedError(
                 error.code,
-                f"{error.sentence}: a bridge that is to copy other channels needs another name, or "
-                "a program has to forget that durable first",
+                f"{error.sentence}: to copy other channels, give the bridge another name, or "
+                "forget that durable first",
             ) from error
-        self._kept = reply.floor
-        asked = self._core.fetch(self.class_id, self._kept, 1, create_class=False)
-        found_now = (await self._wire.answered(asked)).reply
-        assert isinstance(found_now, FetchReply)
-        self.head = found_now.head
-        return self._kept
+        self._committed = reply.floor
+        fetch = self._core.fetch(self.class_id, self._committed, 1, create_class=False)
+        fetch_reply = (await self._wire.wait_answered(fetch)).reply
+        assert isinstance(fetch_reply, FetchReply)
+        self.head = fetch_reply.head
+        return self._committed
 
     async def _subscribe(self, start: str | Start, *, seek: bool = False) -> SubscribeReply:
         options = SubscribeRequest(
@@ -150,10 +161,10 @@ class NearBus:
             seek=seek,
             max_in_flight=1,
             max_deliveries=0,
-            ack_seconds=_AGAIN_SECONDS,
+            ack_seconds=_ACK_TIMEOUT_SECONDS,
         )
         inbox = self._inbox = self._core.subscribe(self.class_id, options, auto_ack=False)
-        self._wire.opened(inbox, self._arrived)
+        self._wire.add_inbox(inbox, self._arrived)
         await self._wire.wait_answered(inbox.subscribe_request)
         reply = inbox.subscribe_request.reply
         assert isinstance(reply, SubscribeReply)
@@ -161,235 +172,274 @@ class NearBus:
 
     # Reading -------------------------------------------------------------------------------------
 
-    async def find(self, at: int) -> SourceBatch:
-        if self._within is not None and (found := await self._seen(self._within, at)) is not None:
-            return found
-        if self._asked and self._asked[0].first != at:
-            self._asked.clear()
-        if not self._asked:
-            self._ask(at, FETCH_MESSAGES_MAX)
-        answers = [await self._answer(self._asked.popleft())]
-        while len(answers) < _ANSWERS_MAX and self._has_more(answers[-1]):
-            answers.append(await self._answer(self._asked.popleft()))
-        asked, reply = answers[-1]
-        self._ask_ahead(asked, reply)
-        now = reply.now + trio.current_time() - asked.answered_at
-        pieces: list[Piece] = []
-        missed, next = 0, at
-        for asked, reply in answers:
-            ages = _ages(reply, now)
-            for batch in asked.request.batches:
-                pieces += _unpurged(batch, reply, ages)
-            missed += self._missed(next, reply)
+    async def read(self, sequence: int) -> SourceBatch:
+        if (
+            self._in_process_bus is not None
+            and (batch := await self._read_in_place(self._in_process_bus, sequence)) is not None
+        ):
+            return batch
+        if self._pending_fetches and self._pending_fetches[0].first != sequence:
+            self._pending_fetches.clear()
+        if not self._pending_fetches:
+            self._send_fetch(sequence, FETCH_MESSAGES_MAX)
+        replies = [await self._wait_reply(self._pending_fetches.popleft())]
+        while len(replies) < _REPLIES_PER_READ_MAX and self._is_next_ready(replies[-1]):
+            replies.append(await self._wait_reply(self._pending_fetches.popleft()))
+        fetch, reply = replies[-1]
+        self._prefetch(fetch, reply)
+        now = reply.now + trio.current_time() - fetch.replied_at
+        runs: list[MessageRun] = []
+        missed, next = 0, sequence
+        for fetch, reply in replies:
+            ages = _message_ages(reply, now)
+            for message_batch in fetch.request.batches:
+                runs += _runs_without_purged(message_batch, reply, ages)
+            missed += self._count_missed(next, reply)
             next = max(next, reply.next)
-            self.head = max(self.head, reply.head)  # It may have been said long ago.
-        return SourceBatch(pieces, at, next, self.head, missed, now)
+            self.head = max(self.head, reply.head)  # The reply may be older than the last head.
+        return SourceBatch(runs, sequence, next, self.head, missed, now)
 
-    async def _answer(self, asked: _Asked) -> tuple[_Asked, FetchReply]:
-        reply = (await self._wire.answered(asked.request)).reply
+    async def _wait_reply(self, fetch: _PendingFetch) -> tuple[_PendingFetch, FetchReply]:
+        reply = (await self._wire.wait_answered(fetch.request)).reply
         assert isinstance(reply, FetchReply)
-        return asked, reply
+        return fetch, reply
 
-    def _has_more(self, answer: tuple[_Asked, FetchReply]) -> bool:
-        """Whether what follows an answer is here, too: few large pieces cost less than many."""
+    def _is_next_ready(self, reply: tuple[_PendingFetch, FetchReply]) -> bool:
+        """Return True if the next reply has arrived. A few large batches cost less than many small
+        ones.
+        """
         return (
-            bool(self._asked)
-            and self._asked[0].request.reply is not None
-            and self._asked[0].first == answer[1].next
+            bool(self._pending_fetches)
+            and self._pending_fetches[0].request.reply is not None
+            and self._pending_fetches[0].first == reply[1].next
         )
 
-    async def _seen(self, within: Within, at: int) -> SourceBatch | None:
-        """The same without asking; None where it takes longer. Others have their turn first."""
+    async def _read_in_place(
+        self, in_process_bus: InProcessBus, sequence: int
+    ) -> SourceBatch | None:
+        """Read from a bus in this process, after other tasks had a turn; None if it is slow."""
         await trio.lowlevel.checkpoint()
-        check(self._wire)
-        seen = within.see(self.class_id, FetchRequest(first=at, times=True))
-        if seen is None:
+        check_connected(self._wire)
+        result = in_process_bus.fetch_from_memory(
+            self.class_id, FetchRequest(first=sequence, times=True)
+        )
+        if result is None:
             return None
-        reply, batches = seen
-        ages = _ages(reply, reply.now)
-        pieces, first = [], reply.first
+        reply, batches = result
+        ages = _message_ages(reply, reply.now)
+        runs, first = [], reply.first
         for batch in batches:
-            for whole in _of_one_type(batch, first, ages[first - reply.first :]):
-                pieces += _left_of(whole, reply.purged)
+            for whole in _split_by_type(batch, first, ages[first - reply.first :]):
+                runs += _exclude_purged(whole, reply.purged)
             first += batch.count
-        missed = self._missed(at, reply)
-        return SourceBatch(pieces, at, max(at, reply.next), reply.head, missed, reply.now)
+        missed = self._count_missed(sequence, reply)
+        return SourceBatch(runs, sequence, max(sequence, reply.next), reply.head, missed, reply.now)
 
-    def _missed(self, at: int, reply: FetchReply) -> int:
-        """How many were gone. Of a lane of some channels nobody knows whether they were for it:
-        the bus lets go of what is for nobody, and what it drops else, it counts itself."""
-        return 0 if self._channels else max(0, reply.first - at)
+    def _count_missed(self, sequence: int, reply: FetchReply) -> int:
+        """Return how many messages were dropped.
 
-    async def look(self, sequence: int) -> Mark | None:
-        asked = self._core.fetch(self.class_id, sequence, 1, with_times=True, create_class=False)
-        reply = (await self._wire.answered(asked)).reply
+        With channel patterns the answer is 0: dropped messages may have had other channels, and the
+        bus counts what it drops.
+        """
+        return 0 if self._channels else max(0, reply.first - sequence)
+
+    async def read_fingerprint(self, sequence: int) -> MessageFingerprint | None:
+        fetch = self._core.fetch(self.class_id, sequence, 1, with_times=True, create_class=False)
+        reply = (await self._wire.wait_answered(fetch)).reply
         assert isinstance(reply, FetchReply)
-        ages = _ages(reply, reply.now)
-        pieces = [part for batch in asked.batches for part in _unpurged(batch, reply, ages)]
-        return SourceBatch(pieces, sequence, reply.next, reply.head, read_at=reply.now).fingerprint(sequence)
+        ages = _message_ages(reply, reply.now)
+        runs = [
+            part for batch in fetch.batches for part in _runs_without_purged(batch, reply, ages)
+        ]
+        return SourceBatch(runs, sequence, reply.next, reply.head, read_at=reply.now).fingerprint(
+            sequence
+        )
 
-    async def behind(self, at: int) -> tuple[int, float]:
-        """Those among them that are for others count, too, until they are looked at."""
-        asked = self._core.fetch(self.class_id, at, 1, with_times=True, create_class=False)
-        reply = (await self._wire.answered(asked)).reply
+    async def measure_backlog(self, sequence: int) -> tuple[int, float]:
+        """Count messages of other channels, too, until they are read."""
+        fetch = self._core.fetch(self.class_id, sequence, 1, with_times=True, create_class=False)
+        reply = (await self._wire.wait_answered(fetch)).reply
         assert isinstance(reply, FetchReply)
         self.head = max(self.head, reply.head)
-        ages = _ages(reply, reply.now)
-        return max(0, reply.head - max(at, reply.first)), float(ages[0]) if ages.size else 0.0
+        ages = _message_ages(reply, reply.now)
+        return max(0, reply.head - max(sequence, reply.first)), float(ages[0]) if ages.size else 0.0
 
-    def _ask_ahead(self, asked: _Asked, reply: FetchReply) -> None:
-        """Have what is behind this reply sent, so that it is here when it is wanted."""
-        if self._asked and self._asked[0].first != reply.next:  # A guess was wrong.
-            self._asked.clear()
-            self._guesses = 1
-        at = self._asked[-1].end if self._asked else reply.next
-        size = sum(batch.size for batch in asked.request.batches)
+    def _prefetch(self, fetch: _PendingFetch, reply: FetchReply) -> None:
+        """Send fetches for the messages after this reply."""
+        is_wrong = self._pending_fetches and self._pending_fetches[0].first != reply.next
+        if is_wrong:  # An estimated start was wrong.
+            self._pending_fetches.clear()
+            self._prefetch_limit = 1
+        sequence = self._pending_fetches[-1].end if self._pending_fetches else reply.next
+        size = sum(batch.size for batch in fetch.request.batches)
         count = reply.next - reply.first
-        likely = min(count * _GUESSED_BYTES // max(1, size) + 1, FETCH_MESSAGES_MAX)
-        while len(self._asked) < self._guesses and asked.first < at < reply.head:
-            self._ask(at, likely if self._guesses > 1 else FETCH_MESSAGES_MAX)
-            at += likely
-        self._guesses = min(_GUESSES, self._guesses + 1)
+        expected_count = min(count * _PREFETCH_BYTES // max(1, size) + 1, FETCH_MESSAGES_MAX)
+        while (
+            len(self._pending_fetches) < self._prefetch_limit
+            and fetch.first < sequence < reply.head
+        ):
+            self._send_fetch(
+                sequence, expected_count if self._prefetch_limit > 1 else FETCH_MESSAGES_MAX
+            )
+            sequence += expected_count
+        self._prefetch_limit = min(_PREFETCH_MAX, self._prefetch_limit + 1)
         self._wire.writer.write_now()
 
-    def _ask(self, at: int, count: int) -> None:
-        request = self._core.fetch(self.class_id, at, count, with_times=True, create_class=False)
-        asked = _Asked(request, at, at + count)
-        self._asked.append(asked)
-        self._wire.awaited.append((request, asked.answered))
+    def _send_fetch(self, sequence: int, count: int) -> None:
+        request = self._core.fetch(
+            self.class_id, sequence, count, with_times=True, create_class=False
+        )
+        fetch = _PendingFetch(request, sequence, sequence + count)
+        self._pending_fetches.append(fetch)
+        self._wire.pending_requests.append((request, fetch.set_replied))
 
-    async def wait(self, at: int) -> int:
-        await self.keep(at, now=True)
+    async def wait_for_message(self, sequence: int) -> int:
+        await self.commit_position(sequence, now=True)
         inbox = self._inbox
         assert inbox is not None
         while inbox.is_empty:
-            check(self._wire)
+            check_connected(self._wire)
             await self._arrived.wait()
         batch = inbox.pop_batch()
         assert batch is not None
-        # What comes first need not be the first that is there: others may not be due yet.
-        first = max(at, int(batch.sequences[0]))
-        pause, longest = _SAFE_SECONDS
+        # It need not be the first stored message: delayed ones may come before it.
+        first = max(sequence, int(batch.sequences[0]))
+        delay, delay_max = _DURABLE_POLL_SECONDS
         while True:
-            asked = self._core.fetch(self.class_id, first, 1, create_class=False)
-            reply = (await self._wire.answered(asked)).reply
+            fetch = self._core.fetch(self.class_id, first, 1, create_class=False)
+            reply = (await self._wire.wait_answered(fetch)).reply
             assert isinstance(reply, FetchReply)
             if reply.head > first:
-                return at
-            await trio.sleep(pause)
-            pause = min(2 * pause, longest)
+                return sequence
+            await trio.sleep(delay)
+            delay = min(2 * delay, delay_max)
 
-    # Being through -------------------------------------------------------------------------------
+    # Positions -----------------------------------------------------------------------------------
 
-    async def keep(self, at: int, *, now: bool) -> None:
+    async def commit_position(self, sequence: int, *, now: bool) -> None:
         time = trio.current_time()
-        if at == self._kept and not self._has_taken():
+        if sequence == self._committed and not self._has_delivered():
             return
-        if not now and time - self._kept_at < _KEEP_SECONDS:
+        if not now and time - self._committed_at < _COMMIT_SECONDS:
             return
         inbox = self._inbox
         assert inbox is not None
-        left = self._core.unsubscribe(inbox, is_processed=False)
-        self._kept, self._kept_at = at, time
-        # Both are said in one breath: who has no subscription is not waited for by a bus that ends.
-        await self._subscribe(Start(sequence=at), seek=True)
-        self._wire.closed(inbox)
-        await self._wire.wait_answered(left)
+        unsubscribe_request = self._core.unsubscribe(inbox, is_processed=False)
+        self._committed, self._committed_at = sequence, time
+        # Both requests are sent together: a bus that shuts down does not wait for a client
+        # without a subscription.
+        await self._subscribe(Start(sequence=sequence), seek=True)
+        self._wire.remove_inbox(inbox)
+        await self._wire.wait_answered(unsubscribe_request)
 
-    def _has_taken(self) -> bool:
-        """Whether the durable has sent what it had, and would send nothing more."""
+    def _has_delivered(self) -> bool:
+        """Return True if the durable has a message in flight, and so would not deliver another."""
         return self._inbox is None or self._inbox.has_unsettled
 
-    async def give_up(self, refusals: Sequence[Refusal]) -> int:
-        letters = Letters(self._wire, self._class, self._durable)
+    async def dead_letter(self, refusals: Sequence[Refusal]) -> int:
+        letters = BridgeDeadLetters(self._wire, self._class, self._durable)
         await letters.open()
-        left = sorted(refusals, key=lambda each: each.sequence)
-        gone = len(left)
-        while left:
-            at, most = left[0].sequence, left[-1].sequence + 1 - left[0].sequence
-            asked = self._core.fetch(
+        remaining = sorted(refusals, key=lambda each: each.sequence)
+        missing_count = len(remaining)
+        while remaining:
+            sequence = remaining[0].sequence
+            span = remaining[-1].sequence + 1 - sequence
+            fetch = self._core.fetch(
                 self.class_id,
-                at,
-                min(most, FETCH_MESSAGES_MAX),
+                sequence,
+                min(span, FETCH_MESSAGES_MAX),
                 with_times=True,
                 create_class=False,
             )
-            reply = (await self._wire.answered(asked)).reply
+            reply = (await self._wire.wait_answered(fetch)).reply
             assert isinstance(reply, FetchReply)
-            ages = _ages(reply, reply.now)
-            pieces = [part for batch in asked.batches for part in _unpurged(batch, reply, ages)]
-            there = {
-                sequence: piece.part(row, row + 1)
-                for piece in pieces
-                for row, sequence in enumerate(piece.sequences.tolist())
+            ages = _message_ages(reply, reply.now)
+            runs = [
+                part for batch in fetch.batches for part in _runs_without_purged(batch, reply, ages)
+            ]
+            runs_by_sequence = {
+                sequence: run.slice(row, row + 1)
+                for run in runs
+                for row, sequence in enumerate(run.sequences.tolist())
             }
-            seen = max(reply.next, at + 1)
-            while left and left[0].sequence < seen:
-                refusal = left.pop(0)
-                if (piece := there.get(refusal.sequence)) is not None:
-                    accepted = reply.now - float(np.max(piece.ages))
-                    letters.add(bytes(piece.raw), refusal, accepted=accepted, now=reply.now)
-                    gone -= 1
-        await letters.stored()  # Until there is room they are nobody's: the lane begins anew.
-        return gone
+            read_to = max(reply.next, sequence + 1)
+            while remaining and remaining[0].sequence < read_to:
+                refusal = remaining.pop(0)
+                if (run := runs_by_sequence.get(refusal.sequence)) is not None:
+                    accepted = reply.now - float(np.max(run.ages))
+                    letters.add(bytes(run.raw), refusal, accepted=accepted, now=reply.now)
+                    missing_count -= 1
+        await letters.wait_stored()  # Without space this raises, and the copier starts again.
+        return missing_count
 
-    def left(self, at: int) -> int:
+    def count_lost_on_close(self, sequence: int) -> int:
         return 0
 
 
-def near_alone(
-    place: Place, made: Callable[[Wire], NearBus], *, heartbeat: float, auth: Auth | None
-) -> Alone:
-    """What opens that end for a moment. From then on the bus keeps what is to be copied."""
+def bus_source_opener(
+    place: Endpoint,
+    create: Callable[[ClientConnection], BusSource],
+    *,
+    heartbeat: float,
+    auth: Auth | None,
+) -> OpenSource:
+    """Return a function that opens the source alone. From then on the bus keeps the messages to
+    copy.
+    """
 
     @asynccontextmanager
-    async def open() -> AsyncIterator[tuple[NearBus, int]]:
-        async with wired(place, core_of(None, heartbeat=heartbeat, auth=auth)) as wire:
-            here = made(wire)
-            yield here, await here.open()
+    async def open() -> AsyncIterator[tuple[BusSource, int]]:
+        async with connect(place, create_client_core(None, heartbeat=heartbeat, auth=auth)) as wire:
+            source = create(wire)
+            yield source, await source.open()
 
     return open
 
 
-def _ages(reply: FetchReply, now: float) -> Seconds:
-    """How long before `now` each of the messages first..next-1 was accepted."""
+def _message_ages(reply: FetchReply, now: float) -> Seconds:
+    """Return the age at `now` of each message from `first` to `next - 1`."""
     if not reply.times:
         return np.zeros(reply.next - reply.first)
     steps = np.array([max(step, reply.first) for step, _ in reply.times] + [reply.next])
-    seconds = np.array([at for _, at in reply.times])
+    seconds = np.array([accepted_at for _, accepted_at in reply.times])
     ages: Seconds = now - np.repeat(seconds, np.diff(steps))
     return ages
 
 
-def _unpurged(batch: Batch, reply: FetchReply, ages: Seconds) -> list[Piece]:
-    """What of a batch is still somebody's."""
-    found = batch.sequences
-    if isinstance(found, range):
-        sequences = np.arange(found.start, found.stop)
-        old = ages[found.start - reply.first : found.stop - reply.first]
+def _runs_without_purged(batch: Batch, reply: FetchReply, ages: Seconds) -> list[MessageRun]:
+    """Return the messages of a batch that were not purged."""
+    if isinstance(batch.sequences, range):
+        first, end = batch.sequences.start, batch.sequences.stop
+        sequences = np.arange(first, end)
+        batch_ages = ages[first - reply.first : end - reply.first]
     else:
-        sequences, old = found, ages[found - reply.first]
-    return _left_of(Piece(batch.data, batch.bounds, sequences, old, batch.stride), reply.purged)
+        sequences = batch.sequences
+        batch_ages = ages[sequences - reply.first]
+    return _exclude_purged(
+        MessageRun(batch.data, batch.bounds, sequences, batch_ages, batch.stride), reply.purged
+    )
 
 
-def _of_one_type(batch: FrameBatch, first: int, ages: Seconds) -> list[Piece]:
-    """Copies of the frames from sequence `first` on, apart where their types differ."""
+def _split_by_type(batch: FrameBatch, first: int, ages: Seconds) -> list[MessageRun]:
+    """Return copies of the frames from sequence `first` on, as runs of one frame type."""
     raw = batch.data.tobytes()
-    whole = Piece(raw, batch.bounds, np.arange(first, first + batch.count), ages[: batch.count])
+    whole = MessageRun(
+        raw, batch.bounds, np.arange(first, first + batch.count), ages[: batch.count]
+    )
     types = np.frombuffer(raw, np.uint8)[batch.starts]
     edges = [0, *(np.flatnonzero(types[1:] != types[:-1]) + 1).tolist(), batch.count]
-    return [whole.part(a, b) for a, b in pairwise(edges)] if len(edges) > 2 else [whole]
+    return [whole.slice(a, b) for a, b in pairwise(edges)] if len(edges) > 2 else [whole]
 
 
-def _left_of(whole: Piece, purged: Sequence[tuple[int, int]]) -> list[Piece]:
-    """Without what is purged."""
+def _exclude_purged(whole: MessageRun, purged: Sequence[tuple[int, int]]) -> list[MessageRun]:
+    """Return the messages outside of the purged ranges."""
     if not purged:
         return [whole]
-    parts, at, first = [], 0, int(whole.sequences[0])
+    parts, row, first = [], 0, int(whole.sequences[0])
     for begin, end in purged:
         begin, end = max(0, begin - first), min(whole.count, end - first)
         if begin < end:
-            parts.append((at, begin))
-            at = end
-    parts.append((at, whole.count))
-    return [whole.part(a, b) for a, b in parts if a < b]
+            parts.append((row, begin))
+            row = end
+    parts.append((row, whole.count))
+    return [whole.slice(a, b) for a, b in parts if a < b]

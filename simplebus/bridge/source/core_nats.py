@@ -1,8 +1,7 @@
-"""What is published on subjects of a NATS server, as the near end of a lane.
+"""Source for subjects of a NATS server without JetStream.
 
-Rule 1: NATS without JetStream keeps nothing: what is published while the lane is away is gone, and
-what finds no room is counted as missed.
-Rule 2: it has no dead letters: those of what the far bus refuses lie there.
+Core NATS stores nothing: messages that are published while the copier is away are lost, and
+messages beyond the buffer limit count as missed. Dead letters are stored at the target bus.
 """
 
 from __future__ import annotations
@@ -15,139 +14,142 @@ from collections.abc import Sequence
 import numpy as np
 
 from simplebus.bridge import dead_letters
-from simplebus.bridge.checkpoint import Mark
-from simplebus.bridge.dead_letters import Given, bury
-from simplebus.bridge.interfaces import SourceBatch, Refusal
-from simplebus.bridge.nats_connection import NatsWire
-from simplebus.bridge.reserved_headers import is_reserved
-from simplebus.bridge.target.nats_frames import Framer
+from simplebus.bridge.checkpoint import MessageFingerprint
+from simplebus.bridge.dead_letters import UnackedDeliveries, write_dead_letters
+from simplebus.bridge.interfaces import Refusal, SourceBatch
+from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.reserved_headers import is_reserved_subject
+from simplebus.bridge.target.nats_frames import NatsFramer
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.events import Messages
 
 log = logging.getLogger("simplebus.bridge")
 
-HELD_BYTES_MAX = 64 * 1024 * 1024
-"""What comes from NATS without JetStream, and finds no room beside so much, is missed."""
-_FOUND_MESSAGES = 65_536
-"""With so many no further piece is found at once."""
+BUFFERED_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes that wait to be read. Messages beyond this limit are missed."""
+_READ_MESSAGES_MAX = 65_536
+"""A read ends when it has this many messages."""
 _ID_CHARACTERS = 16
-_RESERVED = np.frombuffer(b"$_", np.uint8)
-"""What subjects begin with that may be the server's own."""
+_RESERVED_FIRST_BYTES = np.frombuffer(b"$_", np.uint8)
+"""First bytes of subjects that may be reserved."""
 
 
-class NearCore:
-    """What is published on some subjects, from now on."""
+class CoreNatsSource:
+    """Messages that are published on some subjects from now on."""
 
     def __init__(
         self,
-        wire: NatsWire,
+        wire: BridgeNatsConnection,
         subjects: Sequence[str],
         *,
-        letters: dead_letters.Open,
+        open_dead_letters: dead_letters.OpenDeadLetters,
         group: str = "",
     ) -> None:
-        """`letters` opens what dead letters are written with."""
+        """Subscribe to `subjects`, or to all; `group` is a queue group."""
         self._wire = wire
-        self._letters = letters
-        self.identity = identity_of(wire)
-        self.memory = f"nats {secrets.token_hex(8)}"
+        self._open_dead_letters = open_dead_letters
+        self.identity = nats_identity(wire)
+        self.storage_id = f"nats {secrets.token_hex(8)}"
         self.head = 0
-        self._framer = Framer()
-        self._held: deque[Messages] = deque()
-        self._held_bytes = 0
+        self._framer = NatsFramer()
+        self._buffered: deque[Messages] = deque()
+        self._buffered_bytes = 0
         self._next = 0
         self._missed = 0
-        self._out = Given()
-        wire.on_messages = self._take
-        self._wide: list[int] = []
-        """The subscriptions whose first segment is a wildcard."""
+        self._unacked = UnackedDeliveries()
+        wire.on_messages = self._on_messages
+        self._wildcard_sids: list[int] = []
+        """Subscriptions whose first segment is a wildcard."""
         for subject in subjects or (">",):
             sid = wire.core.subscribe(subject, group)
             if subject.split(".", 1)[0] in ("*", ">", "#"):
-                self._wide.append(sid)
+                self._wildcard_sids.append(sid)
         wire.link.flush()
 
     async def open(self) -> int:
-        """Begin. Returns the first sequence."""
-        await self._wire.echoed()  # It has taken the subscriptions.
-        self._wire.check_rights()
+        """Wait until the subscriptions are active. Returns the first sequence."""
+        await self._wire.round_trip()  # The server has processed the subscriptions.
+        self._wire.check_permissions()
         return 0
 
-    def _take(self, messages: Messages) -> None:
-        messages = self._meant(messages)
+    def _on_messages(self, messages: Messages) -> None:
+        messages = self._without_reserved(messages)
         size = int((messages.ends - messages.bodies).sum())
-        if self._held_bytes + size > HELD_BYTES_MAX:
+        if self._buffered_bytes + size > BUFFERED_BYTES_MAX:
             self._missed += messages.count
             return
         if messages.count:
-            self._held.append(messages)
-            self._held_bytes += size
+            self._buffered.append(messages)
+            self._buffered_bytes += size
 
-    def _meant(self, messages: Messages) -> Messages:
-        """Without what a wildcard matches and nobody means: answers to others, and echoes of this
-        bridge."""
-        likely = np.isin(messages.data[messages.subjects], _RESERVED)
-        if not likely.any():
+    def _without_reserved(self, messages: Messages) -> Messages:
+        """Remove messages on reserved subjects that only a wildcard matched: replies to other
+        clients, and the bridge's own round trips.
+        """
+        is_reserved = np.isin(messages.data[messages.subjects], _RESERVED_FIRST_BYTES)
+        if not is_reserved.any():
             return messages
-        likely &= np.isin(messages.sids, self._wide)
-        for row in np.flatnonzero(likely).tolist():
-            likely[row] = is_reserved(messages.subject(row).decode("utf-8", "replace"))
-        return messages.pick(~likely)
+        is_reserved &= np.isin(messages.sids, self._wildcard_sids)
+        for row in np.flatnonzero(is_reserved).tolist():
+            is_reserved[row] = is_reserved_subject(messages.subject(row).decode("utf-8", "replace"))
+        return messages.pick(~is_reserved)
 
-    async def find(self, at: int) -> SourceBatch:
-        self._wire.check_rights()
+    async def read(self, sequence: int) -> SourceBatch:
+        self._wire.check_permissions()
         missed, self._missed = self._missed, 0
-        pieces = []
+        runs = []
         first = self._next
-        while self._held and self._next - first < _FOUND_MESSAGES:
-            messages = self._held.popleft()
-            self._held_bytes -= int((messages.ends - messages.bodies).sum())
+        while self._buffered and self._next - first < _READ_MESSAGES_MAX:
+            messages = self._buffered.popleft()
+            self._buffered_bytes -= int((messages.ends - messages.bodies).sum())
             sequences = np.arange(self._next, self._next + messages.count)
-            pieces.append(self._framer.piece(messages, sequences))
-            self._out.add(messages, sequences)
+            runs.append(self._framer.to_run(messages, sequences))
+            self._unacked.add(messages, sequences)
             self._next += messages.count
-        head = self._next + sum(messages.count for messages in self._held)
-        found = SourceBatch(pieces, at, self._next, head, missed)
-        found.altered_count, found.alteration = self._framer.odd()
-        return found
+        head = self._next + sum(messages.count for messages in self._buffered)
+        batch = SourceBatch(runs, sequence, self._next, head, missed)
+        batch.altered_count, batch.alteration = self._framer.pop_altered()
+        return batch
 
-    async def look(self, sequence: int) -> Mark | None:
-        return None  # It keeps nothing.
+    async def read_fingerprint(self, sequence: int) -> MessageFingerprint | None:
+        return None  # Core NATS stores nothing.
 
-    async def behind(self, at: int) -> tuple[int, float]:
-        return self._next - at + sum(messages.count for messages in self._held), 0.0
+    async def measure_backlog(self, sequence: int) -> tuple[int, float]:
+        return self._next - sequence + sum(messages.count for messages in self._buffered), 0.0
 
-    async def wait(self, at: int) -> int:
-        await self.keep(at, now=False)
-        while not self._held:
-            await self._wire.changed()
-            self._wire.check_rights()
-        return at
+    async def wait_for_message(self, sequence: int) -> int:
+        await self.commit_position(sequence, now=False)
+        while not self._buffered:
+            await self._wire.wait_event()
+            self._wire.check_permissions()
+        return sequence
 
-    async def keep(self, at: int, *, now: bool) -> None:
-        """NATS would not know what to do with it."""
-        self._out.take(at)
+    async def commit_position(self, sequence: int, *, now: bool) -> None:
+        """Drop the messages below the position. There is nothing to commit at the server."""
+        self._unacked.pop_below(sequence)
 
-    async def give_up(self, refusals: Sequence[Refusal]) -> int:
-        found = self._out.of(refusals)
-        await bury(found, refusals, self._letters, self._framer)
+    async def dead_letter(self, refusals: Sequence[Refusal]) -> int:
+        found = self._unacked.select(refusals)
+        await write_dead_letters(found, refusals, self._open_dead_letters, self._framer)
         return len(refusals) - sum(messages.count for messages, _ in found)
 
-    def left(self, at: int) -> int:
-        held = sum(messages.count for messages in self._held)
-        return self._next - at + held + self._missed
+    def count_lost_on_close(self, sequence: int) -> int:
+        buffered_count = sum(messages.count for messages in self._buffered)
+        return self._next - sequence + buffered_count + self._missed
 
 
-def check_lane(wire: NatsWire) -> None:
-    """Raise BusConnectionError for a server without JetStream."""
+def require_jetstream(wire: BridgeNatsConnection) -> None:
+    """Raise BusConnectionError if the server has no JetStream."""
     info = wire.core.info
     if info is None or not info.jetstream:
-        raise BusConnectionError("that NATS server has no JetStream, and a stream is named")
+        raise BusConnectionError("the NATS server has no JetStream, but the bridge names a stream")
 
 
-def identity_of(wire: NatsWire, stream: str = "") -> str:
-    """What a server, or a stream of it, is in the path of a message. Other servers of its cluster
-    are called otherwise."""
+def nats_identity(wire: BridgeNatsConnection, stream: str = "") -> str:
+    """Return the identity of a server, or of its stream, in a bridge path.
+
+    Every server of a cluster has its own.
+    """
     info = wire.core.info
     server = f"nats.{info.server_id[:_ID_CHARACTERS]}" if info and info.server_id else "nats"
     return f"{server}.{stream}" if stream else server

@@ -1,8 +1,8 @@
-"""How much a lane has before it: messages of the near end that are not confirmed by the far one.
+"""Lag of a copier: messages of the source that the target has not confirmed.
 
-Rule 1: a lane that copies sees it. One that does not come to that, as the far end is slow, full or
-away, has the near end asked: on its own connection, or for that alone, once a second at most.
-Rule 2: what is not known is not told. While the near end is away, what was known last is.
+While the copier reads, it reports the lag. While it does not (the target is slow, full or away),
+the source is asked at most once a second, over its own connection or one opened for that. The last
+known value remains while the source is away.
 """
 
 from __future__ import annotations
@@ -15,111 +15,123 @@ from contextlib import AbstractAsyncContextManager
 
 import trio
 
-from simplebus.bridge.interfaces import Far, Near
+from simplebus.bridge.interfaces import MessageSource, MessageTarget
 from simplebus.core.errors import BusError
 
 log = logging.getLogger("simplebus.bridge")
 
-LOOK_SECONDS = 1.0
-_PATIENCE_SECONDS = 5.0
+POLL_SECONDS = 1.0
+_POLL_TIMEOUT_SECONDS = 5.0
 
-Alone = Callable[[], AbstractAsyncContextManager[tuple[Near, int]]]
-"""What opens the near end without the far one, and says where the lane is as far as that knows."""
+OpenSource = Callable[[], AbstractAsyncContextManager[tuple[MessageSource, int]]]
+"""Connects to the source alone, and returns it with the position that it knows."""
 
 
-class Behind:
-    """Of one lane."""
+class Lag:
+    """Lag of one copier."""
 
-    def __init__(self, alone: Alone | None) -> None:
-        """`alone`: None for a near end that keeps nothing for who is away."""
-        self._alone = alone
-        self.far: Far | None = None
-        self.at_hand = 0
-        """Messages that were found, are to be copied, and are not settled."""
-        self.waits = False
-        """Whether the near end has nothing more, and says when it has."""
-        self.since: float | None = None
-        """When the first of them was accepted, by the monotonic clock; None for nothing."""
-        self._beyond: int | None = None
-        """How many messages the near end has beside; None where nothing is known."""
-        self._near: Near | None = None
+    def __init__(self, open_source: OpenSource | None) -> None:
+        """Create the lag. `open_source` is None for a source that stores nothing for an absent
+        copier.
+        """
+        self._open_source = open_source
+        self.target: MessageTarget | None = None
+        self.unsettled_count = 0
+        """Messages that were read, are to be copied, and are not settled."""
+        self.is_idle = False
+        """True while the copier waits for a new message of the source."""
+        self.oldest_accepted_at: float | None = None
+        """Monotonic time at which the source accepted the oldest message; None without lag."""
+        self._unread_count: int | None = None
+        """Messages of the source that the copier has not read; None if unknown."""
+        self._source: MessageSource | None = None
         self._cursor = 0
-        """Where these begin."""
-        self._found = 0
-        """How often the lane has looked."""
-        self._looked_at = -math.inf
-        """When the near end was opened alone."""
+        """Sequence of the first unread message."""
+        self._read_count = 0
+        """Number of reads of the copier."""
+        self._polled_at = -math.inf
+        """Time at which the source was last opened alone."""
 
     @property
     def count(self) -> int | None:
-        """None where it is not known."""
-        if self._beyond is None:
+        """Number of messages, or None if unknown."""
+        if self._unread_count is None:
             return None
-        confirmed = self.far.confirmed if self.far is not None else 0
-        return max(0, self.at_hand - confirmed) + self._beyond
+        confirmed = self.target.confirmed_count if self.target is not None else 0
+        return max(0, self.unsettled_count - confirmed) + self._unread_count
 
     @property
     def seconds(self) -> float:
-        """How long ago the first of them was accepted; 0 for nothing."""
-        return 0.0 if self.since is None else max(0.0, time.monotonic() - self.since)
+        """Age of the oldest message; 0 without lag."""
+        return (
+            0.0
+            if self.oldest_accepted_at is None
+            else max(0.0, time.monotonic() - self.oldest_accepted_at)
+        )
 
-    def begin(self, near: Near, at: int) -> None:
-        """The near end is there, and has what is to be copied from this sequence on."""
-        self._near, self._cursor = near, at
+    def set_source(self, source: MessageSource, sequence: int) -> None:
+        """Note that the source is connected, and the sequence from which it is to be copied."""
+        self._source, self._cursor = source, sequence
 
-    def found(self, next: int, head: int) -> None:
-        """The lane has looked, and goes on here; there the near end ends."""
-        self._found += 1
-        self._cursor, self._beyond = next, max(0, head - next)
+    def note_read(self, next: int, head: int) -> None:
+        """Note a read of the copier: the next sequence to read, and the head of the source."""
+        self._read_count += 1
+        self._cursor, self._unread_count = next, max(0, head - next)
 
-    def end(self) -> None:
-        """An end is lost: what was at hand is not any more."""
-        self._beyond = self.count
-        if self._alone is None:
-            self._beyond, self.since = 0, None
-        self.far, self._near, self.at_hand, self.waits = None, None, 0, False
+    def connection_lost(self) -> None:
+        """Note that source or target is lost: unsettled messages count as unread again."""
+        self._unread_count = self.count
+        if self._open_source is None:
+            self._unread_count, self.oldest_accepted_at = 0, None
+        self.target, self._source, self.unsettled_count, self.is_idle = None, None, 0, False
 
-    def forget(self) -> None:
-        """Nobody looks any more."""
-        self._beyond = self.since = None
+    def clear(self) -> None:
+        """Make the lag unknown, after a fatal error."""
+        self._unread_count = self.oldest_accepted_at = None
 
-    async def watch(self) -> None:
-        """Ask the near end while there is one, and the lane does not."""
+    async def poll_while_connected(self) -> None:
+        """Ask the source once a second, unless the copier reads or is idle."""
         while True:
-            found = self._found
-            await trio.sleep(LOOK_SECONDS)
-            near, cursor = self._near, self._cursor
-            if near is None or self.waits or found != self._found:
+            read_count = self._read_count
+            await trio.sleep(POLL_SECONDS)
+            source, cursor = self._source, self._cursor
+            if source is None or self.is_idle or read_count != self._read_count:
                 continue
             try:
-                count, age = await near.measure_backlog(cursor)
+                count, age = await source.measure_backlog(cursor)
             except (BusError, OSError):
-                continue  # The lane learns of it itself.
-            except Exception:  # As in `Lane.run`; what is known ages.
-                log.exception("how much waits for a lane cannot be found out")
+                continue  # The copier notices it itself.
+            except Exception:  # As in `Copier.run`; the last value remains.
+                log.exception("cannot measure the lag of a copier")
                 return
-            if near is self._near and found == self._found and not self.waits:
-                self._learn(count, age)
+            if source is self._source and read_count == self._read_count and not self.is_idle:
+                self._update(count, age)
 
-    async def look(self, memory: str, at: int) -> None:
-        """There are not both ends: see what the near one has, if that is there. In this memory the
-        lane was here."""
-        if self._alone is None or trio.current_time() - self._looked_at < LOOK_SECONDS:
+    async def poll_source(self, storage_id: str, sequence: int) -> None:
+        """Ask the source for the lag while the copier is not connected.
+
+        Args:
+            storage_id: Storage to which `sequence` belongs.
+            sequence: Position of the copier.
+        """
+        if self._open_source is None or trio.current_time() - self._polled_at < POLL_SECONDS:
             return
-        self._looked_at = trio.current_time()
-        with trio.move_on_after(_PATIENCE_SECONDS):
+        self._polled_at = trio.current_time()
+        with trio.move_on_after(_POLL_TIMEOUT_SECONDS):
             try:
-                async with self._alone() as (near, kept):
-                    is_same = near.storage_id == memory and kept <= at <= near.head
-                    self._learn(*await near.measure_backlog(at if is_same else kept))
+                async with self._open_source() as (source, committed):
+                    is_same = (
+                        source.storage_id == storage_id and committed <= sequence <= source.head
+                    )
+                    self._update(*await source.measure_backlog(sequence if is_same else committed))
             except (BusError, OSError):
                 return
-            except Exception:  # As in `watch`.
-                log.exception("how much waits for a lane cannot be found out")
+            except Exception:  # As in `poll_while_connected`.
+                log.exception("cannot measure the lag of a copier")
 
-    def _learn(self, count: int, age: float) -> None:
-        self._beyond = count
-        if not (self.at_hand or count):
-            self.since = None
-        elif self.since is None:
-            self.since = time.monotonic() - age
+    def _update(self, count: int, age: float) -> None:
+        self._unread_count = count
+        if not (self.unsettled_count or count):
+            self.oldest_accepted_at = None
+        elif self.oldest_accepted_at is None:
+            self.oldest_accepted_at = time.monotonic() - age

@@ -1,18 +1,19 @@
-"""A stream of a NATS server as the near end of a lane.
+"""Source for a JetStream stream.
 
-Rule 1: a message is read by its sequence in the stream and acknowledged when it is confirmed at the
-far end, which knows how far the lane is. Where it reads again, the lane has its consumer made anew:
-what the one before was sent would come late.
-Rule 2: what is kept as long as somebody is interested has that consumer all the time, or servers
-that hear of one before they hear of the other would drop all of it. There a reader comes beside it
-for what it has sent before, which is acknowledged in the consumer's name. For other streams that
-one is the bookmark: it is there, and sends nothing, while there is no consumer.
-Rule 3: a stream is told that a message is done with when its dead letter is stored, for it may drop
-it then.
+The target knows the position of the copier. To read again from an earlier sequence, the copier
+deletes and re-creates its consumer, because messages that the old one delivered would arrive late.
 
-                  sent before      not sent yet
-    stream     ├────────────────┼────────────────►
-    read by         reader           consumer
+A stream with retention `interest` must never be without a consumer: it would drop its messages.
+There a second consumer, the *reader*, delivers again what the first one has delivered before, and
+the copier acks these messages in the name of the first. For a stream with retention `limits`, the
+second consumer is a *bookmark* that holds the position while the first one is re-created.
+
+A message is acked or terminated only after it is confirmed, or its dead letter is stored, because a
+stream may drop it then.
+
+                  delivered before      not delivered yet
+    stream     ├────────────────────┼────────────────────►
+    read by           reader              consumer
 """
 
 from __future__ import annotations
@@ -25,168 +26,182 @@ from typing import Any
 import numpy as np
 
 from simplebus.bridge import dead_letters
-from simplebus.bridge.checkpoint import Mark
-from simplebus.bridge.dead_letters import Given, bury
-from simplebus.bridge.interfaces import SourceBatch, FatalConfigurationError, Refusal
-from simplebus.bridge.nats_connection import NatsWire
-from simplebus.bridge.source.core_nats import identity_of
-from simplebus.bridge.source.pull_consumer import Pulled
-from simplebus.bridge.target.nats_frames import Framer
+from simplebus.bridge.checkpoint import MessageFingerprint
+from simplebus.bridge.dead_letters import UnackedDeliveries, write_dead_letters
+from simplebus.bridge.interfaces import FatalConfigurationError, Refusal, SourceBatch
+from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.source.core_nats import nats_identity
+from simplebus.bridge.source.pull_consumer import PullConsumer
+from simplebus.bridge.target.nats_frames import NatsFramer
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol.frames import Integers
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 
-_ACKS_PENDING = 65_536
-_TOO_MANY_ACKS = 10121
-"""The stream, or the server, lets fewer wait for their acks."""
+_ACKS_PENDING_MAX = 65_536
+_MAX_ACK_PENDING_EXCEEDED = 10121
+"""JetStream error: the stream or the server allows fewer unacked messages."""
 _NO_MESSAGE = 10037
-_TOO_LONG_AWAY = 10153
-"""The stream, or the server, lets no consumer be unused for so long."""
+_INACTIVE_THRESHOLD_EXCEEDED = 10153
+"""JetStream error: the stream or the server allows only shorter inactivity."""
 _QUEUED_MAX = 16
-"""With so many pieces here no more is asked for."""
-_MADE_SECONDS = 15.0
-"""So long a consumer may take to be made: while a server is away, the others have to agree on who
-leads it."""
-_READER_SECONDS = 300.0
-"""A reader that was left behind goes after so long."""
-_ODD = re.compile(r"[^A-Za-z0-9_-]")
-_TO = "simplebus-bridge-to"
-"""What a consumer says of where its lane leads; empty while the lane was never there."""
+"""With this many unread batches no more messages are requested."""
+_CREATE_TIMEOUT_SECONDS = 15.0
+"""Time limit for creating a consumer: while a server is away, the others first elect a leader."""
+_READER_INACTIVE_SECONDS = 300.0
+"""JetStream deletes an abandoned reader after this time."""
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")
+_TARGET_METADATA = "simplebus-bridge-to"
+"""Metadata key of a consumer with the identity of its target; empty if the copier never got there.
+"""
 
 
 def consumer_name(lane: str) -> str:
-    """What a lane's consumer is called: words, and the class behind them; one with letters that no
-    consumer's name may have is told apart by a checksum."""
+    """Return the consumer name of a copier.
+
+    A class name with characters that consumer names cannot have gets a checksum.
+    """
     *words, class_ = lane.split(" ", 3)
-    plain = _ODD.sub("-", class_)
+    plain = _UNSAFE_CHARACTERS.sub("-", class_)
     if plain != class_:
         plain += f"-{zlib.crc32(class_.encode()):08x}"
     return "-".join((*words, plain))
 
 
 def _reader_name(name: str) -> str:
-    """A second one, that is no other lane's."""
+    """Return the name of the second consumer, which is not the name of another copier."""
     first, _, rest = name.partition("-")
     return f"{first}2-{rest}"
 
 
-class NearStream:
-    """The messages of a stream."""
+class StreamSource:
+    """Messages of a stream."""
 
     def __init__(
         self,
-        wire: NatsWire,
+        wire: BridgeNatsConnection,
         stream: str,
         *,
         durable: str,
-        to: str,
+        target_id: str,
         subjects: Sequence[str],
         start: str,
         heartbeat: float,
-        letters: dead_letters.Open,
+        open_dead_letters: dead_letters.OpenDeadLetters,
     ) -> None:
-        """`to` is the far end's identity: under one name nobody reads for two. `letters` opens what
-        dead letters are written with."""
+        """Create the source. `target_id` is stored at the consumer, so that a second bridge with
+        the same name and another target is detected.
+        """
         self._wire, self._core = wire, wire.core
         self._stream = stream
         self._consumer = consumer_name(durable)
         self._reader = _reader_name(self._consumer)
-        self._to = to
+        self._target_id = target_id
         self._subjects = list(subjects)
         self._start = start
         self._retention = ""
-        self._is_part = bool(subjects)
-        """Whether sequences may be missing that were never to come."""
+        self._is_filtered = bool(subjects)
+        """True if missing sequences can belong to subjects that the source does not read."""
         self._heartbeat = heartbeat
-        self.identity = identity_of(wire, stream)
-        self.memory = ""
+        self.identity = nats_identity(wire, stream)
+        self.storage_id = ""
         self.head = 0
-        self._framer = Framer()
+        self._framer = NatsFramer()
         self._queue: list[tuple[Messages, Integers]] = []
-        self._unacked = Given()
-        self._letters = letters
-        self._source: Pulled | None = None
-        """Who sends; None before anything was asked for."""
-        self._own = 0
-        """What the consumer itself sends begins at this sequence; below, the reader does."""
-        self._is_again = False
-        """Whether that one sends now,"""
-        self._read = 0
-        """and up to which sequence it has."""
+        self._unacked = UnackedDeliveries()
+        self._open_dead_letters = open_dead_letters
+        self._pull_consumer: PullConsumer | None = None
+        """Consumer or reader that delivers now; None before the first request."""
+        self._consumer_start = 0
+        """First sequence that the consumer itself delivers; the reader delivers those below."""
+        self._is_rereading = False
+        """True while the reader delivers."""
+        self._reread_cursor = 0
+        """Next sequence that the reader delivers."""
         self._cursor = -1
-        """The sequence behind the last one that came, or at which that begins."""
-        self._given = -1
-        """The same of what was given out."""
+        """Sequence after the last received message."""
+        self._next_unread = -1
+        """Sequence after the last message that `read` returned."""
         self._missed = 0
-        self._counted = 0
-        """What is missing below this sequence was counted."""
-        self._began = 0
-        """The sequence from which on messages are wanted;"""
-        self._through: int | None = None
-        """and the one from which on they are sent: the lane is not through with what lies between.
-        None where nothing is known of it."""
-        self._acks_pending = _ACKS_PENDING
-        """So many may wait for their acks at the consumer."""
-        self._is_kept = False
-        """Whether it is settled what was under way before: from then on the lane goes on."""
+        self._missed_counted_to = 0
+        """Missing sequences below this one have been counted."""
+        self._wanted_from = 0
+        """First sequence that is to be read."""
+        self._committed: int | None = None
+        """First sequence that is delivered; None if unknown. Messages between this and
+        `_wanted_from` are unacked.
+        """
+        self._acks_pending = _ACKS_PENDING_MAX
+        """Largest number of unacked messages of the consumer."""
+        self._has_committed = False
+        """True once a position was committed over this connection: the copier proceeds from then
+        on.
+        """
         self.is_new = False
-        """Whether nothing is known here of where the lane was."""
-        wire.on_messages = self._take
+        """True if the consumer does not know the position of the copier."""
+        wire.on_messages = self._on_messages
 
     async def open(self) -> int:
-        """Begin: from then on a consumer is there, whether the far end is or not. Returns the
-        sequence at which a lane begins that was never there."""
-        state = await self.look_over()
-        known = await self._known(self._consumer)
-        if self._retention == "limits":
-            known = await self._from_bookmark(known)
-        if known is None:
-            first, last = int(state["first_seq"]), int(state["last_seq"])
-            at = {"new": last + 1, "last": max(first, last)}.get(self._start, first)
-            if self._retention == "workqueue":  # What is not acknowledged stays for ever.
-                at = first
-            known = await self._create(at, to="")
-        elif self._retention == "interest":  # In other subjects, perhaps, than before.
-            known = await self._changed(known, to=_to(known))
-        elif self._retention == "workqueue":
-            self._check_subjects(known)
-        to = _to(known)
-        if to and to != self._to and known.get("num_waiting"):
-            raise BusConnectionError(
-                f"{self._consumer!r} of stream {self._stream!r} leads to another far end than "
-                f"{self._to}: each bridge has to have a name of its own there"
-            )
-        at = max(int(known["ack_floor"]["stream_seq"]), _before(known)) + 1
-        self.is_new = not to
-        if to:
-            self._through = at
-        return at
+        """Create the consumer if it does not exist, even while the target is away.
 
-    def _check_subjects(self, known: dict[str, Any]) -> None:
-        """Raise HopelessError where more is wanted than before: what waits in front of where the
-        lane is would be taken for copied, and acknowledged."""
-        before = _subjects_of(known)
+        Returns the sequence at which a copier starts that has never run.
+        """
+        state = await self.refresh_stream_info()
+        info = await self._find_consumer(self._consumer)
+        if self._retention == "limits":
+            info = await self._restore_from_bookmark(info)
+        if info is None:
+            first, last = int(state["first_seq"]), int(state["last_seq"])
+            sequence = {"new": last + 1, "last": max(first, last)}.get(self._start, first)
+            if self._retention == "workqueue":  # It stores what is not acked forever.
+                sequence = first
+            info = await self._create(sequence, to="")
+        elif self._retention == "interest":  # The subjects may have changed.
+            info = await self._update_consumer(info, to=_target_of(info))
+        elif self._retention == "workqueue":
+            self._check_subjects(info)
+        previous_target = _target_of(info)
+        is_other_target = previous_target not in ("", self._target_id)
+        if is_other_target and info.get("num_waiting"):
+            raise BusConnectionError(
+                f"{self._consumer!r} of stream {self._stream!r} already copies to another target "
+                f"than {self._target_id}: give each bridge its own name"
+            )
+        sequence = max(int(info["ack_floor"]["stream_seq"]), _sequence_before_start(info)) + 1
+        self.is_new = not previous_target
+        if previous_target:
+            self._committed = sequence
+        return sequence
+
+    def _check_subjects(self, info: dict[str, Any]) -> None:
+        """Raise FatalConfigurationError if the copier of a work queue now reads more subjects.
+
+        Older messages of the new subjects would count as copied, and be acked.
+        """
+        before = _filter_subjects(info)
         if before and (not self._subjects or set(self._subjects) - before):
             raise FatalConfigurationError(
                 f"{self._consumer!r} of the work queue {self._stream!r} reads "
-                f"{', '.join(sorted(before))} alone: to read more, delete it and give the bridge "
-                "another name"
+                f"{', '.join(sorted(before))} only: to read more, delete that consumer and give "
+                "the bridge another name"
             )
 
-    async def look_over(self) -> dict[str, Any]:
-        """See how far the stream is by now: another one of this lane may have copied that. Raises
-        BusConnectionError where it is another stream of that name, whose sequences begin anew."""
+    async def refresh_stream_info(self) -> dict[str, Any]:
+        """Read the state of the stream, which another copier of this name may have advanced.
+
+        Raises BusConnectionError if the stream was deleted and created again: its sequences start
+        anew.
+        """
         info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
-        memory = f"{self._stream} {info.get('created', '')}"
-        if self.memory not in ("", memory):
-            raise BusConnectionError(f"stream {self._stream!r} was deleted, and is made again")
-        self.memory = memory
+        storage_id = f"{self._stream} {info.get('created', '')}"
+        if self.storage_id not in ("", storage_id):
+            raise BusConnectionError(f"stream {self._stream!r} was deleted and created again")
+        self.storage_id = storage_id
         self._retention = info["config"].get("retention", "limits")
         mirrored = info["config"].get("mirror") or {}
-        is_part = mirrored.get("filter_subject") or mirrored.get("subject_transforms")
-        self._is_part = bool(self._subjects or is_part)
+        is_filtered = mirrored.get("filter_subject") or mirrored.get("subject_transforms")
+        self._is_filtered = bool(self._subjects or is_filtered)
         state: dict[str, Any] = info["state"]
         self.head = int(state["last_seq"]) + 1
         return state
@@ -196,8 +211,8 @@ class NearStream:
     async def _info(self, name: str) -> dict[str, Any]:
         return await self._wire.link.ask(f"CONSUMER.INFO.{self._stream}.{name}")
 
-    async def _known(self, name: str) -> dict[str, Any] | None:
-        """What is said of the consumer of this name; None where it is not there."""
+    async def _find_consumer(self, name: str) -> dict[str, Any] | None:
+        """Return the info of a consumer, or None if it does not exist."""
         try:
             return await self._info(name)
         except JetStreamError as error:
@@ -205,364 +220,392 @@ class NearStream:
                 raise
             return None
 
-    def _config(self, name: str, at: int) -> dict[str, Any]:
-        """Of one that begins there."""
+    def _config(self, name: str, sequence: int) -> dict[str, Any]:
+        """Return the configuration of a consumer that starts at `sequence`."""
         config: dict[str, Any] = {
             "durable_name": name,
             "deliver_policy": "by_start_sequence",
-            "opt_start_seq": max(1, at),
+            "opt_start_seq": max(1, sequence),
             "replay_policy": "instant",
         }
         if self._subjects:
             config["filter_subjects"] = self._subjects
         return config
 
-    async def _ask_for(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Have it made, or changed."""
+    async def _put_consumer(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Create or change a consumer."""
         subject = f"CONSUMER.DURABLE.CREATE.{self._stream}.{config['durable_name']}"
         body = {"stream_name": self._stream, "config": config}
-        return await self._wire.link.ask(subject, body, seconds=_MADE_SECONDS)
+        return await self._wire.link.ask(subject, body, seconds=_CREATE_TIMEOUT_SECONDS)
 
     async def _create(
-        self, at: int, *, to: str, like: dict[str, Any] | None = None
+        self, sequence: int, *, to: str, like: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Make the consumer, which begins there; or change one that was made `like` this."""
-        config = self._config(self._consumer, at)
+        """Create the consumer, which starts at `sequence`; or change one whose configuration is
+        `like`.
+        """
+        config = self._config(self._consumer, sequence)
         config["ack_policy"] = "explicit"
         config["max_ack_pending"] = self._acks_pending
         config["max_deliver"] = -1
-        config["metadata"] = {_TO: to}
-        if self._retention == "workqueue":  # It takes no other, and has what is not acknowledged.
+        config["metadata"] = {_TARGET_METADATA: to}
+        if (
+            self._retention == "workqueue"
+        ):  # It allows no other policy, and stores only what is not acked.
             config["deliver_policy"] = "all"
             del config["opt_start_seq"]
         if like is not None:
             config["opt_start_seq"] = like.get("opt_start_seq", config["opt_start_seq"])
         try:
-            said = await self._ask_for(config)
+            info = await self._put_consumer(config)
         except JetStreamError as error:
-            if error.code != _TOO_MANY_ACKS:
+            if error.code != _MAX_ACK_PENDING_EXCEEDED:
                 raise
-            del config["max_ack_pending"]  # Then it is as many as there may be.
-            said = await self._ask_for(config)
-        self._acks_pending = said["config"].get("max_ack_pending", self._acks_pending)
-        return said
+            del config["max_ack_pending"]  # Then the server sets its maximum.
+            info = await self._put_consumer(config)
+        self._acks_pending = info["config"].get("max_ack_pending", self._acks_pending)
+        return info
 
     async def _delete(self, name: str) -> None:
-        """The consumer of this name, if there is one."""
+        """Delete a consumer, if it exists."""
         try:
             await self._wire.link.ask(f"CONSUMER.DELETE.{self._stream}.{name}")
         except JetStreamError as error:
             if error.code not in jetstream_codec.NOT_FOUND:
                 raise
 
-    def _pulled(self, name: str, said: dict[str, Any]) -> Pulled:
-        """One of these, of which this is said."""
-        return Pulled(
+    def _create_pull_consumer(self, name: str, info: dict[str, Any]) -> PullConsumer:
+        """Create the pull requests for the consumer that `info` describes."""
+        return PullConsumer(
             self._wire,
             self._stream,
             name,
-            sent=int(said["delivered"]["consumer_seq"]),
-            pending=int(said.get("num_pending", 0)),
-            beat=self._heartbeat,
-            most=max(0, said["config"].get("max_batch", 0)),
+            delivered_count=int(info["delivered"]["consumer_seq"]),
+            pending=int(info.get("num_pending", 0)),
+            heartbeat_seconds=self._heartbeat,
+            batch_max=max(0, info["config"].get("max_batch", 0)),
         )
 
-    async def _seek(self, at: int) -> None:
-        """Have what there is from there on come, in its order."""
-        self._close()
+    async def _seek(self, sequence: int) -> None:
+        """Start delivery at `sequence`, in order."""
+        self._close_pull_consumer()
         self._queue.clear()
         self._unacked.clear()
-        self._through = at if self._through is None else min(at, self._through)
-        first = int((await self.look_over())["first_seq"])  # Before it is said to another stream.
+        self._committed = sequence if self._committed is None else min(sequence, self._committed)
+        first = int(
+            (await self.refresh_stream_info())["first_seq"]
+        )  # Before anything is acked in another stream.
         if self._retention == "interest":
-            await self._go_on(self._through)
+            await self._resume(self._committed)
         else:
-            self._source = self._pulled(self._consumer, await self._begin_anew(self._through))
-        if not self._is_part or self._retention == "limits":  # Else it was taken, perhaps.
-            self._miss(max(1, at), first)
-        self._given = self._began = at
-        self._cursor = max(1, at, first)
-        self._pull()
+            self._pull_consumer = self._create_pull_consumer(
+                self._consumer, await self._recreate_consumer(self._committed)
+            )
+        if (
+            not self._is_filtered or self._retention == "limits"
+        ):  # Otherwise others may have consumed it.
+            self._count_missed(max(1, sequence), first)
+        self._next_unread = self._wanted_from = sequence
+        self._cursor = max(1, sequence, first)
+        self._request_more()
 
-    async def _begin_anew(self, at: int) -> dict[str, Any]:
-        """Have another consumer in the place of the one that there is. A lane that is killed
-        meanwhile finds the bookmark."""
-        is_marked = self._retention == "limits" and await self._mark(at)
+    async def _recreate_consumer(self, sequence: int) -> dict[str, Any]:
+        """Replace the consumer. A copier that is killed meanwhile finds the bookmark."""
+        is_marked = self._retention == "limits" and await self._create_bookmark(sequence)
         await self._delete(self._consumer)
-        said = await self._create(at, to=self._to)
+        info = await self._create(sequence, to=self._target_id)
         if is_marked:
             await self._delete(self._reader)
-        return said
+        return info
 
-    async def _mark(self, at: int) -> bool:
-        """Set the bookmark. Returns whether there is room for it."""
-        config = self._config(self._reader, at)
+    async def _create_bookmark(self, sequence: int) -> bool:
+        """Create the bookmark. Returns False if the stream allows no second consumer."""
+        config = self._config(self._reader, sequence)
         config["ack_policy"] = "none"
-        config["metadata"] = {_TO: self._to}
+        config["metadata"] = {_TARGET_METADATA: self._target_id}
         await self._delete(self._reader)
         try:
-            await self._ask_for(config)
+            await self._put_consumer(config)
         except JetStreamError as error:
             if not error.is_final:
                 raise
-            return False  # No second consumer may be there, for example.
+            return False  # For example, no second consumer is allowed.
         return True
 
-    async def _from_bookmark(self, known: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The consumer, made of the bookmark where only that is there."""
-        mark = await self._known(self._reader)
+    async def _restore_from_bookmark(self, info: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return the consumer's info, after creating it from the bookmark if only that exists."""
+        mark = await self._find_consumer(self._reader)
         if mark is None:
-            return known
-        if known is None:
-            known = await self._create(_before(mark) + 1, to=_to(mark))
+            return info
+        if info is None:
+            info = await self._create(_sequence_before_start(mark) + 1, to=_target_of(mark))
         await self._delete(self._reader)
-        return known
+        return info
 
-    async def _go_on(self, at: int) -> None:
-        """Have the reader send what is from there on, as long as the consumer has sent it before;
-        then that one itself."""
-        known = await self._known(self._consumer)
-        if known is None:
-            await self._create(at, to=self._to)
-            known = await self._info(self._consumer)
-        known = await self._changed(known, to=self._to)
-        self._close()
+    async def _resume(self, sequence: int) -> None:
+        """Start delivery at `sequence`: by the reader if the consumer has delivered it before."""
+        info = await self._find_consumer(self._consumer)
+        if info is None:
+            await self._create(sequence, to=self._target_id)
+            info = await self._info(self._consumer)
+        info = await self._update_consumer(info, to=self._target_id)
+        self._close_pull_consumer()
         await self._delete(self._reader)
-        self._own = max(int(known["delivered"]["stream_seq"]), _before(known)) + 1
-        self._is_again, self._read = at < self._own, at
+        self._consumer_start = (
+            max(int(info["delivered"]["stream_seq"]), _sequence_before_start(info)) + 1
+        )
+        self._is_rereading, self._reread_cursor = sequence < self._consumer_start, sequence
         name = self._consumer
-        if self._is_again:
-            name, config = self._reader, self._config(self._reader, at)
+        if self._is_rereading:
+            name, config = self._reader, self._config(self._reader, sequence)
             config["ack_policy"] = "none"
-            config["inactive_threshold"] = round(_READER_SECONDS * 1e9)
+            config["inactive_threshold"] = round(_READER_INACTIVE_SECONDS * 1e9)
             try:
-                await self._ask_for(config)
+                await self._put_consumer(config)
             except JetStreamError as error:
-                if error.code != _TOO_LONG_AWAY:
+                if error.code != _INACTIVE_THRESHOLD_EXCEEDED:
                     raise
-                del config["inactive_threshold"]  # Then it is as long as it may be.
-                await self._ask_for(config)
-            known = await self._info(name)
-        self._source = self._pulled(name, known)
+                del config["inactive_threshold"]  # Then the server sets its maximum.
+                await self._put_consumer(config)
+            info = await self._info(name)
+        self._pull_consumer = self._create_pull_consumer(name, info)
 
-    async def _changed(self, known: dict[str, Any], *, to: str) -> dict[str, Any]:
-        """What is said of the consumer when it leads there, and is sent what is wanted now."""
-        if _to(known) == to and _subjects_of(known) == set(self._subjects):
-            return known
-        await self._create(0, to=to, like=known["config"])
+    async def _update_consumer(self, info: dict[str, Any], *, to: str) -> dict[str, Any]:
+        """Set target and subjects of the consumer, if they have changed. Returns its info."""
+        if _target_of(info) == to and _filter_subjects(info) == set(self._subjects):
+            return info
+        await self._create(0, to=to, like=info["config"])
         return await self._info(self._consumer)
 
     # Reading -------------------------------------------------------------------------------------
 
-    def _close(self) -> None:
-        """What is still said goes nowhere."""
-        if self._source is not None:
-            self._source.close()
-            self._source = None
+    def _close_pull_consumer(self) -> None:
+        """Drop what the consumer still delivers."""
+        if self._pull_consumer is not None:
+            self._pull_consumer.close()
+            self._pull_consumer = None
 
-    def _pull(self) -> None:
-        if self._source is not None and len(self._queue) < _QUEUED_MAX:
-            self._source.ask()
+    def _request_more(self) -> None:
+        if self._pull_consumer is not None and len(self._queue) < _QUEUED_MAX:
+            self._pull_consumer.request_more()
         self._wire.link.flush()
 
-    def _take(self, messages: Messages) -> None:
-        if self._source is None:
+    def _on_messages(self, messages: Messages) -> None:
+        if self._pull_consumer is None:
             return
-        told = self._source.take(messages)
-        is_done = told.sequences < (self._through or 0)
-        if is_done.any():  # It was acknowledged, and nobody knows: or it would come for ever.
-            done = told.messages.pick(is_done), told.sequences[is_done]
-            self._core.write(self._said(*done, jetstream_codec.ACK))
+        deliveries = self._pull_consumer.accept(messages)
+        is_done = deliveries.sequences < (self._committed or 0)
+        if is_done.any():  # The ack was lost, or they would be redelivered forever.
+            done = deliveries.messages.pick(is_done), deliveries.sequences[is_done]
+            self._core.write(self._encode_acks(*done, jetstream_codec.ACK))
             self._wire.link.flush()
-        # What the consumer sends again is the reader's to send.
-        mine = ~is_done & ((told.sequences < self._own) == self._is_again)
-        early = mine & (told.sequences < self._began)
-        if early.any():  # What is copied and was not acknowledged, or refused and not given up.
-            self._unacked.add(told.messages.pick(early), told.sequences[early])
-        fresh = np.flatnonzero(mine)
-        sequences = told.sequences[fresh]
-        # What comes again may come together with what came first.
+        # Redeliveries of the consumer are left to the reader.
+        is_mine = ~is_done & ((deliveries.sequences < self._consumer_start) == self._is_rereading)
+        is_early = is_mine & (deliveries.sequences < self._wanted_from)
+        if is_early.any():  # Copied but not acked, or refused but not dead-lettered.
+            self._unacked.add(deliveries.messages.pick(is_early), deliveries.sequences[is_early])
+        new_rows = np.flatnonzero(is_mine)
+        sequences = deliveries.sequences[new_rows]
+        # Redeliveries can arrive together with first deliveries.
         highest = np.maximum.accumulate(np.append(self._cursor - 1, sequences))[:-1]
-        fresh, sequences = fresh[sequences > highest], sequences[sequences > highest]
-        if fresh.size:
+        new_rows, sequences = new_rows[sequences > highest], sequences[sequences > highest]
+        if new_rows.size:
             gaps = np.flatnonzero(np.diff(sequences, prepend=self._cursor - 1) != 1)
-            for row in [] if self._is_part else gaps.tolist():
+            for row in [] if self._is_filtered else gaps.tolist():
                 before = int(sequences[row - 1]) + 1 if row else self._cursor
-                self._miss(before, int(sequences[row]))
-            self._queue.append((told.messages.pick(fresh), sequences))
+                self._count_missed(before, int(sequences[row]))
+            self._queue.append((deliveries.messages.pick(new_rows), sequences))
             self._cursor = int(sequences[-1]) + 1
-        if self._is_again and told.messages.count:
-            self._read = int(told.sequences[-1]) + 1
-            if self._read >= self._own:  # All of it has come.
-                if not self._is_part:
-                    self._miss(self._cursor, self._own)
-                self._cursor = max(self._cursor, self._own)
+        if self._is_rereading and deliveries.messages.count:
+            self._reread_cursor = int(deliveries.sequences[-1]) + 1
+            if self._reread_cursor >= self._consumer_start:  # The reader is done.
+                if not self._is_filtered:
+                    self._count_missed(self._cursor, self._consumer_start)
+                self._cursor = max(self._cursor, self._consumer_start)
 
-    def _miss(self, first: int, last: int) -> None:
-        """The stream does not have first..last-1. What it is asked for again counts once."""
-        self._missed += max(0, last - max(first, self._counted))
-        self._counted = max(self._counted, last)
+    def _count_missed(self, first: int, last: int) -> None:
+        """Count the sequences from `first` to `last - 1` as missed, once even if they are read
+        again.
+        """
+        self._missed += max(0, last - max(first, self._missed_counted_to))
+        self._missed_counted_to = max(self._missed_counted_to, last)
 
-    async def find(self, at: int) -> SourceBatch:
-        return await self._find(at)
+    async def read(self, sequence: int) -> SourceBatch:
+        return await self._read_batch(sequence)
 
-    async def _find(self, at: int, *, goes_on: bool = True) -> SourceBatch:
-        """`goes_on`: to what the consumer sends, behind what the reader does."""
-        if at != self._given:
-            await self._seek(at)
-        self._pull()
+    async def _read_batch(self, sequence: int, *, resumes: bool = True) -> SourceBatch:
+        """Read the next messages. With `resumes`, the consumer continues where the reader ends."""
+        if sequence != self._next_unread:
+            await self._seek(sequence)
+        self._request_more()
         while not self._queue:
-            if self._is_again and await self._is_read_again():
-                if not goes_on:
+            if self._is_rereading and await self._is_reread_done():
+                if not resumes:
                     break
-                await self._go_on(self._own)  # What it has sent beyond was not taken.
-            elif not self._is_again and (not self._pending or self._waits_for_acks()):
+                await self._resume(
+                    self._consumer_start
+                )  # Later messages from the reader were dropped.
+            elif not self._is_rereading and (not self._pending or self._is_ack_limit_reached()):
                 break
             else:
-                self._check()
-                await self._wire.owed(self._sign)
-            self._pull()
-        self._check()
-        pieces = []
+                self._check_alive()
+                await self._wire.wait_expected(self._expected_event)
+            self._request_more()
+        self._check_alive()
+        runs = []
         for messages, sequences in self._queue:
-            pieces.append(self._framer.piece(messages, sequences))
+            runs.append(self._framer.to_run(messages, sequences))
             self._unacked.add(messages, sequences)
         self._queue.clear()
-        self._given = max(at, self._cursor)
+        self._next_unread = max(sequence, self._cursor)
         missed, self._missed = self._missed, 0
-        found = SourceBatch(pieces, at, self._given, self._given + self._pending, missed)
-        found.altered_count, found.alteration = self._framer.odd()
+        found = SourceBatch(
+            runs, sequence, self._next_unread, self._next_unread + self._pending, missed
+        )
+        found.altered_count, found.alteration = self._framer.pop_altered()
         return found
 
     @property
     def _pending(self) -> int:
-        return 0 if self._source is None else self._source.pending
+        return 0 if self._pull_consumer is None else self._pull_consumer.pending
 
-    async def _is_read_again(self) -> bool:
-        """Whether the reader has sent what there is. Where it says that there is no more it may be
-        another server than the one that leads the stream, and know less."""
-        if self._read >= self._own:
+    async def _is_reread_done(self) -> bool:
+        """Return True if the reader has delivered everything below `_consumer_start`.
+
+        A reader that reports no more messages can be on a server that is behind the stream's
+        leader, so the stream is asked.
+        """
+        if self._reread_cursor >= self._consumer_start:
             return True
         if self._pending:
             return False
         asked = f"STREAM.MSG.GET.{self._stream}"
         for subject in self._subjects or [">"]:
-            about = {"seq": self._read, "next_by_subj": subject}
+            about = {"seq": self._reread_cursor, "next_by_subj": subject}
             try:
                 found = await self._wire.link.ask(asked, about)
             except JetStreamError as error:
                 if error.code != _NO_MESSAGE:
                     raise
             else:
-                if int(found["message"]["seq"]) < self._own:
+                if int(found["message"]["seq"]) < self._consumer_start:
                     return False
         return True
 
-    def _waits_for_acks(self) -> bool:
-        """Whether the consumer sends no more before some are acknowledged. Raises
-        BusConnectionError where the lane has to see more first: what it does not see is gone."""
+    def _is_ack_limit_reached(self) -> bool:
+        """Return True if the consumer delivers nothing more until some messages are acked.
+
+        Raises BusConnectionError if the copier must first see more messages: the ones that it does
+        not see would count as gone.
+        """
         waits = self._unacked.count >= self._acks_pending
-        if waits and not self._is_kept:
+        if waits and not self._has_committed:
             raise BusConnectionError(
-                f"stream {self._stream!r}, or its server, lets {self._acks_pending} messages wait "
-                "for their acks, and more than that are to be sent again: let more wait for them "
-                "('max_ack_pending')"
+                f"stream {self._stream!r}, or its server, allows {self._acks_pending} unacked "
+                "messages, and more than that must be redelivered: raise 'max_ack_pending'"
             )
         return waits
 
-    async def behind(self, at: int) -> tuple[int, float]:
-        """While nothing was asked for: of the lane's consumer all that is not acknowledged."""
-        known = await self._info(self._consumer)
-        count, unacked = int(known["num_pending"]), int(known["num_ack_pending"])
-        if self._given < 0:
+    async def measure_backlog(self, sequence: int) -> tuple[int, float]:
+        """Return the unacked and undelivered messages of the consumer, before the first read."""
+        info = await self._info(self._consumer)
+        count, unacked = int(info["num_pending"]), int(info["num_ack_pending"])
+        if self._next_unread < 0:
             return count + unacked, 0.0
-        if self._is_again:  # The reader has not sent all of it.
+        if self._is_rereading:  # The reader has not delivered all of them.
             here = self._unacked.count + sum(messages.count for messages, _ in self._queue)
             count += max(0, unacked - here)
-        return count + sum(int(np.count_nonzero(s >= at)) for _, s in self._queue), 0.0
+        return count + sum(int(np.count_nonzero(s >= sequence)) for _, s in self._queue), 0.0
 
-    async def look(self, sequence: int) -> Mark | None:
-        missed, counted = self._missed, self._counted
-        found = await self._find(sequence, goes_on=False)
-        self._missed, self._counted = missed, counted  # Nobody wants it again.
+    async def read_fingerprint(self, sequence: int) -> MessageFingerprint | None:
+        missed, counted = self._missed, self._missed_counted_to
+        found = await self._read_batch(sequence, resumes=False)
+        self._missed, self._missed_counted_to = (
+            missed,
+            counted,
+        )  # The same messages are read again later.
         return found.fingerprint(sequence)
 
-    async def wait(self, at: int) -> int:
-        await self.keep(at, now=False)
+    async def wait_for_message(self, sequence: int) -> int:
+        await self.commit_position(sequence, now=False)
         while not self._queue:
-            self._check()
-            self._pull()
-            await self._wire.owed(self._sign)
-        return at
+            self._check_alive()
+            self._request_more()
+            await self._wire.wait_expected(self._expected_event)
+        return sequence
 
     @property
-    def _sign(self) -> str:
+    def _expected_event(self) -> str:
         return f"a message or a heartbeat of stream {self._stream!r}"
 
-    def _check(self) -> None:
-        """Raise BusConnectionError where nothing will come any more: the lane begins anew."""
-        self._wire.check_rights()
-        if self._source is not None:
-            self._source.check()
+    def _check_alive(self) -> None:
+        """Raise BusConnectionError if nothing more will be delivered, so that the copier starts
+        again.
+        """
+        self._wire.check_permissions()
+        if self._pull_consumer is not None:
+            self._pull_consumer.check()
 
     # Acknowledging -------------------------------------------------------------------------------
 
-    def _said(self, messages: Messages, sequences: Integers, word: bytes) -> bytes:
-        """What the consumer is told of these: of what the reader has sent, too."""
-        again = sequences < self._own
+    def _encode_acks(self, messages: Messages, sequences: Integers, word: bytes) -> bytes:
+        """Return the acks of messages. Those that the reader delivered are acked in the consumer's
+        name.
+        """
+        again = sequences < self._consumer_start
         if not again.any():
             return jetstream_codec.say(messages, word)
         own = messages.pick(~again)
-        said = [jetstream_codec.say(own, word)] if own.count else []
+        info = [jetstream_codec.say(own, word)] if own.count else []
         for row in np.flatnonzero(again).tolist():
             whom = jetstream_codec.of_consumer(messages.reply(row), self._consumer.encode())
-            said.append(b"PUB %b %d\r\n%b\r\n" % (whom, len(word), word))
-        return b"".join(said)
+            info.append(b"PUB %b %d\r\n%b\r\n" % (whom, len(word), word))
+        return b"".join(info)
 
-    async def keep(self, at: int, *, now: bool) -> None:
-        self._is_kept = True
-        self._through = at if self._through is None else max(at, self._through)
-        for messages, sequences in self._unacked.take(at):
-            self._core.write(self._said(messages, sequences, jetstream_codec.ACK))
+    async def commit_position(self, sequence: int, *, now: bool) -> None:
+        self._has_committed = True
+        self._committed = sequence if self._committed is None else max(sequence, self._committed)
+        for messages, sequences in self._unacked.pop_below(sequence):
+            self._core.write(self._encode_acks(messages, sequences, jetstream_codec.ACK))
         self._wire.link.flush()
-        if now and self._wire.link.is_ready and not self._wire.lost:
-            await self._wire.echoed()
+        if now and self._wire.link.is_ready and not self._wire.lost_reason:
+            await self._wire.round_trip()
 
-    async def give_up(self, refusals: Sequence[Refusal]) -> int:
-        left = sorted(refusals, key=lambda each: each.sequence)
-        gone = 0
-        while left:
-            found = self._unacked.of(left)
-            if not found:  # It was given out before it was asked for again.
-                await self.look(left[0].sequence)
-                found = self._unacked.of(left[:1])
-            await bury(found, left, self._letters, self._framer)
+    async def dead_letter(self, refusals: Sequence[Refusal]) -> int:
+        remaining = sorted(refusals, key=lambda each: each.sequence)
+        missing_count = 0
+        while remaining:
+            found = self._unacked.select(remaining)
+            if not found:  # It was read before the last seek.
+                await self.read_fingerprint(remaining[0].sequence)
+                found = self._unacked.select(remaining[:1])
+            await write_dead_letters(found, remaining, self._open_dead_letters, self._framer)
             for messages, sequences in found:
-                self._core.write(self._said(messages, sequences, jetstream_codec.TERMINATE))
+                self._core.write(self._encode_acks(messages, sequences, jetstream_codec.TERMINATE))
             self._wire.link.flush()
             done = {sequence for _, sequences in found for sequence in sequences.tolist()}
             if not done:
-                done, gone = {left[0].sequence}, gone + 1
-            left = [each for each in left if each.sequence not in done]
-        return gone
+                done, missing_count = {remaining[0].sequence}, missing_count + 1
+            remaining = [each for each in remaining if each.sequence not in done]
+        return missing_count
 
-    def left(self, at: int) -> int:
+    def count_lost_on_close(self, sequence: int) -> int:
         return 0
 
 
-def _to(known: dict[str, Any]) -> str:
-    """Where it leads; "" where no lane has ever begun with it."""
-    return str((known["config"].get("metadata") or {}).get(_TO) or "")
+def _target_of(info: dict[str, Any]) -> str:
+    """Return the identity of the consumer's target; empty if no copier has begun with it."""
+    return str((info["config"].get("metadata") or {}).get(_TARGET_METADATA) or "")
 
 
-def _subjects_of(known: dict[str, Any]) -> set[str]:
-    """What it is sent; nothing for all that there is."""
-    config = known["config"]
+def _filter_subjects(info: dict[str, Any]) -> set[str]:
+    """Return the subjects of a consumer; empty for all."""
+    config = info["config"]
     if "filter_subject" in config:
         return {config["filter_subject"]}
     return set(config.get("filter_subjects") or ())
 
 
-def _before(known: dict[str, Any]) -> int:
-    """The sequence before the one at which it was to begin; 0 where that was not said."""
-    return int(known["config"].get("opt_start_seq", 1)) - 1
+def _sequence_before_start(info: dict[str, Any]) -> int:
+    """Return the sequence before the configured start of a consumer; 0 if none is configured."""
+    return int(info["config"].get("opt_start_seq", 1)) - 1

@@ -1,18 +1,21 @@
-"""A stream that takes chains as the far end of a lane: its order holds whoever leads the stream.
+"""Target for a stream with fast batches, which keep their order even if the stream's leader
+changes.
 
-Rule 1: of a chain a message is stored only behind all before it, and one chain is under way at a
-time: a leader that dies, and a new one, may lose the end of it, and never what is in front of that.
-Rule 2: nothing is sent in two chains: of the second one a server says that it has what the first
-one has brought, though no other server knows of that yet. What may have been sent before is asked
-for, and the stream asked for the last message of a chain that it says it has: by its id, or, where
-the stream knows that no more, by its sequence. And its sequences are to have grown by as many: of a
-chain that is on its way while its stream is given fewer replicas, nats-server 2.15 may store a part
-and say that it has all of it; and for a while it may take the rest for known.
-Rule 3: what a chain ends at is sent by itself, alone: then the stream says what is wrong with it.
+A stream stores a message of a fast batch only after all earlier ones of the batch, and one batch is
+in flight at a time. So a change of the leader can lose the end of a batch, but nothing before it.
 
-    doubtful ──asked──► begun ──answered, asked──► stored
-                 ▲        └──ended──► its first message alone, then the rest
-                 └──────────────────────────────────────────┘
+No message is sent in two batches: a server would confirm the second batch from the messages of the
+first, even if no other server has these yet. What may have been sent before is queried by message
+id. The last message that a stream confirms is queried too, by its id or by its stream sequence, and
+the stream sequence must have grown by the number of messages. Without these checks messages were
+lost: while a stream is given fewer replicas, nats-server 2.15 may store a part of a batch and
+confirm all of it.
+
+A message at which a batch ends early is sent again alone. The stream then answers with the error.
+
+    uncertain ──query──► batch sent ──confirmed, queried──► stored
+        ▲                     └──ended early──► first unstored message alone, then the rest
+        └───────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -26,11 +29,17 @@ from typing import Any
 import numpy as np
 import trio
 
-from simplebus.bridge.interfaces import STREAM_FULL, SourceBatch, TargetBatch, Refusal
-from simplebus.bridge.nats_connection import NatsWire
-from simplebus.bridge.reserved_headers import denied
-from simplebus.bridge.target.nats import TOO_MANY, Body, FarNats, body_of, joined
-from simplebus.bridge.transform import Left
+from simplebus.bridge.interfaces import STREAM_FULL, Refusal, SourceBatch, TargetBatch
+from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.reserved_headers import denied_subject
+from simplebus.bridge.target.nats import (
+    TOO_MANY_REQUESTS,
+    NatsBatch,
+    NatsTarget,
+    join_columns,
+    nats_batch,
+)
+from simplebus.bridge.transform import SkipReason
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.nats.client import encode, jetstream_codec
@@ -38,384 +47,427 @@ from simplebus.nats.client.events import Messages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import new_inbox
 
-_CHAIN_MESSAGES_MAX = 8192
+_BATCH_MESSAGES_MAX = 8192
 _INDEX_DIGITS = 4
 _REPLY_TOKENS = 6
-"""Behind the inbox: number, flow, mode, index, step, $FI."""
-_FIRST, _NEXT, _LAST = b"0", b"1", b"2"
-"""Steps."""
-_OF_NO_MESSAGE = frozenset({0, 10208})
-"""What is said of all that comes behind the end; and of what cannot be told."""
-_NO_CHAINS = 10205
-"""What is said where the stream takes none."""
-_NOT_STORED = frozenset({jetstream_codec.NO_ROLLUP, jetstream_codec.NO_RESPONDERS})
-"""What is answered where a message is not there; or nobody is, who says so of the chain, too."""
+"""Tokens of a reply subject after the inbox: number, flow, mode, index, step, $FI."""
+_START, _APPEND, _COMMIT = b"0", b"1", b"2"
+"""Steps of a fast batch."""
+_NOT_ABOUT_A_MESSAGE = frozenset({0, 10208})
+"""Errors of the messages after the end of a batch, and unknown errors."""
+_BATCHES_NOT_ALLOWED = 10205
+"""JetStream error: the stream does not accept fast batches."""
+_NOT_STORED_ERRORS = frozenset({jetstream_codec.NO_ROLLUP, jetstream_codec.NO_RESPONDERS})
+"""Answers to a query for a message that is not stored, or that no stream answers."""
 
-assert _CHAIN_MESSAGES_MAX < 10**_INDEX_DIGITS
-
-
-class _DeniedError(Exception):
-    """The server complains of something that was said."""
+assert _BATCH_MESSAGES_MAX < 10**_INDEX_DIGITS
 
 
-class _UnheardError(Exception):
-    """Some of what was said is not for the stream."""
+class _PermissionDeniedError(Exception):
+    """The server complained about a message of the batch."""
+
+
+class _UnansweredError(Exception):
+    """No stream accepts some messages of the batch."""
 
 
 @dataclass(slots=True)
-class _Chain:
-    """The one that is under way."""
+class _FastBatch:
+    """The fast batch in flight."""
 
     number: int
     sequences: Integers
-    moved_at: float
-    """When it was begun, or it was said that more of it is stored."""
-    far: int = 0
-    """So many were said to be, so far."""
-    stored: int = -1
-    """So many of its messages are, from the first one on; -1 while the stream has not said so."""
-    last: int = 0
-    """The sequence in the stream of the last of these, where it says so."""
-    is_over: bool = False
-    """Whether nothing more is said of it."""
-    why: str = ""
-    """What was said of one of its messages."""
-    is_unfit: bool = False
-    """Whether that is about the message itself."""
+    progressed_at: float
+    """Time at which the batch was sent, or at which the stream last confirmed more of it."""
+    reported_count: int = 0
+    """Messages that the stream reported as stored so far."""
+    stored_count: int = -1
+    """Messages that are stored when the batch has ended, from the first on; -1 if unknown."""
+    last_stored: int = 0
+    """Stream sequence of the last of them, if the stream sent it."""
+    has_ended: bool = False
+    """True after the last answer to the batch."""
+    error: str = ""
+    """First error of one of its messages."""
+    is_message_error: bool = False
+    """True if the error concerns the message itself."""
     is_too_long: bool = False
-    """Whether there is no room for so much of it at once."""
-    is_none: bool = False
-    """Whether a stream takes no chains: perhaps another one, that has a subject of it."""
-    unheard: list[int] = field(default_factory=list)
-    """Rows of those that no stream has answered."""
+    """True if the stream has no room for so many messages at once."""
+    is_not_allowed: bool = False
+    """True if a stream does not accept fast batches. It can be another stream with one of the
+    subjects.
+    """
+    unanswered: list[int] = field(default_factory=list)
+    """Rows of the messages that no stream answered."""
 
 
-class FarChains(FarNats):
-    """One connection, and a stream with `allow_batched`."""
+class BatchedStreamTarget(NatsTarget):
+    """A stream with `allow_batched`, over one connection."""
 
-    def __init__(self, wire: NatsWire, *known: Any, **more: Any) -> None:
-        super().__init__(wire, *known, **more)
-        self._chain: _Chain | None = None
-        self._is_doubtful = True
-        """Whether what is sent next may be in the stream already."""
-        self._is_alone = False
-        """Whether what is made now goes by itself."""
-        self._later: Refusal | None = None
-        """Why nothing behind it is sent of what waits."""
+    def __init__(self, wire: BridgeNatsConnection, *args: Any, **options: Any) -> None:
+        super().__init__(wire, *args, **options)
+        self._fast_batch: _FastBatch | None = None
+        self._is_uncertain = True
+        """True if the next messages may already be stored."""
+        self._is_single = False
+        """True while one message is prepared and sent alone."""
+        self._retry_reason: Refusal | None = None
+        """Refusal because of which nothing after it is sent; None if there is none."""
         self._inbox = new_inbox()
-        self._name = self._inbox.rpartition(".")[2].encode() + b"-"
-        wire.on_messages = self._hear
+        self._batch_name_prefix = self._inbox.rpartition(".")[2].encode() + b"-"
+        wire.on_messages = self._on_messages
         self._core.subscribe(f"{self._inbox}.>")
 
-    # Making --------------------------------------------------------------------------------------
+    # Preparing -----------------------------------------------------------------------------------
 
-    def make(self, found: SourceBatch) -> TargetBatch:
-        found = found.limit(min(_CHAIN_MESSAGES_MAX, self._looked.room))
-        made = super().make(found)
-        body_of(made).found = found
-        if made.count and not self._is_alone:
-            self._end(body_of(made), made.count)
-        return made
+    def prepare(self, batch: SourceBatch) -> TargetBatch:
+        batch = batch.limit(min(_BATCH_MESSAGES_MAX, self._stream_state.batch_limit))
+        prepared = super().prepare(batch)
+        nats_batch(prepared).source_batch = batch
+        if prepared.count and not self._is_single:
+            self._mark_last(nats_batch(prepared), prepared.count)
+        return prepared
 
-    def _replies(self, body: Body, number: int, count: int) -> list[encode.Column]:
-        if self._is_alone:
-            return super()._replies(body, number, count)
+    def _reply_columns(self, body: NatsBatch, number: int, count: int) -> list[encode.Column]:
+        if self._is_single:
+            return super()._reply_columns(body, number, count)
         first = number - body.number + 1
-        steps = np.full((count, 1), _NEXT[0], np.uint8)
+        steps = np.full((count, 1), _APPEND[0], np.uint8)
         if first == 1:
-            steps[0] = _FIRST[0]
+            steps[0] = _START[0]
         index = encode.digits(np.arange(first, first + count), _INDEX_DIGITS)
-        return [self._reply_begins(body.number), index, b".", steps, b".$FI"]
+        return [self._reply_prefix(body.number), index, b".", steps, b".$FI"]
 
-    def _reply_begins(self, number: int) -> bytes:
-        """Of a chain whose name is no other one's, of whatever connection."""
+    def _reply_prefix(self, number: int) -> bytes:
+        """Return the start of the reply subjects of a batch. It is unique across connections."""
         inbox, flow = self._inbox.encode(), jetstream_codec.CHAIN_ACK_MESSAGES
-        return b"%b.%b%d.%d.fail." % (inbox, self._name, number, flow)
+        return b"%b.%b%d.%d.fail." % (inbox, self._batch_name_prefix, number, flow)
 
-    def _end(self, body: Body, count: int) -> None:
-        """Have the last of so many messages be the end of the chain."""
-        said = bytes(body.said[-1])
-        reply = b"%b%0*d." % (self._reply_begins(body.number), _INDEX_DIGITS, count)
-        at = said.rindex(reply) + len(reply)
-        body.said[-1] = b"".join((said[:at], _LAST, said[at + 1 :]))
+    def _mark_last(self, body: NatsBatch, count: int) -> None:
+        """Mark the last of `count` messages as the end of the batch."""
+        command = bytes(body.commands[-1])
+        reply = b"%b%0*d." % (self._reply_prefix(body.number), _INDEX_DIGITS, count)
+        at = command.rindex(reply) + len(reply)
+        body.commands[-1] = b"".join((command[:at], _COMMIT, command[at + 1 :]))
 
-    def _of(self, made: TargetBatch, sequences: Integers) -> TargetBatch:
-        """These messages of it."""
-        found = body_of(made).found
-        assert found is not None, "it was made here"
-        return self.make(replace(found, pieces=found.select(sequences)))
+    def _select(self, prepared: TargetBatch, sequences: Integers) -> TargetBatch:
+        """Prepare some messages of a batch again."""
+        batch = nats_batch(prepared).source_batch
+        assert batch is not None, "prepared by another target"
+        return self.prepare(replace(batch, runs=batch.select(sequences)))
 
     # Sending -------------------------------------------------------------------------------------
 
-    def send(self, made: TargetBatch) -> None:
-        body_of(made).missing = np.ones(made.count, np.bool_)
-        self._looked.note(self._near, made)
-        self._sent.append(made)
-        if len(self._sent) == 1 and not self._is_doubtful:
-            self._begin(made, made.sequences)
+    def send(self, prepared: TargetBatch) -> None:
+        nats_batch(prepared).pending = np.ones(prepared.count, np.bool_)
+        self._source_identity.note_sent(self._source, prepared)
+        self._sent.append(prepared)
+        if len(self._sent) == 1 and not self._is_uncertain:
+            self._start_batch(prepared, prepared.sequences)
 
-    async def settle(self) -> list[Refusal]:
-        made = self._sent[0]
-        if self._later is None:
-            await self._store(made)
-        refusals = body_of(made).refusals
-        if self._later is not None:
-            refusals += _each(self._later, made.sequences[body_of(made).missing])
-        await self._note_mapped(made)
+    async def settle_oldest(self) -> list[Refusal]:
+        prepared = self._sent[0]
+        if self._retry_reason is None:
+            await self._store_batch(prepared)
+        refusals = nats_batch(prepared).refusals
+        if self._retry_reason is not None:
+            refusals += _refuse_each(
+                self._retry_reason, prepared.sequences[nats_batch(prepared).pending]
+            )
+        await self._note_mapped_subjects(prepared)
         self._sent.popleft()
         if not self._sent:
-            self._later = None
-        elif self._later is None and not self._is_doubtful:
-            self._begin(self._sent[0], self._sent[0].sequences)
+            self._retry_reason = None
+        elif self._retry_reason is None and not self._is_uncertain:
+            self._start_batch(self._sent[0], self._sent[0].sequences)
         return refusals
 
-    def _begin(self, made: TargetBatch, left: Integers) -> None:
-        """Have the first of what is left of it stored, one behind the other."""
-        is_whole = left.size == made.count <= self._looked.room
-        chain = made if is_whole else self._of(made, left)
-        body = body_of(chain)
-        for said in body.said:
-            self._core.write(said)
+    def _start_batch(self, prepared: TargetBatch, remaining: Integers) -> None:
+        """Send the remaining messages of `prepared` as a fast batch."""
+        is_whole = remaining.size == prepared.count <= self._stream_state.batch_limit
+        to_send = prepared if is_whole else self._select(prepared, remaining)
+        body = nats_batch(to_send)
+        for commands in body.commands:
+            self._core.write(commands)
         self._wire.complaints.clear()
         self._wire.link.flush()
-        self._chain = _Chain(body.number, chain.sequences, trio.current_time())
+        self._fast_batch = _FastBatch(body.number, to_send.sequences, trio.current_time())
 
-    async def _store(self, made: TargetBatch) -> None:
-        """Have a batch stored, or refused. Raises BusConnectionError where that is not known: all
-        is asked for again then."""
-        body = body_of(made)
-        while self._later is None and body.missing.any():
+    async def _store_batch(self, prepared: TargetBatch) -> None:
+        """Send until every message is stored or refused.
+
+        Raises BusConnectionError if the result is unknown; the next connection queries all
+        messages.
+        """
+        body = nats_batch(prepared)
+        while self._retry_reason is None and body.pending.any():
             try:
-                await self._store_some(made, made.sequences[body.missing])
-            except _DeniedError:
-                self._chain = None
-                self._refuse_denied(made)
-            except _UnheardError:
-                self._chain, self._is_doubtful = None, True
-                await self._sort_unheard(made)
+                await self._advance(prepared, prepared.sequences[body.pending])
+            except _PermissionDeniedError:
+                self._fast_batch = None
+                self._refuse_denied_messages(prepared)
+            except _UnansweredError:
+                self._fast_batch, self._is_uncertain = None, True
+                await self._refuse_unanswered(prepared)
 
-    async def _store_some(self, made: TargetBatch, left: Integers) -> None:
-        """Take a chain further; or begin one, when it is known what of these is stored."""
-        if self._chain is None:
-            if self._is_doubtful and await self._are_stored(made, left[:1]):
-                left = await self._unknown(made, left)
-            self._is_doubtful = not left.size
-            if left.size:
-                self._begin(made, left)
+    async def _advance(self, prepared: TargetBatch, remaining: Integers) -> None:
+        """Process the result of the fast batch in flight, or send the next one."""
+        if self._fast_batch is None:
+            if self._is_uncertain and await self._are_stored(prepared, remaining[:1]):
+                remaining = await self._find_unstored(prepared, remaining)
+            self._is_uncertain = not remaining.size
+            if remaining.size:
+                self._start_batch(prepared, remaining)
             return
-        chain, self._chain = await self._ended(), None
-        if chain.is_too_long:
-            self._looked.too_many(chain.sequences.size)
-        if chain.is_none:
-            await self._check_takes_chains()
-        stored = max(0, chain.stored)
+        fast_batch, self._fast_batch = await self._wait_ended(), None
+        if fast_batch.is_too_long:
+            self._stream_state.reduce_batch_limit(fast_batch.sequences.size)
+        if fast_batch.is_not_allowed:
+            await self._check_batches_allowed()
+        stored = max(0, fast_batch.stored_count)
         if stored:
-            end = chain.sequences[stored - 1 : stored]
-            is_there = await self._are_stored(made, end) or await self._is_at(made, end, chain.last)
-            has_grown = chain.last >= self._looked.end + stored
-            self._looked.end = chain.last or self._looked.end
-            if not is_there or (chain.last and not has_grown):
-                raise BusConnectionError(f"stream {self._stream!r} has not what it said it has")
-            self._settle_rows(made, chain.sequences[:stored])
-        if stored >= chain.sequences.size:
+            end = fast_batch.sequences[stored - 1 : stored]
+            is_confirmed = await self._are_stored(prepared, end) or await self._is_stored_at(
+                prepared, end, fast_batch.last_stored
+            )
+            has_grown = fast_batch.last_stored >= self._stream_state.end + stored
+            self._stream_state.end = fast_batch.last_stored or self._stream_state.end
+            if not is_confirmed or (fast_batch.last_stored and not has_grown):
+                raise BusConnectionError(
+                    f"stream {self._stream!r} does not have the messages that it confirmed"
+                )
+            self._mark_settled(prepared, fast_batch.sequences[:stored])
+        if stored >= fast_batch.sequences.size:
             return
-        if chain.stored >= 0 or chain.is_unfit:
-            await self._store_alone(made, chain.sequences[stored])
-            self._is_doubtful = chain.stored < 0
+        if fast_batch.stored_count >= 0 or fast_batch.is_message_error:
+            await self._store_single(prepared, fast_batch.sequences[stored])
+            self._is_uncertain = fast_batch.stored_count < 0
         else:
-            await self._doubt(made, chain)
+            await self._handle_unknown_result(prepared, fast_batch)
 
-    async def _check_takes_chains(self) -> None:
-        """Raise BusConnectionError where it does not: the lane begins anew, and without."""
+    async def _check_batches_allowed(self) -> None:
+        """Raise BusConnectionError if the stream has no `allow_batched`: the next connection uses
+        none.
+        """
         info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
         if not info["config"].get("allow_batched"):
-            raise BusConnectionError(f"stream {self._stream!r} takes no fast batches any more")
+            raise BusConnectionError(
+                f"stream {self._stream!r} no longer accepts fast batches (allow_batched)"
+            )
 
-    def _taken(self, body: Body) -> bytes:
-        """A subject of these messages; one of the stream, if there is one."""
+    def _subject_of_stream(self, body: NatsBatch) -> bytes:
+        """Return a subject of the messages, if possible one of the stream."""
         for subject in body.subjects:
-            if self._is_for(subject, self._subjects or ()):
+            if self._accepts_subject(subject, self._subjects or ()):
                 return subject
         return next(iter(body.subjects))
 
-    def _settle_rows(self, made: TargetBatch, sequences: Integers) -> None:
-        """It is known what became of these."""
-        body_of(made).missing[np.searchsorted(made.sequences, sequences)] = False
+    def _mark_settled(self, prepared: TargetBatch, sequences: Integers) -> None:
+        """Mark messages as stored or refused."""
+        nats_batch(prepared).pending[np.searchsorted(prepared.sequences, sequences)] = False
 
-    # Hearing -------------------------------------------------------------------------------------
+    # Answers -------------------------------------------------------------------------------------
 
-    def _hear(self, messages: Messages) -> None:
-        """Answers to a chain."""
+    def _on_messages(self, messages: Messages) -> None:
+        """Handle answers to the fast batch in flight."""
         for row in range(messages.count):
-            said = messages.subject(row)[len(self._inbox) + 1 :].split(b".")
-            chain = self._chain
+            tokens = messages.subject(row)[len(self._inbox) + 1 :].split(b".")
+            fast_batch = self._fast_batch
             if (
-                chain is None
-                or len(said) != _REPLY_TOKENS
-                or said[0] != b"%b%d" % (self._name, chain.number)
+                fast_batch is None
+                or len(tokens) != _REPLY_TOKENS
+                or tokens[0] != b"%b%d" % (self._batch_name_prefix, fast_batch.number)
             ):
                 continue
-            told = jetstream_codec.chain_answer(messages.headers(row), messages.payload(row))
-            index = jetstream_codec.number(said[3], 0)
-            if told.error is not None and told.error.code == _NO_CHAINS:
-                chain.is_none = True
-            if told.error is not None and told.error.code == TOO_MANY:
-                chain.is_too_long = True
-            if told.error is not None and told.error.code not in _OF_NO_MESSAGE:
-                chain.why = chain.why or str(told.error)
-                if told.error.code != jetstream_codec.NO_RESPONDERS:
-                    chain.is_unfit = True
+            answer = jetstream_codec.chain_answer(messages.headers(row), messages.payload(row))
+            index = jetstream_codec.number(tokens[3], 0)
+            if answer.error is not None and answer.error.code == _BATCHES_NOT_ALLOWED:
+                fast_batch.is_not_allowed = True
+            if answer.error is not None and answer.error.code == TOO_MANY_REQUESTS:
+                fast_batch.is_too_long = True
+            if answer.error is not None and answer.error.code not in _NOT_ABOUT_A_MESSAGE:
+                fast_batch.error = fast_batch.error or str(answer.error)
+                if answer.error.code != jetstream_codec.NO_RESPONDERS:
+                    fast_batch.is_message_error = True
                 else:
-                    chain.unheard.append(index - 1)
-            if told.stored > chain.far:
-                chain.far, chain.moved_at = told.stored, trio.current_time()
-            if told.is_last and told.stored >= 0:
-                chain.stored, chain.last, chain.is_over = told.stored, told.sequence, True
-            elif told.is_last and index == chain.sequences.size:
-                chain.is_over = True
+                    fast_batch.unanswered.append(index - 1)
+            if answer.stored > fast_batch.reported_count:
+                fast_batch.reported_count, fast_batch.progressed_at = (
+                    answer.stored,
+                    trio.current_time(),
+                )
+            if answer.is_last and answer.stored >= 0:
+                fast_batch.stored_count, fast_batch.last_stored, fast_batch.has_ended = (
+                    answer.stored,
+                    answer.sequence,
+                    True,
+                )
+            elif answer.is_last and index == fast_batch.sequences.size:
+                fast_batch.has_ended = True
 
-    async def _ended(self) -> _Chain:
-        """Wait until the chain under way has ended."""
-        chain = self._chain
-        assert chain is not None, "one is under way"
-        while not chain.is_over:
-            self._check_late(chain.moved_at)
-            await self._pub_acks()
-        return chain
+    async def _wait_ended(self) -> _FastBatch:
+        """Wait for the end of the fast batch in flight."""
+        fast_batch = self._fast_batch
+        assert fast_batch is not None, "no batch is in flight"
+        while not fast_batch.has_ended:
+            self._check_timeout(fast_batch.progressed_at)
+            await self._wait_pub_acks()
+        return fast_batch
 
-    def _check_late(self, since: float) -> None:
-        """Raise BusConnectionError where nothing was said for too long but of other chains: of one
-        that was given up a server goes on for a while."""
-        if trio.current_time() > since + self._wire.patience:
+    def _check_timeout(self, since: float) -> None:
+        """Raise BusConnectionError if nothing was confirmed since `since` for too long.
+
+        A server can go on answering batches that were given up, so other answers do not count.
+        """
+        if trio.current_time() > since + self._wire.timeout_seconds:
             raise BusConnectionError(
-                f"stream {self._stream!r} has not said within {self._wire.patience:g} s what it has"
+                f"stream {self._stream!r} did not confirm messages within "
+                f"{self._wire.timeout_seconds:g} s"
             )
 
-    async def _pub_acks(self) -> None:
+    async def _wait_pub_acks(self) -> None:
         if not self._wire.complaints:
-            await super()._pub_acks()
-        if self._wire.complaints and not self._is_alone:
-            raise _DeniedError
-        if not self._is_alone and body_of(self._sent[0]).unheard:
-            raise _UnheardError
+            await super()._wait_pub_acks()
+        if self._wire.complaints and not self._is_single:
+            raise _PermissionDeniedError
+        if not self._is_single and nats_batch(self._sent[0]).unanswered:
+            raise _UnansweredError
 
     @property
-    def _silent(self) -> Sequence[TargetBatch]:
-        return [self._sent[0]]  # No other one was sent.
+    def _awaiting_answers(self) -> Sequence[TargetBatch]:
+        return [self._sent[0]]  # Only the first one was sent.
 
-    async def _doubt(self, made: TargetBatch, chain: _Chain) -> None:
-        """Nobody has said how far it has come: because some of it is not for the stream, which is
-        refused. Raises BusConnectionError where all of it is."""
-        body, self._is_doubtful = body_of(made), True
-        rows = np.searchsorted(made.sequences, chain.sequences[chain.unheard])
-        body.unheard = rows[body.missing[rows]].tolist()
-        if not body.unheard and not await self._leave_unheard():
-            why = chain.why or "it has another leader"
-            raise BusConnectionError(f"stream {self._stream!r} has not said what it has: {why}")
-        body.missing[body.unheard] = False
-        await self._sort_unheard(made)
+    async def _handle_unknown_result(self, prepared: TargetBatch, fast_batch: _FastBatch) -> None:
+        """Refuse the messages that no stream accepts. Raises BusConnectionError if there are none:
+        then the result of the whole batch is unknown.
+        """
+        body, self._is_uncertain = nats_batch(prepared), True
+        rows = np.searchsorted(prepared.sequences, fast_batch.sequences[fast_batch.unanswered])
+        body.unanswered = rows[body.pending[rows]].tolist()
+        if not body.unanswered and not await self._find_unanswered():
+            reason = fast_batch.error or "it has another leader"
+            raise BusConnectionError(f"stream {self._stream!r} did not confirm messages: {reason}")
+        body.pending[body.unanswered] = False
+        await self._refuse_unanswered(prepared)
 
-    def _refuse_denied(self, made: TargetBatch) -> None:
-        """The server lets the lane not say some of it. Raises BusConnectionError where it is
-        something else that it complains of."""
-        count, self._is_doubtful = len(body_of(made).refusals), True
+    def _refuse_denied_messages(self, prepared: TargetBatch) -> None:
+        """Refuse the messages that the user may not publish. Raises BusConnectionError for other
+        complaints.
+        """
+        count, self._is_uncertain = len(nats_batch(prepared).refusals), True
         complaints = list(dict.fromkeys(self._wire.complaints))
         self._wire.complaints.clear()
         for complaint in complaints:
-            if subject := denied(complaint):
-                self._deny(made, subject, complaint)
-        if len(body_of(made).refusals) == count:
-            raise BusConnectionError(f"NATS at {self._wire.link.server} says: {complaints[0]}")
+            if subject := denied_subject(complaint):
+                self._refuse_denied_subject(prepared, subject, complaint)
+        if len(nats_batch(prepared).refusals) == count:
+            raise BusConnectionError(f"NATS at {self._wire.link.server} complains: {complaints[0]}")
 
-    async def _store_alone(self, made: TargetBatch, sequence: int) -> None:
-        """Have one message stored that ended a chain, or hear why it is not."""
-        body, sent = body_of(made), self._sent
-        self._is_alone, self._sent = True, deque()
+    async def _store_single(self, prepared: TargetBatch, sequence: int) -> None:
+        """Send one message alone, at which a batch ended early."""
+        body, sent = nats_batch(prepared), self._sent
+        self._is_single, self._sent = True, deque()
         try:
-            super().send(self._of(made, np.array([sequence])))
-            (alone,) = self._sent
-            refusals = await super().settle()
+            super().send(self._select(prepared, np.array([sequence])))
+            (single,) = self._sent
+            refusals = await super().settle_oldest()
         finally:
-            self._is_alone, self._sent = False, sent
-        _count_known(made, alone.skipped_counts.get(Left.KNOWN, 0))
+            self._is_single, self._sent = False, sent
+        _count_duplicates(prepared, single.skipped_counts.get(SkipReason.DUPLICATE, 0))
         if refusals and refusals[0].code == STREAM_FULL:
-            self._later = refusals[0]
+            self._retry_reason = refusals[0]
             return
         body.refusals += refusals
-        self._settle_rows(made, np.array([sequence]))
+        self._mark_settled(prepared, np.array([sequence]))
 
-    # Asking --------------------------------------------------------------------------------------
+    # Queries -------------------------------------------------------------------------------------
 
-    async def _unknown(self, made: TargetBatch, sequences: Integers) -> Integers:
-        """Those of these that the stream has not."""
-        stored = await self._asked(made, sequences)
-        self._settle_rows(made, sequences[stored])
-        _count_known(made, int(np.count_nonzero(stored)))
-        left: Integers = sequences[~stored]
-        return left
+    async def _find_unstored(self, prepared: TargetBatch, sequences: Integers) -> Integers:
+        """Return the messages that the stream does not have."""
+        stored = await self._query_stored(prepared, sequences)
+        self._mark_settled(prepared, sequences[stored])
+        _count_duplicates(prepared, int(np.count_nonzero(stored)))
+        remaining: Integers = sequences[~stored]
+        return remaining
 
-    async def _are_stored(self, made: TargetBatch, sequences: Integers) -> bool:
-        return bool((await self._asked(made, sequences)).all())
+    async def _are_stored(self, prepared: TargetBatch, sequences: Integers) -> bool:
+        return bool((await self._query_stored(prepared, sequences)).all())
 
-    def _ids_of(self, made: TargetBatch, sequences: Integers) -> list[encode.Column]:
-        found = body_of(made).found
-        assert found is not None, "it was made here"
-        checks = np.concatenate([piece.checks() for piece in found.select(sequences)])
+    def _message_ids_of(self, prepared: TargetBatch, sequences: Integers) -> list[encode.Column]:
+        batch = nats_batch(prepared).source_batch
+        assert batch is not None, "prepared by another target"
+        checks = np.concatenate([run.checksums() for run in batch.select(sequences)])
         return self._message_ids(sequences, checks)
 
-    async def _is_at(self, made: TargetBatch, end: Integers, sequence: int) -> bool:
-        """Whether this message is what the stream has there."""
-        asked = f"STREAM.MSG.GET.{self._stream}"
+    async def _is_stored_at(self, prepared: TargetBatch, end: Integers, sequence: int) -> bool:
+        """Return True if the stream has this message at `sequence`."""
+        request = f"STREAM.MSG.GET.{self._stream}"
         try:
-            found = await self._wire.link.ask(asked, {"seq": sequence})
-            headers = b64decode(found["message"].get("hdrs", ""))
+            reply = await self._wire.link.ask(request, {"seq": sequence})
+            headers = b64decode(reply["message"].get("hdrs", ""))
         except (JetStreamError, ValueError):
             return False
-        return b"%b: %b\r\n" % (jetstream_codec.MSG_ID, joined(self._ids_of(made, end))) in headers
+        return (
+            b"%b: %b\r\n"
+            % (jetstream_codec.MSG_ID, join_columns(self._message_ids_of(prepared, end)))
+            in headers
+        )
 
-    async def _asked(self, made: TargetBatch, sequences: Integers) -> Flags:
-        """Whether the stream has these. Raises BusConnectionError where it does not say so."""
+    async def _query_stored(self, prepared: TargetBatch, sequences: Integers) -> Flags:
+        """Return a flag per message that is True if the stream has it. Raises BusConnectionError if
+        unknown.
+        """
         stored, at = [np.zeros(0, np.bool_)], 0
         while at < sequences.size:
-            stored.append(await self._asked_some(made, sequences[at : at + self._looked.room]))
+            stored.append(
+                await self._query_stored_batch(
+                    prepared, sequences[at : at + self._stream_state.batch_limit]
+                )
+            )
             at += stored[-1].size
         return np.concatenate(stored)
 
-    async def _asked_some(self, made: TargetBatch, sequences: Integers) -> Flags:
-        """The same of as many as there is room for at once."""
+    async def _query_stored_batch(self, prepared: TargetBatch, sequences: Integers) -> Flags:
+        """Query as many messages as the stream answers at once."""
         first, count = self._core.take_numbers(sequences.size), sequences.size
-        subject, replies = self._taken(body_of(made)), self._core.replies_to(first, count)
-        ids = self._ids_of(made, sequences)
+        subject, replies = (
+            self._subject_of_stream(nats_batch(prepared)),
+            self._core.replies_to(first, count),
+        )
+        ids = self._message_ids_of(prepared, sequences)
         self._core.write(jetstream_codec.whether_stored(subject, count, ids, replies))
         self._wire.link.flush()
         stored: Flags = np.zeros(count, np.bool_)
         missing = np.ones(count, np.bool_)
-        asked_at = trio.current_time()
+        queried_at = trio.current_time()
         while missing.any():
             if not self._wire.replies:
-                await self._pub_acks()
-                self._check_late(asked_at)
+                await self._wait_pub_acks()
+                self._check_timeout(queried_at)
             for each in self._wire.replies:
                 rows = each.numbers - first
                 acks = jetstream_codec.pub_acks(each.messages)
                 for at in np.flatnonzero((rows >= 0) & (rows < count)).tolist():
                     error = acks.errors.get(at)
-                    if error is not None and error.code == TOO_MANY:
-                        self._looked.too_many(count)
-                    if error is not None and error.code not in _NOT_STORED:
-                        why = f"does not say whether it has a message: {error}"
-                        raise BusConnectionError(f"stream {self._stream!r} {why}")
+                    if error is not None and error.code == TOO_MANY_REQUESTS:
+                        self._stream_state.reduce_batch_limit(count)
+                    if error is not None and error.code not in _NOT_STORED_ERRORS:
+                        raise BusConnectionError(
+                            f"stream {self._stream!r} cannot tell if it has a message: {error}"
+                        )
                     stored[rows[at]] = bool(acks.duplicates[at])
                     missing[rows[at]] = False
             self._wire.replies.clear()
         return stored
 
 
-def _each(why: Refusal, sequences: Sequence[int] | Integers) -> list[Refusal]:
-    """The same said of each of these."""
-    return [Refusal(int(each), why.code, why.sentence) for each in sequences]
+def _refuse_each(reason: Refusal, sequences: Sequence[int] | Integers) -> list[Refusal]:
+    """Return a refusal with the same reason for each message."""
+    return [Refusal(int(each), reason.code, reason.sentence) for each in sequences]
 
 
-def _count_known(made: TargetBatch, count: int) -> None:
+def _count_duplicates(prepared: TargetBatch, count: int) -> None:
     if count:
-        made.skipped_counts[Left.KNOWN] = made.skipped_counts.get(Left.KNOWN, 0) + count
+        prepared.skipped_counts[SkipReason.DUPLICATE] = (
+            prepared.skipped_counts.get(SkipReason.DUPLICATE, 0) + count
+        )

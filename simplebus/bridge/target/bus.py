@@ -1,9 +1,12 @@
-"""A class of a bus as the far end of a lane: every message is stored there once.
+"""Target for a class of a bus or of a stateless server. Every message is stored once.
 
-Rule 1: before anything is sent, it is found out what the far bus has: by its `next`, and by the
-record that the lane has left there (`progress`). What it lacks is sent under the same numbers.
-Rule 2: a number is never used for another message than the one that it was announced for, or, where
-that is gone, for the record again, which changes nothing.
+A bus stores the bridge record of the copier (see `checkpoint`). A new connection compares the
+record with the bus's `next` number, and first sends the messages that the bus lacks, under the same
+numbers. A number is never used for another message than the announced one; if that is gone, the
+record is sent again in its place, which changes nothing.
+
+A stateless server stores no records. There the number of a message is derived from its sequence,
+and the cluster drops duplicates.
 """
 
 from __future__ import annotations
@@ -21,13 +24,25 @@ from typing import Any
 import numpy as np
 import trio
 
-from simplebus.bridge.bus_connection import check, core_of, wired
-from simplebus.bridge.channel_map import Renaming
-from simplebus.bridge.checkpoint import Batch, Numbering, Record, RecordError, ranges
-from simplebus.bridge.interfaces import SourceBatch, FatalConfigurationError, TargetBatch, Near, Refusal
+from simplebus.bridge.bus_connection import check_connected, connect, create_client_core
+from simplebus.bridge.channel_map import ChannelMap
+from simplebus.bridge.checkpoint import (
+    AnnouncedBatch,
+    BridgeRecord,
+    BridgeRecordError,
+    TargetNumbering,
+    ranges,
+)
+from simplebus.bridge.interfaces import (
+    FatalConfigurationError,
+    MessageSource,
+    Refusal,
+    SourceBatch,
+    TargetBatch,
+)
 from simplebus.bridge.loop_header import HOPS_MAX
-from simplebus.bridge.source.identity import Looked
-from simplebus.bridge.transform import Copies, Rewriter
+from simplebus.bridge.source.identity import SourceIdentity
+from simplebus.bridge.transform import FrameRewriter, RewrittenFrames
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.aio.transport import Endpoint
 from simplebus.client.aio.wakeup_event import WakeupEvent
@@ -48,199 +63,242 @@ from simplebus.core.protocol.requests import Auth, NamedClass, SubscribeRequest
 log = logging.getLogger("simplebus.bridge")
 
 _RECORD_SECONDS = 10.0
-_OLD_DOOR = "cluster "
-"""What the identity of a door began with, when doors did not say how long they know numbers."""
-_AGAIN_BYTES_MAX = 4 * 1024 * 1024
-"""So much of what is sent again is under way at once."""
+_OLD_STATELESS_SERVER_PREFIX = "cluster "
+"""Start of the identity of old stateless servers, which did not announce their duplicate window."""
+_RESEND_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes in flight while messages are sent again."""
 _BATCHES_MAX = 6
-"""So many are announced or under way: the far bus has something to do while others are made."""
+"""Batches announced or in flight. The bus has work while the next ones are prepared."""
 _MESSAGES_MAX = 24_576
 _RANGES_MAX = 16_384
-"""Of a batch; fewer where the far bus takes no frames that are long enough to tell them."""
+"""Ranges per batch; fewer if the target's frame limit is small."""
 _RECORD_BYTES = 512
-"""What a record has beside its batches, and its frame beside it, at most;"""
+"""Largest size of a record and its frame without the batches."""
 _BATCH_BYTES = 192
-"""and a batch beside its ranges."""
-_RANGES_PART = 4
-"""Those of a batch take so small a part of a record at most: it is to tell the next ones, too."""
+"""Largest size of a batch without its ranges."""
+_RECORD_FRACTION = 4
+"""The ranges of a batch take at most this fraction of a record, which announces later batches, too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class FarTerms:
-    """What a lane wants of its far end."""
+class TargetSettings:
+    """Settings of a copier for its target."""
 
     name: str
-    """The publisher's, but for what `of` adds."""
-    channel: str
-    """That of its records."""
+    """Name of the publisher, without the tag that `for_source` adds."""
+    record_channel: str
+    """Channel of the bridge records."""
     class_: int | str
-    """The class there."""
+    """Class at the target."""
     channels: tuple[str, ...] = ()
-    """Only what one of these matches is copied; none: everything."""
-    renaming: Renaming = field(default_factory=Renaming)
-    hops: int = HOPS_MAX
-    """How many buses a message may have come over, this lane's near one included."""
-    heartbeat: float = 10.0
-    path: bool = True
-    """Whether a message says there where it has been."""
+    """Patterns of the channels to copy; empty for all."""
+    channel_map: ChannelMap = field(default_factory=ChannelMap)
+    hops_max: int = HOPS_MAX
+    """Largest number of buses on the path of a message, the source included."""
+    heartbeat_seconds: float = 10.0
+    has_path: bool = True
+    """True if copied messages get the `bridge-path` header."""
     auth: Auth | None = field(default=None, repr=False)
-    """Who the lane is there."""
+    """Credentials for the target."""
 
-    def core(self, **more: Any) -> ClientCore:
-        """A client that goes on with its numbers."""
-        return core_of(self.name, heartbeat=self.heartbeat, auth=self.auth, **more)
+    def create_client_core(self, **more: Any) -> ClientCore:
+        """Create a client that continues the copier's numbering."""
+        return create_client_core(
+            self.name, heartbeat=self.heartbeat_seconds, auth=self.auth, **more
+        )
 
-    def of(self, source: str) -> FarTerms:
-        """These, told apart from those of a bridge that is called the same and reads from another
-        `source`: each has its own numbers and records."""
+    def for_source(self, source: str) -> TargetSettings:
+        """Return settings with a tag for `source` in the names.
+
+        Bridges with the same name and different sources need separate numbers and records.
+        """
         tag = hashlib.blake2b(f"{source}\n{self.name}".encode(), digest_size=6).hexdigest()
         name = f"{self.name[: NAME_CHARACTERS_MAX - len(tag) - 1]} {tag}"
-        return replace(self, name=name, channel=f"{self.channel}.{tag}")
+        return replace(self, name=name, record_channel=f"{self.record_channel}.{tag}")
 
 
-class FarBus:
-    """One connection, on which it is known where to go on."""
+class BusTarget:
+    """A class of a bus, over one connection."""
 
-    def __init__(self, wire: Wire, class_id: int, records: Inbox, terms: FarTerms) -> None:
+    def __init__(
+        self, wire: ClientConnection, class_id: int, records: Inbox, settings: TargetSettings
+    ) -> None:
         self._wire = wire
         self._core = wire.core
         self.class_id = class_id
-        self._records = records
-        self._terms = terms
-        self._channel = Envelope(channel=terms.channel)
+        self._record_inbox = records
+        self._settings = settings
+        self._channel = Envelope(channel=settings.record_channel)
         self.identity = wire.core.bus_id
         self.at: int | None = None
-        """The sequence at which to go on; None for where the near end is."""
-        self.doubts = 0
-        """How many records did not count."""
-        self._numbering = Numbering("", 0)
-        self._rewriter: Rewriter | None = None
-        self._sent: deque[tuple[Waiter, Batch | None]] = deque()
-        """What is not settled; None for a record."""
-        self._done = Signal()
-        self._plan: list[_Announced] = []
-        """What was announced and is not sent."""
-        self._again_bytes = 0
-        """How much was sent again, since all of it was safe."""
+        """Sequence at which to continue; None for the position of the source."""
+        self.discarded_records = 0
+        """Number of discarded records: 0 or 1."""
+        self._numbering = TargetNumbering("", 0)
+        self._rewriter: FrameRewriter | None = None
+        self._sent: deque[tuple[ConfirmWaiter, AnnouncedBatch | None]] = deque()
+        """Confirms that are awaited, with their batch; None for a record."""
+        self._result_received = WakeupEvent()
+        self._announced: list[_Announcement] = []
+        """Announced batches that are not sent yet."""
+        self._resent_bytes = 0
+        """Bytes sent again since everything was confirmed."""
 
-    async def resume(self, near: Near, record: Record | None, *, kept: int) -> list[Refusal]:
-        """Send what the far bus lacks of what was announced to it. Returns what it refuses of it:
-        nothing below `kept`, for with that the lane was through."""
-        terms, number = self._terms, self._core.publish_buffer.stored_before_count & MESSAGE_ID_MASK
-        self._rewriter = Rewriter(
+    async def resume(
+        self, source: MessageSource, record: BridgeRecord | None, *, committed: int
+    ) -> list[Refusal]:
+        """Send the announced messages that the bus lacks.
+
+        Args:
+            source: Opened source.
+            record: Last bridge record of the copier, or None.
+            committed: Position of the copier at the source. Messages below it are settled.
+
+        Returns:
+            Refusals of messages from `committed` on.
+        """
+        settings, number = (
+            self._settings,
+            self._core.publish_buffer.stored_before_count & MESSAGE_ID_MASK,
+        )
+        self._rewriter = FrameRewriter(
             class_id=self.class_id,
-            here=near.identity,
-            there=self.identity,
-            channels=terms.channels,
-            renaming=terms.renaming,
-            hops=terms.hops,
+            source=source.identity,
+            targets=self.identity,
+            channels=settings.channels,
+            channel_map=settings.channel_map,
+            hops_max=settings.hops_max,
             frame_bytes_max=self._core.accepted_frame_bytes_max,
         )
-        self._numbering = Numbering(near.storage_id, number)
+        self._numbering = TargetNumbering(source.storage_id, number)
         if record is None:
             return []
-        if not record.fits(number):
-            numbers = f"tells the numbers {record.first} to {record.end}"
-            self._doubt(f"{numbers}, and {self.identity} goes on at {number}")
+        if not record.matches_next_number(number):
+            numbers = f"has the numbers {record.first_number} to {record.end_number}"
+            self._discard_record(f"{numbers}, but {self.identity} expects {number}")
             return []
-        is_same = record.source == near.storage_id
-        if is_same and record.next > near.head:
-            self._doubt(f"says to go on at {record.next}, and {near.identity} ends at {near.head}")
+        is_same = record.source == source.storage_id
+        if is_same and record.next > source.head:
+            self._discard_record(
+                f"has the position {record.next}, but {source.identity} ends at {source.head}"
+            )
             is_same = False
-        elif is_same and (other := await self._other(near, record, kept)) is not None:
-            self._doubt(
-                f"tells of another message {other} than {near.identity} has now: that came back "
-                "from an old copy, and what was copied from there since may come again"
+        elif (
+            is_same
+            and (other := await self._find_changed_message(source, record, committed)) is not None
+        ):
+            self._discard_record(
+                f"has another message {other} than {source.identity}: that was restored from an "
+                "old copy; messages copied since then may be copied again"
             )
             is_same = False
         self.at = record.next if is_same else None
         refused: dict[int, Refusal] = {}
         batches = {batch.number: batch for batch in record.batches}
-        for first, parts in record.owed(number):
-            if first in batches:  # What it tells may have been sent before: the last word counts.
-                await self._settle_again(refused)
+        for first, parts in record.iter_missing(number):
+            if first in batches:  # The batch may have been sent before: the last result counts.
+                await self._settle_resent(refused)
                 for begin, end in batches[first].ranges:
                     for sequence in range(begin, end) if refused else ():
                         refused.pop(sequence, None)
-            assert first == self._numbering.next, (first, self._numbering.next)
+            assert first == self._numbering.next_number, (first, self._numbering.next_number)
             if not parts:
-                await self._fill(record, 1, refused)
-            elif not is_same:  # These sequences are nobody's any more.
-                await self._fill(record, sum(end - begin for begin, end in parts), refused)
+                await self._use_up_numbers(record, 1, refused)
+            elif not is_same:  # The sequences belong to other messages now.
+                await self._use_up_numbers(
+                    record, sum(end - begin for begin, end in parts), refused
+                )
             else:
                 for begin, end in parts:
-                    await self._send_again(near, record, begin, end, refused)
-        await self._settle_again(refused)
-        return [refused[sequence] for sequence in sorted(refused) if sequence >= kept]
+                    await self._resend_range(source, record, begin, end, refused)
+        await self._settle_resent(refused)
+        return [refused[sequence] for sequence in sorted(refused) if sequence >= committed]
 
-    def _doubt(self, why: str) -> None:
-        self.doubts += 1
-        log.warning("%s: a record %s: it does not count", self._terms.name, why)
+    def _discard_record(self, why: str) -> None:
+        self.discarded_records += 1
+        log.warning("%s: discarded a bridge record: it %s", self._settings.name, why)
 
-    async def _other(self, near: Near, record: Record, kept: int) -> int | None:
-        """The sequence of a message that is not the one that the record tells of; None where all
-        is as it was, or nobody knows. Below `kept` all may be gone."""
+    async def _find_changed_message(
+        self, source: MessageSource, record: BridgeRecord, committed: int
+    ) -> int | None:
+        """Return the sequence of a message that differs from the record, or None if there is none.
+
+        Messages below `committed` may be gone, so they are not compared.
+        """
         for batch in reversed(record.batches):
-            if batch.mark is not None and batch.last >= kept:
-                there = await near.read_fingerprint(batch.last)
-                if there is not None:
-                    return None if batch.mark.may_be(there) else batch.last
+            if batch.fingerprint is not None and batch.last_sequence >= committed:
+                current = await source.read_fingerprint(batch.last_sequence)
+                if current is not None:
+                    return None if batch.fingerprint.may_match(current) else batch.last_sequence
         return None
 
-    def _count(self, count: int) -> None:
-        self._numbering.next = (self._numbering.next + count) & MESSAGE_ID_MASK
+    def _skip_numbers(self, count: int) -> None:
+        self._numbering.next_number = (self._numbering.next_number + count) & MESSAGE_ID_MASK
 
-    async def _send_again(
-        self, near: Near, record: Record, begin: int, end: int, refused: dict[int, Refusal]
+    async def _resend_range(
+        self,
+        source: MessageSource,
+        record: BridgeRecord,
+        begin: int,
+        end: int,
+        refused: dict[int, Refusal],
     ) -> None:
-        """Messages begin..end-1, each under the number that follows; what the near end has not any
-        more, or would not send any more, is replaced."""
+        """Send the messages from `begin` to `end - 1` under their numbers.
+
+        Numbers of messages that the source does not have, or that are not copied any more, are used
+        up.
+        """
         at = begin
         while at < end:
-            found = (await near.read(at)).below(end)
-            made = self.make(found)
-            upto = min(end, max(made.next_sequence, at + 1))
-            for first, last in made.ranges:
-                await self._fill(record, first - at, refused)
-                run = made
-                if len(made.ranges) > 1:
-                    run = self.make(found.starting_at(first).below(last))
+            batch = (await source.read(at)).below(end)
+            prepared = self.prepare(batch)
+            upto = min(end, max(prepared.next_sequence, at + 1))
+            for first, last in prepared.ranges:
+                await self._use_up_numbers(record, first - at, refused)
+                run = prepared
+                if len(prepared.ranges) > 1:
+                    run = self.prepare(batch.starting_at(first).below(last))
                 assert run.ranges == [(first, last)], (run.ranges, first, last)
-                size = self._put(run, Batch(self._numbering.next, run.ranges, last))
-                self._count(last - first)
-                await self._sent_again(size, refused)
+                size = self._publish_batch(
+                    run, AnnouncedBatch(self._numbering.next_number, run.ranges, last)
+                )
+                self._skip_numbers(last - first)
+                await self._count_resent(size, refused)
                 at = last
-            await self._fill(record, upto - at, refused)
+            await self._use_up_numbers(record, upto - at, refused)
             at = upto
 
-    async def _fill(self, record: Record, count: int, refused: dict[int, Refusal]) -> None:
-        """Use up so many numbers: the record again changes nothing."""
+    async def _use_up_numbers(
+        self, record: BridgeRecord, count: int, refused: dict[int, Refusal]
+    ) -> None:
+        """Use up `count` numbers by sending the record again, which changes nothing."""
         size = len(record.encode()) if count else 0
         for _ in range(count):
-            self._put_record(record)
-            self._count(1)
-            await self._sent_again(size, refused)
+            self._publish_record(record)
+            self._skip_numbers(1)
+            await self._count_resent(size, refused)
 
-    async def _sent_again(self, size: int, refused: dict[int, Refusal]) -> None:
-        """So much more is under way: wait, where it is too much."""
-        self._again_bytes += size
-        if self._again_bytes >= _AGAIN_BYTES_MAX:
-            await self._settle_again(refused)
+    async def _count_resent(self, size: int, refused: dict[int, Refusal]) -> None:
+        """Add to the bytes in flight, and wait if these are too many."""
+        self._resent_bytes += size
+        if self._resent_bytes >= _RESEND_BYTES_MAX:
+            await self._settle_resent(refused)
 
-    async def _settle_again(self, refused: dict[int, Refusal]) -> None:
-        """Wait for all that was sent, and note what of it is refused."""
-        self._again_bytes = 0
-        for each in await self._confirmed():
+    async def _settle_resent(self, refused: dict[int, Refusal]) -> None:
+        """Wait for everything that was sent, and collect the refusals."""
+        self._resent_bytes = 0
+        for each in await self._settle_all():
             refused[each.sequence] = each
 
     # Sending -------------------------------------------------------------------------------------
 
     @property
-    def must_wait(self) -> bool:
-        return bool(self._plan) and not self._plan[0].waiter.is_done
+    def must_wait_for_announcement(self) -> bool:
+        return bool(self._announced) and not self._announced[0].waiter.is_done
 
     @property
-    def confirmed(self) -> int:
+    def confirmed_count(self) -> int:
         before = self._core.confirmed_position
         return sum(
             min(batch.count, max(0, before - waiter.first))
@@ -248,308 +306,354 @@ class FarBus:
             if batch is not None
         )
 
-    def make(self, found: SourceBatch) -> TargetBatch:
+    def prepare(self, batch: SourceBatch) -> TargetBatch:
         assert self._rewriter is not None
-        copies = Copies()
-        for piece in found.runs:
-            self._rewriter.many(piece, copies)
-        sequences = copies.numbers()
+        frames = RewrittenFrames()
+        for run in batch.runs:
+            self._rewriter.rewrite_run(run, frames)
+        sequences = frames.all_sequences()
         parts = ranges(sequences)
-        most = self._ranges_max(found.next_sequence)
-        if len(parts) > most:  # A record would be too long.
-            return self.make(found.below(parts[most][0]))
-        made = TargetBatch(sequences, found.next_sequence, copies, copies.left, copies.refused, ranges=parts)
-        made.last_fingerprint = found.fingerprint(int(sequences[-1])) if made.count else None
-        return made
+        limit = self._ranges_max(batch.next_sequence)
+        if len(parts) > limit:  # A record would be too long.
+            return self.prepare(batch.below(parts[limit][0]))
+        prepared = TargetBatch(
+            sequences,
+            batch.next_sequence,
+            frames,
+            frames.skipped_counts,
+            frames.rejected,
+            ranges=parts,
+        )
+        prepared.last_fingerprint = (
+            batch.fingerprint(int(sequences[-1])) if prepared.count else None
+        )
+        return prepared
 
     def _ranges_max(self, next: int) -> int:
-        """So many ranges of sequences below `next` may a batch have."""
-        space = (self._core.accepted_frame_bytes_max - _RECORD_BYTES) // _RANGES_PART
+        """Return how many ranges of sequences below `next` a batch may have."""
+        space = (self._core.accepted_frame_bytes_max - _RECORD_BYTES) // _RECORD_FRACTION
         return max(1, min(_RANGES_MAX, space // _range_bytes(next)))
 
     def has_room(self, planned: Sequence[TargetBatch]) -> bool:
-        under_way = self._numbering.under_way
-        count = sum(made.count for made in planned) + sum(batch.count for batch in under_way)
-        told = [(len(batch.ranges), batch.next) for batch in under_way]
-        told += [(len(made.ranges), made.next_sequence) for made in planned]
-        if len(told) >= _BATCHES_MAX or count >= _MESSAGES_MAX:
+        in_flight = self._numbering.in_flight
+        count = sum(prepared.count for prepared in planned)
+        count += sum(batch.count for batch in in_flight)
+        sizes = [(len(batch.ranges), batch.next) for batch in in_flight]
+        sizes += [(len(prepared.ranges), prepared.next_sequence) for prepared in planned]
+        if len(sizes) >= _BATCHES_MAX or count >= _MESSAGES_MAX:
             return False
-        next = told[-1][1] if told else 0
-        told.append((self._ranges_max(next), next))  # As long as it may be.
-        size = sum(_BATCH_BYTES + count * _range_bytes(next) for count, next in told)
+        next = sizes[-1][1] if sizes else 0
+        sizes.append((self._ranges_max(next), next))  # The longest possible batch.
+        size = sum(_BATCH_BYTES + count * _range_bytes(next) for count, next in sizes)
         return _RECORD_BYTES + size <= self._core.accepted_frame_bytes_max
 
     def announce(self, planned: Sequence[TargetBatch]) -> None:
-        before, self._plan = self._plan, []
-        wanted = [(made.ranges, made.next_sequence, made.last_fingerprint) for made in planned]
-        record, batches = self._numbering.record(wanted)
-        waiter = self._put_record(record)
+        before, self._announced = self._announced, []
+        wanted = [
+            (prepared.ranges, prepared.next_sequence, prepared.last_fingerprint)
+            for prepared in planned
+        ]
+        record, batches = self._numbering.create_record(wanted)
+        waiter = self._publish_record(record)
         self._wire.writer.write_now()
-        for row, (made, batch) in enumerate(zip(planned, batches, strict=True)):
+        for row, (prepared, batch) in enumerate(zip(planned, batches, strict=True)):
             known = before[row] if row < len(before) else None
-            is_known = known is not None and known.made is made and known.batch == batch
+            is_known = known is not None and known.prepared is prepared and known.batch == batch
             if known is not None and is_known and not known.waiter.refusals:
-                self._plan.append(known)
+                self._announced.append(known)
             else:
-                self._plan.append(_Announced(made, batch, waiter))
+                self._announced.append(_Announcement(prepared, batch, waiter))
 
-    async def announced(self) -> list[Refusal]:
-        waiter = self._plan[0].waiter
-        await self._through(waiter)
+    async def wait_announced(self) -> list[Refusal]:
+        waiter = self._announced[0].waiter
+        await self._wait_done(waiter)
         return [Refusal(-1, error.code, error.sentence) for error in waiter.refusals]
 
-    def _put_record(self, record: Record) -> Waiter:
-        position = self._core.publish(record.encode(), self._records.class_id, self._channel)
-        return self._await(position, position, None)
+    def _publish_record(self, record: BridgeRecord) -> ConfirmWaiter:
+        position = self._core.publish(record.encode(), self._record_inbox.class_id, self._channel)
+        return self._wait_for_confirm(position, position, None)
 
-    def send(self, made: TargetBatch) -> None:
-        told = self._plan.pop(0)
-        assert told.made is made, "sent before it was announced"
-        self._numbering.sent(told.batch)
-        self._put(made, told.batch)
+    def send(self, prepared: TargetBatch) -> None:
+        announcement = self._announced.pop(0)
+        assert announcement.prepared is prepared, "sent before it was announced"
+        self._numbering.note_sent(announcement.batch)
+        self._publish_batch(prepared, announcement.batch)
         self._wire.writer.write_now()
 
-    def _put(self, made: TargetBatch, batch: Batch) -> int:
-        """Hand it over. Returns how many bytes it has."""
-        copies, size = made.encoded, 0
-        assert isinstance(copies, Copies)
+    def _publish_batch(self, prepared: TargetBatch, batch: AnnouncedBatch) -> int:
+        """Publish a batch. Returns its size in bytes."""
+        frames, size = prepared.encoded, 0
+        assert isinstance(frames, RewrittenFrames)
         first = self._core.published_position
-        for raw, bounds in copies.frames():
+        for raw, bounds in frames.frames():
             self._core.publish_buffer.publish_frames(raw, bounds, self.class_id)
             size += len(raw)
-        self._await(first, self._core.published_position - 1, batch)
+        self._wait_for_confirm(first, self._core.published_position - 1, batch)
         return size
 
-    def _await(self, first: int, last: int, batch: Batch | None) -> Waiter:
-        """Hear what becomes of these positions, from now on."""
-        waiter = self._wire.confirms.wait_for(first, last, self._done.set)
+    def _wait_for_confirm(
+        self, first: int, last: int, batch: AnnouncedBatch | None
+    ) -> ConfirmWaiter:
+        """Register for the confirm of some positions."""
+        waiter = self._wire.confirms.add_waiter(first, last, self._result_received.set)
         self._sent.append((waiter, batch))
         return waiter
 
-    async def settle(self) -> list[Refusal]:
+    async def settle_oldest(self) -> list[Refusal]:
         refusals, is_batch = list[Refusal](), False
         while not is_batch:
             is_batch = self._sent[0][1] is not None
-            refusals += await self._first_through()
-        self._numbering.settled()
-        records = self._records
-        records.settle_previous()  # The records that have come back are of no more use.
+            refusals += await self._settle_first()
+        self._numbering.note_settled()
+        records = self._record_inbox
+        records.settle_previous()  # Own records are received again, and are not needed.
         while not records.is_empty:
             records.pop_batch()
             records.settle_previous()
         return refusals
 
-    async def _confirmed(self) -> list[Refusal]:
-        """Wait for all that was sent."""
+    async def _settle_all(self) -> list[Refusal]:
+        """Wait for everything that was sent."""
         self._wire.writer.write_now()
         refusals = list[Refusal]()
         while self._sent:
-            refusals += await self._first_through()
+            refusals += await self._settle_first()
         return refusals
 
-    async def _first_through(self) -> list[Refusal]:
-        """Wait for the first that was sent. A record that is refused has no sequence."""
+    async def _settle_first(self) -> list[Refusal]:
+        """Wait for the first confirm. The refusal of a record has no sequence."""
         waiter, batch = self._sent[0]
-        await self._through(waiter)
+        await self._wait_done(waiter)
         self._sent.popleft()
         return [
             Refusal(
-                -1 if batch is None else batch.sequence(position - waiter.first),
+                -1 if batch is None else batch.sequence_at(position - waiter.first),
                 error.code,
                 error.sentence,
             )
             for position, error in zip(waiter.refused_positions, waiter.refusals, strict=True)
         ]
 
-    async def _through(self, waiter: Waiter) -> None:
+    async def _wait_done(self, waiter: ConfirmWaiter) -> None:
         while not waiter.is_done:
-            check(self._wire)
-            await self._done.wait()
+            check_connected(self._wire)
+            await self._result_received.wait()
 
 
 def _range_bytes(next: int) -> int:
-    """How much of a record a range of sequences below `next` takes."""
+    """Return the size of an encoded range of sequences below `next`."""
     return len(f"[{next},{next}],")
 
 
 @dataclass(frozen=True, slots=True)
-class _Announced:
-    """What is to be sent."""
+class _Announcement:
+    """A batch that was announced, and is to be sent."""
 
-    made: TargetBatch
-    batch: Batch
+    prepared: TargetBatch
+    batch: AnnouncedBatch
     waiter: ConfirmWaiter
-    """That of the record which told it first."""
+    """Confirm of the first record that announced the batch."""
 
 
-# Finding out where to go on -----------------------------------------------------------------------
+# Opening ------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def far_bus(place: Place, terms: FarTerms) -> AsyncIterator[tuple[FarBus, Record | None]]:
-    """A connection, and what the lane has left there. Raises BusConnectionError, RefusedError, and
-    HopelessError where nothing can be left."""
-    name = terms.name
-    record, is_odd = None, False
-    async with wired(place, terms.core()) as wire:
+async def open_bus_target(
+    place: Endpoint, settings: TargetSettings
+) -> AsyncIterator[tuple[BusTarget, BridgeRecord | None]]:
+    """Connect to a bus, and return the target with the last bridge record.
+
+    Raises:
+        BusConnectionError: The bus cannot be reached.
+        RefusedError: The bus refused a request.
+        FatalConfigurationError: The bus cannot store records.
+    """
+    name = settings.name
+    record, is_record_missing = None, False
+    async with connect(place, settings.create_client_core()) as wire:
         bus = wire.core.bus_id
         if wire.core.publish_buffer.stored_before_count:
-            record = await _last_record(wire, terms)
-            is_odd = record is None
-    if is_odd:  # What its numbers are is forgotten there.
-        log.warning("%s has no good record of %s: what was under way may be there twice", bus, name)
-        fresh = secrets.token_hex(8)
-        async with wired(place, terms.core(instance=fresh)):
+            record = await _read_last_record(wire, settings)
+            is_record_missing = record is None
+    if is_record_missing:  # The target does not know what the copier's numbers mean.
+        log.warning(
+            "%s has no valid bridge record of %s: messages in flight may be stored twice", bus, name
+        )
+        new_instance = secrets.token_hex(8)
+        async with connect(place, settings.create_client_core(instance=new_instance)):
             pass
-    core = terms.core()
+    core = settings.create_client_core()
     if record is not None:
-        core = terms.core(unconfirmed=record.first, bus=bus)
-    async with wired(place, core) as wire:
-        class_id = await named_at(wire, terms.class_)
-        records = await _subscribed(wire, terms, seek=False)
+        core = settings.create_client_core(first_unconfirmed=record.first_number, bus_id=bus)
+    async with connect(place, core) as wire:
+        class_id = await open_class(wire, settings.class_)
+        records = await _subscribe_records(wire, settings, seek=False)
         if class_id == records.class_id:
             raise BusError(
-                f"class {class_id} of {bus} is {BRIDGE_RECORDS_CLASS!r}, where bridges write "
-                "down where they "
-                "are: nothing is copied there"
+                f"class {class_id} of {bus} is {BRIDGE_RECORDS_CLASS!r}: it holds the "
+                "records of bridges, and nothing can be copied to it"
             )
-        yield FarBus(wire, class_id, records, terms), record
+        yield BusTarget(wire, class_id, records, settings), record
 
 
-async def _last_record(wire: Wire, terms: FarTerms) -> Record | None:
-    """What the lane has announced last; None where that is gone."""
-    inbox = await _subscribed(wire, terms, seek=True)
+async def _read_last_record(
+    wire: ClientConnection, settings: TargetSettings
+) -> BridgeRecord | None:
+    """Return the last bridge record, or None if there is none."""
+    inbox = await _subscribe_records(wire, settings, seek=True)
     try:
         with trio.move_on_after(_RECORD_SECONDS):
             while inbox.is_empty:
-                check(wire)
+                check_connected(wire)
                 await wire.changed.wait()
         if inbox.is_empty:
-            await wire.answered(wire.core.sync())  # Or the line is silent, and that says nothing.
+            await wire.wait_answered(
+                wire.core.sync()
+            )  # Without it, a silent connection would look like no record.
         if inbox.is_empty:
             return None
         batch = inbox.pop_batch()
         assert batch is not None
         try:
-            return Record.decode(batch.payloads[-1])
-        except RecordError as error:
-            log.warning("%s: %s", terms.name, error)
+            return BridgeRecord.decode(batch.payloads[-1])
+        except BridgeRecordError as error:
+            log.warning("%s: %s", settings.name, error)
             return None
     finally:
         wire.core.unsubscribe(inbox, is_processed=False)
-        wire.closed(inbox)
+        wire.remove_inbox(inbox)
 
 
-async def _subscribed(wire: Wire, terms: FarTerms, *, seek: bool) -> Inbox:
-    """The lane's position in the class of records; with `seek` at the last one of it."""
+async def _subscribe_records(
+    wire: ClientConnection, settings: TargetSettings, *, seek: bool
+) -> Inbox:
+    """Subscribe to the copier's records; with `seek`, from the last one on."""
     core = wire.core
     try:
         await wire.wait_answered(
             core.name_classes(NamedClass(name=BRIDGE_RECORDS_CLASS, last_values=True))
         )
     except RefusedError as error:
-        if error.code != Reason.BAD_REQUEST or not core.bus_id.startswith(_OLD_DOOR):
+        if error.code != Reason.BAD_REQUEST or not core.bus_id.startswith(
+            _OLD_STATELESS_SERVER_PREFIX
+        ):
             raise
         raise FatalConfigurationError(
-            f"{core.bus_id!r} is a door before a JetStream cluster of a version to which no bridge "
-            "or uplink leads: upgrade it, or have it lead to the NATS servers of that cluster"
+            f"{core.bus_id!r} is a stateless server of a version that bridges and uplinks do not "
+            "support: upgrade it, or copy to the NATS servers of its cluster"
         ) from error
     class_id = core.find_class_id(BRIDGE_RECORDS_CLASS)
     assert class_id is not None
     options = SubscribeRequest(
-        channels=[terms.channel],
-        durable=terms.name,
+        channels=[settings.record_channel],
+        durable=settings.name,
         start="last_values",
         seek=seek,
         max_deliveries=0,
     )
     inbox = core.subscribe(class_id, options)
-    wire.opened(inbox, WakeupEvent())
+    wire.add_inbox(inbox, WakeupEvent())
     await wire.wait_answered(inbox.subscribe_request)
     return inbox
 
 
-async def named_at(wire: Wire, class_: int | str) -> int:
-    """The id of a class there."""
+async def open_class(wire: ClientConnection, class_: int | str) -> int:
+    """Return the id of a class, which is created if it does not exist."""
     core = wire.core
-    named = NamedClass(id=class_) if isinstance(class_, int) else NamedClass(name=class_)
-    await wire.answered(core.name_classes(named))
+    named_class = NamedClass(id=class_) if isinstance(class_, int) else NamedClass(name=class_)
+    await wire.wait_answered(core.name_classes(named_class))
     if isinstance(class_, int):
         return class_
-    found = core.find_class_id(class_)
-    assert found is not None
-    return found
+    batch = core.find_class_id(class_)
+    assert batch is not None
+    return batch
 
 
-_SPAN_MAX = 1 << (MESSAGE_ID_BITS - 2)
-"""Numbers that are under way are no further apart: else nobody could tell which one is ahead."""
+_NUMBER_SPAN_MAX = 1 << (MESSAGE_ID_BITS - 2)
+"""Largest distance of numbers in flight. Numbers wrap, and their order must be known."""
 
 
-class FarDoor:
-    """One connection."""
+class StatelessServerTarget:
+    """A class of a stateless server, over one connection."""
 
-    must_wait = False
+    must_wait_for_announcement = False
 
     def __init__(
-        self, wire: Wire, class_id: int, terms: FarTerms, near: Near, at: int, looked: Looked
+        self,
+        wire: ClientConnection,
+        class_id: int,
+        settings: TargetSettings,
+        source: MessageSource,
+        at: int,
+        source_identity: SourceIdentity,
     ) -> None:
-        """`at` is the sequence whose number the connection has begun with."""
-        self._near, self._looked = near, looked
+        """Create the target. `at` is the sequence whose number is the first of the connection."""
+        self._source, self._source_identity = source, source_identity
         self.identity = wire.core.bus_id
         self.class_id = class_id
         self._wire, self._core = wire, wire.core
         self._at = at - wire.core.published_position
-        """The sequence of position 0."""
-        self._rewriter = Rewriter(
+        """Sequence of publish position 0."""
+        self._rewriter = FrameRewriter(
             class_id=class_id,
-            here=near.identity,
-            there=self.identity,
-            channels=terms.channels,
-            renaming=terms.renaming,
-            hops=terms.hops,
+            source=source.identity,
+            targets=self.identity,
+            channels=settings.channels,
+            channel_map=settings.channel_map,
+            hops_max=settings.hops_max,
             frame_bytes_max=wire.core.accepted_frame_bytes_max,
         )
         self._sent: deque[tuple[ConfirmWaiter, TargetBatch]] = deque()
-        """What is not settled."""
-        self._done = Signal()
+        """Batches that are not settled."""
+        self._result_received = WakeupEvent()
 
     @property
-    def confirmed(self) -> int:
+    def confirmed_count(self) -> int:
         end = self._at + self._core.confirmed_position
-        return sum(int(np.searchsorted(made.sequences, end)) for _, made in self._sent)
+        return sum(int(np.searchsorted(prepared.sequences, end)) for _, prepared in self._sent)
 
-    def make(self, found: SourceBatch) -> TargetBatch:
-        copies = Copies()
-        for piece in found.runs:
-            self._rewriter.many(piece, copies)
-        made = TargetBatch(copies.numbers(), found.next_sequence, copies, copies.left, copies.refused)
-        made.last_fingerprint = found.fingerprint(int(made.sequences[-1])) if made.count else None
-        return made
+    def prepare(self, batch: SourceBatch) -> TargetBatch:
+        frames = RewrittenFrames()
+        for run in batch.runs:
+            self._rewriter.rewrite_run(run, frames)
+        prepared = TargetBatch(
+            frames.all_sequences(),
+            batch.next_sequence,
+            frames,
+            frames.skipped_counts,
+            frames.rejected,
+        )
+        prepared.last_fingerprint = (
+            batch.fingerprint(int(prepared.sequences[-1])) if prepared.count else None
+        )
+        return prepared
 
     def has_room(self, planned: Sequence[TargetBatch]) -> bool:
-        count = sum(made.count for made in planned) + sum(made.count for _, made in self._sent)
+        count = sum(prepared.count for prepared in planned) + sum(
+            prepared.count for _, prepared in self._sent
+        )
         return len(planned) + len(self._sent) < _BATCHES_MAX and count < _MESSAGES_MAX
 
     def announce(self, planned: Sequence[TargetBatch]) -> None:
-        """Nobody there has to remember it."""
+        """Do nothing: a stateless server stores no bridge records."""
 
-    async def announced(self) -> list[Refusal]:
+    async def wait_announced(self) -> list[Refusal]:
         return []
 
-    def send(self, made: TargetBatch) -> None:
-        copies, core = made.encoded, self._core
-        assert isinstance(copies, Copies)
-        first, last = int(made.sequences[0]) - self._at, int(made.sequences[-1]) - self._at
+    def send(self, prepared: TargetBatch) -> None:
+        frames, core = prepared.encoded, self._core
+        assert isinstance(frames, RewrittenFrames)
+        first, last = int(prepared.sequences[0]) - self._at, int(prepared.sequences[-1]) - self._at
         if first < core.published_position:
             raise BusConnectionError(
-                f"what is to be sent again comes before what {self.identity} has: beginning anew"
+                f"messages to resend come before those that {self.identity} has: reconnecting"
             )
-        if last - core.confirmed_position >= _SPAN_MAX:
+        if last - core.confirmed_position >= _NUMBER_SPAN_MAX:
             raise BusConnectionError(
-                f"{last - core.confirmed_position} messages in a row were not copied: beginning "
-                "anew"
+                f"{last - core.confirmed_position} messages in a row were not copied: reconnecting"
             )
-        for (raw, bounds), sequences in zip(copies.frames(), copies.sequences, strict=True):
+        for (raw, bounds), sequences in zip(frames.frames(), frames.sequences, strict=True):
             edges = [0, *(np.flatnonzero(np.diff(sequences) != 1) + 1).tolist(), sequences.size]
             for begin, end in pairwise(edges):
                 part = memoryview(raw)[int(bounds[begin]) : int(bounds[end]) + DELIMITER_BYTES]
@@ -559,15 +663,17 @@ class FarDoor:
                     self.class_id,
                     skipped_count=int(sequences[begin]) - self._at - core.published_position,
                 )
-        self._looked.note(self._near, made)
-        self._sent.append((self._wire.confirms.wait_for(first, last, self._done.set), made))
+        self._source_identity.note_sent(self._source, prepared)
+        self._sent.append(
+            (self._wire.confirms.add_waiter(first, last, self._result_received.set), prepared)
+        )
         self._wire.writer.write_now()
 
-    async def settle(self) -> list[Refusal]:
+    async def settle_oldest(self) -> list[Refusal]:
         waiter, _ = self._sent[0]
         while not waiter.is_done:
-            check(self._wire)
-            await self._done.wait()
+            check_connected(self._wire)
+            await self._result_received.wait()
         self._sent.popleft()
         return [
             Refusal(self._at + position, error.code, error.sentence)
@@ -576,10 +682,19 @@ class FarDoor:
 
 
 @asynccontextmanager
-async def far_door(
-    place: Place, terms: FarTerms, near: Near, at: int, looked: Looked
-) -> AsyncIterator[FarDoor]:
-    """A connection that goes on at this sequence. Raises BusConnectionError and RefusedError."""
-    core = terms.core(first=at & MESSAGE_ID_MASK)
-    async with wired(place, core) as wire:
-        yield FarDoor(wire, await named_at(wire, terms.class_), terms, near, at, looked)
+async def open_stateless_server_target(
+    place: Endpoint,
+    settings: TargetSettings,
+    source: MessageSource,
+    at: int,
+    source_identity: SourceIdentity,
+) -> AsyncIterator[StatelessServerTarget]:
+    """Connect to a stateless server, and continue at sequence `at`.
+
+    Raises BusConnectionError and RefusedError.
+    """
+    core = settings.create_client_core(first_number=at & MESSAGE_ID_MASK)
+    async with connect(place, core) as wire:
+        yield StatelessServerTarget(
+            wire, await open_class(wire, settings.class_), settings, source, at, source_identity
+        )

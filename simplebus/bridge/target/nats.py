@@ -1,13 +1,13 @@
-"""A NATS server as the far end of a lane.
+"""Target for a NATS server: subjects, or a stream without replicas.
 
-Rule 1: a channel is the subject; what has none goes to `class.<name>`. Headers go as they are but
-for those of NATS itself (`nats_words`), the key becomes one. NATS knows no times: what
-is over is left out, the rest goes at once.
-Rule 2: without JetStream, a message counts as copied when the server has dealt with it; whether
-anybody was there to hear it, NATS does not say. With JetStream, when the stream has it: a message
-that comes again within the stream's window of duplicates is stored once, by its id: the near bus,
-the class, the sequence, and a checksum, as the near bus may have come back from an old copy, where
-others have the sequences of lost ones.
+The channel becomes the subject, or `class.<name>` without a channel; the key becomes a header. NATS
+has no message times: expired messages are skipped, delayed ones are sent at once.
+
+Without JetStream a message counts as copied when the server has processed it, even if nobody has
+subscribed. With JetStream it counts when the stream has stored it. Each message has an id, so a
+message that is sent again within the stream's duplicate window is stored once. The id consists of
+bus, class, sequence and checksum. The checksum is needed because a source that was restored from an
+old copy uses the sequences of lost messages again.
 """
 
 from __future__ import annotations
@@ -22,20 +22,39 @@ from typing import Any
 import numpy as np
 import trio
 
-from simplebus.bridge.checkpoint import Mark
-from simplebus.bridge.interfaces import STREAM_FULL, SourceBatch, FatalConfigurationError, TargetBatch, Near, Refusal
-from simplebus.bridge.nats_connection import NatsWire
-from simplebus.bridge.reserved_headers import denied, is_reserved, key_headers, without_words
-from simplebus.bridge.source.identity import Looked
-from simplebus.bridge.target.bus import FarTerms
-from simplebus.bridge.transform import Alike, Copies, Left, Piece, Rewriter, is_unstuffed
+from simplebus.bridge.checkpoint import MessageFingerprint
+from simplebus.bridge.interfaces import (
+    STREAM_FULL,
+    FatalConfigurationError,
+    MessageSource,
+    Refusal,
+    SourceBatch,
+    TargetBatch,
+)
+from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.reserved_headers import (
+    denied_subject,
+    encode_key,
+    is_reserved_subject,
+    strip_nats_headers,
+)
+from simplebus.bridge.source.identity import SourceIdentity
+from simplebus.bridge.target.bus import TargetSettings
+from simplebus.bridge.transform import (
+    FrameRewriter,
+    MessageRun,
+    RewrittenFrames,
+    SkipReason,
+    UniformRun,
+    is_unstuffed,
+)
 from simplebus.core.channel.pattern import matches
 from simplebus.core.errors import BusConnectionError, LocalProtocolError, RemoteProtocolError
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frames import Flags, Integers
-from simplebus.nats.bus.convert import format_header_block
 from simplebus.nats.bus.convert import class_subject as subject_of
+from simplebus.nats.bus.convert import format_header_block
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.nats.client.client import Replies
 from simplebus.nats.client.jetstream_codec import JetStreamError
@@ -43,486 +62,581 @@ from simplebus.nats.client.jetstream_codec import JetStreamError
 _SEQUENCE_DIGITS = 19
 _CHECK_DIGITS = 10
 _LINE_BYTES_MAX = 4096
-"""What may stand behind PUB: a server does not say what it takes, and this is the usual."""
+"""Length of the arguments of PUB. Servers do not announce their limit; this is the default."""
 _LINE_REST_BYTES_MAX = 128
-"""What stands there behind a subject."""
+"""Length of the arguments after the subject."""
 _BATCHES_MAX = 4
-_MESSAGES_MAX, _OLD_MESSAGES_MAX = 24_576, 4096
-"""So much is under way: the server has something to do while others are made. A stream of a server
-before 2.14 holds 10,000 messages that it is about to store, unless told otherwise, and refuses what
-comes then: with the batch that is begun below this bound, twice as many may be there."""
-_NEW_SERVER = 2, 14
-_MAPPED_MAX = 64
-"""Of more subjects it is not known that a stream takes them under others."""
-_LOOK_SECONDS = 10.0
-"""So often a stream is looked at while its answers are waited for."""
-TOO_MANY = 429
-_PASSING = frozenset({TOO_MANY, 10002, 10008, 10009, 10023, 10028, 10047, 10158, 10167})
-"""The account or the server has no room, or the cluster no leader, or is still about to store what
-it was sent before, perhaps so much that it takes no more (429, 10167): that passes."""
-_ANOTHER_STREAM = 10060
-"""It is another one that takes the subject."""
-_NOT_STORED = 10077
-_FINAL = frozenset({"maximum messages per subject exceeded", "message to large"})
-"""What it says then of a message that it will not take later either: that it is full, or that its
-disk is, passes."""
+_MESSAGES_MAX, _OLD_SERVER_MESSAGES_MAX = 24_576, 4096
+"""Messages in flight before another batch is prepared, so that the server always has work.
 
-Config = Mapping[str, Any]
-"""How a stream is kept."""
+A stream of a server before 2.14 refuses messages while 10,000 wait to be stored, by default. With
+the batch that begins below the limit, twice as many can be in flight.
+"""
+_LARGE_BATCH_VERSION = 2, 14
+_MAPPED_SUBJECTS_MAX = 64
+"""Number of mapped subjects to remember."""
+_STREAM_CHECK_SECONDS = 10.0
+"""Interval at which the stream's configuration is checked while answers are awaited."""
+_BATCH_LIMIT_MIN = 64
+"""Fewer messages in flight make a copier slow, and other publishers would use the space anyway."""
+TOO_MANY_REQUESTS = 429
+_RETRYABLE_ERRORS = frozenset(
+    {TOO_MANY_REQUESTS, 10002, 10008, 10009, 10023, 10028, 10047, 10158, 10167}
+)
+"""JetStream errors that pass: no space in the account or server, no leader, or too many messages
+that still wait to be stored (429, 10167).
+"""
+_WRONG_STREAM = 10060
+"""JetStream error: another stream has the subject."""
+_NOT_STORED = 10077
+_FINAL_STORE_ERRORS = frozenset({"maximum messages per subject exceeded", "message to large"})
+"""Texts of `_NOT_STORED` for a message that will never be accepted. Other texts, such as for a full
+stream or disk, pass.
+"""
+
+StreamConfig = Mapping[str, Any]
+"""Configuration of a stream, as JetStream reports it."""
 
 
 @dataclass(slots=True)
-class Body:
-    """What is said of some messages."""
+class NatsBatch:
+    """Messages encoded for NATS, and the answers to them."""
 
-    said: list[bytes | memoryview] = field(default_factory=list)
+    commands: list[bytes | memoryview] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    """Of how many messages, all of one length, each part of it is."""
+    """Number of messages, all of one length, in each command."""
     subjects: dict[bytes, list[Integers]] = field(default_factory=dict)
-    """Which sequences go where."""
+    """Sequences by subject."""
     number: int = 0
-    """That of the first one's PubAck; the others' follow."""
-    missing: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
-    """Whose PubAck has not come, once they are sent."""
-    mark: int = 0
-    """Without JetStream, what the core asks for behind them."""
+    """Reply number of the first message's PubAck; the others follow."""
+    pending: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """True for each sent message without a PubAck."""
+    pong_mark: int = 0
+    """Without JetStream, the mark whose PONG confirms the batch."""
     refusals: list[Refusal] = field(default_factory=list)
-    found: SourceBatch | None = None
-    """What they are made of, where parts of it may be made again."""
-    unheard: list[int] = field(default_factory=list)
-    """Rows of those that no stream has answered, or another one."""
-    room: int = 0
-    """How many might be made at once when they were."""
+    source_batch: SourceBatch | None = None
+    """Source messages, for targets that prepare parts of the batch again."""
+    unanswered: list[int] = field(default_factory=list)
+    """Rows of messages that no stream answered, or another stream."""
+    batch_limit: int = 0
+    """Batch limit at the time the batch was prepared."""
 
 
-class FarNats:
-    """One connection."""
+class TargetStreamState:
+    """Limits of a target stream, kept from one connection to the next."""
+
+    def __init__(self) -> None:
+        self.batch_limit = 1 << 30
+        """Number of messages that the stream accepts, or answers a query about, at once."""
+        self.end = 0
+        """Stream sequence of the last stored message; 0 if unknown."""
+        self.mapped_subjects: set[bytes] = set()
+        """Subjects that the stream stores although its configuration does not list them.
+
+        The NATS account maps them to other subjects.
+        """
+
+    def reduce_batch_limit(self, count: int) -> None:
+        """Halve the limit after the stream had no room for `count` messages."""
+        self.batch_limit = min(self.batch_limit, max(_BATCH_LIMIT_MIN, count // 2))
+
+
+class NatsTarget:
+    """A NATS server or stream, over one connection."""
 
     def __init__(
         self,
-        wire: NatsWire,
-        terms: FarTerms,
+        wire: BridgeNatsConnection,
+        settings: TargetSettings,
         *,
-        near: Near,
+        source: MessageSource,
         class_id: int,
-        life: str,
-        looked: Looked,
+        sequence_scope: str,
+        source_identity: SourceIdentity,
+        stream_state: TargetStreamState,
         stream: str,
-        there: Collection[str] = (),
-        config: Config | None = None,
-        fits: Callable[[Config], bool] = lambda config: True,
+        target_identities: Collection[str] = (),
+        config: StreamConfig | None = None,
+        config_fits: Callable[[StreamConfig], bool] = lambda config: True,
     ) -> None:
-        """Within a `life` of the near bus a sequence means one message.
-        `there`: what is read from these is known by these identities; what has been there does not
-        go back. `config` is how the stream is kept, None for one that is not there; `fits` tells
-        whether messages go as they should to one that is kept so."""
+        """Create the target.
+
+        Args:
+            wire: Connection to the server.
+            settings: Settings of the copier for its target.
+            source: Opened source.
+            class_id: Class of the messages, for message ids and for messages without a channel.
+            sequence_scope: Scope in which a sequence of the source means one message.
+            source_identity: Detection of a restored source.
+            stream_state: Limits of the stream.
+            stream: Name of the stream; empty for core NATS.
+            target_identities: Names of the target in bridge paths. Messages that passed one of
+                them are
+                not copied.
+            config: Configuration of the stream; None if it does not exist.
+            config_fits: Returns False if another kind of target is needed for a configuration.
+        """
         self.identity = ""
         self._wire, self._core = wire, wire.core
         self._stream = stream
-        self._fits, self._looked_at = fits, trio.current_time()
-        self._subjects = None if config is None else subjects_of(config)
-        """Those that the stream says it takes, as far as is known."""
-        name = terms.class_ if isinstance(terms.class_, str) else ""
+        self._config_fits, self._checked_at = config_fits, trio.current_time()
+        self._subjects = None if config is None else stream_subjects(config)
+        """Subjects in the stream's configuration; None if unknown."""
+        name = settings.class_ if isinstance(settings.class_, str) else ""
         self._subject = subject_of(class_id, name)
-        self._near, self._looked = near, looked
-        self._id = f"{life}{looked.era}.{class_id}.".encode()
+        self._source, self._source_identity = source, source_identity
+        self._stream_state = stream_state
+        self._id_prefix = f"{sequence_scope}{source_identity.era}.{class_id}.".encode()
         assert self._core.info is not None
-        self._most = self._core.info.max_payload
-        looked.room = min(looked.room, _room_of(self._core.info.version))
-        self._renaming = terms.renaming
-        self._rewriter = Rewriter(
+        self._max_payload = self._core.info.max_payload
+        stream_state.batch_limit = min(
+            stream_state.batch_limit, _batch_limit_of(self._core.info.version)
+        )
+        self._channel_map = settings.channel_map
+        self._rewriter = FrameRewriter(
             class_id=class_id,
-            here=near.identity,
-            there=there if terms.path else (),
-            channels=terms.channels,
-            renaming=terms.renaming,
-            hops=terms.hops,
+            source=source.identity,
+            targets=target_identities if settings.has_path else (),
+            channels=settings.channels,
+            channel_map=settings.channel_map,
+            hops_max=settings.hops_max,
             frame_bytes_max=1 << 30,
-            path=terms.path,
+            adds_path=settings.has_path,
         )
         self._sent: deque[TargetBatch] = deque()
-        """What is not settled."""
+        """Batches that are not settled."""
 
-    def make(self, found: SourceBatch) -> TargetBatch:
+    def prepare(self, batch: SourceBatch) -> TargetBatch:
         if self._stream:
-            found = found.limit(self._looked.room)
-        copies, body = Copies(), Body(room=self._looked.room)
-        count = sum(piece.count for piece in found.runs)
+            batch = batch.limit(self._stream_state.batch_limit)
+        frames, body = RewrittenFrames(), NatsBatch(batch_limit=self._stream_state.batch_limit)
+        count = sum(run.count for run in batch.runs)
         if self._stream:
             body.number = self._core.take_numbers(count)
         number = body.number
-        for piece in found.runs:
-            before = copies.count
-            if not self._many(piece, copies, body, number):
-                self._each(piece, copies, body, number)
-            number += copies.count - before
-        made = TargetBatch(copies.numbers(), found.next_sequence, body, copies.left, copies.refused)
+        for run in batch.runs:
+            before = frames.count
+            if not self._encode_uniform(run, frames, body, number):
+                self._encode_each(run, frames, body, number)
+            number += frames.count - before
+        prepared = TargetBatch(
+            frames.all_sequences(),
+            batch.next_sequence,
+            body,
+            frames.skipped_counts,
+            frames.rejected,
+        )
         if self._stream:
-            made.last_fingerprint = found.fingerprint(int(made.sequences[-1])) if made.count else None
-        return made
+            prepared.last_fingerprint = (
+                batch.fingerprint(int(prepared.sequences[-1])) if prepared.count else None
+            )
+        return prepared
 
-    # Many at once --------------------------------------------------------------------------------
+    # Uniform runs --------------------------------------------------------------------------------
 
-    def _many(self, piece: Piece, copies: Copies, body: Body, number: int) -> bool:
-        """The messages of a piece that are alike, and of one length. False where they are not."""
-        if not piece.stride:
+    def _encode_uniform(
+        self, run: MessageRun, frames: RewrittenFrames, body: NatsBatch, number: int
+    ) -> bool:
+        """Encode a run whose messages have the same metadata and length. Returns False for another
+        run.
+        """
+        if not run.stride:
             return False
-        alike = Alike.of(piece)
-        if alike is None or alike.key[1] or not is_unstuffed(piece):
+        uniform = UniformRun.detect(run)
+        if uniform is None or uniform.key[1] or not is_unstuffed(run):
             return False
         try:
-            dressed = self._dressed(alike.envelope, 0.0)
+            rewritten = self._rewrite_envelope(uniform.envelope, 0.0)
         except ValueError:
             return False
-        if isinstance(dressed, Left):
-            copies.leave(dressed, piece.count)
+        if isinstance(rewritten, SkipReason):
+            frames.skip(rewritten, run.count)
             return True
-        payloads = piece.cut(alike.skip, piece.stride - DELIMITER_BYTES - alike.skip)
-        block = self._block(dressed)
+        payloads = run.slice_frames(
+            uniform.prefix_bytes, run.stride - DELIMITER_BYTES - uniform.prefix_bytes
+        )
+        block = self._header_block(rewritten)
         headers: list[encode.Column] = [block] if block else []
         reply: list[encode.Column] = []
         if self._stream:
-            headers = [*self._ids(block, piece.sequences, piece.checks()), b"\r\n\r\n"]
-            reply = self._replies(body, number, piece.count)
+            headers = [*self._headers_with_ids(block, run.sequences, run.checksums()), b"\r\n\r\n"]
+            reply = self._reply_columns(body, number, run.count)
         size = sum(len(c) if isinstance(c, bytes) else c.shape[1] for c in headers)
-        subject = dressed.channel.encode() or self._subject
+        subject = rewritten.channel.encode() or self._subject
         is_long = len(subject) + _LINE_REST_BYTES_MAX > _LINE_BYTES_MAX
-        if is_long or size + payloads.shape[1] > self._most:
+        if is_long or size + payloads.shape[1] > self._max_payload:
             return False
-        body.said.append(encode.alike(subject, payloads, reply=reply, headers=headers))
-        body.counts.append(piece.count)
-        body.subjects.setdefault(subject, []).append(piece.sequences)
-        copies.sequences.append(piece.sequences)
+        body.commands.append(encode.alike(subject, payloads, reply=reply, headers=headers))
+        body.counts.append(run.count)
+        body.subjects.setdefault(subject, []).append(run.sequences)
+        frames.sequences.append(run.sequences)
         return True
 
-    def _dressed(self, envelope: Envelope, age: float) -> Envelope | Left:
-        """As the rewriter has it. Raises ValueError for a subject that is not for messages."""
-        dressed = self._rewriter.dressed(envelope, age)
-        if isinstance(dressed, Left) or not is_reserved(dressed.channel):
-            return dressed
-        if self._renaming.names(envelope.channel):
-            return dressed
+    def _rewrite_envelope(self, envelope: Envelope, age: float) -> Envelope | SkipReason:
+        """Rewrite the envelope. Raises ValueError if the subject is reserved for the server."""
+        rewritten = self._rewriter.rewrite_envelope(envelope, age)
+        if isinstance(rewritten, SkipReason) or not is_reserved_subject(rewritten.channel):
+            return rewritten
+        if self._channel_map.sets_first_segment(envelope.channel):
+            return rewritten
         raise ValueError(
-            f"the subject {dressed.channel!r} is the NATS server's own: only a rewrite that begins "
-            "with its first segment leads there"
+            f"the subject {rewritten.channel!r} is reserved for the NATS server: only a rewrite "
+            "rule that sets its first segment can publish there"
         )
 
-    def _ids(self, block: bytes, sequences: Integers, checks: Integers) -> list[encode.Column]:
-        """A block of headers without its end, and behind it the ids by which a stream knows its
-        messages."""
+    def _headers_with_ids(
+        self, block: bytes, sequences: Integers, checks: Integers
+    ) -> list[encode.Column]:
+        """Return a header block without its end, and the message ids after it."""
         expected = b"Nats-Expected-Stream: %b\r\n" % self._stream.encode()
         start = block[:-2] + expected + jetstream_codec.MSG_ID + b": "
         return [start, *self._message_ids(sequences, checks)]
 
     def _message_ids(self, sequences: Integers, checks: Integers) -> list[encode.Column]:
         return [
-            self._id,
+            self._id_prefix,
             encode.digits(sequences, _SEQUENCE_DIGITS),
             b".",
             encode.digits(checks, _CHECK_DIGITS),
         ]
 
-    def _replies(self, body: Body, number: int, count: int) -> list[encode.Column]:
-        """Where PubAcks are to go of messages that are written from this number on."""
+    def _reply_columns(self, body: NatsBatch, number: int, count: int) -> list[encode.Column]:
+        """Return the reply subjects of the PubAcks, from `number` on."""
         return list(self._core.replies_to(number, count))
 
-    def _block(self, dressed: Envelope) -> bytes:
-        """Its headers; empty for none."""
-        headers = (*without_words(dressed.headers), *key_headers(dressed.key))
+    def _header_block(self, rewritten: Envelope) -> bytes:
+        """Return the header block; empty without headers."""
+        headers = (*strip_nats_headers(rewritten.headers), *encode_key(rewritten.key))
         return format_header_block(headers) or (encode.block() if self._stream else b"")
 
     # One by one ----------------------------------------------------------------------------------
 
-    def _each(self, piece: Piece, copies: Copies, body: Body, number: int) -> None:
-        raw, bounds = bytes(piece.raw), piece.bounds.tolist()
-        ages = np.broadcast_to(piece.ages, piece.count).tolist()
-        kept: list[int] = []
-        for row, sequence in enumerate(piece.sequences.tolist()):
+    def _encode_each(
+        self, run: MessageRun, frames: RewrittenFrames, body: NatsBatch, number: int
+    ) -> None:
+        raw, bounds = bytes(run.raw), run.bounds.tolist()
+        ages = np.broadcast_to(run.ages, run.count).tolist()
+        sequences: list[int] = []
+        for row, sequence in enumerate(run.sequences.tolist()):
             frame = raw[bounds[row] : bounds[row + 1]]
             try:
-                envelope, payload = self._rewriter.read(
+                envelope, payload = self._rewriter.decode(
                     frame[0], frame[HEADER_BYTES:-DELIMITER_BYTES]
                 )
-                dressed = self._dressed(envelope, ages[row])
-                if isinstance(dressed, Left):
-                    copies.leave(dressed)
+                rewritten = self._rewrite_envelope(envelope, ages[row])
+                if isinstance(rewritten, SkipReason):
+                    frames.skip(rewritten)
                     continue
-                about = sequence, Mark.of(frame, 0.0).check if self._stream else 0
-                replies = self._replies(body, number + len(kept), 1) if self._stream else []
-                said = self._said(dressed, payload, about, replies)
+                id_parts = (
+                    sequence,
+                    MessageFingerprint.from_frame(frame, 0.0).checksum if self._stream else 0,
+                )
+                replies = (
+                    self._reply_columns(body, number + len(sequences), 1) if self._stream else []
+                )
+                commands = self._encode_pub(rewritten, payload, id_parts, replies)
             except (ValueError, LocalProtocolError, RemoteProtocolError) as error:
-                copies.leave(Left.REFUSED)
-                copies.refused.append((sequence, str(error)))
+                frames.skip(SkipReason.REJECTED)
+                frames.rejected.append((sequence, str(error)))
                 continue
-            subject = dressed.channel.encode() or self._subject
-            body.said.append(said)
+            subject = rewritten.channel.encode() or self._subject
+            body.commands.append(commands)
             body.counts.append(1)
             body.subjects.setdefault(subject, []).append(np.array([sequence]))
-            kept.append(sequence)
-        copies.sequences.append(np.array(kept, np.int64))
+            sequences.append(sequence)
+        frames.sequences.append(np.array(sequences, np.int64))
 
-    def _said(
+    def _encode_pub(
         self,
-        dressed: Envelope,
+        rewritten: Envelope,
         payload: bytes,
-        about: tuple[int, int],
+        id_parts: tuple[int, int],
         replies: Sequence[encode.Column],
     ) -> bytes:
-        """`about` is its sequence and its checksum. Raises ValueError for what is longer than the
-        server accepts: it would close the connection."""
-        block, reply = self._block(dressed), joined(replies)
+        """Encode a PUB or HPUB command. `id_parts` is sequence and checksum.
+
+        Raises ValueError if the command exceeds a limit: the server would close the connection.
+        """
+        block, reply = self._header_block(rewritten), join_columns(replies)
         if self._stream:
-            ids = self._ids(block, *(np.array([each]) for each in about))
-            block = joined([*ids, b"\r\n\r\n"])
-        if len(block) + len(payload) > self._most:
+            ids = self._headers_with_ids(block, *(np.array([each]) for each in id_parts))
+            block = join_columns([*ids, b"\r\n\r\n"])
+        if len(block) + len(payload) > self._max_payload:
             raise ValueError(
-                f"it would have {len(block) + len(payload)} bytes; {self._most} are accepted there"
+                f"it has {len(block) + len(payload)} bytes, expected at most {self._max_payload}"
             )
-        subject = dressed.channel.encode() or self._subject
-        said = encode.pub(subject, payload, reply=reply, headers=block)
-        line = said.index(b"\r\n") - said.index(b" ") - 1
+        subject = rewritten.channel.encode() or self._subject
+        commands = encode.pub(subject, payload, reply=reply, headers=block)
+        line = commands.index(b"\r\n") - commands.index(b" ") - 1
         if line > _LINE_BYTES_MAX:
             raise ValueError(
                 f"its subject has {len(subject)} bytes, and its line {line}: "
                 f"{_LINE_BYTES_MAX} are accepted there"
             )
-        return said
+        return commands
 
     # Sending -------------------------------------------------------------------------------------
 
     @property
-    def confirmed(self) -> int:
-        bodies = [body_of(made) for made in self._sent]
+    def confirmed_count(self) -> int:
+        bodies = [nats_batch(prepared) for prepared in self._sent]
         return sum(
-            int(np.count_nonzero(~body.missing)) - len(body.refusals) - len(body.unheard)
+            int(np.count_nonzero(~body.pending)) - len(body.refusals) - len(body.unanswered)
             for body in bodies
             if self._stream
         )
 
     @property
-    def must_wait(self) -> bool:
+    def must_wait_for_announcement(self) -> bool:
         return False
 
     def has_room(self, planned: Sequence[TargetBatch]) -> bool:
-        count = sum(made.count for made in (*planned, *self._sent))
-        most = self._looked.room if self._stream else _MESSAGES_MAX
-        return len(planned) + len(self._sent) < _BATCHES_MAX and count < most
+        count = sum(prepared.count for prepared in (*planned, *self._sent))
+        limit = self._stream_state.batch_limit if self._stream else _MESSAGES_MAX
+        return len(planned) + len(self._sent) < _BATCHES_MAX and count < limit
 
     def announce(self, planned: Sequence[TargetBatch]) -> None:
-        """Nobody there would remember it."""
+        """Do nothing: NATS stores no bridge records."""
 
-    async def announced(self) -> list[Refusal]:
+    async def wait_announced(self) -> list[Refusal]:
         return []
 
-    def send(self, made: TargetBatch) -> None:
-        body = body_of(made)
-        for said in body.said:
-            self._core.write(said)
+    def send(self, prepared: TargetBatch) -> None:
+        body = nats_batch(prepared)
+        for commands in body.commands:
+            self._core.write(commands)
         if self._stream:
-            body.missing = np.ones(made.count, np.bool_)
+            body.pending = np.ones(prepared.count, np.bool_)
         else:
-            body.mark = self._core.mark()
+            body.pong_mark = self._core.mark()
         self._wire.link.flush()
-        self._looked.note(self._near, made)
-        self._sent.append(made)
+        self._source_identity.note_sent(self._source, prepared)
+        self._sent.append(prepared)
 
-    async def settle(self) -> list[Refusal]:
-        await self._dealt_with(self._sent[0])
-        if self._wire.complaints:  # Whom they are about is known when all is dealt with.
-            for made in self._sent:
-                await self._dealt_with(made)
-            self._hear_complaints()
-        await self._note_mapped(self._sent[0])
-        return body_of(self._sent.popleft()).refusals
+    async def settle_oldest(self) -> list[Refusal]:
+        await self._wait_processed(self._sent[0])
+        if self._wire.complaints:  # They can concern later batches, so these are awaited, too.
+            for prepared in self._sent:
+                await self._wait_processed(prepared)
+            self._handle_complaints()
+        await self._note_mapped_subjects(self._sent[0])
+        return nats_batch(self._sent.popleft()).refusals
 
-    async def _dealt_with(self, made: TargetBatch) -> None:
-        """Wait until the server has dealt with a batch; a stream: has stored or refused it. Raises
-        BusConnectionError where nobody does: all is sent again then, and the stream knows it."""
-        body, wire = body_of(made), self._wire
+    async def _wait_processed(self, prepared: TargetBatch) -> None:
+        """Wait until the server has processed a batch, or the stream has stored or refused it.
+
+        Raises BusConnectionError without an answer; everything is sent again then, and the stream
+        drops the duplicates.
+        """
+        body, wire = nats_batch(prepared), self._wire
         if not self._stream:
-            await wire.passed(body.mark)
+            await wire.wait_processed(body.pong_mark)
             return
-        while body.missing.any():
+        while body.pending.any():
             if not (wire.replies or wire.complaints):
-                await self._pub_acks()
+                await self._wait_pub_acks()
             for each in wire.replies:
                 for sent in self._sent:
-                    self._take(each, sent)
+                    self._apply_pub_acks(each, sent)
             wire.replies.clear()
-            self._hear_complaints()
-        if body.unheard:
-            await self._sort_unheard(made)
+            self._handle_complaints()
+        if body.unanswered:
+            await self._refuse_unanswered(prepared)
 
-    async def _pub_acks(self) -> None:
-        """Wait for some, or look after the stream; or learn that none comes of some messages,
-        which are unheard then. Raises BusConnectionError where none comes of others, and
-        HopelessError where none ever will."""
-        if trio.current_time() >= self._looked_at + _LOOK_SECONDS:
-            await self._look_after()
-            return  # Some may have come meanwhile.
+    async def _wait_pub_acks(self) -> None:
+        """Wait for PubAcks, check the stream's configuration, or find messages that get no answer.
+
+        Raises:
+            BusConnectionError: Messages for the stream get no answer.
+            FatalConfigurationError: The stream never answers.
+        """
+        if trio.current_time() >= self._checked_at + _STREAM_CHECK_SECONDS:
+            await self._check_stream_config()
+            return  # Some may have arrived meanwhile.
         try:
-            await self._wire.owed(f"a PubAck of stream {self._stream!r}")
+            await self._wire.wait_expected(f"a PubAck of stream {self._stream!r}")
         except BusConnectionError:
-            if self._wire.lost or not await self._leave_unheard():
+            if self._wire.lost_reason or not await self._find_unanswered():
                 raise
 
-    async def _leave_unheard(self) -> bool:
-        """Whether some messages are not for the stream that it says nothing of: where somebody else
-        hears them, the server does not say that nobody does. Raises HopelessError where it never
-        says anything."""
+    async def _find_unanswered(self) -> bool:
+        """Mark messages that no stream accepts. Returns False if there are none.
+
+        If another client has subscribed to their subject, the server does not report "no
+        responders". Raises FatalConfigurationError if the stream never answers.
+        """
         info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
         if info["config"].get("no_ack"):
             raise FatalConfigurationError(
-                f"stream {self._stream!r} does not say what it has stored, and a bridge has to "
-                "know: take 'no_ack' from the stream, or have the lane lead to NATS without a "
+                f"stream {self._stream!r} does not confirm what it stores, and a bridge needs "
+                "that: remove 'no_ack' from the stream, or configure the bridge without a "
                 "stream"
             )
-        taken = subjects_of(info["config"])
-        return sum(self._leave(made, taken) for made in self._silent) > 0
+        subjects = stream_subjects(info["config"])
+        return (
+            sum(self._mark_unanswered(prepared, subjects) for prepared in self._awaiting_answers)
+            > 0
+        )
 
-    def _leave(self, made: TargetBatch, taken: Sequence[str]) -> int:
-        """Wait no more for what of a batch goes to none of these subjects. Returns how many do."""
-        body = body_of(made)
-        before = len(body.unheard)
+    def _mark_unanswered(self, prepared: TargetBatch, subjects: Sequence[str]) -> int:
+        """Mark the messages of a batch that go to none of the subjects. Returns their number."""
+        body = nats_batch(prepared)
+        before = len(body.unanswered)
         for subject, sequences in body.subjects.items():
-            if not self._is_for(subject, taken):
-                rows = np.searchsorted(made.sequences, np.concatenate(sequences))
-                body.unheard += rows[body.missing[rows]].tolist()
-        body.missing[body.unheard] = False
-        return len(body.unheard) - before
+            if not self._accepts_subject(subject, subjects):
+                rows = np.searchsorted(prepared.sequences, np.concatenate(sequences))
+                body.unanswered += rows[body.pending[rows]].tolist()
+        body.pending[body.unanswered] = False
+        return len(body.unanswered) - before
 
-    def _is_for(self, subject: bytes, taken: Sequence[str]) -> bool:
-        """Whether a stream that says it takes these subjects takes this one."""
-        return is_taken(subject.decode(), taken) or subject in self._looked.mapped
+    def _accepts_subject(self, subject: bytes, subjects: Sequence[str]) -> bool:
+        """Return True if a stream with these subjects accepts `subject`, perhaps because it is
+        mapped.
+        """
+        return (
+            matches_any(subject.decode(), subjects) or subject in self._stream_state.mapped_subjects
+        )
 
-    async def _note_mapped(self, made: TargetBatch) -> None:
-        """Of a batch that is dealt with, note what a stream has stored of a subject that it does
-        not name: servers may be told to give messages another one. While such a stream is away
-        nobody answers, and its configuration would say that it does not take them."""
-        body, mapped = body_of(made), self._looked.mapped
-        if self._subjects is None or len(mapped) >= _MAPPED_MAX:
+    async def _note_mapped_subjects(self, prepared: TargetBatch) -> None:
+        """Remember subjects of a settled batch that the stream stored although it does not list
+        them.
+
+        The account maps them to other subjects. Otherwise messages on them would be refused while
+        the stream has no leader.
+        """
+        body, mapped_subjects = nats_batch(prepared), self._stream_state.mapped_subjects
+        if self._subjects is None or len(mapped_subjects) >= _MAPPED_SUBJECTS_MAX:
             return
-        odd = [
+        unlisted = [
             subject
-            for subject in islice(body.subjects, _MAPPED_MAX)
-            if not self._is_for(subject, self._subjects)
+            for subject in islice(body.subjects, _MAPPED_SUBJECTS_MAX)
+            if not self._accepts_subject(subject, self._subjects)
         ]
-        refused = {each.sequence for each in body.refusals} if odd else ()
-        for subject in odd:
+        refused = {each.sequence for each in body.refusals} if unlisted else ()
+        for subject in unlisted:
             if set(np.concatenate(body.subjects[subject]).tolist()) - set(refused):
-                await self._look_after()  # It may take more subjects by now.
-                if not self._is_for(subject, self._subjects):
-                    mapped.add(subject)
+                await self._check_stream_config()  # The stream may list more subjects by now.
+                if not self._accepts_subject(subject, self._subjects):
+                    mapped_subjects.add(subject)
 
     @property
-    def _silent(self) -> Sequence[TargetBatch]:
-        """Of these the stream should have said something."""
+    def _awaiting_answers(self) -> Sequence[TargetBatch]:
+        """Batches that the stream should have answered."""
         return self._sent
 
-    async def _look_after(self) -> None:
-        """Raise BusConnectionError where the stream is kept otherwise than it was: the lane begins
-        anew, and as that wants."""
-        self._looked_at = trio.current_time()
+    async def _check_stream_config(self) -> None:
+        """Raise BusConnectionError if the stream now needs another kind of target."""
+        self._checked_at = trio.current_time()
         try:
             info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
         except (JetStreamError, BusConnectionError):
             self._wire.check()
-            return  # Nobody leads it, or it is not there yet: next time.
-        self._subjects = subjects_of(info["config"])
-        if not self._fits(info["config"]):
-            raise BusConnectionError(f"stream {self._stream!r} is kept otherwise than it was")
+            return  # The stream has no leader, or does not exist yet.
+        self._subjects = stream_subjects(info["config"])
+        if not self._config_fits(info["config"]):
+            raise BusConnectionError(
+                f"stream {self._stream!r} has another configuration than before"
+            )
 
-    async def _sort_unheard(self, made: TargetBatch) -> None:
-        """Refuse what the stream does not take though it is there. Raises BusConnectionError where
-        it is not, or was not: all is sent again then, in its order."""
-        body, stream = body_of(made), self._stream
+    async def _refuse_unanswered(self, prepared: TargetBatch) -> None:
+        """Refuse messages that an available stream does not accept.
+
+        Raises BusConnectionError if the stream is, or was, unavailable: everything is sent again in
+        order.
+        """
+        body, stream = nats_batch(prepared), self._stream
         try:
             info = await self._wire.link.ask(f"STREAM.INFO.{stream}")
         except JetStreamError as error:
-            raise BusConnectionError(f"no stream {stream!r} took it: {error}") from None
-        taken = subjects_of(info["config"])
+            raise BusConnectionError(f"stream {stream!r} did not answer: {error}") from None
+        subjects = stream_subjects(info["config"])
         for subject, sequences in body.subjects.items():
-            rows = np.searchsorted(made.sequences, np.concatenate(sequences))
-            unheard = np.intersect1d(rows, body.unheard)
-            if not unheard.size:
+            rows = np.searchsorted(prepared.sequences, np.concatenate(sequences))
+            unanswered_rows = np.intersect1d(rows, body.unanswered)
+            if not unanswered_rows.size:
                 continue
-            if self._is_for(subject, taken):
-                raise BusConnectionError(f"no stream {stream!r} took it: it is there again")
-            why = f"stream {stream!r} does not take the subject {subject.decode()!r}"
-            for sequence in made.sequences[unheard].tolist():
-                body.refusals.append(Refusal(sequence, "no_stream", why))
-        body.unheard.clear()
+            if self._accepts_subject(subject, subjects):
+                raise BusConnectionError(
+                    f"stream {stream!r} did not answer, and is available again now"
+                )
+            reason = f"stream {stream!r} does not accept the subject {subject.decode()!r}"
+            for sequence in prepared.sequences[unanswered_rows].tolist():
+                body.refusals.append(Refusal(sequence, "no_stream", reason))
+        body.unanswered.clear()
 
-    def _hear_complaints(self) -> None:
-        """Note whom complaints of the server are about."""
+    def _handle_complaints(self) -> None:
+        """Refuse messages on subjects that the server complained about."""
         for complaint in dict.fromkeys(self._wire.complaints):
-            if subject := denied(complaint):
-                for made in self._sent:
-                    self._deny(made, subject, complaint)
+            if subject := denied_subject(complaint):
+                for prepared in self._sent:
+                    self._refuse_denied_subject(prepared, subject, complaint)
         self._wire.complaints.clear()
 
-    def _deny(self, made: TargetBatch, subject: bytes, complaint: str) -> None:
-        """Nothing of a batch is taken that goes to this subject."""
-        body = body_of(made)
+    def _refuse_denied_subject(self, prepared: TargetBatch, subject: bytes, complaint: str) -> None:
+        """Refuse the messages of a batch on this subject."""
+        body = nats_batch(prepared)
         for sequences in body.subjects.pop(subject, []):
-            rows = np.searchsorted(made.sequences, sequences)
-            if self._stream:  # What is stored already was not denied.
-                rows = rows[body.missing[rows] | np.isin(rows, body.unheard)]
-                body.missing[rows] = False
-                body.unheard = np.setdiff1d(body.unheard, rows).tolist()
+            rows = np.searchsorted(prepared.sequences, sequences)
+            if self._stream:  # Messages that are already stored were not denied.
+                rows = rows[body.pending[rows] | np.isin(rows, body.unanswered)]
+                body.pending[rows] = False
+                body.unanswered = np.setdiff1d(body.unanswered, rows).tolist()
             body.refusals += [
-                Refusal(each, "permissions", complaint) for each in made.sequences[rows].tolist()
+                Refusal(each, "permissions", complaint)
+                for each in prepared.sequences[rows].tolist()
             ]
 
-    def _take(self, found: Replies, made: TargetBatch) -> None:
-        """What of these are PubAcks of a batch."""
-        body = body_of(made)
-        rows = found.numbers - body.number
-        mine = (rows >= 0) & (rows < made.count)
-        if not mine.any():
+    def _apply_pub_acks(self, replies: Replies, prepared: TargetBatch) -> None:
+        """Apply the PubAcks of a batch that are among the replies."""
+        body = nats_batch(prepared)
+        rows = replies.numbers - body.number
+        is_own = (rows >= 0) & (rows < prepared.count)
+        if not is_own.any():
             return
-        acks = jetstream_codec.pub_acks(found.messages)
-        if known := int(np.count_nonzero(acks.duplicates & mine)):
-            made.skipped_counts[Left.KNOWN] = made.skipped_counts.get(Left.KNOWN, 0) + known
+        acks = jetstream_codec.pub_acks(replies.messages)
+        if duplicate_count := int(np.count_nonzero(acks.duplicates & is_own)):
+            prepared.skipped_counts[SkipReason.DUPLICATE] = (
+                prepared.skipped_counts.get(SkipReason.DUPLICATE, 0) + duplicate_count
+            )
         for row, error in acks.errors.items():
-            if not mine[row]:
+            if not is_own[row]:
                 continue
-            if error.code in (jetstream_codec.NO_RESPONDERS, _ANOTHER_STREAM):
-                body.unheard.append(int(rows[row]))
+            if error.code in (jetstream_codec.NO_RESPONDERS, _WRONG_STREAM):
+                body.unanswered.append(int(rows[row]))
                 continue
-            if error.code == TOO_MANY:
-                self._looked.too_many(body.room)
-            sequence = int(made.sequences[rows[row]])
-            is_full = error.code in _PASSING or (
-                error.code == _NOT_STORED and error.sentence not in _FINAL
+            if error.code == TOO_MANY_REQUESTS:
+                self._stream_state.reduce_batch_limit(body.batch_limit)
+            sequence = int(prepared.sequences[rows[row]])
+            is_full = error.code in _RETRYABLE_ERRORS or (
+                error.code == _NOT_STORED and error.sentence not in _FINAL_STORE_ERRORS
             )
             code = STREAM_FULL if is_full else f"jetstream_{error.code}"
             body.refusals.append(Refusal(sequence, code, error.sentence))
-        body.missing[rows[mine]] = False
+        body.pending[rows[is_own]] = False
 
 
-def body_of(made: TargetBatch) -> Body:
-    assert isinstance(made.encoded, Body)
-    return made.encoded
+def nats_batch(prepared: TargetBatch) -> NatsBatch:
+    assert isinstance(prepared.encoded, NatsBatch)
+    return prepared.encoded
 
 
-def _room_of(version: str) -> int:
-    """How many messages may be made for a stream of such a server at once."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    is_new = found is not None and (int(found[1]), int(found[2])) >= _NEW_SERVER
-    return _MESSAGES_MAX if is_new else _OLD_MESSAGES_MAX
+def _batch_limit_of(version: str) -> int:
+    """Return how many messages a stream of this server version accepts at once."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    is_new = match is not None and (int(match[1]), int(match[2])) >= _LARGE_BATCH_VERSION
+    return _MESSAGES_MAX if is_new else _OLD_SERVER_MESSAGES_MAX
 
 
-def is_taken(subject: str, taken: Sequence[str]) -> bool:
-    """Whether a stream with these subjects takes it."""
-    return any(matches(pattern, subject) for pattern in taken)
+def matches_any(subject: str, subjects: Sequence[str]) -> bool:
+    """Return True if one of the patterns matches `subject`."""
+    return any(matches(pattern, subject) for pattern in subjects)
 
 
-def subjects_of(config: Config) -> Sequence[str]:
-    """Those that a stream says it takes."""
+def stream_subjects(config: StreamConfig) -> Sequence[str]:
+    """Return the subjects of a stream."""
     return config.get("subjects") or []
 
 
-def joined(columns: Sequence[encode.Column]) -> bytes:
-    """Of columns for one message, what it has."""
+def join_columns(columns: Sequence[encode.Column]) -> bytes:
+    """Return the bytes of columns with one row."""
     return b"".join(each if isinstance(each, bytes) else each.tobytes() for each in columns)

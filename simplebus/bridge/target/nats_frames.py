@@ -1,9 +1,8 @@
-"""NATS messages as frames of a bus.
+"""Conversion of NATS messages to frames of a bus.
 
-Rule 1: a subject becomes the channel, or a header if it can be none; headers stay headers but for
-the server's own (`nats_words`), and the one that says a key.
-Rule 2: what is known of subjects and headers is bounded, in bytes, too: each message may have
-others.
+The subject becomes the channel, or a header if it is not a valid channel. Headers are kept, except
+those of the NATS server and the key headers. Encoded metadata is cached, bounded in entries and
+bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from simplebus.bridge.loop_header import Headers
-from simplebus.bridge.reserved_headers import SUBJECT, heard, without_key
-from simplebus.bridge.transform import Piece
+from simplebus.bridge.reserved_headers import SUBJECT_HEADER, split_key, strip_received_headers
+from simplebus.bridge.transform import MessageRun
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.protocol import frames
@@ -21,66 +20,73 @@ from simplebus.core.protocol.frames import DELIMITER, Integers
 from simplebus.nats.bus.convert import parse_header_block
 from simplebus.nats.client.events import Messages
 
-_KNOWN_MAX = 4096
-_KNOWN_BYTES_MAX = 4 * 1024 * 1024
+_CACHE_ENTRIES_MAX = 4096
+_CACHE_BYTES_MAX = 4 * 1024 * 1024
 _HEADER = frames.HEADER.pack(frames.ENVELOPE, 0, 0, 0)
 
 
-class Framer:
-    """Makes a bus's frames of NATS messages."""
+class NatsFramer:
+    """Converts NATS messages to frames."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], tuple[bytes, str]] = {}
-        self._known_bytes = 0
-        self._odd = 0
-        self._oddity = ""
+        self._cache: dict[tuple[bytes, bytes], tuple[bytes, str]] = {}
+        self._cache_bytes = 0
+        self._altered_count = 0
+        self._alteration = ""
 
-    def odd(self) -> tuple[int, str]:
-        """How many of the messages since the last call a bus has otherwise, and what of the
-        first one."""
-        odd, self._odd = self._odd, 0
-        return odd, self._oddity
+    def pop_altered(self) -> tuple[int, str]:
+        """Return how many messages were altered since the last call, and how the first one was."""
+        odd, self._altered_count = self._altered_count, 0
+        return odd, self._alteration
 
-    def piece(self, messages: Messages, sequences: Integers) -> Piece:
-        """Messages with these sequences. A subject that can be no channel becomes a header, and
-        headers for which there is no room stay behind."""
-        made = [self._frame(messages, row) for row in range(messages.count)]
-        bounds = np.zeros(len(made) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, made), np.int64, len(made)), out=bounds[1:])
-        return Piece(b"".join(made), bounds, sequences)
+    def to_run(self, messages: Messages, sequences: Integers) -> MessageRun:
+        """Return messages with these sequences as frames. Headers that do not fit are dropped."""
+        prepared = [self._frame(messages, row) for row in range(messages.count)]
+        bounds = np.zeros(len(prepared) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, prepared), np.int64, len(prepared)), out=bounds[1:])
+        return MessageRun(b"".join(prepared), bounds, sequences)
 
     def _frame(self, messages: Messages, row: int) -> bytes:
-        about = messages.subject(row), messages.headers(row)
-        known = self._known.get(about)
-        if known is None:
-            if len(self._known) >= _KNOWN_MAX or self._known_bytes >= _KNOWN_BYTES_MAX:
-                self._known.clear()
-                self._known_bytes = 0
-            known = self._known[about] = _front(*about)
-            self._known_bytes += sum(map(len, (*about, *known)))
-        front, oddity = known
-        if oddity:
-            self._oddity = self._oddity if self._odd else oddity
-            self._odd += 1
-        return _HEADER + stuff(front + messages.payload(row)) + DELIMITER
+        key = messages.subject(row), messages.headers(row)
+        entry = self._cache.get(key)
+        if entry is None:
+            if len(self._cache) >= _CACHE_ENTRIES_MAX or self._cache_bytes >= _CACHE_BYTES_MAX:
+                self._cache.clear()
+                self._cache_bytes = 0
+            entry = self._cache[key] = _encode_metadata(*key)
+            self._cache_bytes += sum(map(len, (*key, *entry)))
+        metadata, alteration = entry
+        if alteration:
+            self._alteration = self._alteration if self._altered_count else alteration
+            self._altered_count += 1
+        return _HEADER + stuff(metadata + messages.payload(row)) + DELIMITER
 
 
-def _front(subject: bytes, block: bytes) -> tuple[bytes, str]:
-    """What stands in front of the payload of a message, as it is before stuffing; and what of it is
-    odd, empty for nothing."""
-    headers, key = without_key(heard(headers_of(block)))
-    channel = shown = subject.decode("utf-8", "backslashreplace")
-    instead: Headers = ()
-    oddity = ""
+def _encode_metadata(subject: bytes, block: bytes) -> tuple[bytes, str]:
+    """Return the unstuffed bytes before the payload, and how they differ from the message; empty if
+    not.
+    """
+    headers, key = split_key(strip_received_headers(parse_header_block(block)))
+    channel = subject_text = subject.decode("utf-8", "backslashreplace")
+    subject_headers: Headers = ()
+    alteration = ""
     try:
         check_name(subject.decode())
     except ValueError:
-        oddity = f"the subject {shown!r} is no channel of a bus, but the header {SUBJECT}"
-        channel, instead = "", ((SUBJECT, shown),)
-    whole = Envelope(channel, key, (*instead, *headers))
-    for envelope in (whole, whole._replace(headers=instead), Envelope(channel, b"", instead)):
+        alteration = (
+            f"subject {subject_text!r} is not a valid channel; copied as header {SUBJECT_HEADER}"
+        )
+        channel, subject_headers = "", ((SUBJECT_HEADER, subject_text),)
+    whole = Envelope(channel, key, (*subject_headers, *headers))
+    for envelope in (
+        whole,
+        whole._replace(headers=subject_headers),
+        Envelope(channel, b"", subject_headers),
+    ):
         try:
-            return unstuff(encode(envelope, b"")), oddity
+            return unstuff(encode(envelope, b"")), alteration
         except LocalProtocolError as error:
-            oddity = f"of a message on {shown!r}, what has no room stays behind: {error}"
-    raise AssertionError("a channel alone is always good")
+            alteration = (
+                f"headers of a message on {subject_text!r} do not fit and were dropped: {error}"
+            )
+    raise AssertionError("a channel alone always fits")

@@ -1,13 +1,11 @@
-"""A stream that may get another leader, or be full, as the far end of a lane: few messages are
-under way at once.
+"""Target for a stream that may change its leader or become full: few messages are in flight.
 
-Rule 1: some messages are said together, and nothing more before the stream has answered all of
-them. While it gets another leader some are lost on their way to the old one, and what stands behind
-these is stored before them if the new one leads before it has arrived; so is what arrives when a
-stream that was full has room again. With one under way, as it is unless more are asked for, nothing
-stands behind it: order holds.
-Rule 2: behind what the stream has not taken, and may take later, nothing is said: it counts as
-refused for the same reason, and all of it is sent again in its order.
+The target sends a few messages and waits for all answers. If the leader changes, some of them can
+be lost while later ones are stored by the new leader; the same happens when a full stream has room
+again. With one message in flight, the default, the order is always kept.
+
+After a message that the stream may accept later, the rest of the batch is refused for the same
+reason, and all of it is sent again in order.
 """
 
 from __future__ import annotations
@@ -16,103 +14,110 @@ from typing import Any
 
 import numpy as np
 
-from simplebus.bridge.interfaces import STREAM_FULL, SourceBatch, TargetBatch, Refusal
-from simplebus.bridge.nats_connection import NatsWire
-from simplebus.bridge.target.nats import FarNats, body_of
+from simplebus.bridge.interfaces import STREAM_FULL, Refusal, SourceBatch, TargetBatch
+from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.target.nats import NatsTarget, nats_batch
 
-UNDER_WAY_MESSAGES = 1
-"""Of 1,024 some were overtaken at 2 of 246 changes of the leader, of 24,576 at 6 of 56."""
-_MESSAGE_BYTES = 512
-"""Of messages that are longer than this fewer are under way: they take longer to arrive."""
-_ROUNDS_MAX = 512
-"""Of a batch that takes longer, more would have to be sent again when a connection is lost."""
+IN_FLIGHT_MESSAGES = 1
+"""Measured: with 1,024 in flight, 2 of 246 leader changes reordered messages; with 24,576, 6 of 56.
+"""
+_TYPICAL_MESSAGE_BYTES = 512
+"""Fewer messages are in flight if they are longer than this, because they arrive later."""
+_ROUNDS_PER_BATCH_MAX = 512
+"""A batch with more rounds would have to be sent again as a whole after a lost connection."""
 
 
-class FarFew(FarNats):
-    """One connection, and a stream."""
+class OrderedStreamTarget(NatsTarget):
+    """A stream, over one connection."""
 
-    def __init__(self, wire: NatsWire, *known: Any, under_way: int, **more: Any) -> None:
-        """So many messages are under way at most."""
-        super().__init__(wire, *known, **more)
-        self._under_way = under_way
-        self._part = self._row = self._begun = 0
-        """Of the first batch: what is to be said next, from which of its rows on, and how many of
-        the batch have been said."""
-        self._later: Refusal | None = None
-        """Why nothing behind it is said of what waits."""
+    def __init__(
+        self, wire: BridgeNatsConnection, *args: Any, under_way: int, **options: Any
+    ) -> None:
+        """Create the target. `under_way` is the largest number of messages in flight."""
+        super().__init__(wire, *args, **options)
+        self._in_flight_max = under_way
+        self._next_part = self._next_row = self._sent_count = 0
+        """Next command of the oldest batch, its next row, and the number of rows sent."""
+        self._retry_reason: Refusal | None = None
+        """Refusal because of which nothing after it is sent; None if there is none."""
 
-    def make(self, found: SourceBatch) -> TargetBatch:
-        made = super().make(found.limit(_ROUNDS_MAX * self._under_way))
-        body_of(made).room = min(self._under_way, self._looked.room)
-        return made
+    def prepare(self, batch: SourceBatch) -> TargetBatch:
+        prepared = super().prepare(batch.limit(_ROUNDS_PER_BATCH_MAX * self._in_flight_max))
+        nats_batch(prepared).batch_limit = min(self._in_flight_max, self._stream_state.batch_limit)
+        return prepared
 
-    def send(self, made: TargetBatch) -> None:
-        body_of(made).missing = np.ones(made.count, np.bool_)
-        self._looked.note(self._near, made)
-        self._sent.append(made)
+    def send(self, prepared: TargetBatch) -> None:
+        nats_batch(prepared).pending = np.ones(prepared.count, np.bool_)
+        self._source_identity.note_sent(self._source, prepared)
+        self._sent.append(prepared)
         if len(self._sent) == 1:
-            self._begin()
+            self._start_batch()
 
-    async def settle(self) -> list[Refusal]:
-        made = self._sent[0]
-        if self._later is None:
-            await self._dealt_with(made)
-            self._hear_complaints()
-        self._look_if_later(made)
-        await self._note_mapped(made)
+    async def settle_oldest(self) -> list[Refusal]:
+        prepared = self._sent[0]
+        if self._retry_reason is None:
+            await self._wait_processed(prepared)
+            self._handle_complaints()
+        self._refuse_rest_if_retryable(prepared)
+        await self._note_mapped_subjects(prepared)
         self._sent.popleft()
         if not self._sent:
-            self._later = None
-        elif self._later is None:
-            self._begin()
-        return body_of(made).refusals
+            self._retry_reason = None
+        elif self._retry_reason is None:
+            self._start_batch()
+        return nats_batch(prepared).refusals
 
-    async def _pub_acks(self) -> None:
-        """Wait for some, when all is said that may be. Of what is said all may be answered, and
-        nothing be left to say."""
-        made = self._sent[0]
-        body = body_of(made)
-        if not body.missing[: self._begun].any():
-            if body.unheard:
-                await self._sort_unheard(made)
-            self._look_if_later(made)
-            if body.missing.any():
-                self._say_some(made)
+    async def _wait_pub_acks(self) -> None:
+        """Wait for answers, after sending as many messages as may be in flight.
+
+        All sent messages may be answered already, with none left to send.
+        """
+        prepared = self._sent[0]
+        body = nats_batch(prepared)
+        if not body.pending[: self._sent_count].any():
+            if body.unanswered:
+                await self._refuse_unanswered(prepared)
+            self._refuse_rest_if_retryable(prepared)
+            if body.pending.any():
+                self._send_some(prepared)
             else:
                 return
-        await super()._pub_acks()
+        await super()._wait_pub_acks()
 
-    def _begin(self) -> None:
-        self._part = self._row = self._begun = 0
-        self._say_some(self._sent[0])
+    def _start_batch(self) -> None:
+        self._next_part = self._next_row = self._sent_count = 0
+        self._send_some(self._sent[0])
 
-    def _say_some(self, made: TargetBatch) -> None:
-        """Say what may be under way at once; but not what is known to be refused."""
-        body, most = body_of(made), min(self._under_way, self._looked.room)
-        left, room = most, _MESSAGE_BYTES * most
-        while left and self._part < len(body.said):
-            said, count = body.said[self._part], body.counts[self._part]
-            size = len(said) // count
-            fitting = max(room // size, int(left == most))
-            rows = min(count - self._row, left, fitting)
+    def _send_some(self, prepared: TargetBatch) -> None:
+        """Send as many messages as may be in flight, except those that are known to be refused."""
+        body = nats_batch(prepared)
+        limit = min(self._in_flight_max, self._stream_state.batch_limit)
+        remaining, bytes_left = limit, _TYPICAL_MESSAGE_BYTES * limit
+        while remaining and self._next_part < len(body.commands):
+            commands, count = body.commands[self._next_part], body.counts[self._next_part]
+            size = len(commands) // count
+            fitting = max(bytes_left // size, int(remaining == limit))
+            rows = min(count - self._next_row, remaining, fitting)
             if not rows:
                 break
-            if body.missing[self._begun : self._begun + rows].any():
-                self._core.write(said[self._row * size : (self._row + rows) * size])
-                left -= rows
-                room -= rows * size
-            self._begun += rows
-            self._row += rows
-            if self._row == count:
-                self._part, self._row = self._part + 1, 0
+            if body.pending[self._sent_count : self._sent_count + rows].any():
+                self._core.write(commands[self._next_row * size : (self._next_row + rows) * size])
+                remaining -= rows
+                bytes_left -= rows * size
+            self._sent_count += rows
+            self._next_row += rows
+            if self._next_row == count:
+                self._next_part, self._next_row = self._next_part + 1, 0
         self._wire.link.flush()
 
-    def _look_if_later(self, made: TargetBatch) -> None:
-        """If some of a batch is to be sent again later, so is what of it is not known."""
-        body = body_of(made)
+    def _refuse_rest_if_retryable(self, prepared: TargetBatch) -> None:
+        """If a message is to be sent again later, refuse the unanswered ones after it for the same
+        reason.
+        """
+        body = nats_batch(prepared)
         refused = (each for each in body.refusals if each.code == STREAM_FULL)
-        why = self._later = self._later or next(refused, None)
-        if why is not None:
-            for sequence in made.sequences[body.missing].tolist():
-                body.refusals.append(Refusal(sequence, why.code, why.sentence))
-            body.missing[:] = False
+        reason = self._retry_reason = self._retry_reason or next(refused, None)
+        if reason is not None:
+            for sequence in prepared.sequences[body.pending].tolist():
+                body.refusals.append(Refusal(sequence, reason.code, reason.sentence))
+            body.pending[:] = False

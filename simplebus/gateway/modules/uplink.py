@@ -32,11 +32,11 @@ from typing import Any
 
 import trio
 
-from simplebus.bridge.build import between, to_nats
+from simplebus.bridge.build import bus_to_bus, bus_to_nats
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.runner import run as run_lanes
-from simplebus.bridge.settings import CopiedClass, is_nats_address, copier_name, record_channel
-from simplebus.bridge.target.bus import FarTerms
+from simplebus.bridge.runner import run_copiers
+from simplebus.bridge.settings import CopiedClass, copier_name, is_nats_address, record_channel
+from simplebus.bridge.target.bus import TargetSettings
 from simplebus.client.addresses import Address
 from simplebus.client.aio.transport import SocketEndpoint
 from simplebus.core import dead_letters
@@ -73,7 +73,7 @@ def kept(found: BrokerStatistics, class_: int | str, name: str) -> list[Kept]:
     for each in found.classes:
         if each.class_id == class_ or (each.name and each.name == class_):
             mine = _of(each, class_, name)
-        elif not dead_letters.are_kept_in(each.name):
+        elif not dead_letters.is_dead_letter_class(each.name):
             before = _of(each, each.name or each.class_id, name)
             if before.waiting or before.others:
                 rest.append(before)
@@ -83,7 +83,7 @@ def kept(found: BrokerStatistics, class_: int | str, name: str) -> list[Kept]:
 def _of(found: ClassStatistics, class_: int | str, name: str) -> Kept:
     waiting = dict(_names(found, class_))
     if not waiting:
-        return Kept(class_, name, found.ring.messages + found.spilled, {})
+        return Kept(class_, name, found.ring.message_count + found.spilled, {})
     mine = name if name in waiting else next(iter(waiting))
     count = waiting.pop(mine)
     return Kept(class_, mine, count, {each: left for each, left in waiting.items() if left})
@@ -178,15 +178,15 @@ class Uplink(Module):
             )
             lanes = self._lanes(local.connection.core.bus_id)
             lane = self.lane = lanes[0]
-            nursery.start_soon(run_lanes, lanes)
+            nursery.start_soon(run_copiers, lanes)
             nursery.start_soon(self._keep, intake)
             self._is_open.set()
             await self.bus.wait_stopping()
             with trio.move_on_after(GOODBYE_S):
                 await intake.flushed()
-                while not table.data_dir and lane.statistics().at < self._count:  # noqa: ASYNC110
+                while not table.data_dir and lane.statistics().position < self._count:  # noqa: ASYNC110
                     await trio.sleep(0.01)
-            if left := self._count - (intake.kept if table.data_dir else lane.statistics().at):
+            if left := self._count - (intake.kept if table.data_dir else lane.statistics().position):
                 what = "kept" if table.data_dir else "sent"
                 self.bus.log.warning("%d messages are lost: they were not %s", left, what)
             nursery.cancel_scope.cancel()
@@ -228,18 +228,17 @@ class Uplink(Module):
 
     def _lane(self, class_: int | str, name: str) -> Copier:
         table, access = self._table, self._access
-        terms = FarTerms(
+        terms = TargetSettings(
             name=copier_name(name, class_, back=False),
-            channel=record_channel(name, class_, back=False),
+            record_channel=record_channel(name, class_, back=False),
             class_=class_,
             auth=access.auth,
         )
         here = self._memory.place
         if is_nats_address(table.to):
             copied = CopiedClass(class_, stream=table.stream, under_way=table.under_way)
-            shown = self.settings.nats_access
-            open_ends = to_nats(here, table.to, terms, copied, shown=shown)
+            open_ends = bus_to_nats(here, table.to, terms, copied, nats_access=self.settings.nats_access)
         else:
             place = SocketEndpoint(Address.parse(table.to), access)
-            open_ends = between(here, place, terms, class_=class_)
+            open_ends = bus_to_bus(here, place, terms, class_=class_)
         return Copier(terms.name, open_ends)

@@ -19,8 +19,8 @@ from typing import Annotated, Any
 import msgspec
 
 from simplebus.bridge.build import NatsAccess
-from simplebus.bridge.nats_connection import addresses
-from simplebus.bridge.reserved_headers import is_reserved
+from simplebus.bridge.nats_connection import parse_addresses
+from simplebus.bridge.reserved_headers import is_reserved_subject
 from simplebus.bridge.settings import CopiedClass, is_nats_address, record_channel
 from simplebus.client.addresses import Address
 from simplebus.client.core.arguments import check_integer
@@ -107,7 +107,7 @@ def parse(raw: Mapping[str, Any], environment: Mapping[str, str] | None = None) 
     names_somebody = _check_address(table)
     if table.channel:
         check_name(table.channel)
-    if is_nats_address(table.to) and is_reserved(table.channel):
+    if is_nats_address(table.to) and is_reserved_subject(table.channel):
         raise ValueError(f"channel: {table.channel!r} is the NATS server's own")
     if table.data_dir and Path(table.data_dir).exists() and not Path(table.data_dir).is_dir():
         raise ValueError(f"data_dir: {table.data_dir} is no directory")
@@ -148,7 +148,7 @@ def _check_class(table: UplinkTable) -> None:
             f"{class_!r}"
         )
     CopiedClass(class_)
-    if isinstance(class_, str) and dead_letters.are_kept_in(class_):
+    if isinstance(class_, str) and dead_letters.is_dead_letter_class(class_):
         raise ValueError(
             f"class: in {class_!r} a bus has its dead letters, and drops the oldest of them; "
             "expected another"
@@ -165,7 +165,7 @@ def _check_address(table: UplinkTable) -> bool:
     """Whether the address says who it is. Raises ValueError for what goes with no such address."""
     if is_nats_address(table.to):
         CopiedClass(table.class_, stream=table.stream, under_way=table.under_way)
-        names_somebody = addresses(table.to)[0].credentials is not None
+        names_somebody = parse_addresses(table.to)[0].credentials is not None
         if names_somebody and any(getattr(table, name) for name in (*_WHO, "credentials")):
             raise ValueError("who it is stands in the address and beside it, expected either")
         return names_somebody

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-
-from simplebus.bridge.bus_connection import near_wired
-from simplebus.bridge.interfaces import SourceBatch
-from simplebus.bridge.source.bus import NearBus
 from simplebus.memory.bus import MemoryBus
+
+from simplebus.bridge.bus_connection import connect_source
+from simplebus.bridge.interfaces import SourceBatch
+from simplebus.bridge.source.bus import BusSource
 from tests.bridge.memory_buses import place, run
 
 COUNT = 2000
@@ -31,24 +31,28 @@ def test_what_is_found_at_once_is_what_is_found_one_answer_after_the_other(
 ) -> None:
     """Of lengths that make guesses wrong, with some purged, in answers of about twenty."""
     monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 1024)
-    monkeypatch.setattr("simplebus.bridge.source.bus._GUESSED_BYTES", 768)
+    monkeypatch.setattr("simplebus.bridge.source.bus._PREFETCH_BYTES", 768)
     chance = random.Random(seed)
 
     async def read(near: MemoryBus, most: int) -> tuple[list[tuple[int, bytes]], int]:
         """All messages, and in how many finds they came."""
-        monkeypatch.setattr("simplebus.bridge.source.bus._ANSWERS_MAX", most)
+        monkeypatch.setattr("simplebus.bridge.source.bus._REPLIES_PER_READ_MAX", most)
         got: list[tuple[int, bytes]] = []
         finds = at = 0
         name = f"by {most}"
-        async with near_wired(place(near), name, to="x", heartbeat=10, auth=None) as wire:
-            end = NearBus(wire, class_="orders", durable=name, start="earliest")
+        async with connect_source(
+            place(near), name, target_id="x", heartbeat=10, auth=None
+        ) as wire:
+            end = BusSource(wire, class_="orders", durable=name, start="earliest")
             await end.open()
             while at < COUNT:
-                found = await end.find(at)
+                found = await end.read(at)
                 assert (found.first_sequence, found.missed_count) == (at, 0)
                 got += rows(found)
                 at, finds = found.next_sequence, finds + 1
-                await wire.answered(wire.core.sync())  # What is asked for beforehand is here now.
+                await wire.wait_answered(
+                    wire.core.sync()
+                )  # What is asked for beforehand is here now.
             assert end.head == COUNT
         return got, finds
 

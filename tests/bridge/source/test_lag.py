@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import trio
+from simplebus.memory.bus import MemoryBus
 
 import simplebus
 from load.ports import HOST, free_port
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.metrics import facts_of
-from simplebus.bridge.runner import lanes, line_of
+from simplebus.bridge.metrics import bridge_snapshot
+from simplebus.bridge.runner import create_copiers, format_status
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import BusServer
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import (
@@ -26,10 +26,10 @@ from tests.bridge.memory_buses import (
     running,
 )
 from tests.bridge.nats_copiers import (
+    connect,
     copying,
     stream,
     until,
-    wired,
 )
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import address, door, options
@@ -37,7 +37,7 @@ from tests.support.running_server import serving
 
 ROOM = 10
 FULL = Settings(limits=Limits(class_messages=ROOM))
-LOOK_SECONDS = 15.0
+POLL_SECONDS = 15.0
 """An end that is silent is noticed, and the other one asked."""
 
 
@@ -67,13 +67,13 @@ def test_it_grows_while_the_far_bus_is_away(
             await here.publish_many(numbered(0, 5), class_id="orders")
             copying = memory_buses.lane(near, far, far_place=line)
             if not was_there:
-                line.cut()
+                line.slice_frames()
             async with running(copying):
                 if was_there:
                     assert await payloads(there, "orders", 5) == numbered(0, 5)
                     await trio.sleep(1)
                     assert lag(copying) == 0
-                    line.cut()
+                    line.slice_frames()
                 await trio.sleep(60)
                 left = 0 if was_there else 5
                 assert lag(copying) == left
@@ -81,11 +81,11 @@ def test_it_grows_while_the_far_bus_is_away(
                     await here.publish_many(
                         numbered(5 if end == 12 else 12, end), class_id="orders"
                     )
-                    await trio.sleep(LOOK_SECONDS)
+                    await trio.sleep(POLL_SECONDS)
                     found = copying.statistics()
                     assert (found.is_up, found.lag) == (False, left + end - 5)
-                    assert found.lag_seconds >= LOOK_SECONDS - 2
-                    assert f"{left + end - 5} behind" in line_of(found)
+                    assert found.lag_seconds >= POLL_SECONDS - 2
+                    assert f"lag {left + end - 5}" in format_status(found)
                 line.mend()
                 first = 5 if was_there else 0
                 assert await payloads(there, "orders", 20 - first) == numbered(first, 20)
@@ -152,12 +152,12 @@ def test_what_is_known_last_is_told_while_the_near_bus_is_away() -> None:
             await hold(there)
             await here.publish_many(numbered(0, 5), class_id="orders")
             ends: Any = {"near_place": lines["near"], "far_place": lines["far"]}
-            lines["far"].cut()
+            lines["far"].slice_frames()
             copying = memory_buses.lane(near, far, **ends)
             async with running(copying):
                 await trio.sleep(30)
                 assert lag(copying) == 5
-                lines["near"].cut()
+                lines["near"].slice_frames()
                 await here.publish(b"5", class_id="orders")
                 await trio.sleep(60)
                 assert lag(copying) == 5
@@ -165,8 +165,8 @@ def test_what_is_known_last_is_told_while_the_near_bus_is_away() -> None:
                 async with running(unknown):
                     await trio.sleep(30)
                     assert lag(unknown) is None
-                    assert "nobody knows how many behind" in line_of(unknown.statistics())
-                    facts = facts_of([unknown, copying])
+                    assert "lag unknown" in format_status(unknown.statistics())
+                    facts = bridge_snapshot([unknown, copying])
                     (metric,) = (m for m in facts.metrics if m.name == "bridge_lag_messages")
                     assert metric.values == [((("lane", "lane"),), 5)]
                 for line in lines.values():
@@ -200,7 +200,7 @@ def test_a_bus_that_asks_for_no_more_is_not_asked_how_much_waits() -> None:
 
 def lane(name: str, near: str, far: str, class_: str, **more: Any) -> Copier:
     copied = CopiedClass(class_, start=more.pop("start", "earliest"), **more)
-    (made,) = lanes([BridgeSettings(name, near, far, (copied,))])
+    (made,) = create_copiers([BridgeSettings(name, near, far, (copied,))])
     return made
 
 
@@ -210,7 +210,7 @@ async def test_it_grows_while_a_nats_server_is_away(
 ) -> None:
     class_ = f"away{name}"
     async with simplebus.connect(server.address) as bus:
-        async with wired(nats) as wire:
+        async with connect(nats) as wire:
             if name:
                 await stream(wire, name, f"class.{class_}")
         await bus.publish_many(numbered(0, 20), class_id=class_)
@@ -234,7 +234,7 @@ async def test_it_grows_while_a_nats_server_is_away(
 
 
 async def test_it_is_told_while_a_stream_is_full(server: BusServer, nats: NatsServer) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "LAGS", "class.lags", max_msgs=ROOM, discard="new")
         await bus.publish_many(numbered(0, 25), class_id="lags")
         made = lane("full", server.address, nats.url, "lags", stream="LAGS")
@@ -254,12 +254,12 @@ async def test_it_is_told_while_a_stream_is_full(server: BusServer, nats: NatsSe
 async def publish(wire: Any, subject: str, first: int, last: int) -> None:
     for number in range(first, last):
         wire.core.publish(subject, b"%d" % number)
-    await wire.echoed()
+    await wire.round_trip()
 
 
 async def test_what_waits_in_a_stream_is_told_while_the_bus_is_away(nats: NatsServer) -> None:
     port = free_port()
-    async with wired(nats) as wire:
+    async with connect(nats) as wire:
         await stream(wire, "WAITS", "waits.*")
         await publish(wire, "waits.a", 0, 5)
         more: Any = {"stream": "WAITS", "channels": ("waits.a",)}
@@ -279,7 +279,7 @@ async def test_what_waits_in_a_stream_is_told_while_the_bus_is_away(nats: NatsSe
 
 
 async def test_what_waits_in_a_stream_is_told_while_the_bus_is_full(nats: NatsServer) -> None:
-    async with wired(nats) as wire, serving(FULL) as up, simplebus.connect(address(up)) as bus:
+    async with connect(nats) as wire, serving(FULL) as up, simplebus.connect(address(up)) as bus:
         await hold_there(bus, "slow")
         await stream(wire, "SLOW", "slow")
         made = lane("slow", nats.url, address(up), "slow", stream="SLOW")
@@ -291,7 +291,7 @@ async def test_what_waits_in_a_stream_is_told_while_the_bus_is_full(nats: NatsSe
 
 
 async def test_what_is_held_for_a_bus_that_is_full_is_told(nats: NatsServer) -> None:
-    async with wired(nats) as wire, serving(FULL) as up, simplebus.connect(address(up)) as bus:
+    async with connect(nats) as wire, serving(FULL) as up, simplebus.connect(address(up)) as bus:
         await hold_there(bus, "held")
         made = lane("held", nats.url, address(up), "held", channels=("held",))
         async with copying(made, up=True):

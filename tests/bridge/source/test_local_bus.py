@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import trio
 
-from simplebus.bridge.bus_connection import near_wired
+from simplebus.bridge.bus_connection import connect_source
 from simplebus.bridge.interfaces import SourceBatch
-from simplebus.bridge.source.bus import NearBus
+from simplebus.bridge.source.bus import BusSource
 from simplebus.client.aio.connect import open_bus
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.server.local_client import LocalEndpoint
@@ -30,7 +30,14 @@ def told(found: SourceBatch) -> list[object]:
             for sequence, a, b in zip(piece.sequences.tolist(), bounds, bounds[1:], strict=False)
         ]
     marks = [found.fingerprint(sequence) for sequence, _ in frames[:3]]
-    return [frames, marks, found.first_sequence, found.next_sequence, found.head, found.missed_count]
+    return [
+        frames,
+        marks,
+        found.first_sequence,
+        found.next_sequence,
+        found.head,
+        found.missed_count,
+    ]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -39,7 +46,7 @@ async def test_what_is_seen_is_what_would_be_told(
 ) -> None:
     """Of several types and lengths, around the arena's end, with some purged and some gone."""
     monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 4096)
-    monkeypatch.setattr("simplebus.bridge.source.bus._ANSWERS_MAX", 1)
+    monkeypatch.setattr("simplebus.bridge.source.bus._REPLIES_PER_READ_MAX", 1)
     chance = random.Random(seed)
     orders = ClassSettings(full_policy=FullPolicy.DROP_OLDEST, bytes_max=262_144)
     settings = Settings(classes={"orders": orders})
@@ -48,12 +55,12 @@ async def test_what_is_seen_is_what_would_be_told(
         with trio.fail_after(PATIENCE_SECONDS):
             async with (
                 open_bus([place]) as bus,
-                near_wired(place, "told", to="x", heartbeat=10, auth=None) as wire,
-                near_wired(place, "seen", to="x", heartbeat=10, auth=None) as other,
+                connect_source(place, "told", target_id="x", heartbeat=10, auth=None) as wire,
+                connect_source(place, "seen", target_id="x", heartbeat=10, auth=None) as other,
             ):
                 ends = [
-                    NearBus(wire, class_="orders", durable="a"),
-                    NearBus(other, class_="orders", durable="b", place=place),
+                    BusSource(wire, class_="orders", durable="a"),
+                    BusSource(other, class_="orders", durable="b", place=place),
                 ]
                 for end in ends:
                     await end.open()
@@ -68,7 +75,7 @@ async def test_what_is_seen_is_what_would_be_told(
                 await bus.flush()
                 at, seen = 0, 0
                 while at < COUNT:
-                    asked, looked = [await end.find(at) for end in ends]
+                    asked, looked = [await end.read(at) for end in ends]
                     assert told(looked) == told(asked)
                     for mine, theirs in zip(looked.runs, asked.runs, strict=False):
                         when = asked.read_at - theirs.ages[: mine.count]

@@ -13,16 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.bridge.source.pull_consumer import PULL_BYTES, PULL_MESSAGES, Pulled
+from simplebus.bridge.source.pull_consumer import PULL_BYTES, PULL_MESSAGES, PullConsumer
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.client import ClientCore
 from simplebus.nats.client.events import Messages
 from simplebus.nats.client.parser import Parser
 
 
-def pulled(sent: int) -> Pulled:
+def pulled(delivered_count: int) -> PullConsumer:
     wire: Any = SimpleNamespace(core=ClientCore(inbox="_INBOX.me"))
-    return Pulled(wire, "S", "c", sent=sent, pending=9, beat=1.0)
+    return PullConsumer(
+        wire, "S", "c", delivered_count=delivered_count, pending=9, heartbeat_seconds=1.0
+    )
 
 
 def delivered(*counts: int, sid: int, pending: int = 5) -> Messages:
@@ -47,16 +49,16 @@ def test_what_is_counted_without_a_gap_is_taken_and_nothing_behind_one(
     sizes: list[int], broken: int, by: int
 ) -> None:
     """In pieces of these sizes; from the message with number `broken` on, counts are otherwise."""
-    source, first, got = pulled(sent=7), 8, []
+    source, first, got = pulled(delivered_count=7), 8, []
     counts = [n + (by if n >= broken else 0) for n in range(first, first + sum(sizes))]
     end = next((row for row, n in enumerate(counts) if n != first + row), len(counts))
     at = 0
     for size in sizes:
         piece = counts[at : at + size]
-        got += source.take(delivered(*piece, sid=source._sid)).sequences.tolist()
+        got += source.accept(delivered(*piece, sid=source._sid)).sequences.tolist()
         at += size
         if at > end:
-            with pytest.raises(BusConnectionError, match="has not come"):
+            with pytest.raises(BusConnectionError, match="a delivery is missing"):
                 source.check()
             break
         source.check()
@@ -66,40 +68,40 @@ def test_what_is_counted_without_a_gap_is_taken_and_nothing_behind_one(
 
 
 def test_what_others_are_sent_is_not_taken() -> None:
-    source = pulled(sent=0)
-    assert source.take(delivered(1, 2, sid=source._sid + 1)).messages.count == 0
-    assert source.take(delivered(1, 2, sid=source._sid, pending=3)).sequences.tolist() == [10, 20]
+    source = pulled(delivered_count=0)
+    assert source.accept(delivered(1, 2, sid=source._sid + 1)).messages.count == 0
+    assert source.accept(delivered(1, 2, sid=source._sid, pending=3)).sequences.tolist() == [10, 20]
     assert source.pending == 3
     source.check()
 
 
 @pytest.mark.parametrize("line", ["404 No Messages", "408 Request Timeout", "100 Idle Heartbeat"])
 def test_when_a_consumer_says_that_there_is_nothing_nothing_is_pending(line: str) -> None:
-    source = pulled(sent=0)
-    source.take(status(line, source._sid))
+    source = pulled(delivered_count=0)
+    source.accept(status(line, source._sid))
     source.check()
     assert source.pending == 0
 
 
 @pytest.mark.parametrize("line", ["409 Consumer Deleted", "503"])
 def test_a_consumer_that_has_ended_says_why(line: str) -> None:
-    source = pulled(sent=0)
-    source.take(status(line, source._sid))
+    source = pulled(delivered_count=0)
+    source.accept(status(line, source._sid))
     with pytest.raises(BusConnectionError, match=f"'c' of stream 'S' has ended: {line}"):
         source.check()
 
 
-def asked(source: Pulled) -> list[dict[str, Any]]:
+def asked(source: PullConsumer) -> list[dict[str, Any]]:
     """What it has asked for since the last time."""
     said = b"".join(bytes(each) for each in source._core.take_output())
     return [msgspec.json.decode(each) for each in re.findall(rb"\{[^}]*\}", said)]
 
 
 def test_what_is_under_way_is_bounded_in_messages_and_in_bytes() -> None:
-    source = pulled(sent=0)
+    source = pulled(delivered_count=0)
     source._core.is_ready = True
     for _ in range(2):
-        source.ask()
+        source.request_more()
     (first,) = asked(source)
     assert (first["batch"], first["max_bytes"]) == (PULL_MESSAGES, PULL_BYTES)
     for count in range(3, 7):
@@ -109,8 +111,8 @@ def test_what_is_under_way_is_bounded_in_messages_and_in_bytes() -> None:
         )
         (messages,) = Parser().receive(said.encode())
         assert isinstance(messages, Messages)
-        assert source.take(messages).messages.count == 1
-        source.ask()
+        assert source.accept(messages).messages.count == 1
+        source.request_more()
     requests = asked(source)
     assert 2 <= len(requests) <= 3
     assert all(PULL_BYTES // 2 <= each["max_bytes"] <= PULL_BYTES for each in requests)
@@ -118,19 +120,19 @@ def test_what_is_under_way_is_bounded_in_messages_and_in_bytes() -> None:
 
 
 def test_what_will_not_come_of_a_request_is_asked_for_again() -> None:
-    source = pulled(sent=0)
+    source = pulled(delivered_count=0)
     source._core.is_ready = True
-    source.ask()
+    source.request_more()
     asked(source)
     over = (
         "409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d"
     )
-    source.take(status(over % (PULL_MESSAGES, PULL_BYTES - 1), source._sid))
-    source.ask()
+    source.accept(status(over % (PULL_MESSAGES, PULL_BYTES - 1), source._sid))
+    source.request_more()
     (again,) = asked(source)
     assert again["max_bytes"] == PULL_BYTES  # Nothing is under way any more.
-    source.take(status(over % (again["batch"], again["max_bytes"]), source._sid))
-    source.ask()
+    source.accept(status(over % (again["batch"], again["max_bytes"]), source._sid))
+    source.request_more()
     (more,) = asked(source)  # The message that is next has no room in as much.
     assert more["max_bytes"] == 2 * PULL_BYTES
     source.check()
@@ -140,38 +142,38 @@ def test_what_will_not_come_of_a_request_is_asked_for_again() -> None:
 def test_over_a_long_time_no_more_is_under_way_than_at_first() -> None:
     """As a server counts: subject, ack subject and what is said. It ends a request in which the
     next message has no room."""
-    source, most = pulled(sent=0), 8000
-    source._most_bytes = most
+    source, batch_max = pulled(delivered_count=0), 8000
+    source._batch_bytes_max = batch_max
     source._core.is_ready = True
     requests: deque[list[int]] = deque()
     body, done = "x" * 100, 0
     while done < 2000:
-        source.ask()
+        source.request_more()
         requests += [[each["batch"], each["max_bytes"]] for each in asked(source)]
-        assert sum(size for _, size in requests) <= 1.5 * most
+        assert sum(size for _, size in requests) <= 1.5 * batch_max
         reply = f"$JS.ACK.S.c.1.{done + 1}.{done + 1}.0.9"
         size = len("s") + len(reply) + len(body)
         batch, left = requests.popleft()
         if size > left:
             over = "409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: {}\r\n"
             line = (over + "Nats-Pending-Bytes: {}").format(batch, left)
-            source.take(status(line, source._sid))
+            source.accept(status(line, source._sid))
             continue
         requests.appendleft([batch - 1, left - size])
         said = f"MSG s {source._sid} {reply} {len(body)}\r\n{body}\r\n"
         (messages,) = Parser().receive(said.encode())
         assert isinstance(messages, Messages)
-        done += source.take(messages).messages.count
+        done += source.accept(messages).messages.count
 
 
 def test_bytes_of_a_request_that_is_over_are_forgotten() -> None:
     """Of short messages all come before the bytes are used up, and nobody says what is left."""
-    source = pulled(sent=0)
+    source = pulled(delivered_count=0)
     source._core.is_ready = True
-    source._most = 4
-    source.ask()
+    source._batch_max = 4
+    source.request_more()
     asked(source)
-    source.take(delivered(1, 2, 3, 4, sid=source._sid))
-    source.ask()
+    source.accept(delivered(1, 2, 3, 4, sid=source._sid))
+    source.request_more()
     (again,) = asked(source)
     assert (again["batch"], again["max_bytes"]) == (4, PULL_BYTES)

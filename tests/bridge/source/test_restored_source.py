@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import trio
-
-from simplebus.bridge.checkpoint import Mark
-from simplebus.bridge.interfaces import SourceBatch, TargetBatch
-from simplebus.bridge.source.bus import NearBus
-from simplebus.bridge.target.bus import FarBus
 from simplebus.memory.bus import MemoryBus
+
+from simplebus.bridge.checkpoint import MessageFingerprint
+from simplebus.bridge.interfaces import SourceBatch, TargetBatch
+from simplebus.bridge.source.bus import BusSource
+from simplebus.bridge.target.bus import BusTarget
 from tests.bridge.memory_buses import (
     hold,
     lane,
@@ -54,8 +54,8 @@ def test_what_has_the_sequences_of_lost_messages_is_copied(
                 copying = lane(restored, far)
                 async with running(copying):
                     assert await payloads(there, "orders", NEW) == some(1000, NEW)
-                assert copying.statistics().doubts == 1
-        assert "came back from an old copy" in caplog.text
+                assert copying.statistics().discarded_records == 1
+        assert "was restored from an old copy" in caplog.text
 
     run(main)
 
@@ -65,16 +65,16 @@ def test_what_nobody_has_any_more_is_not_looked_for_one_by_one(
 ) -> None:
     """The copy of the far bus has been told of messages that the near bus has let go of since."""
     count, gone = 100, set(range(100)) - set(range(7, 100, 10))
-    send, find = FarBus.send, NearBus.find
+    send, find = BusTarget.send, BusSource.read
     folder, copy = tmp_path / "far", tmp_path / "copy"
     asked: list[int] = []
 
-    def copied_first(end: FarBus, made: TargetBatch) -> None:
+    def copied_first(end: BusTarget, made: TargetBatch) -> None:
         if not copy.exists():
             shutil.copytree(folder, copy)
         send(end, made)
 
-    async def counted(end: NearBus, at: int) -> SourceBatch:
+    async def counted(end: BusSource, at: int) -> SourceBatch:
         asked.append(at)
         return await find(end, at)
 
@@ -82,12 +82,12 @@ def test_what_nobody_has_any_more_is_not_looked_for_one_by_one(
         near, far = MemoryBus(), MemoryBus(data_dir=folder)
         async with near as here, here.subscribe("orders", durable="another"):
             await here.publish_many(numbered(0, count), class_id="orders")
-            monkeypatch.setattr(FarBus, "send", copied_first)
+            monkeypatch.setattr(BusTarget, "send", copied_first)
             async with far as there, running(lane(near, far)):
                 assert await payloads(there, "orders", count) == numbered(0, count)
                 await trio.sleep(5)
-            monkeypatch.setattr(FarBus, "send", send)
-            monkeypatch.setattr(NearBus, "find", counted)
+            monkeypatch.setattr(BusTarget, "send", send)
+            monkeypatch.setattr(BusSource, "read", counted)
             for each in gone:
                 await here.purge("orders", each, each + 1)
             again = MemoryBus(data_dir=copy)
@@ -102,10 +102,14 @@ def test_what_nobody_has_any_more_is_not_looked_for_one_by_one(
 
 
 def test_a_mark_is_that_of_a_message_and_of_no_other() -> None:
-    there = Mark.of(b"\x02headers.content<\r\n>", 1000.0)
-    assert Mark.of(b"\x02HEADERS.content<\r\n>", 1001.0).may_be(there)
-    assert not Mark.of(b"\x02headers.Content<\r\n>", 1000.0).may_be(there)
-    assert not Mark.of(b"\x03headers.content<\r\n>", 1000.0).may_be(there)
-    assert not Mark.of(b"\x02headers.content<\r\n>", 600.0).may_be(there)  # It came later.
-    assert Mark.of(b"\x02headers.content<\r\n>", 0.0).may_be(there)  # Nobody knows.
+    there = MessageFingerprint.from_frame(b"\x02headers.content<\r\n>", 1000.0)
+    assert MessageFingerprint.from_frame(b"\x02HEADERS.content<\r\n>", 1001.0).may_match(there)
+    assert not MessageFingerprint.from_frame(b"\x02headers.Content<\r\n>", 1000.0).may_match(there)
+    assert not MessageFingerprint.from_frame(b"\x03headers.content<\r\n>", 1000.0).may_match(there)
+    assert not MessageFingerprint.from_frame(b"\x02headers.content<\r\n>", 600.0).may_match(
+        there
+    )  # It came later.
+    assert MessageFingerprint.from_frame(b"\x02headers.content<\r\n>", 0.0).may_match(
+        there
+    )  # Nobody knows.
     assert SourceBatch([], 0, 0, 0).fingerprint(0) is None

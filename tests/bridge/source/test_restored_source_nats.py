@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simplebus.memory.bus import MemoryBus
 
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.nats_connection import NatsWire
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.client.aio.transport import Endpoint
-from simplebus.memory.bus import MemoryBus
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import numbered
 from tests.bridge.nats_copiers import (
     NatsServer,
+    connect,
     copying,
     stored,
     stream,
     until,
-    wired,
 )
 
 
@@ -38,7 +38,7 @@ class Moving:
         return await self.now.open()
 
 
-async def said(wire: NatsWire, name: str, count: int) -> list[bytes]:
+async def said(wire: BridgeNatsConnection, name: str, count: int) -> list[bytes]:
     """All that the stream has, once it is so many."""
     wire.messages.clear()
     sid = wire.core.subscribe("heard")
@@ -47,7 +47,7 @@ async def said(wire: NatsWire, name: str, count: int) -> list[bytes]:
     while sum(each.count for each in wire.messages) < count:
         await wire.changed()
     wire.core.unsubscribe(sid)
-    await wire.echoed()
+    await wire.round_trip()
     return [each.payload(row) for each in wire.messages for row in range(each.count)]
 
 
@@ -71,9 +71,11 @@ async def test_what_has_the_sequences_of_lost_messages_is_stored(
     copied = CopiedClass("orders", stream=name, rewrite=(("#", f"{name}.#"),), start="earliest")
 
     def made() -> Copier:
-        return lanes([BridgeSettings("old", "", nats.url, (copied,))], here=place)[0]
+        return create_copiers([BridgeSettings("old", "", nats.url, (copied,))], local_server=place)[
+            0
+        ]
 
-    async with wired(nats) as wire:
+    async with connect(nats) as wire:
         await stream(wire, name, f"{name}.>")
         lane, count = made(), 0
         for folder, texts, at in (near, first, 20), (near, lost, 40), (copy, new, 50):
@@ -82,7 +84,7 @@ async def test_what_has_the_sequences_of_lost_messages_is_stored(
                 place.now = memory_buses.place(memory)
                 await bus.publish_many(texts, class_id="orders", channel="x")
                 async with copying(lane):
-                    await until(lambda lane=lane, at=at: lane.statistics().at >= at)
+                    await until(lambda lane=lane, at=at: lane.statistics().position >= at)
             count += len(texts)
             assert await stored(wire, name) == count
             if not copy.exists():
@@ -91,5 +93,5 @@ async def test_what_has_the_sequences_of_lost_messages_is_stored(
                 lane = made()
         assert await said(wire, name, count) == first + lost + new
     if bridge == "goes on":
-        assert lane.statistics().doubts == 1
-        assert "came back from an old copy" in caplog.text
+        assert lane.statistics().discarded_records == 1
+        assert "was restored from an old copy" in caplog.text

@@ -14,12 +14,12 @@ import trio.lowlevel
 
 import simplebus
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.dead_letters import letters_at
-from simplebus.bridge.nats_connection import NatsWire
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.dead_letters import dead_letter_opener
+from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
-from simplebus.bridge.source.pull_consumer import Pulled
-from simplebus.bridge.source.stream import NearStream
+from simplebus.bridge.source.pull_consumer import PullConsumer
+from simplebus.bridge.source.stream import StreamSource
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.client import ClientCore
 from simplebus.nats.client.events import Messages
@@ -29,32 +29,32 @@ from tests.bridge.nats_copiers import (
     PATIENCE_SECONDS,
     BusServer,
     NatsServer,
+    connect,
     copying,
     stream,
     until,
-    wired,
 )
 from tests.jetstream.nats_servers import nats_server
 
 
 def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
     copied = CopiedClass(name, stream=name, **more)
-    return lanes([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
+    return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
 
-def near_end(wire: NatsWire, name: str, **more: Any) -> NearStream:
+def near_end(wire: BridgeNatsConnection, name: str, **more: Any) -> StreamSource:
     options: dict[str, Any] = {
         "durable": f"a lane of {name}",
-        "to": "far",
+        "target_id": "far",
         "subjects": (),
         "start": "waiting",
         "heartbeat": 10.0,
-        "letters": letters_at(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
+        "open_dead_letters": dead_letter_opener(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
     }
-    return NearStream(wire, name, **(options | more))
+    return StreamSource(wire, name, **(options | more))
 
 
-async def say(wire: NatsWire, subject: str, first: int, last: int) -> None:
+async def say(wire: BridgeNatsConnection, subject: str, first: int, last: int) -> None:
     """Returns when they are stored."""
     for number in range(first, last):
         headers, ack = await wire.link.request(subject, b"%d" % number)
@@ -62,18 +62,20 @@ async def say(wire: NatsWire, subject: str, first: int, last: int) -> None:
 
 
 @asynccontextmanager
-async def both(nats: NatsServer) -> AsyncIterator[tuple[NatsWire, NatsWire]]:
+async def both(
+    nats: NatsServer,
+) -> AsyncIterator[tuple[BridgeNatsConnection, BridgeNatsConnection]]:
     """A connection of the test's own, and one for a near end."""
     with trio.fail_after(PATIENCE_SECONDS):
-        async with wired(nats) as wire, wired(nats) as own:
+        async with connect(nats) as wire, connect(nats) as own:
             yield wire, own
 
 
-async def found(near: NearStream, at: int, end: int) -> int:
+async def found(near: StreamSource, at: int, end: int) -> int:
     """Have it find messages up to one. Returns how many."""
     count = 0
     while at < end:
-        some = await near.find(at)
+        some = await near.read(at)
         await trio.lowlevel.checkpoint()  # Else nothing would come where nothing was found.
         count += sum(piece.count for piece in some.runs)
         at = some.next_sequence
@@ -94,9 +96,9 @@ async def test_of_long_messages_no_more_is_under_way_than_a_server_holds_for_a_c
             wire.core.publish("long", bytes(size))
             wire.link.flush()
             await wire.link.room()
-        await wire.echoed()
+        await wire.round_trip()
         near = near_end(own, "LONG")
-        await near.find(await near.open())  # From then on nobody takes anything.
+        await near.read(await near.open())  # From then on nobody takes anything.
         info = await near._info(near._consumer)
         while info["num_waiting"] and info["num_pending"]:
             info = await near._info(near._consumer)
@@ -112,7 +114,7 @@ async def test_a_message_that_is_longer_than_what_is_asked_for_comes(
         await stream(wire, "LONGER", "longer")
         for size in (300, 400, 20_000, 5, 900, 30_000, 10):
             wire.core.publish("longer", bytes(size))
-        await wire.echoed()
+        await wire.round_trip()
         near = near_end(own, "LONGER")
         assert await found(near, await near.open(), 8) == 7
 
@@ -123,7 +125,7 @@ async def test_where_little_may_be_asked_for_at_once_a_lane_asks_more_often(
     limits = "limits { max_request_batch: 7 }"
     more = f'jetstream {{ store_dir: "{tmp_path}/limited", {limits} }}'
     with nats_server(tmp_path, more) as limited:
-        async with wired(limited) as wire, simplebus.connect(server.address) as bus:
+        async with connect(limited) as wire, simplebus.connect(server.address) as bus:
             await stream(wire, "LITTLE", "little")
             await say(wire, "little", 0, 300)
             lane = from_stream(limited, server, "LITTLE")
@@ -155,7 +157,7 @@ async def test_a_lane_that_ends_while_it_has_no_consumer_goes_on_where_it_was(
     """Though a far end that is a door remembers nothing, and the lane was to begin with what is
     new."""
 
-    async def lost(near: NearStream, *_: Any, **more: Any) -> Any:
+    async def lost(near: StreamSource, *_: Any, **more: Any) -> Any:
         raise BusConnectionError("lost")
 
     name = f"BETWEEN-{was_there}"
@@ -167,14 +169,14 @@ async def test_a_lane_that_ends_while_it_has_no_consumer_goes_on_where_it_was(
         if was_there:
             await say(wire, name, 5, 15)
             assert await found(near, 6, 16) == 10
-            await near.keep(11, now=True)
+            await near.commit_position(11, now=True)
         await say(wire, name, 15, 20)
         near, at = near_end(own, name, start="new"), 11 if was_there else 6
         assert await near.open() == at
         with monkeypatch.context() as patch:
-            patch.setattr(NearStream, "_create", lost)
+            patch.setattr(StreamSource, "_create", lost)
             with pytest.raises(BusConnectionError, match="lost"):
-                await near.find(at)
+                await near.read(at)
         assert await near._known(near._consumer) is None
         for _ in range(2):
             near = near_end(own, name, start="new")
@@ -208,12 +210,12 @@ async def test_a_stream_that_is_made_again_while_a_lane_begins_is_read_from_its_
         await wire.link.ask("STREAM.DELETE.REBORN")
         await stream(wire, "REBORN", "reborn")
         await say(wire, "reborn", 0, 5)
-        for begin in near.look_over(), near.find(8):
+        for begin in near.refresh_stream_info(), near.read(8):
             with pytest.raises(BusConnectionError, match="is made again"):
                 await begin
         again = near_end(own, "REBORN")
         at = await again.open()
-        assert again.memory != near.memory
+        assert again.storage_id != near.storage_id
         assert await found(again, at, again.head) == 5 - (at - 1)
 
 
@@ -222,25 +224,25 @@ async def test_what_comes_again_as_its_ack_was_lost_is_acknowledged_again(
     kind: str, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the leader of the consumer dies with it. The lane goes on meanwhile."""
-    config, name = NearStream._config, f"UNHEARD-{kind}"
+    config, name = StreamSource._config, f"UNHEARD-{kind}"
 
-    def soon(near: NearStream, *of: Any) -> dict[str, Any]:
+    def soon(near: StreamSource, *of: Any) -> dict[str, Any]:
         return config(near, *of) | {"ack_wait": 10**8}
 
-    def lost(near: NearStream, *of: Any) -> bytes:
+    def lost(near: StreamSource, *of: Any) -> bytes:
         return b""
 
-    monkeypatch.setattr(NearStream, "_config", soon)
+    monkeypatch.setattr(StreamSource, "_config", soon)
     async with both(nats) as (wire, own):
         await stream(wire, name, name, retention=kind)
         near = near_end(own, name)
         at = await near.open()
         await say(wire, name, 0, 20)
-        await near.keep(at, now=True)
+        await near.commit_position(at, now=True)
         assert await found(near, at, 21) == 20
         with monkeypatch.context() as patch:
-            patch.setattr(NearStream, "_said", lost)
-            await near.keep(21, now=True)
+            patch.setattr(StreamSource, "_encode_acks", lost)
+            await near.commit_position(21, now=True)
             info = await near._info(near._consumer)  # What comes again meanwhile is not heard, too.
             assert info["num_ack_pending"] == 20
         while (await near._info(near._consumer))["num_ack_pending"]:
@@ -255,7 +257,7 @@ def test_what_comes_again_together_with_what_came_first_is_found_once() -> None:
     link: Any = SimpleNamespace(flush=lambda: None)
     wire: Any = SimpleNamespace(core=ClientCore(inbox="_INBOX.me"), link=link)
     near = near_end(wire, "STILL")
-    near._source = source = Pulled(wire, "STILL", "c", sent=0, pending=9, beat=1.0)
+    near._source = source = PullConsumer(wire, "STILL", "c", sent=0, pending=9, beat=1.0)
     near._cursor = near._began = near._own_publish_cache = 1
     said = ""
     for count, sequence in enumerate([1, 2, 3, 1, 2, 4, 3, 5], 1):
@@ -280,10 +282,10 @@ async def test_what_is_dropped_while_a_lane_of_some_subjects_is_away_is_missed(
         near = near_end(own, "DROPS", subjects=["drops.a"])
         assert await found(near, await near.open(), 6) == 5
         near._close()
-        await near.keep(6, now=True)
+        await near.commit_position(6, now=True)
         await say(wire, "drops.a", 5, 30)
         near = near_end(own, "DROPS", subjects=["drops.a"])
-        some = await near.find(await near.open())
+        some = await near.read(await near.open())
         assert (some.first_sequence, some.missed_count) == (6, 15)
 
 
@@ -297,17 +299,17 @@ async def test_what_a_mirror_of_some_subjects_never_had_is_not_missed(nats: Nats
             await say(wire, "origin.b", number, number + 1)
         near = near_end(own, "PART", subjects=())
         while await near.open() and near.head < 20:
-            await wire.echoed()
+            await wire.round_trip()
         count, missed, at = 0, 0, 1
         while at < 20:
-            some = await near.find(at)
+            some = await near.read(at)
             count += sum(piece.count for piece in some.runs)
             missed, at = missed + some.missed_count, some.next_sequence
         assert (count, missed) == (10, 0)
 
 
 async def test_of_whole_streams_what_is_gone_is_missed(server: BusServer, nats: NatsServer) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "HOLES", "holes")
         await say(wire, "holes", 0, 10)
         for sequence in 1, 4, 5:
@@ -315,5 +317,5 @@ async def test_of_whole_streams_what_is_gone_is_missed(server: BusServer, nats: 
         lane = from_stream(nats, server, "HOLES")
         async with copying(lane):
             assert len(await payloads(bus, "HOLES", 7)) == 7
-            await until(lambda: lane.statistics().at == 11)
+            await until(lambda: lane.statistics().position == 11)
         assert lane.statistics().missed == 2  # The first one was gone before the lane was there.

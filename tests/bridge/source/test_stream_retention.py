@@ -13,15 +13,20 @@ import simplebus
 from load.ports import free_port
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import BridgeNatsConnection
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.source.stream import StreamSource, consumer_name
 from simplebus.client.core.messages import Message
 from simplebus.client.credentials import Access
 from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
-from simplebus.core.users.passwords import Passwords, quick_hash
-from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.passwords import PasswordVerifier, hash_token
+from simplebus.core.users.permissions import (
+    AdminRight,
+    PermissionRule,
+    PermissionRules,
+    Permissions,
+)
 from simplebus.core.users.users import User, Users
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.testing.server import bus_server
@@ -43,7 +48,7 @@ KINDS = ["interest", "workqueue", "limits"]
 
 def lane(nats: NatsServer, server: BusServer, name: str, **more: object) -> Copier:
     copied = CopiedClass(name, stream=name, **more)  # type: ignore[arg-type]
-    return lanes([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
+    return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
 
 async def say(wire: BridgeNatsConnection, name: str, first: int, last: int) -> None:
@@ -122,7 +127,7 @@ async def test_what_waits_for_a_bridge_is_there_when_it_begins_anew(
             begun = lane(nats, server, name)
             async with copying(begun):
                 assert await payloads(bus, name, 10) == numbered(first, first + 10)
-                await until(lambda at=first + 11, begun=begun: begun.statistics().at >= at)
+                await until(lambda at=first + 11, begun=begun: begun.statistics().position >= at)
                 if kind != "limits":
                     await is_empty(wire, name)
                 await reads_by_one(wire, name)
@@ -151,7 +156,7 @@ async def test_of_a_work_queue_no_lane_reads_more_than_before(
         assert await stored(wire, name) == 1
         await wire.link.ask(f"CONSUMER.DELETE.{name}.{of_lane(name)}")
         copied = CopiedClass(name, stream=name, channels=tuple(subjects))
-        (other,) = lanes([BridgeSettings("other", nats.url, server.address, (copied,))])
+        (other,) = create_copiers([BridgeSettings("other", nats.url, server.address, (copied,))])
         async with copying(other):
             assert await payloads(bus, name, 1) == [b"waits"]
             await is_empty(wire, name)
@@ -165,7 +170,7 @@ async def test_what_was_copied_and_not_acknowledged_is_not_copied_again_and_goes
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, f"{name}.>", retention=kind)
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "keep", not_kept)
+            patch.setattr(StreamSource, "commit_position", not_kept)
             await copied_300(wire, lane(nats, server, name), name)
         assert await stored(wire, name) == 300
         begun = lane(nats, server, name)
@@ -173,7 +178,7 @@ async def test_what_was_copied_and_not_acknowledged_is_not_copied_again_and_goes
             await is_empty(wire, name)
             await say(wire, name, 300, 310)
             assert await payloads(bus, name, 310) == numbered(0, 310)
-            await until(lambda: begun.statistics().at == 311)
+            await until(lambda: begun.statistics().position == 311)
         found = begun.statistics()
         assert (found.copied, found.missed) == (10, 0)
 
@@ -183,7 +188,7 @@ async def waiting(wire: BridgeNatsConnection, nats: NatsServer, name: str) -> As
     """A bridge whose far end is away has its consumer, and waits."""
     copied = CopiedClass(name, stream=name, start="new")
     nowhere = f"127.0.0.1:{free_port()}"
-    async with copying(*lanes([BridgeSettings(name, nats.url, nowhere, (copied,))])):
+    async with copying(*create_copiers([BridgeSettings(name, nats.url, nowhere, (copied,))])):
         await interested(wire, name)
         yield
 
@@ -214,7 +219,7 @@ async def test_a_consumer_made_while_the_far_end_is_away_says_nothing_of_where_t
         async with copying(begun):
             await say(wire, "AGAIN", 0, 10)
             assert await payloads(bus, "AGAIN", 10) == numbered(0, 10)
-            await until(lambda: begun.statistics().at == 11)
+            await until(lambda: begun.statistics().position == 11)
         await wire.link.ask(f"CONSUMER.DELETE.AGAIN.{of_lane('AGAIN')}")
         await say(wire, "AGAIN", 10, 20)
         async with waiting(wire, nats, "AGAIN"):
@@ -242,14 +247,14 @@ async def test_an_interest_stream_has_the_lane_s_consumer_all_the_time(
             assert await payloads(bus, name, 10) == numbered(0, 10)
         await is_gone(wire, name)  # What would go there would be read by one more.
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "keep", not_kept)
+            patch.setattr(StreamSource, "commit_position", not_kept)
             async with copying(lane(nats, server, name)):
                 await say(wire, name, 10, 20)
                 assert await payloads(bus, name, 10) == numbered(10, 20)
         await is_gone(wire, name)
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "_delete", left)
-            patch.setattr(StreamSource, "keep", not_kept)
+            patch.setattr(StreamSource, "commit_position", not_kept)
             async with copying(lane(nats, server, name)):
                 await say(wire, name, 20, 30)
                 assert await payloads(bus, name, 10) == numbered(20, 30)
@@ -279,7 +284,7 @@ async def test_what_goes_to_a_line_that_is_lost_while_a_lane_reads_again_is_copi
     ):
         await stream(wire, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "keep", not_kept)
+            patch.setattr(StreamSource, "commit_position", not_kept)
             await copied_300(wire, lane(nats, server, name), name)
         await is_gone(wire, name)
         lost.core.subscribe("lost")
@@ -296,7 +301,7 @@ async def test_what_goes_to_a_line_that_is_lost_while_a_lane_reads_again_is_copi
             if turns == turn:
                 await say(wire, name, 300, 310)
 
-        monkeypatch.setattr(StreamSource, "_go_on", meanwhile)
+        monkeypatch.setattr(StreamSource, "_resume", meanwhile)
         begun = lane(nats, server, name)
         async with copying(begun):
             assert await payloads(bus, name, 310) == numbered(0, 310)
@@ -316,7 +321,7 @@ async def test_a_reader_that_knows_less_than_the_stream_is_waited_for(
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "keep", not_kept)
+            patch.setattr(StreamSource, "commit_position", not_kept)
             await copied_300(wire, lane(nats, server, name), name)
         less = property(lambda near: 0 if near._is_again else pending.fget(near))
         monkeypatch.setattr(StreamSource, "_pending", less)
@@ -335,7 +340,7 @@ async def test_what_was_sent_before_and_is_gone_is_not_waited_for(
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "keep", not_kept)
+            patch.setattr(StreamSource, "commit_position", not_kept)
             await copied_300(wire, lane(nats, server, name), name)
         await wire.link.ask(f"STREAM.PURGE.{name}")
         begun = lane(nats, server, name)
@@ -352,7 +357,7 @@ async def test_an_interest_stream_is_read_by_other_subjects_when_the_bridge_is_t
 
     def some(letter: str) -> Copier:
         copied = CopiedClass(name, stream=name, channels=(f"{name}.{letter}",))
-        return lanes([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
+        return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, f"{name}.>", retention="interest")
@@ -390,7 +395,7 @@ async def test_what_is_too_long_for_the_bus_lies_there_as_dead_letters_that_lack
             if kind:
                 await stream(wire, name, f"{name}.>", retention=kind)
             source = {"stream": name} if kind else {"channels": (f"{name}.>",)}
-            begun = lanes(
+            begun = create_copiers(
                 [BridgeSettings("b", nats.url, server.address, (CopiedClass(name, **source),))]
             )[0]  # type: ignore[arg-type]
             async with copying(begun, up=True):
@@ -404,7 +409,7 @@ async def test_what_is_too_long_for_the_bus_lies_there_as_dead_letters_that_lack
                 letters: list[Message[bytes]] = []
                 while b"".join(each.payload for each in letters) != long:
                     letters += await read(bus, f"dead.{name}", 1)
-                await until(lambda: begun.statistics().at == (4 if kind else 3))
+                await until(lambda: begun.statistics().position == (4 if kind else 3))
                 if kind in KINDS[:2]:
                     await is_empty(wire, name)
             assert len(letters) > 2
@@ -427,19 +432,19 @@ async def test_what_can_neither_be_copied_nor_be_a_dead_letter_waits_in_the_stre
     def users(*classes: str) -> Users:
         bridge = User(
             "bridge",
-            token=quick_hash("token"),
+            token=hash_token("token"),
             permissions=Permissions(
-                publish=Rules(tuple(map(Rule.parse, ("bridges", *classes)))),
-                subscribe=Rules((Rule.parse("bridges"),)),
-                admin=((Right.CONFIGURE, "bridges"),),
+                publish=PermissionRules(tuple(map(PermissionRule.parse, ("bridges", *classes)))),
+                subscribe=PermissionRules((PermissionRule.parse("bridges"),)),
+                admin=((AdminRight.CONFIGURE, "bridges"),),
             ),
         )
-        return Users((User("all", token=quick_hash("all")), bridge), Passwords(b"by chance"))
+        return Users((User("all", token=hash_token("all")), bridge), PasswordVerifier(b"by chance"))
 
     async with serving(users=users(f"{name} other.#")) as server, wired_to(nats) as wire:
         address = server.addresses[0]
         await stream(wire, name, f"{name}.>", retention=kind)
-        begun = lanes(
+        begun = create_copiers(
             [
                 BridgeSettings(
                     name,
@@ -457,7 +462,7 @@ async def test_what_can_neither_be_copied_nor_be_a_dead_letter_waits_in_the_stre
             assert "has no permissions in class 'dead." in begun.statistics().problem
             assert await stored(wire, name) == 100
             server.server.replace_users(users(name, f"dead.{name}"))
-            await until(lambda: begun.statistics().at == 101)
+            await until(lambda: begun.statistics().position == 101)
             found = begun.statistics()
             assert (found.copied, found.missed) == (100 - found.refused, 0)
             async with simplebus.connect(address, token="all") as bus:

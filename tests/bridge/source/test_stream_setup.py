@@ -10,35 +10,37 @@ import pytest
 
 import simplebus
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.dead_letters import letters_at
-from simplebus.bridge.loop_header import PATH
-from simplebus.bridge.nats_connection import NatsWire
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.dead_letters import dead_letter_opener
+from simplebus.bridge.loop_header import PATH_HEADER
+from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
-from simplebus.bridge.source.core_nats import NearCore
-from simplebus.bridge.source.stream import NearStream
-from simplebus.bridge.target.nats_frames import Framer
+from simplebus.bridge.source.core_nats import CoreNatsSource
+from simplebus.bridge.source.stream import StreamSource
+from simplebus.bridge.target.nats_frames import NatsFramer
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client import encode
 from tests.bridge.memory_buses import numbered, payloads
 from tests.bridge.nats_copiers import (
     BusServer,
     NatsServer,
+    connect,
     copying,
     stream,
     until,
-    wired,
 )
 
 FEW = {"consumer_limits": {"max_ack_pending": 10}}
 
 
 def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
-    return lanes([BridgeSettings(name, nats.url, server.address, (CopiedClass(name, stream=name),), **more)])[0]
+    return create_copiers(
+        [BridgeSettings(name, nats.url, server.address, (CopiedClass(name, stream=name),), **more)]
+    )[0]
 
 
-def publish(wire: NatsWire, subject: str, count: int, path: str = "") -> None:
-    block = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (PATH.encode(), path.encode()) if path else b""
+def publish(wire: BridgeNatsConnection, subject: str, count: int, path: str = "") -> None:
+    block = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (PATH_HEADER.encode(), path.encode()) if path else b""
     for number in range(count):
         wire.core.write(encode.pub(subject.encode(), b"%d" % number, headers=block))
 
@@ -46,14 +48,14 @@ def publish(wire: NatsWire, subject: str, count: int, path: str = "") -> None:
 async def test_a_stream_that_lets_few_messages_wait_for_their_acks_is_copied(
     server: BusServer, nats: NatsServer
 ) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "FEW", "few.>", **FEW)
         publish(wire, "few.x", 300)
-        await wire.echoed()
-        copies = from_stream(nats, server, "FEW", heartbeat=60.0)
+        await wire.round_trip()
+        copies = from_stream(nats, server, "FEW", heartbeat_seconds=60.0)
         async with copying(copies):
             assert await payloads(bus, "FEW", 300) == numbered(0, 300)
-            await until(lambda: copies.statistics().at == 301)
+            await until(lambda: copies.statistics().position == 301)
         found = copies.statistics()
         assert (found.copied, found.missed, found.losses) == (300, 0, 0)
 
@@ -61,90 +63,94 @@ async def test_a_stream_that_lets_few_messages_wait_for_their_acks_is_copied(
 async def test_what_is_to_be_sent_again_is_not_taken_for_gone_where_fewer_may_wait(
     nats: NatsServer,
 ) -> None:
-    async with wired(nats) as own, wired(nats) as wire:
+    async with connect(nats) as own, connect(nats) as wire:
         await stream(wire, "FEWER", "fewer.>", **FEW)
         publish(wire, "fewer.x", 30)
-        await wire.echoed()
-        near = NearStream(
+        await wire.round_trip()
+        near = StreamSource(
             own,
             "FEWER",
             durable="a lane of FEWER",
-            to="far",
+            target_id="far",
             subjects=(),
             start="waiting",
             heartbeat=60.0,
-            letters=letters_at(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
+            open_dead_letters=dead_letter_opener(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
         )
         at = await near.open()
         while at < 11:
-            at = (await near.find(at)).next_sequence
-            await wire.echoed()  # Else nothing would come where nothing was found.
-        with pytest.raises(BusConnectionError, match="lets 10 messages wait for their acks"):
-            await near.find(at)
-        await near.keep(6, now=True)  # All that was under way before is settled.
+            at = (await near.read(at)).next_sequence
+            await wire.round_trip()  # Else nothing would come where nothing was found.
+        with pytest.raises(BusConnectionError, match="allows 10 unacked messages"):
+            await near.read(at)
+        await near.commit_position(6, now=True)  # All that was under way before is settled.
         while at < 16:
-            at = (await near.find(at)).next_sequence
-            await wire.echoed()
-        assert (await near.find(at)).next_sequence == at == 16
+            at = (await near.read(at)).next_sequence
+            await wire.round_trip()
+        assert (await near.read(at)).next_sequence == at == 16
 
 
 async def test_what_is_left_out_is_acknowledged_too(server: BusServer, nats: NatsServer) -> None:
     """Or nothing would come behind so many as may wait for their acks."""
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "LOOPS", "loops.>", **FEW)
         publish(wire, "loops.x", 95, path=bus.connection.core.bus_id)
         publish(wire, "loops.x", 5)
-        await wire.echoed()
-        copies = from_stream(nats, server, "LOOPS", heartbeat=60.0)
+        await wire.round_trip()
+        copies = from_stream(nats, server, "LOOPS", heartbeat_seconds=60.0)
         async with copying(copies):
             assert await payloads(bus, "LOOPS", 5) == numbered(0, 5)
-            await until(lambda: copies.statistics().at == 101)
+            await until(lambda: copies.statistics().position == 101)
         assert copies.statistics().left == {"looped": 95}
 
 
 async def test_what_is_left_out_is_not_held_either(server: BusServer, nats: NatsServer) -> None:
     """Of NATS without JetStream: a bridge that hears only what it has said would hold all of it."""
-    async with wired(nats) as own, wired(nats) as wire:
+    async with connect(nats) as own, connect(nats) as wire:
         place = None
-        near = NearCore(own, ["echo.>"], letters=letters_at(place, 7, "l", heartbeat=9, auth=None))  # type: ignore[arg-type]
+        near = CoreNatsSource(
+            own,
+            ["echo.>"],
+            open_dead_letters=dead_letter_opener(place, 7, "l", heartbeat=9, auth=None),
+        )  # type: ignore[arg-type]
         at = await near.open()
         for _ in range(3):
             publish(wire, "echo.x", 10)
-            await wire.echoed()
-            await near.wait(at)
+            await wire.round_trip()
+            await near.wait_for_message(at)
             assert near._out.count == 0
-            at = (await near.find(at)).next_sequence
+            at = (await near.read(at)).next_sequence
             assert near._out.count > 0
 
 
 async def test_where_one_consumer_may_be_a_lane_begins_with_that_one(
     server: BusServer, nats: NatsServer
 ) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "ONE", "one.>", retention="interest", max_consumers=1)
         copies = from_stream(nats, server, "ONE")
         async with copying(copies, up=True):
             publish(wire, "one.x", 10)
-            await wire.echoed()
+            await wire.round_trip()
             assert await payloads(bus, "ONE", 10) == numbered(0, 10)
         assert copies.statistics().losses == 0
 
 
 async def test_what_is_known_of_subjects_and_headers_is_bounded(nats: NatsServer) -> None:
-    framer, count = Framer(), 400
-    async with wired(nats) as own, wired(nats) as wire:
+    framer, count = NatsFramer(), 400
+    async with connect(nats) as own, connect(nats) as wire:
         own.core.subscribe("long")
-        await own.echoed()
+        await own.round_trip()
         for number in range(count):
             block = b"NATS/1.0\r\na: %b\r\n\r\n" % (b"%d" % number).ljust(30_000)
             wire.core.write(encode.pub(b"long", b"", headers=block))
-        await wire.echoed()
-        await own.echoed()
+        await wire.round_trip()
+        await own.round_trip()
         assert sum(each.count for each in own.messages) == count
         tracemalloc.start()
         for messages in own.messages:
             for row in range(messages.count):
-                framer.piece(messages.pick(np.arange(messages.count) == row), np.array([row]))
+                framer.to_run(messages.pick(np.arange(messages.count) == row), np.array([row]))
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert size < 8 * 1024 * 1024

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import trio
+from simplebus.memory.bus import MemoryBus
 
 import simplebus
-from simplebus.bridge.interfaces import TargetBatch, Refusal
-from simplebus.bridge.runner import lanes, run
+from simplebus.bridge.interfaces import Refusal, TargetBatch
+from simplebus.bridge.runner import create_copiers, run_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.target import bus as target_bus
 from simplebus.bridge.target import nats as target_nats
 from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
-from simplebus.memory.bus import MemoryBus
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import numbered, payloads
 from tests.jetstream.nats_servers import NatsServer
@@ -33,16 +33,16 @@ COUNT = 600
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is of about four messages."""
     monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 64)
-    monkeypatch.setattr("simplebus.bridge.source.bus._GUESSED_BYTES", 48)
+    monkeypatch.setattr("simplebus.bridge.source.bus._PREFETCH_BYTES", 48)
 
 
 @asynccontextmanager
 async def there(kind: Any, nats: NatsServer) -> AsyncIterator[str]:
     """The address of a far end of that kind."""
-    if kind is target_nats.FarNats:
+    if kind is target_nats.NatsTarget:
         yield nats.url
     else:
-        place = serving() if kind is target_bus.FarBus else door(options(nats.url))
+        place = serving() if kind is target_bus.BusTarget else door(options(nats.url))
         async with place as up:
             yield address(up)
 
@@ -50,9 +50,9 @@ async def there(kind: Any, nats: NatsServer) -> AsyncIterator[str]:
 @pytest.mark.parametrize(
     ("kind", "most"),
     [
-        (target_bus.FarBus, target_bus._BATCHES_MAX),
-        (target_bus.FarDoor, target_bus._BATCHES_MAX),
-        (target_nats.FarNats, target_nats._BATCHES_MAX),
+        (target_bus.BusTarget, target_bus._BATCHES_MAX),
+        (target_bus.StatelessServerTarget, target_bus._BATCHES_MAX),
+        (target_nats.NatsTarget, target_nats._BATCHES_MAX),
     ],
     ids=["bus", "door", "nats"],
 )
@@ -73,13 +73,15 @@ async def test_a_far_end_that_settles_nothing_is_sent_a_few_batches(
         return []
 
     monkeypatch.setattr(kind, "send", counted)
-    monkeypatch.setattr(kind, "settle", never)
+    monkeypatch.setattr(kind, "settle_oldest", never)
     async with serving() as up, there(kind, nats) as to, trio.open_nursery() as nursery:
         with trio.fail_after(PATIENCE_SECONDS):
             async with simplebus.connect(address(up)) as here:
                 await here.publish_many(numbered(0, COUNT), class_id="orders")
             copied = CopiedClass("orders", start="earliest")
-            nursery.start_soon(run, lanes([BridgeSettings("b", address(up), to, (copied,))]))
+            nursery.start_soon(
+                run_copiers, create_copiers([BridgeSettings("b", address(up), to, (copied,))])
+            )
             await waited.wait()
         nursery.cancel_scope.cancel()
     assert 0 < sent <= most
@@ -89,29 +91,29 @@ def test_for_a_bus_that_is_full_a_few_batches_are_made(monkeypatch: pytest.Monke
     """Made, announced or under way, all together."""
     open_, most = 0, 0
     announce, send, settle = (
-        target_bus.FarBus.announce,
-        target_bus.FarBus.send,
-        target_bus.FarBus.settle,
+        target_bus.BusTarget.announce,
+        target_bus.BusTarget.send,
+        target_bus.BusTarget.settle_oldest,
     )
 
-    def announced(end: target_bus.FarBus, planned: Sequence[TargetBatch]) -> None:
+    def announced(end: target_bus.BusTarget, planned: Sequence[TargetBatch]) -> None:
         nonlocal most
         most = max(most, open_ + len(planned))
         announce(end, planned)
 
-    def sent(end: target_bus.FarBus, made: TargetBatch) -> None:
+    def sent(end: target_bus.BusTarget, made: TargetBatch) -> None:
         nonlocal open_
         open_ += 1
         send(end, made)
 
-    async def settled(end: target_bus.FarBus) -> list[Refusal]:
+    async def settled(end: target_bus.BusTarget) -> list[Refusal]:
         nonlocal open_
         refusals = await settle(end)
         open_ -= 1
         return refusals
 
-    for name, instead in (("announce", announced), ("send", sent), ("settle", settled)):
-        monkeypatch.setattr(target_bus.FarBus, name, instead)
+    for name, instead in (("announce", announced), ("send", sent), ("settle_oldest", settled)):
+        monkeypatch.setattr(target_bus.BusTarget, name, instead)
 
     async def main() -> None:
         near, full = MemoryBus(), MemoryBus(Settings(limits=Limits(class_messages=10)))

@@ -26,16 +26,16 @@ from hypothesis import strategies as st
 
 import simplebus
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.interfaces import STREAM_FULL, SourceBatch, TargetBatch, Refusal
-from simplebus.bridge.nats_connection import NatsWire
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.interfaces import STREAM_FULL, Refusal, SourceBatch, TargetBatch
+from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
-from simplebus.bridge.source.bus import NearBus
-from simplebus.bridge.source.identity import Looked
-from simplebus.bridge.target.batched_stream import FarChains
-from simplebus.bridge.target.bus import FarTerms
-from simplebus.bridge.target.nats import FarNats
-from simplebus.bridge.transform import Piece
+from simplebus.bridge.source.bus import BusSource
+from simplebus.bridge.source.identity import SourceIdentity
+from simplebus.bridge.target.batched_stream import BatchedStreamTarget
+from simplebus.bridge.target.bus import TargetSettings
+from simplebus.bridge.target.nats import NatsTarget, TargetStreamState
+from simplebus.bridge.transform import MessageRun
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol import frames
 from simplebus.nats.client.client import ClientCore, Replies
@@ -46,11 +46,11 @@ from tests.bridge.memory_buses import numbered
 from tests.bridge.nats_copiers import (
     BusServer,
     NatsServer,
+    connect,
     copying,
     stored,
     stream,
     until,
-    wired,
 )
 from tests.jetstream.publish.test_stream_publisher import publications
 
@@ -62,7 +62,7 @@ IN_FLIGHT = (
 )
 FULL = b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}'
 NO_ROLLUP = b'{"error":{"code":500,"err_code":10111,"description":"rollup not permitted"}}'
-TOO_MANY = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
+TOO_MANY_REQUESTS = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 NOBODY = b"NATS/1.0 503\r\n\r\n"
 
 
@@ -73,7 +73,7 @@ class Taken:
     number: int
     id: str
     reply: bytes
-    chain: bytes = b""
+    fast_batch: bytes = b""
     far: int = 0
     """How far its chain is with it."""
     is_end: bool = False
@@ -97,7 +97,7 @@ class Led:
         self.forgets = False
         """Whether it knows no ids any more when it is asked for them."""
         self.log: list[int] = []
-        self.looked = Looked()
+        self.source_identity, self.stream_state = SourceIdentity(), TargetStreamState()
         """What a lane knows of it from one connection to the next one."""
         self.stored: list[str] = []
         self.ids: set[str] = set()
@@ -128,12 +128,12 @@ class Led:
             self._lose_leader()
         elif not self.is_led and self.chance.random() < 0.5:
             while self.taken:
-                self._store(self.taken.popleft())
+                self._store_batch(self.taken.popleft())
             self.is_led = True
         if self.is_led:
             for _ in range(self.chance.choice([0, 1, 5, 40, 500])):
                 if self.taken:
-                    self._store(self.taken.popleft())
+                    self._store_batch(self.taken.popleft())
 
     def _lose_leader(self) -> None:
         for _ in range(self.chance.choice([0, len(self.taken) // 2, len(self.taken)])):
@@ -162,7 +162,7 @@ class Led:
         elif self.happens(self.refuses):
             self.say(message.reply, FULL)
         elif len(self.ids) + len(self.known) >= self.room:
-            self.say(message.reply, TOO_MANY)
+            self.say(message.reply, TOO_MANY_REQUESTS)
         else:
             self.known.add(id_)
             self.taken.append(Taken(int(payload), id_, message.reply))
@@ -178,10 +178,10 @@ class Led:
             self.say(reply, b'{"type":"ack","seq":0,"msgs":500}')
         one = Taken(number, id_, reply, name, at, is_known=id_ in self.ids or id_ in self.known)
         if at != far + 1 or self.happens(self.refuses):
-            why = b'{"type":"gap","last_seq":%d,"seq":1}' % far
+            error = b'{"type":"gap","last_seq":%d,"seq":1}' % far
             if at == far + 1:
-                why = b'{"type":"err","seq":%d,"error":%b' % (far, FULL[9:])
-            self.say(reply, why)
+                error = b'{"type":"err","seq":%d,"error":%b' % (far, FULL[9:])
+            self.say(reply, error)
             one.far, one.is_end, one.is_known, one.id = far, True, True, ""
             del self.open[name]
         else:
@@ -191,7 +191,7 @@ class Led:
                 del self.open[name]
         self.taken.append(one)
 
-    def _store(self, one: Taken) -> None:
+    def _store_batch(self, one: Taken) -> None:
         self.known.discard(one.id)
         is_lost = self.has_ends_only and one.chain and not one.is_end
         if not (one.is_known or is_lost):
@@ -210,7 +210,7 @@ class Wire:
     """A connection to it; who waits for too long is told that nothing came."""
 
     def __init__(self, led: Led) -> None:
-        self.led, self.lost, self.patience = led, "", 60.0
+        self.led, self.lost_reason, self.timeout_seconds = led, "", 60.0
         self.core = ClientCore(inbox="_INBOX.x")
         self.core.open(0.0)
         says = b'INFO {"headers":true,"max_payload":1048576,"version":"%b"}\r\n'
@@ -244,7 +244,7 @@ class Wire:
         headers = f"NATS/1.0\r\nNats-Msg-Id: {self.led.stored[body['seq'] - 1]}\r\n\r\n"
         return {"message": {"seq": body["seq"], "hdrs": b64encode(headers.encode()).decode()}}
 
-    async def owed(self, what: str) -> None:
+    async def wait_expected(self, what: str) -> None:
         for _ in range(20):
             self.led.work()
             some, self.led.answers = self.led.answers, []
@@ -265,52 +265,60 @@ def found_from(at: int, end: int) -> SourceBatch:
         for n in range(at, end)
     ]
     bounds = np.cumsum([0, *map(len, whole)])
-    piece = Piece(b"".join(whole), bounds, np.arange(at, end), 0.0)
+    piece = MessageRun(b"".join(whole), bounds, np.arange(at, end), 0.0)
     return SourceBatch([piece], at, end, COUNT)
 
 
-def far_of(led: Led, kind: Callable[..., FarNats], **own: Any) -> FarNats:
+def far_of(led: Led, kind: Callable[..., NatsTarget], **own: Any) -> NatsTarget:
     """An end of this kind, connected to it."""
-    near: Any = SimpleNamespace(identity="near", memory="near", head=COUNT)
-    more: dict[str, Any] = {"near": near, "class_id": 7, "life": "near", "looked": led.looked} | own
+    near: Any = SimpleNamespace(identity="near", storage_id="near", head=COUNT)
+    options: dict[str, Any] = {
+        "source": near,
+        "class_id": 7,
+        "sequence_scope": "near",
+        "source_identity": led.source_identity,
+        "stream_state": led.stream_state,
+    } | own
     wire: Any = Wire(led)
-    terms = FarTerms(name="l", channel="l", class_=7)
-    return kind(wire, terms, stream="S", **more)
+    terms = TargetSettings(name="l", record_record_channel="l", class_=7)
+    return kind(wire, terms, stream="S", **options)
 
 
-def far_end(led: Led) -> FarNats:
-    return far_of(led, FarChains, config={"subjects": ["class.>"]})
+def far_end(led: Led) -> NatsTarget:
+    return far_of(led, BatchedStreamTarget, config={"subjects": ["class.>"]})
 
 
-async def copy(far: FarNats, led: Led, at: int) -> AsyncIterator[int]:
+async def copy(far: NatsTarget, led: Led, at: int) -> AsyncIterator[int]:
     """What a lane does, from there on. Returns how far it is, and whether it is through."""
     chance, cursor = led.chance, at
     under_way: deque[TargetBatch] = deque()
     while at < COUNT:
         while cursor < COUNT and len(under_way) < 3:
-            made = far.make(found_from(cursor, min(COUNT, cursor + chance.randint(1, 25))))
+            made = far.prepare(found_from(cursor, min(COUNT, cursor + chance.randint(1, 25))))
             far.send(made)
             under_way.append(made)
             cursor = made.next_sequence
         later: list[Refusal] = []
         made = under_way.popleft()
-        later += await far.settle()
+        later += await far.settle_oldest()
         last = made.next_sequence
         while later and under_way:
             last = under_way.popleft().next_sequence
-            later += await far.settle()
+            later += await far.settle_oldest()
         while later:
             assert {each.code for each in later} == {STREAM_FULL}
-            again = far.make(
-                SourceBatch(found_from(0, COUNT).select(np.array([e.sequence for e in later])), 0, 0, 0)
+            again = far.prepare(
+                SourceBatch(
+                    found_from(0, COUNT).select(np.array([e.sequence for e in later])), 0, 0, 0
+                )
             )
             far.send(again)
-            later = await far.settle()
+            later = await far.settle_oldest()
         at = last
         yield at
 
 
-async def all_copied(led: Led, far_end: Callable[[Led], FarNats]) -> None:
+async def all_copied(led: Led, far_end: Callable[[Led], NatsTarget]) -> None:
     at = 0
     for turn in range(CALM_TURNS):
         if turn == WILD_TURNS:
@@ -369,21 +377,21 @@ async def test_what_a_stream_lost_of_a_chain_though_it_says_it_has_it_is_sent_ag
     led = Led(random.Random(0))
     led.trouble = 0.0
     far = far_end(led)
-    far.send(far.make(found_from(0, 20)))
-    assert await far.settle() == []
+    far.send(far.prepare(found_from(0, 20)))
+    assert await far.settle_oldest() == []
     led.has_ends_only = True
-    far.send(far.make(found_from(20, 40)))
-    with pytest.raises(BusConnectionError, match="has not what it said it has"):
-        await far.settle()
+    far.send(far.prepare(found_from(20, 40)))
+    with pytest.raises(BusConnectionError, match="does not have the messages that it confirmed"):
+        await far.settle_oldest()
     led.has_ends_only = False
     for says_all in False, True:  # What is said of a chain whose end is known tells nothing.
         far = far_end(led)
-        far.send(far.make(found_from(20, 40)))
+        far.send(far.prepare(found_from(20, 40)))
         if says_all:
-            assert await far.settle() == []
+            assert await far.settle_oldest() == []
         else:
-            with pytest.raises(BusConnectionError, match="has not said what it has"):
-                await far.settle()
+            with pytest.raises(BusConnectionError, match="did not confirm messages"):
+                await far.settle_oldest()
     assert sorted(led.log) == list(range(40))
 
 
@@ -397,12 +405,12 @@ def test_a_stream_that_knows_ids_for_less_time_than_asking_takes_has_each_messag
 # Real servers ------------------------------------------------------------------------------------
 
 
-def into(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
-    copied = CopiedClass(name.lower(), stream=name, start="earliest", **more)
-    return lanes([BridgeSettings(name, server.address, nats.url, (copied,))])[0]
+def into(nats: NatsServer, server: BusServer, name: str, **options: Any) -> Copier:
+    copied = CopiedClass(name.lower(), stream=name, start="earliest", **options)
+    return create_copiers([BridgeSettings(name, server.address, nats.url, (copied,))])[0]
 
 
-async def payloads_of(wire: NatsWire, name: str) -> list[bytes]:
+async def payloads_of(wire: BridgeNatsConnection, name: str) -> list[bytes]:
     """All that a stream has, in its order."""
     state = (await wire.link.ask(f"STREAM.INFO.{name}"))["state"]
     found = []
@@ -418,7 +426,7 @@ async def test_what_a_stream_does_not_take_of_a_chain_is_refused_and_the_rest_go
 ) -> None:
     """What is too long, and what goes to a subject of no stream, or of another one."""
     subjects = ["class.odd", "odd.>"]
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "ODD", "", subjects=subjects, allow_batched=True, max_msg_size=300)
         await stream(wire, "OTHER", "other.>")
         sizes = [1, 2, 1000, 4, 1000, 1000, 7, 1000]
@@ -428,7 +436,7 @@ async def test_what_a_stream_does_not_take_of_a_chain_is_refused_and_the_rest_go
             await bus.publish(channel.encode(), class_id="odd", channel=channel)
         lane = into(nats, server, "ODD")
         async with copying(lane):
-            await until(lambda: lane.statistics().at == len(sizes) + len(channels))
+            await until(lambda: lane.statistics().position == len(sizes) + len(channels))
         found = lane.statistics()
         assert (found.copied, found.refused, found.losses) == (8, 7, 0)
         good = [b"x" * size for size in sizes if size < 300]
@@ -440,15 +448,15 @@ async def test_what_a_stream_does_not_take_of_a_chain_is_refused_and_the_rest_go
 async def test_a_stream_that_is_full_is_waited_for_and_its_order_holds(
     nats: NatsServer, server: BusServer
 ) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
-        more = {"max_msgs": 7, "discard": "new", "allow_batched": True}
-        await stream(wire, "NARROW", "class.narrow", **more)
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+        options = {"max_msgs": 7, "discard": "new", "allow_batched": True}
+        await stream(wire, "NARROW", "class.narrow", **options)
         await bus.publish_many(numbered(0, 20), class_id="narrow")
         lane, got = into(nats, server, "NARROW"), list[bytes]()
         async with copying(lane):
             while len(got) < 20:
                 while await stored(wire, "NARROW") < min(7, 20 - len(got)):
-                    await wire.echoed()
+                    await wire.round_trip()
                 got += await payloads_of(wire, "NARROW")
                 await wire.link.ask("STREAM.PURGE.NARROW")
         assert got == numbered(0, 20)
@@ -458,28 +466,28 @@ async def test_a_stream_that_is_full_is_waited_for_and_its_order_holds(
 async def test_what_was_stored_and_not_acknowledged_is_known_there_when_a_bridge_begins_anew(
     nats: NatsServer, server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def not_kept(near: NearBus, at: int, *, now: bool) -> None:
+    async def not_kept(near: BusSource, at: int, *, now: bool) -> None:
         """As where it is killed first."""
 
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "ANEW", "class.anew", allow_batched=True)
         await bus.publish_many(numbered(0, 300), class_id="anew")
         with monkeypatch.context() as patch:
-            patch.setattr(NearBus, "keep", not_kept)
+            patch.setattr(BusSource, "commit_position", not_kept)
             async with copying(lane := into(nats, server, "ANEW")):
                 await until(lambda: lane.statistics().copied == 300)
         await bus.publish_many(numbered(300, 400), class_id="anew")
         async with copying(lane := into(nats, server, "ANEW")):
-            await until(lambda: lane.statistics().at == 400)
+            await until(lambda: lane.statistics().position == 400)
         found = lane.statistics()
-        assert (found.copied, found.left) == (100, {"known_there": 300})
+        assert (found.copied, found.skipped) == (100, {"known_there": 300})
         assert await payloads_of(wire, "ANEW") == numbered(0, 400)
 
 
 async def test_a_stream_that_takes_no_chains_any_more_is_sent_each_message_by_itself(
     nats: NatsServer, server: BusServer
 ) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "NONE", "class.none", allow_batched=True)
         await bus.publish_many(numbered(0, 100), class_id="none")
         async with copying(lane := into(nats, server, "NONE")):

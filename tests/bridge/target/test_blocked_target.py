@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import trio
+from simplebus.memory.bus import MemoryBus
 
 import simplebus
-from simplebus.bridge.copier import HELD_UP_SECONDS, Copier
-from simplebus.bridge.metrics import facts_of
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.copier import STALLED_SECONDS, Copier
+from simplebus.bridge.metrics import bridge_snapshot
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import BusServer
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import (
@@ -23,15 +23,15 @@ from tests.bridge.memory_buses import (
     running,
 )
 from tests.bridge.nats_copiers import (
+    connect,
     copying,
     stream,
     until,
-    wired,
 )
 from tests.jetstream.nats_servers import NatsServer
 
 ROOM = 10
-LONG_SECONDS = HELD_UP_SECONDS + 5.0
+LONG_SECONDS = STALLED_SECONDS + 5.0
 
 
 def full(policy: FullPolicy) -> Settings:
@@ -41,7 +41,7 @@ def full(policy: FullPolicy) -> Settings:
 
 def is_told_up(copying: Copier) -> bool:
     """What the metric says; health says the same."""
-    facts = facts_of([copying])
+    facts = bridge_snapshot([copying])
     (up,) = (each for each in facts.metrics if each.name == "bridge_up")
     ((_, value),) = up.values
     assert facts.health.ready == bool(value)
@@ -62,18 +62,18 @@ def test_a_bus_that_is_full_is_told_until_it_takes_something(
                 await trio.sleep(LONG_SECONDS)
                 assert is_told_up(copying)  # It is full, and nothing is to be copied.
                 await here.publish_many(numbered(ROOM, 3 * ROOM), class_id="orders")
-                await trio.sleep(HELD_UP_SECONDS / 2)
+                await trio.sleep(STALLED_SECONDS / 2)
                 assert is_told_up(copying)
                 await trio.sleep(LONG_SECONDS)
                 assert not is_told_up(copying)
                 said = copying.statistics().problem
-                assert said.startswith("the far end has taken nothing for 10 s")
+                assert said.startswith("the target accepted no message for 10 s")
                 assert (": " in said) == (policy is FullPolicy.DROP_NEWEST)
-                assert caplog.text.count("the far end has taken nothing") == 1
+                assert caplog.text.count("the target accepted no message") == 1
                 await read(there, "orders", 1)
                 await trio.sleep(3)
                 assert is_told_up(copying)
-                assert caplog.text.count("the far end takes messages again") == 1
+                assert caplog.text.count("the target accepts messages again") == 1
                 await payloads(there, "orders", 3 * ROOM - 1)
                 await trio.sleep(LONG_SECONDS)
                 assert is_told_up(copying)
@@ -91,7 +91,7 @@ def test_a_bus_that_takes_little_is_there() -> None:
             async with running(copying):
                 for _ in range(20):
                     await read(there, "orders", 1)
-                    await trio.sleep(HELD_UP_SECONDS / 2)
+                    await trio.sleep(STALLED_SECONDS / 2)
                     assert is_told_up(copying)
 
     memory_buses.run(main)
@@ -100,18 +100,18 @@ def test_a_bus_that_takes_little_is_there() -> None:
 async def test_a_stream_that_is_full_is_told_until_it_has_room(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.bridge.copier.HELD_UP_SECONDS", 2.0)
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    monkeypatch.setattr("simplebus.bridge.copier.STALLED_SECONDS", 2.0)
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "HELD", "class.held", max_msgs=ROOM, discard="new")
         await bus.publish_many(numbered(0, 25), class_id="held")
         copied = CopiedClass("held", start="earliest", stream="HELD")
         bridge = BridgeSettings("b", server.address, nats.url, (copied,))
-        (made,) = lanes([bridge])
+        (made,) = create_copiers([bridge])
         async with copying(made):
             await until(lambda: made.statistics().copied == ROOM)
             await until(lambda: not is_told_up(made))
             said = made.statistics().problem
-            assert said == "the far end has taken nothing for 2 s: maximum messages exceeded"
+            assert said == "the target accepted no message for 2 s: maximum messages exceeded"
             await wire.link.ask("STREAM.PURGE.HELD")
             await until(lambda: is_told_up(made))
             while made.statistics().lag:

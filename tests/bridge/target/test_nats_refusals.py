@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import simplebus
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import Messages
@@ -19,11 +19,11 @@ from tests.bridge.memory_buses import numbered
 from tests.bridge.nats_copiers import (
     BusServer,
     NatsServer,
+    connect,
     copying,
     stored,
     stream,
     until,
-    wired,
 )
 from tests.bridge.target.test_batched_stream import payloads_of
 from tests.jetstream.nats_servers import nats_server
@@ -40,16 +40,18 @@ async def test_a_channel_that_fits_into_no_line_is_refused_and_the_rest_goes_on(
     """The server would close the connection, each time it comes."""
     class_ = f"{name}l"
     sizes = [9, *[most] * 20, *[4095] * 20, 4096, 10]
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         if name:
             await stream(wire, name, f"{class_}.>")
         for size in sizes:
             channel = f"{class_}.".ljust(size, "x")
             await bus.publish(b"", class_id=class_, channel=channel)
         copied = CopiedClass(class_, stream=name, start="earliest")
-        (lane,) = lanes([BridgeSettings("lines", server.address, nats.url, (copied,), has_path=False)])
+        (lane,) = create_copiers(
+            [BridgeSettings("lines", server.address, nats.url, (copied,), has_path=False)]
+        )
         async with copying(lane):
-            await until(lambda: lane.statistics().at == len(sizes))
+            await until(lambda: lane.statistics().position == len(sizes))
         found = lane.statistics()
         assert (found.copied, found.refused, found.losses) == (22, 21, 0)
         if name:
@@ -72,7 +74,7 @@ async def test_what_is_denied_is_refused_however_its_subject_is_shown(
     with nats_server(tmp_path, MAY_NOT) as nats:
         url = nats.url.replace("//", "//lane:p@")
         async with (
-            wired(url) as wire,
+            connect(url) as wire,
             simplebus.connect(server.address) as bus,
         ):
             if name:
@@ -81,9 +83,9 @@ async def test_what_is_denied_is_refused_however_its_subject_is_shown(
             for channel in channels:
                 await bus.publish(b"", class_id=class_, channel=channel)
             copied = CopiedClass(class_, stream=name, start="earliest")
-            (lane,) = lanes([BridgeSettings("denied", server.address, url, (copied,))])
+            (lane,) = create_copiers([BridgeSettings("denied", server.address, url, (copied,))])
             async with copying(lane):
-                await until(lambda: lane.statistics().at == len(channels))
+                await until(lambda: lane.statistics().position == len(channels))
             found = lane.statistics()
             assert (found.copied, found.refused, found.losses) == (1, 6, 0)
             letters = await bus.fetch(f"dead.{class_}")
@@ -94,14 +96,14 @@ async def test_a_subject_that_is_full_holds_up_no_other(
     server: BusServer, nats: NatsServer
 ) -> None:
     per_subject = {"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 2}
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "EACH", "each.>", **per_subject)
         for channel in "each.a", "each.a", "each.a", "each.b":
             await bus.publish(b"", class_id="each", channel=channel)
         copied = CopiedClass("each", stream="EACH", start="earliest")
-        (lane,) = lanes([BridgeSettings("each", server.address, nats.url, (copied,))])
+        (lane,) = create_copiers([BridgeSettings("each", server.address, nats.url, (copied,))])
         async with copying(lane):
-            await until(lambda: lane.statistics().at == 4)
+            await until(lambda: lane.statistics().position == 4)
         assert (lane.statistics().copied, lane.statistics().refused) == (3, 1)
         (letter,) = await bus.fetch("dead.each")
         assert "maximum messages per subject" in dict(letter.headers)["dead-error"]
@@ -139,7 +141,7 @@ async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It would be there, and copy nothing."""
-    monkeypatch.setattr("simplebus.bridge.copier.PAUSE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("simplebus.bridge.copier.RETRY_DELAY_MAX_SECONDS", 0.05)
     monkeypatch.setitem(Link.ask.__kwdefaults__, "seconds", 3.0)
     caplog.set_level("WARNING")
     with nats_server(tmp_path, NEEDS) as nats:
@@ -147,11 +149,13 @@ async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
         def url(user: str) -> str:
             return nats.url.replace("//", f"//{user}:p@")
 
-        async with wired(url("whole")) as wire:
+        async with connect(url("whole")) as wire:
             await stream(wire, "S", "s")
             wire.core.publish("s", b"1")
-            await wire.echoed()
-            (lane,) = lanes([BridgeSettings("needs", url(user), server.address, (copied,))])
+            await wire.round_trip()
+            (lane,) = create_copiers(
+                [BridgeSettings("needs", url(user), server.address, (copied,))]
+            )
             async with copying(lane):
                 await until(lambda: lane.statistics().losses >= 3)
                 await until(lambda: problem in lane.statistics().problem)
@@ -182,15 +186,15 @@ async def test_what_a_stream_may_store_later_is_no_dead_letter(
             acks.errors[0] = why
         return acks
 
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         name = f"DOUBTFUL{why.code}"
         await stream(wire, name, f"class.{name}")
         await bus.publish_many(numbered(0, 10), class_id=name)
         copied = CopiedClass(name, stream=name, start="earliest")
-        (lane,) = lanes([BridgeSettings("doubtful", server.address, nats.url, (copied,))])
+        (lane,) = create_copiers([BridgeSettings("doubtful", server.address, nats.url, (copied,))])
         monkeypatch.setattr(jetstream_codec, "pub_acks", doubtful)
         async with copying(lane):
-            await until(lambda: lane.statistics().at == 10)
+            await until(lambda: lane.statistics().position == 10)
         found = lane.statistics()
         assert (len(said), found.refused, found.losses) == (1, 0, 0)
         assert await stored(wire, name) == 10
@@ -211,9 +215,11 @@ async def test_a_lane_to_a_server_without_a_stream_publishes_on_its_subjects_alo
             for number in range(3):
                 await bus.publish(b"", class_id="only", channel=f"only.{number}")
             await bus.publish(b"", class_id="only", channel="else")
-            (lane,) = lanes([BridgeSettings("only", server.address, url, (CopiedClass("only"),))])
+            (lane,) = create_copiers(
+                [BridgeSettings("only", server.address, url, (CopiedClass("only"),))]
+            )
             async with copying(lane):
-                await until(lambda: lane.statistics().at == 4)
+                await until(lambda: lane.statistics().position == 4)
             found = lane.statistics()
             assert (found.copied, found.refused, found.losses) == (3, 1, 0)
 
@@ -240,23 +246,25 @@ async def test_what_only_somebody_else_hears_is_refused_and_the_rest_goes_on(
     batched = {"allow_batched": True} if "allow_batched" in how else {}
     under_way = {} if batched else how
     async with (
-        wired(nats) as wire,
+        connect(nats) as wire,
         simplebus.connect(server.address) as bus,
     ):
         await stream(wire, name, f"{own}.>", **batched)
         wire.core.subscribe("elsewhere.>")
-        await wire.echoed()
+        await wire.round_trip()
         for channel in channels:
             await bus.publish(channel.encode(), class_id=own, channel=channel)
         copied = CopiedClass(own, stream=name, start="earliest", **under_way)
-        (lane,) = lanes([BridgeSettings(name, server.address, nats.url, (copied,), heartbeat_seconds=1.0)])
+        (lane,) = create_copiers(
+            [BridgeSettings(name, server.address, nats.url, (copied,), heartbeat_seconds=1.0)]
+        )
         async with copying(lane):
-            await until(lambda: lane.statistics().at == len(channels))
+            await until(lambda: lane.statistics().position == len(channels))
         found, good = lane.statistics(), [each for each in channels if each.startswith(own)]
         assert (found.copied, found.refused) == (3, len(channels) - 3)
         assert await payloads_of(wire, name) == [each.encode() for each in good]
         letters = await bus.fetch(f"dead.{own}")
         assert {dict(each.headers)["dead-error"] for each in letters} == {
-            f"no_stream: stream {name!r} does not take the subject 'elsewhere.{end}'"
+            f"no_stream: stream {name!r} does not accept the subject 'elsewhere.{end}'"
             for end in ("abc" if is_first else "ab")
         }

@@ -18,26 +18,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simplebus
-from simplebus.bridge.build import end_for
+from simplebus.bridge.build import select_target
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.nats_connection import nats_wired
-from simplebus.bridge.runner import lanes
+from simplebus.bridge.nats_connection import connect_nats
+from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
-from simplebus.bridge.source.identity import Looked
-from simplebus.bridge.target.batched_stream import FarChains
-from simplebus.bridge.target.nats import FarNats, body_of
-from simplebus.bridge.target.ordered_stream import FarFew
+from simplebus.bridge.source.identity import SourceIdentity
+from simplebus.bridge.target.batched_stream import BatchedStreamTarget
+from simplebus.bridge.target.nats import NatsTarget, TargetStreamState, nats_batch
+from simplebus.bridge.target.ordered_stream import OrderedStreamTarget
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from tests.bridge.memory_buses import numbered
 from tests.bridge.nats_copiers import (
     BusServer,
     NatsServer,
+    connect,
     copying,
     stored,
     stream,
     until,
-    wired,
 )
 from tests.bridge.target.test_batched_stream import (
     COUNT,
@@ -56,8 +56,8 @@ LEADERS = 8
 PATIENCE_SECONDS = 240.0
 
 
-def far_few(led: Led, under_way: int) -> FarNats:
-    return far_of(led, FarFew, under_way=under_way)
+def far_few(led: Led, under_way: int) -> NatsTarget:
+    return far_of(led, OrderedStreamTarget, under_way=under_way)
 
 
 def logged(seed: int, under_way: int) -> list[int]:
@@ -83,26 +83,26 @@ def test_canary_of_many_under_way_some_are_overtaken() -> None:
 async def test_what_no_stream_has_heard_and_is_denied_then_is_refused_and_not_forgotten() -> None:
     """Its user's rights were changed between two messages."""
     led = Led(random.Random(1))
-    far = far_of(led, FarNats)
-    made = far.make(found_from(0, 3))
+    far = far_of(led, NatsTarget)
+    made = far.prepare(found_from(0, 3))
     far.send(made)
-    body = body_of(made)
-    body.missing[0] = False
-    body.unheard.append(0)
+    body = nats_batch(made)
+    body.pending[0] = False
+    body.unanswered.append(0)
     far._wire.complaints.append('Permissions Violation for Publish to "class.7"')
     far._hear_complaints()
     assert [(each.sequence, each.code) for each in body.refusals] == [
         (n, "permissions") for n in range(3)
     ]
-    assert not body.unheard
+    assert not body.unanswered
 
 
 @pytest.mark.parametrize(
     ("kind", "own"),
-    [(FarNats, {}), (FarFew, {"under_way": 2}), (FarChains, {})],
+    [(NatsTarget, {}), (OrderedStreamTarget, {"under_way": 2}), (BatchedStreamTarget, {})],
 )
 async def test_while_answers_are_waited_for_it_is_noticed_that_a_stream_is_kept_otherwise(
-    kind: type[FarNats], own: dict[str, Any], autojump_clock: trio.testing.MockClock
+    kind: type[NatsTarget], own: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
     led = Led(random.Random(1))
     led.trouble = 0.0
@@ -112,14 +112,16 @@ async def test_while_answers_are_waited_for_it_is_noticed_that_a_stream_is_kept_
         asked.append(config)
         return len(asked) < 3
 
-    far = far_of(led, kind, fits=fits, **own)
+    far = far_of(led, kind, config_fits=fits, **own)
     for at in range(0, 6 * 4, 4):
-        far.send(far.make(found_from(at, at + 4)))
+        far.send(far.prepare(found_from(at, at + 4)))
         await trio.sleep(6)  # It is looked after at every second one.
         if at < 5 * 4:
-            assert await far.settle() == []
-    with pytest.raises(BusConnectionError, match="stream 'S' is kept otherwise than it was"):
-        await far.settle()
+            assert await far.settle_oldest() == []
+    with pytest.raises(
+        BusConnectionError, match="stream 'S' has another configuration than before"
+    ):
+        await far.settle_oldest()
     assert asked == [{"subjects": ["class.>"]}] * 3
     assert led.log == list(range(len(led.log)))
 
@@ -134,10 +136,10 @@ async def test_fewer_messages_are_under_way_than_a_stream_has_room_for_before_it
     """So many unless its server is told otherwise."""
     led = Led(random.Random(1))
     led.version = version
-    far = far_of(led, FarNats)
+    far = far_of(led, NatsTarget)
     at, batches = 0, 0
     while far.has_room([]) and batches < 100:
-        made = far.make(found_from(at, at + 10_000))
+        made = far.prepare(found_from(at, at + 10_000))
         far.send(made)
         at, batches = made.next_sequence, batches + 1
     assert fewest <= at < most
@@ -149,22 +151,23 @@ async def test_a_stream_that_says_that_it_had_no_room_is_sent_half_as_much_at_on
     """Whatever of it had none: what was made before it was known counts once."""
     led = Led(random.Random(1))
     led.trouble, led.room = 0.0, 10
-    far = far_of(led, FarNats)
+    far = far_of(led, NatsTarget)
     far._looked.room = 100
-    made = [far.make(found_from(at, at + 100)) for at in (0, 100)]
+    made = [far.prepare(found_from(at, at + 100)) for at in (0, 100)]
     for each in made:
         far.send(each)
-    refused = [refusal.sequence for _ in made for refusal in await far.settle()]
+    refused = [refusal.sequence for _ in made for refusal in await far.settle_oldest()]
     assert far._looked.room == 64
     assert refused == list(range(10, 200))
-    assert far.make(found_from(10, 200)).count == 64
+    assert far.prepare(found_from(10, 200)).count == 64
 
 
 @pytest.mark.parametrize(
-    ("kind", "own"), [(FarNats, {}), (FarFew, {"under_way": 2}), (FarChains, {})]
+    ("kind", "own"),
+    [(NatsTarget, {}), (OrderedStreamTarget, {"under_way": 2}), (BatchedStreamTarget, {})],
 )
 async def test_what_a_stream_takes_under_another_subject_is_not_refused_while_nobody_leads_it(
-    kind: type[FarNats], own: dict[str, Any]
+    kind: type[NatsTarget], own: dict[str, Any]
 ) -> None:
     """Servers may be told to give messages another subject; what a stream never took it does not
     take."""
@@ -176,25 +179,32 @@ async def test_what_a_stream_takes_under_another_subject_is_not_refused_while_no
     async def ask(*said: object) -> dict[str, Any]:
         return {"config": config}
 
-    def far_end() -> FarNats:
-        far = far_of(led, kind, looked=looked, config=config, **own)
+    def far_end() -> NatsTarget:
+        far = far_of(
+            led,
+            kind,
+            source_identity=source_identity,
+            stream_state=stream_state,
+            config=config,
+            **own,
+        )
         far._wire.link.ask = ask  # type: ignore[assignment, method-assign]
         return far
 
-    async def refused(far: FarNats, at: int) -> list[tuple[int, str]]:
+    async def refused(far: NatsTarget, at: int) -> list[tuple[int, str]]:
         """Of some messages, while it has no leader."""
         led.is_led = False
-        far.send(far.make(found_from(at, at + 4)))
-        return [(each.sequence, each.code) for each in await far.settle()]
+        far.send(far.prepare(found_from(at, at + 4)))
+        return [(each.sequence, each.code) for each in await far.settle_oldest()]
 
-    looked = Looked()
+    source_identity, stream_state = SourceIdentity(), TargetStreamState()
     assert await refused(far_end(), 0) == [(n, "no_stream") for n in range(4)]
     led.is_led = True
     far = far_end()
-    far.send(far.make(found_from(4, 8)))
-    assert await far.settle() == []
+    far.send(far.prepare(found_from(4, 8)))
+    assert await far.settle_oldest() == []
     for end in far, far_end():
-        with pytest.raises(BusConnectionError, match="no stream 'S' took it"):
+        with pytest.raises(BusConnectionError, match="stream 'S' did not answer"):
             await refused(end, 8)
     assert led.log[:4] == list(range(4, 8))
 
@@ -202,31 +212,31 @@ async def test_what_a_stream_takes_under_another_subject_is_not_refused_while_no
 @pytest.mark.parametrize(
     ("config", "under_way", "kind", "own"),
     [
-        (None, None, FarFew, {"under_way": 1}),
-        (None, 7, FarFew, {"under_way": 7}),
-        ({}, None, FarNats, {}),
-        ({"num_replicas": 1}, None, FarNats, {}),
-        ({"num_replicas": 1, "allow_batched": False}, 7, FarFew, {"under_way": 7}),
-        ({"discard": "new", "max_msgs": -1, "max_bytes": -1}, None, FarNats, {}),
-        ({"discard": "old", "max_msgs": 7}, None, FarNats, {}),
-        ({"discard": "new", "max_msgs": 7}, None, FarFew, {"under_way": 1}),
-        ({"discard": "new", "max_bytes": 7}, None, FarFew, {"under_way": 1}),
+        (None, None, OrderedStreamTarget, {"under_way": 1}),
+        (None, 7, OrderedStreamTarget, {"under_way": 7}),
+        ({}, None, NatsTarget, {}),
+        ({"num_replicas": 1}, None, NatsTarget, {}),
+        ({"num_replicas": 1, "allow_batched": False}, 7, OrderedStreamTarget, {"under_way": 7}),
+        ({"discard": "new", "max_msgs": -1, "max_bytes": -1}, None, NatsTarget, {}),
+        ({"discard": "old", "max_msgs": 7}, None, NatsTarget, {}),
+        ({"discard": "new", "max_msgs": 7}, None, OrderedStreamTarget, {"under_way": 1}),
+        ({"discard": "new", "max_bytes": 7}, None, OrderedStreamTarget, {"under_way": 1}),
         (
             {"discard": "new", "max_msgs": 7, "allow_batched": True},
             None,
-            FarChains,
+            BatchedStreamTarget,
             {},
         ),
-        ({"num_replicas": 3}, None, FarFew, {"under_way": 1}),
-        ({"num_replicas": 3}, 7, FarFew, {"under_way": 7}),
-        ({"num_replicas": 3, "allow_batched": True}, None, FarChains, {}),
-        ({"subjects": ["a"], "allow_batched": True}, 7, FarChains, {}),
+        ({"num_replicas": 3}, None, OrderedStreamTarget, {"under_way": 1}),
+        ({"num_replicas": 3}, 7, OrderedStreamTarget, {"under_way": 7}),
+        ({"num_replicas": 3, "allow_batched": True}, None, BatchedStreamTarget, {}),
+        ({"subjects": ["a"], "allow_batched": True}, 7, BatchedStreamTarget, {}),
     ],
 )
 def test_how_messages_go_into_a_stream_is_what_keeps_their_order_unless_it_is_said(
     config: dict[str, Any] | None, under_way: int | None, kind: type, own: dict[str, Any]
 ) -> None:
-    assert end_for(config, CopiedClass(7, stream="S", under_way=under_way)) == (kind, own)
+    assert select_target(config, CopiedClass(7, stream="S", under_way=under_way)) == (kind, own)
 
 
 # Real servers ------------------------------------------------------------------------------------
@@ -239,7 +249,7 @@ async def test_what_a_stream_refuses_is_refused_and_the_rest_goes_on(
     """What is too long, and what goes to a subject of no stream, or of another one."""
     name = f"FEW{under_way}"
     own = name.lower()
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, name, "", subjects=[f"class.{own}", f"{own}.>"], max_msg_size=300)
         await stream(wire, f"BESIDE-{name}", f"beside-{own}.>")
         sizes = [1, 2, 1000, 4, 1000, 1000, 7, 1000]
@@ -249,7 +259,7 @@ async def test_what_a_stream_refuses_is_refused_and_the_rest_goes_on(
             await bus.publish(channel.encode(), class_id=own, channel=channel)
         lane = into(nats, server, name, under_way=under_way)
         async with copying(lane):
-            await until(lambda: lane.statistics().at == len(sizes) + len(channels))
+            await until(lambda: lane.statistics().position == len(sizes) + len(channels))
         found = lane.statistics()
         assert (found.copied, found.refused, found.losses) == (7, 7, 0)
         good = [b"x" * size for size in sizes if size < 300]
@@ -260,14 +270,14 @@ async def test_what_a_stream_refuses_is_refused_and_the_rest_goes_on(
 async def test_into_a_stream_that_is_full_one_by_one_is_waited_for_and_its_order_holds(
     nats: NatsServer, server: BusServer
 ) -> None:
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "TIGHT", "class.tight", max_msgs=7, discard="new")
         await bus.publish_many(numbered(0, 20), class_id="tight")
         lane, got = into(nats, server, "TIGHT"), list[bytes]()
         async with copying(lane):
             while len(got) < 20:
                 while await stored(wire, "TIGHT") < min(7, 20 - len(got)):
-                    await wire.echoed()
+                    await wire.round_trip()
                 got += await payloads_of(wire, "TIGHT")
                 await wire.link.ask("STREAM.PURGE.TIGHT")
         assert got == numbered(0, 20)
@@ -286,14 +296,14 @@ async def test_what_a_server_has_no_room_for_before_it_is_stored_is_sent_again(
     own = "max_buffered_msgs: 100, sync_interval: always"
     room = f'jetstream {{ store_dir: "{tmp_path}/few", {own} }}'
     with nats_server(tmp_path, room) as nats:
-        async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+        async with connect(nats) as wire, simplebus.connect(server.address) as bus:
             await stream(wire, "FAST", "class.fast", allow_batched=takes_chains)
             await bus.publish_many(numbered(0, count), class_id="fast")
             lane = into(nats, server, "FAST", under_way=under_way)
             async with copying(lane):
-                await until(lambda: lane.statistics().at == count)
+                await until(lambda: lane.statistics().position == count)
             found = lane.statistics()
-            known = found.left.get("known_there", 0)
+            known = found.skipped.get("known_there", 0)
             assert (found.copied + known, found.refused) == (count, 0)
             got = await payloads_of(wire, "FAST")
             is_in_order = takes_chains or under_way == 1
@@ -304,14 +314,14 @@ async def test_one_message_is_under_way_where_the_stream_was_not_there_when_the_
     nats: NatsServer, server: BusServer
 ) -> None:
     """How many servers will keep it, nobody knows."""
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         wire.core.subscribe("class.late")
-        await wire.echoed()
+        await wire.round_trip()
         await bus.publish_many(numbered(0, 20), class_id="late")
         async with copying(into(nats, server, "LATE")):
             while not wire.messages:
-                await wire.echoed()
-            await wire.echoed()
+                await wire.round_trip()
+            await wire.round_trip()
         assert [each for some in wire.messages for each in some.all_payloads()] == [b"0"]
 
 
@@ -322,13 +332,13 @@ async def test_a_lane_goes_on_as_is_good_for_a_stream_that_is_made_or_changed_me
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO", "simplebus.bridge")
-    monkeypatch.setattr("simplebus.bridge.target.nats._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("simplebus.bridge.target.nats._STREAM_CHECK_SECONDS", 0.05)
     ends = dict[str, None]()
     monkeypatch.setattr(
         "simplebus.bridge.build.end_for",
-        lambda *known: ends.setdefault((found := end_for(*known))[0].__name__) or found,
+        lambda *known: ends.setdefault((found := select_target(*known))[0].__name__) or found,
     )
-    async with wired(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         lane, published = into(nats, server, "GROWN"), 0
 
         async def publish_some() -> None:
@@ -348,12 +358,12 @@ async def test_a_lane_goes_on_as_is_good_for_a_stream_that_is_made_or_changed_me
             await publish_some()
             await until(lambda: "messages go into stream 'GROWN' one by one" in caplog.text)
             await stream(wire, "GROWN", "class.grown")
-            await goes_on_as(FarNats)
+            await goes_on_as(NatsTarget)
             config = {"name": "GROWN", "subjects": ["class.grown"], "allow_batched": True}
             await wire.link.ask("STREAM.UPDATE.GROWN", config)
-            await goes_on_as(FarChains)
+            await goes_on_as(BatchedStreamTarget)
         assert list(ends) == ["FarFew", "FarNats", "FarChains"]
-        assert "stream 'GROWN' is kept otherwise than it was" in caplog.text
+        assert "stream 'GROWN' has another configuration than before" in caplog.text
         assert await payloads_of(wire, "GROWN") == numbered(0, published)
 
 
@@ -370,8 +380,10 @@ async def test_a_stream_of_three_servers_has_each_message_once_though_its_leader
     with cluster(tmp_path) as servers, trio.fail_after(PATIENCE_SECONDS):
         urls = ", ".join(each.url for each in servers)
         copied = CopiedClass("led", stream="LED", start="earliest", under_way=under_way)
-        (lane,) = lanes([BridgeSettings("into", server.address, urls, (copied,), heartbeat_seconds=1.0)])
-        async with nats_wired(urls, "test", {}) as wire:
+        (lane,) = create_copiers(
+            [BridgeSettings("into", server.address, urls, (copied,), heartbeat_seconds=1.0)]
+        )
+        async with connect_nats(urls, "test", {}) as wire:
             await made(wire, "LED", takes_chains=False)
         published, led, some = 0, 0, under_way or 100
         async with simplebus.connect(server.address) as bus, copying(lane):
@@ -384,20 +396,20 @@ async def test_a_stream_of_three_servers_has_each_message_once_though_its_leader
         got = list[bytes]()
         while len(got) < published:  # The leader may have changed, and not have told all it has.
             with suppress(BusConnectionError, JetStreamError):
-                async with nats_wired(urls, "test", {}) as wire:
+                async with connect_nats(urls, "test", {}) as wire:
                     got = await payloads_of(wire, "LED")
         assert ("messages go into stream 'LED' one by one" in caplog.text) == (under_way is None)
         assert (sorted(got, key=int) if under_way else got) == numbered(0, published)
 
 
 async def come_to(lane: Copier, at: int) -> None:
-    await until(lambda: lane.statistics().at >= at)
+    await until(lambda: lane.statistics().position >= at)
 
 
 async def has_gone(urls: str) -> bool:
     """Whether the stream's leader gave up, for another one."""
     with suppress(BusConnectionError, JetStreamError):
-        async with nats_wired(urls, "test", {}) as wire:
+        async with connect_nats(urls, "test", {}) as wire:
             await wire.link.ask("STREAM.LEADER.STEPDOWN.LED")
             return True
     return False

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 import trio
+from simplebus.memory.bus import MemoryBus
 
 import simplebus
 from load.ports import HOST, free_ports
-from simplebus.bridge.build import between
+from simplebus.bridge.build import bus_to_bus
 from simplebus.bridge.copier import Copier
-from simplebus.bridge.runner import lanes, run
+from simplebus.bridge.runner import create_copiers, run_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
-from simplebus.bridge.target.bus import FarTerms
+from simplebus.bridge.target.bus import TargetSettings
 from simplebus.client.addresses import Address
 from simplebus.client.aio.bus import Bus
 from simplebus.client.aio.transport import SocketEndpoint
 from simplebus.client.credentials import Access
-from simplebus.core.users.passwords import Passwords, quick_hash
-from simplebus.core.users.permissions import Permissions, Rule, Rules
+from simplebus.core.users.passwords import PasswordVerifier, hash_token
+from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.users import User, Users
-from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import numbered, place
-from tests.bridge.nats_copiers import bridged, wired
+from tests.bridge.nats_copiers import bridged, connect
 from tests.bridge.test_processes import Killed, listening
 from tests.jetstream.nats_servers import NatsServer, nats_server
 from tests.jetstream.stateless_servers import address, door, options
@@ -67,7 +67,7 @@ async def test_what_is_copied_to_a_door_is_there_once_and_in_order(nats: NatsSer
                             await here.publish(payload, class_id="a", channel="x", confirm=False)
                             await here.publish(b"not", class_id="a", channel="y", confirm=False)
                         await here.flush()
-                    while lane.statistics().at < 1400 * (at // 1000 + 1):  # noqa: ASYNC110
+                    while lane.statistics().position < 1400 * (at // 1000 + 1):  # noqa: ASYNC110
                         await trio.sleep(0.01)
                 assert lane.statistics().left == {"not_for_it": 400}
                 assert lane.statistics().copied == 1000
@@ -76,10 +76,10 @@ async def test_what_is_copied_to_a_door_is_there_once_and_in_order(nats: NatsSer
 
 async def test_what_a_door_refuses_is_a_dead_letter_of_the_near_end(nats: NatsServer) -> None:
     """By its own sequence, whatever was left out before it."""
-    allowed = Rules((Rule.parse("a x.#"),))
-    writer = User("writer", token=quick_hash("writes"), permissions=Permissions(publish=allowed))
-    everybody = User("all", token=quick_hash("all"))
-    users = Users((everybody, writer), Passwords(b"by chance"))
+    allowed = PermissionRules((PermissionRule.parse("a x.#"),))
+    writer = User("writer", token=hash_token("writes"), permissions=Permissions(publish=allowed))
+    everybody = User("all", token=hash_token("all"))
+    users = Users((everybody, writer), PasswordVerifier(b"by chance"))
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
             serving() as up,
@@ -96,7 +96,7 @@ async def test_what_a_door_refuses_is_a_dead_letter_of_the_near_end(nats: NatsSe
             near = f"simplebus://{up.addresses[0]}"
             bridge = BridgeSettings("b", near, address(one), (copied,), target_access=far_access)
             async with bridged(bridge) as (lane,):
-                while lane.statistics().at < 300:  # noqa: ASYNC110 - it has no event.
+                while lane.statistics().position < 300:  # noqa: ASYNC110 - it has no event.
                     await trio.sleep(0.01)
             assert (lane.statistics().copied, lane.statistics().refused) == (100, 100)
             assert await all_of(there) == [b"%d" % number for number in range(0, 300, 3)]
@@ -119,7 +119,7 @@ async def test_what_went_through_a_cluster_does_not_come_back_to_it(nats: NatsSe
             urls = [address(up) for up in (a, b, one, other)]
             buses = [await stack.enter_async_context(simplebus.connect(url)) for url in urls]
             copied = (CopiedClass("a", start="earliest"),)
-            made = lanes(
+            made = create_copiers(
                 [
                     BridgeSettings("a", urls[0], urls[2], copied, is_bidirectional=True),
                     BridgeSettings("b", urls[1], urls[3], copied, is_bidirectional=True),
@@ -136,7 +136,7 @@ async def test_what_went_through_a_cluster_does_not_come_back_to_it(nats: NatsSe
             async with trio.open_nursery() as nursery:
                 for number in range(4):
                     nursery.start_soon(hear, number)
-                nursery.start_soon(run, made)
+                nursery.start_soon(run_copiers, made)
                 while not all(lane.statistics().is_up for lane in made):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 for number, bus in enumerate(buses):
@@ -145,7 +145,7 @@ async def test_what_went_through_a_cluster_does_not_come_back_to_it(nats: NatsSe
                 while not all(len(each) == 40 for each in heard):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 # What would come back is looked at, too.
-                while sum(lane.statistics().at for lane in made) < 4 * 40:  # noqa: ASYNC110
+                while sum(lane.statistics().position for lane in made) < 4 * 40:  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
             told = [lane.statistics() for lane in made]
@@ -170,9 +170,9 @@ async def test_a_near_bus_that_comes_back_from_an_old_copy_is_noticed(
     parts = [(0, 10), (10, 20), (1000, 1015)]
     with trio.fail_after(PATIENCE_SECONDS):
         async with door(options(nats.url)) as one, simplebus.connect(address(one)) as there:
-            terms = FarTerms(name="b", channel="b", class_="a")
+            terms = TargetSettings(name="b", record_channel="b", class_="a")
             far = SocketEndpoint(Address.parse(address(one)))
-            lane = Copier("b", between(way, far, terms, class_="a", start="earliest"))
+            lane = Copier("b", bus_to_bus(way, far, terms, class_="a", start="earliest"))
             for (first, last), folder in zip(parts, ("near", "near", "copy"), strict=True):
                 way.now = MemoryBus(data_dir=tmp_path / folder)
                 async with way.now as here, trio.open_nursery() as nursery:
@@ -184,7 +184,7 @@ async def test_a_near_bus_that_comes_back_from_an_old_copy_is_noticed(
                     nursery.cancel_scope.cancel()
                 if not first:
                     shutil.copytree(tmp_path / "near", tmp_path / "copy")
-            assert lane.statistics().doubts == 1
+            assert lane.statistics().discarded_records == 1
             got = list(dict.fromkeys(await all_of(there)))
             assert got == [payload for part in parts for payload in numbered(*part)]
 
@@ -194,14 +194,16 @@ async def test_from_nats_to_a_door(nats: NatsServer, stream: str) -> None:
     """Of a stream each once; of what is not kept, what comes while the lane is there, and nothing
     of it is taken for what came before."""
     subject = f"words{stream}"
-    async with wired(nats) as wire, door(options(nats.url)) as one:
+    async with connect(nats) as wire, door(options(nats.url)) as one:
         if stream:
             config = {"name": stream, "subjects": [subject], "storage": "memory"}
             await wire.link.ask(f"STREAM.CREATE.{stream}", config)
         with trio.fail_after(PATIENCE_SECONDS):
             copied = CopiedClass("a", stream=stream, channels=(subject,))
             for first in range(0, 600, 200):
-                async with bridged(BridgeSettings("b", nats.url, address(one), (copied,))) as (lane,):
+                async with bridged(BridgeSettings("b", nats.url, address(one), (copied,))) as (
+                    lane,
+                ):
                     while not lane.statistics().is_up:  # noqa: ASYNC110 - it has no event.
                         await trio.sleep(0.01)
                     for number in range(first, first + 200):
@@ -261,7 +263,7 @@ async def test_whoever_is_killed_each_message_is_there_once_and_in_order(tmp_pat
                     got += [each.payload for each in await messages.take(1000)]
                 await bus.publish(b"last", class_id="a")
                 got.append((await messages.get()).payload)
-            said = "\n".join(each.said() for each in programs.values())
+            said = "\n".join(each.commands() for each in programs.values())
             assert got == [*numbered(0, published), b"last"], said
         finally:
             for each in programs.values():

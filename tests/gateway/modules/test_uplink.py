@@ -12,7 +12,7 @@ import trio
 
 import simplebus
 from load.ports import HOST, free_port
-from simplebus.bridge.nats_connection import NatsWire
+from simplebus.bridge.nats_connection import BridgeNatsConnection
 from simplebus.client.core.messages import Message
 from simplebus.config.mistakes import ConfigError
 from simplebus.gateway import ModuleMessage
@@ -188,7 +188,7 @@ async def test_a_stream_of_jetstream_has_what_it_hears_once(
             assert ("messages go into stream 'READINGS' one by one" in caplog.text) == (not own)
 
 
-async def stored(wire: NatsWire) -> int:
+async def stored(wire: BridgeNatsConnection) -> int:
     return int((await wire.link.ask("STREAM.INFO.READINGS"))["state"]["messages"])
 
 
