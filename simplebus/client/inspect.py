@@ -70,7 +70,7 @@ def build_inquire_request(
 
 def _resolve_class(class_reference: object, registry: Registry) -> int | str:
     """Return the id or name of a class, without creating it."""
-    resolved = Target.of(class_reference, registry).what
+    resolved = Target.of(class_reference, registry).class_reference
     if isinstance(resolved, int | str):
         return resolved
     if resolved.name is not None:

@@ -60,9 +60,7 @@ _CACHED_CHANNELS_MAX = 4096
 
 
 class BusFullError(BusError):
-    """`publish_nowait` would have to wait for credit or for the id of a class. Nothing was
-    published.
-    """
+    """`publish_nowait` would have to wait, for credit or a class id. Nothing was published."""
 
 
 class MessageBuilder:

@@ -190,9 +190,28 @@ class Registry:
         name: str | None = None,
         codec: CodecName | Codec[Any] | None = None,
     ) -> Any:
-        """`bind` as a decorator: `@simplebus.message(class_id=7)` above a class.
+        """Bind the decorated class to a message class; the decorator form of `bind`.
 
-        It stands above decorators that make the class a dataclass or an attrs class.
+        Put it above a decorator that makes the class a dataclass or an attrs class.
+
+        Args:
+            type_: The class, if the decorator is used without arguments.
+            class_id: Id of the class, 0 to 65535.
+            name: Name of the class. Without id and name it is `module.qualname` of the type.
+            codec: Codec, as for `bind`.
+
+        Returns:
+            The decorated class itself.
+
+        Raises:
+            ValueError: As for `bind`.
+            TypeError: As for `bind`.
+
+        Example:
+            @simplebus.message(name="orders")
+            @dataclass
+            class Order:
+                number: int
         """
         if type_ is None:
             return partial(_bind_and_return, self, class_id=class_id, name=name, codec=codec)

@@ -1,14 +1,14 @@
-"""Requests and their replies: what both clients know of them. No I/O, no waiting.
+"""Requests and replies over the bus: the part that all drivers share. No I/O.
 
-    request   headers  reply-to     the channel on which the asking bus, and nobody else, listens
-                       reply-class  id of the class that replies are of
+    request   headers  reply-to     channel on which the requesting bus listens for replies
+                       reply-class  id of the class of replies
                        request-id   unique among the requests of that bus
-              expires when nobody waits for its reply any longer
-    reply     of that class, on that channel; header request-id; expires as its request did
+              expires with the timeout of the request
+    reply     message of that class on that channel; header request-id; expires like its request
 
-Rule 1: every bus has one subscription for all its replies, from its first request on. A reply that
-nobody waits for, because it came too late or twice, is acknowledged and forgotten.
-Rule 2: who answers may publish where who asks may not: a reply goes where replies are, or nowhere.
+A bus has one subscription for all replies, from its first request on. A late or second reply is
+acknowledged and dropped. A responder may have more permissions than the requester, so a reply is
+only sent to the class and channels of replies.
 """
 
 from __future__ import annotations
@@ -20,52 +20,53 @@ from dataclasses import dataclass
 from typing import Any
 
 from simplebus.client.codecs import DecodeError
-from simplebus.client.core.messages import Message
+from simplebus.client.core.messages import REPLY_TO_HEADER, Message
 from simplebus.client.message_builder import PublishOptions, header_pairs
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.protocol.envelope_batch import Envelope
-from simplebus.core.users.permissions import REPLIES
+from simplebus.core.users.permissions import REPLIES_CLASS
 
 Handler = Callable[[Any], Awaitable[object] | object]
 
-# A bus answers a question before it sends messages. What it has for a program when it answers comes
-# before its next answer: when nothing came by then, it had nothing.
+# The server sends waiting messages after its reply to a request and before its next reply. So no
+# message between two replies means that none was waiting.
 EMPTY_REPLIES_UNTIL_IDLE = 2
 
 
 def check_handler(handler: Handler, *, is_async_allowed: bool) -> None:
-    """Raise TypeError for what is no handler; `may_wait`: it may be an async function."""
+    """Raise TypeError if `handler` is not a handler function."""
     if not callable(handler):
         raise TypeError(f"a handler must be a function, got {handler!r}")
     if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
         raise TypeError(
-            f"the handler {handler!r} holds a yield, so calling it runs nothing of it; expected a "
-            "function that returns"
+            f"the handler {handler!r} is a generator function, which does not run when called; "
+            "expected a function without yield"
         )
     if inspect.iscoroutinefunction(handler) and not is_async_allowed:
         raise TypeError(
             f"the handler {handler!r} is an async function, which needs an event loop; expected a "
-            "plain one, or a bus of simplebus.connect"
+            "plain function, or a bus from simplebus.connect"
         )
 
 
-def check_handler_result(outcome: object) -> None:
-    """Raise TypeError for what a handler has returned instead of doing its work."""
-    if outcome is None:
+def check_handler_result(result: object) -> None:
+    """Raise TypeError if a handler returned a coroutine or generator that nothing runs."""
+    if result is None:
         return
-    if inspect.iscoroutine(outcome):
-        outcome.close()  # Otherwise Python warns that nobody has awaited it.
-    elif not (inspect.isgenerator(outcome) or inspect.isasyncgen(outcome)):
+    if inspect.iscoroutine(result):
+        result.close()  # Prevents the warning that it was never awaited.
+    elif not (inspect.isgenerator(result) or inspect.isasyncgen(result)):
         return
     raise TypeError(
-        f"the handler returned {outcome!r} that nobody runs; expected it to do its work"
+        f"the handler returned {result!r}, which is never run; expected a handler that does its "
+        "work before it returns"
     )
 
 
-CLASS = REPLIES
-REPLY_TO_HEADER, REPLY_CLASS_HEADER, REQUEST_ID_HEADER = "reply-to", "reply-class", "request-id"
-_CHANNELS = f"{REPLIES}."
-"""How the channels begin on which buses listen for replies."""
+REPLY_CLASS_NAME = REPLIES_CLASS
+REPLY_CLASS_HEADER, REQUEST_ID_HEADER = "reply-class", "request-id"
+_REPLY_CHANNEL_PREFIX = f"{REPLIES_CLASS}."
+"""Prefix of the channels of replies."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,47 +75,59 @@ class PendingReply:
 
     request_id: str
     options: PublishOptions
-    """What is to be said about the request when it is published."""
+    """Options for publishing the request."""
     on_reply: Callable[[], None]
     reply: Message[bytes] | None = None
 
 
 class PendingReplies:
-    """The requests of one bus that wait."""
+    """Requests of one bus that wait for their replies."""
 
     def __init__(self, class_id: int) -> None:
         self.class_id = class_id
-        """What replies are of."""
-        self.channel = _CHANNELS + secrets.token_hex(8)
-        """Where replies to this bus go."""
-        self._waiting: dict[str, Asked] = {}
+        """Class id of replies."""
+        self.channel = _REPLY_CHANNEL_PREFIX + secrets.token_hex(8)
+        """Channel of the replies to this bus."""
+        self._pending_by_id: dict[str, PendingReply] = {}
         self._count = 0
 
-    def add_request(self, options: PublishOptions, *, timeout: float, on_reply: Callable[[], None]) -> PendingReply:
-        """A request is about to be published, of which this is said. `wake` is called when its
-        reply has come."""
+    def add_request(
+        self, options: PublishOptions, *, timeout: float, on_reply: Callable[[], None]
+    ) -> PendingReply:
+        """Register a request before it is published. `on_reply` is called when the reply arrives."""
         self._count += 1
         request_id = str(self._count)
-        ours = {REPLY_TO_HEADER: self.channel, REPLY_CLASS: str(self.class_id), REQUEST_ID: request_id}
-        headers = (*header_pairs(options.get("headers")), *ours.items())
-        said: PublishOptions = {"expires": timeout, **options, "headers": headers}
-        asked = self._waiting[request_id] = Asked(request_id, said, wake)
-        return asked
+        reply_headers = {
+            REPLY_TO_HEADER: self.channel,
+            REPLY_CLASS_HEADER: str(self.class_id),
+            REQUEST_ID_HEADER: request_id,
+        }
+        headers = (*header_pairs(options.get("headers")), *reply_headers.items())
+        publish_options: PublishOptions = {"expires": timeout, **options, "headers": headers}
+        pending = self._pending_by_id[request_id] = PendingReply(
+            request_id, publish_options, on_reply
+        )
+        return pending
 
     def accept_reply(self, message: Message[bytes]) -> None:
-        """A reply has come."""
-        asked = self._waiting.pop(dict(message.headers).get(REQUEST_ID, ""), None)
-        if asked is not None:
-            asked.reply = message
-            asked.on_reply()
+        """Pass a received reply to its request."""
+        pending = self._pending_by_id.pop(dict(message.headers).get(REQUEST_ID_HEADER, ""), None)
+        if pending is not None:
+            pending.reply = message
+            pending.on_reply()
 
-    def discard(self, asked: PendingReply) -> None:
-        """Nobody waits for it any longer."""
-        self._waiting.pop(asked.request_id, None)
+    def discard(self, pending: PendingReply) -> None:
+        """Stop waiting for a reply."""
+        self._pending_by_id.pop(pending.request_id, None)
 
 
 def build_reply_envelope(message: Message[Any]) -> tuple[int, Envelope]:
-    """The class and the envelope of a reply. Raises LocalProtocolError for what asks for none."""
+    """Return the class id and the envelope of a reply to `message`.
+
+    Raises:
+        LocalProtocolError: If the message does not request a reply.
+        TypeError: If it is not a Message.
+    """
     if not isinstance(message, Message):
         raise TypeError(f"a reply is to a message, got {message!r}")
     headers = dict(message.headers)
@@ -123,25 +136,27 @@ def build_reply_envelope(message: Message[Any]) -> tuple[int, Envelope]:
             headers[name] for name in (REPLY_TO_HEADER, REPLY_CLASS_HEADER, REQUEST_ID_HEADER)
         )
         envelope = Envelope(
-            channel=channel, headers=((REQUEST_ID_HEADER, request_id),), expires_ms=message.expires_ms
+            channel=channel,
+            headers=((REQUEST_ID_HEADER, request_id),),
+            expires_ms=message.expires_ms,
         )
         return int(class_id), envelope
     except (KeyError, ValueError):
-        raise LocalProtocolError(f"{message!r} asks for no reply") from None
+        raise LocalProtocolError(f"{message!r} does not request a reply") from None
 
 
 def check_reply_destination(class_id: int, envelope: Envelope, replies_class: int) -> None:
-    """Raise LocalProtocolError for a reply, as `reply_to` has made it, that is not to go where
-    replies are: `replies_class` is the id of their class."""
-    if class_id != replies_class or not envelope.channel.startswith(_CHANNELS):
+    """Raise LocalProtocolError unless class and channel of a reply are those of replies."""
+    if class_id != replies_class or not envelope.channel.startswith(_REPLY_CHANNEL_PREFIX):
         raise LocalProtocolError(
-            f"a reply is asked for on channel {envelope.channel[:80]!r} of class {class_id}; "
-            f"replies are of class {CLASS!r}, {replies_class}, on channels {_CHANNELS}…"
+            f"a reply was requested on channel {envelope.channel[:80]!r} of class {class_id}; "
+            f"expected class {REPLY_CLASS_NAME!r} ({replies_class}) and a channel that begins with "
+            f"{_REPLY_CHANNEL_PREFIX!r}"
         )
 
 
 def decode_reply(reply: Message[bytes], decode: Callable[[bytes], Any] | None) -> Any:
-    """What the asking program gets: the reply, or its value. Raises DecodeError."""
+    """Return the reply, or its value if the request has a decoder. Raises DecodeError."""
     if decode is None:
         return reply
     try:
@@ -151,6 +166,6 @@ def decode_reply(reply: Message[bytes], decode: Callable[[bytes], Any] | None) -
 
 
 def no_reply_error(message: object, class_id: object, seconds: float) -> TimeoutError:
-    """Nobody has replied."""
-    what = f"a {type(message).__name__}" if class_id is None else f"class {class_id!r}"
-    return TimeoutError(f"no reply to the request of {what} came within {seconds:g} s")
+    """Return the error for a request without a reply in time."""
+    target = f"a {type(message).__name__}" if class_id is None else f"class {class_id!r}"
+    return TimeoutError(f"no reply to the request of {target} came within {seconds:g} s")

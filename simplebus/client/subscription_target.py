@@ -24,7 +24,7 @@ from simplebus.core.protocol.requests import SubscribeRequest
 class Target:
     """One class, and how its payloads are read."""
 
-    what: Binding[Any] | int | str
+    class_reference: Binding[Any] | int | str
     decode: Callable[[bytes], Any] | None
     """None where payloads are what is wanted."""
 
@@ -42,7 +42,7 @@ class Target:
         return cls(binding, binding.decode)
 
     def __str__(self) -> str:
-        what = self.what
+        what = self.class_reference
         if isinstance(what, int):
             return f"class {what}"
         if isinstance(what, str):

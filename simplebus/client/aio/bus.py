@@ -311,7 +311,7 @@ class Bus(Publisher):
         runner = HandlerRunner(
             self, subscription, handler, failures=self.failures, concurrency=concurrency
         )
-        known = self._outbound.find_class_id(subscription.target.what)
+        known = self._outbound.find_class_id(subscription.target.class_reference)
         if known is not None:
             runner.open(known)
         self._handler_runners.append(runner)
@@ -530,7 +530,7 @@ class Bus(Publisher):
         """
         target = Target.of(what, self._registry)
         fetching = FetchOperation(
-            await self.resolve_class_id(target.what), target, first, count, time
+            await self.resolve_class_id(target.class_reference), target, first, count, time
         )
         while not fetching.is_done:
             fetching.accept_reply(
@@ -591,7 +591,7 @@ class Bus(Publisher):
             BusConnectionError: The connection is lost for good.
         """
         target = Target.of(what, self._registry)
-        class_id = await self.resolve_class_id(target.what)
+        class_id = await self.resolve_class_id(target.class_reference)
         await self.connection.request(partial(self._core.keep_last_values, class_id))
 
     async def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
@@ -614,7 +614,7 @@ class Bus(Publisher):
             await self.connection.request(
                 partial(
                     self._core.purge,
-                    await self.resolve_class_id(target.what),
+                    await self.resolve_class_id(target.class_reference),
                     *check_range(first, last),
                 )
             )

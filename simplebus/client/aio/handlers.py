@@ -64,7 +64,7 @@ class HandlerRunner:
         connection, subscription = self._bus.connection, self._subscription
         try:
             if self.is_opening:
-                self.open(await self._bus.resolve_class_id(subscription.target.what))
+                self.open(await self._bus.resolve_class_id(subscription.target.class_reference))
                 connection.changed.set()
             await connection.wait_answered(subscription.inbox.subscribe_request)
             async with anyio.create_task_group() as workers:

@@ -60,7 +60,7 @@ class BaseSubscription(Entry[T]):
 
     async def __aenter__(self) -> Self:
         self.check_fresh()
-        self.subscribe(await self._bus.resolve_class_id(self.target.what))
+        self.subscribe(await self._bus.resolve_class_id(self.target.class_reference))
         try:
             await self._connection.wait_answered(self.inbox.subscribe_request)
         except BaseException:

@@ -563,7 +563,7 @@ class BlockingBus(BlockingPublisher):
             BusConnectionError: The connection is lost for good.
         """
         target = Target.of(what, self._registry)
-        fetching = FetchOperation(self.resolve_class_id(target.what), target, first, count, time)
+        fetching = FetchOperation(self.resolve_class_id(target.class_reference), target, first, count, time)
         while not fetching.is_done:
             fetching.accept_reply(
                 self.connection.request(partial(fetching.send_request, self._core))
@@ -622,7 +622,7 @@ class BlockingBus(BlockingPublisher):
         """
         target = Target.of(what, self._registry)
         self.connection.request(
-            partial(self._core.keep_last_values, self.resolve_class_id(target.what))
+            partial(self._core.keep_last_values, self.resolve_class_id(target.class_reference))
         )
 
     def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
@@ -644,7 +644,7 @@ class BlockingBus(BlockingPublisher):
         return get_purged_count(
             self.connection.request(
                 partial(
-                    self._core.purge, self.resolve_class_id(target.what), *check_range(first, last)
+                    self._core.purge, self.resolve_class_id(target.class_reference), *check_range(first, last)
                 )
             )
         )

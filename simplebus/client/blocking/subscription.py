@@ -60,7 +60,7 @@ class BlockingBaseSubscription(Entry[T]):
 
     def __enter__(self) -> Self:
         self.check_fresh()
-        class_id = self._bus.resolve_class_id(self.target.what)
+        class_id = self._bus.resolve_class_id(self.target.class_reference)
         self._connection.check_open()
         inbox = self.enter(class_id)
         try:

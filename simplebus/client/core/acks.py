@@ -212,7 +212,7 @@ class AckBuffer:
                 ranges.append((outcome, first, last, attempt))
                 range_end_index = last_index
         self._entries.clear()
-        return b"".join([self._encode_range(*one) for one in ranges])
+        return b"".join([self._encode_range(*ack_range) for ack_range in ranges])
 
     def _attempt_to_encode(self, entry: _AckEntry) -> int:
         """Return the attempt that the outcome names; 0, the latest, if a later delivery was

@@ -177,7 +177,9 @@ class ClientCore:
         Raises:
             ValueError: If a reference is not a valid class id or class name.
         """
-        return self._connection.name_classes([parse_class_reference(one) for one in classes])
+        return self._connection.name_classes(
+            [parse_class_reference(reference) for reference in classes]
+        )
 
     def find_class_id(self, name: str) -> int | None:
         """Return the id of the class `name`, or None before the server has replied."""

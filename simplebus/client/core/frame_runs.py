@@ -102,7 +102,7 @@ class FrameRun:
                     (last - first,), void, raw, start, (stride,)
                 ).tolist()
                 return contents
-            return [raw[at : at + length] for at in range(start, last * stride, stride)]
+            return [raw[offset : offset + length] for offset in range(start, last * stride, stride)]
         return [
             raw[begin + skip : end - DELIMITER_BYTES]
             for begin, end in pairwise(self.bounds[first : last + 1].tolist())
@@ -127,7 +127,7 @@ def _split_few(batch: FrameBatch) -> Iterator[FrameRun]:
     if len(bounds) == 2:
         yield FrameRun(raw, count=1, stride=len(raw))
         return
-    headers = [frames.HEADER.unpack_from(raw, at) for at in bounds[:-1]]
+    headers = [frames.HEADER.unpack_from(raw, offset) for offset in bounds[:-1]]
     first = 0
     for last in range(1, len(headers) + 1):
         if last < len(headers):

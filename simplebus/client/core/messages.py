@@ -59,7 +59,7 @@ def _has_uniform_fields(run: FrameRun, length_offsets: list[int]) -> bool:
     if run.count <= PLAIN_FRAMES_MAX:
         parts = [
             slice(HEADER_BYTES, HEADER_BYTES + 1),
-            *(slice(at, at + 2) for at in length_offsets),
+            *(slice(offset, offset + 2) for offset in length_offsets),
         ]
         frame_offsets = (
             range(0, len(raw), run.stride) if run.bounds is None else run.bounds[:-1].tolist()
@@ -74,7 +74,9 @@ def _has_uniform_fields(run: FrameRun, length_offsets: list[int]) -> bool:
     frame_offsets = np.arange(0, data.size, run.stride) if run.bounds is None else run.bounds[:-1]
     if (data[frame_offsets + HEADER_BYTES] != raw[HEADER_BYTES]).any():
         return False
-    return not any((lengths[frame_offsets + at] != lengths[at]).any() for at in length_offsets)
+    return not any(
+        (lengths[frame_offsets + offset] != lengths[offset]).any() for offset in length_offsets
+    )
 
 
 REPLY_TO_HEADER = "reply-to"

@@ -445,8 +445,8 @@ class PublishBuffer:
             return None
         self._resend_batches.popleft()
         if count < batch.count:
-            batch, rest = batch.split(count)
-            self._resend_batches.appendleft(rest)
+            batch, remaining = batch.split(count)
+            self._resend_batches.appendleft(remaining)
         self.resent_count += count
         return batch
 
@@ -512,8 +512,8 @@ class PublishBuffer:
         self._unchecked_bytes_max = _always_fitting_bytes(self._payload_bytes_max)
         if not shrinks:
             return
-        bounds = [chunk.bounds for chunk in self._resend_batches]
-        bounds += [segment.bounds for segment in self._unnumbered_frames]
+        bounds = [batch.bounds for batch in self._resend_batches]
+        bounds += [unnumbered.bounds for unnumbered in self._unnumbered_frames]
         longest_bytes = max(map(longest_frame_bytes, bounds), default=0)
         if longest_bytes > frame_bytes_max:
             raise RemoteProtocolError(
@@ -591,13 +591,13 @@ class PublishBuffer:
             <= self._numbered_position
             <= self.published_position
         ), vars(self)
-        size_bytes = sum(chunk.size_bytes for chunk in self._in_flight_batches)
+        size_bytes = sum(batch.size_bytes for batch in self._in_flight_batches)
         confirmed_bytes = self._partly_confirmed_bytes if self._in_flight_batches else 0
         assert self.in_flight_bytes == size_bytes - confirmed_bytes
         batches = [*self._in_flight_batches, *self._resend_batches]
-        positions = [chunk.first_position for chunk in batches] + [self._numbered_position]
+        positions = [batch.first_position for batch in batches] + [self._numbered_position]
         assert all(
-            chunk.end_position <= after for chunk, after in zip(batches, positions[1:], strict=True)
+            batch.end_position <= after for batch, after in zip(batches, positions[1:], strict=True)
         )
 
 

@@ -295,7 +295,7 @@ def test_a_request_is_answered_by_hand_too(run: Run, server: BusServer) -> None:
             reply = await bus.request(b"?", class_id=23, channel="a.b", headers={"mine": "too"})
             assert reply.payload == b"yes"
             await bus.publish(b"no question", class_id=23)
-            with pytest.raises(LocalProtocolError, match="asks for no reply"):
+            with pytest.raises(LocalProtocolError, match="does not request a reply"):
                 await bus.reply(await anext(requests), b"?")
 
     run(main)
@@ -318,7 +318,7 @@ def test_a_reply_goes_where_replies_are_or_nowhere(run: Run, server: BusServer) 
             for class_id, channel in where:
                 asks = {"reply-class": class_id, "reply-to": channel, "request-id": "1"}
                 await bus.publish(b"?", class_id="asked", headers=asks)
-                with pytest.raises(LocalProtocolError, match="a reply is asked for on channel"):
+                with pytest.raises(LocalProtocolError, match="a reply was requested on channel"):
                     await bus.reply(await anext(requests), b"!")
 
     run(main)

@@ -314,7 +314,7 @@ def test_requests_are_answered_without_a_loop_too(server: BusServer) -> None:
             bus.request(b"?", class_id=2, timeout=0.05)
         with bus.subscribe(3) as messages:
             bus.publish(b"x", class_id=3)
-            with pytest.raises(LocalProtocolError, match="asks for no reply"):
+            with pytest.raises(LocalProtocolError, match="does not request a reply"):
                 bus.reply(messages.get(), b"?")
     thread.join()
 
