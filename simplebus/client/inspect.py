@@ -11,7 +11,7 @@ from simplebus.client.core.messages import Message
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.message_types import Registry
 from simplebus.client.subscribe_options import seconds_of
-from simplebus.client.subscription_target import Target
+from simplebus.client.subscription_target import SubscriptionTarget
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.limits import FETCH_MESSAGES_MAX, SEQUENCE_MAX
 from simplebus.core.protocol.inquiry import (
@@ -70,7 +70,7 @@ def build_inquire_request(
 
 def _resolve_class(class_reference: object, registry: Registry) -> int | str:
     """Return the id or name of a class, without creating it."""
-    resolved = Target.of(class_reference, registry).class_reference
+    resolved = SubscriptionTarget.from_argument(class_reference, registry).class_reference
     if isinstance(resolved, int | str):
         return resolved
     if resolved.name is not None:
@@ -93,7 +93,7 @@ class FetchOperation:
     """
 
     def __init__(
-        self, class_id: int, target: Target, first: int, count: int, time: datetime | None
+        self, class_id: int, target: SubscriptionTarget, first: int, count: int, time: datetime | None
     ) -> None:
         arguments.check_integer("first", first, minimum=0, maximum=SEQUENCE_MAX)
         arguments.check_integer("count", count, minimum=0, maximum=SEQUENCE_MAX)

@@ -21,7 +21,7 @@ from simplebus.core.protocol.requests import SubscribeRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SubscriptionTarget:
     """One class, and how its payloads are read."""
 
     class_reference: Binding[Any] | int | str
@@ -29,7 +29,7 @@ class Target:
     """None where payloads are what is wanted."""
 
     @classmethod
-    def of(cls, what: object, registry: Registry) -> Target:
+    def from_argument(cls, what: object, registry: Registry) -> SubscriptionTarget:
         """Raises UnboundTypeError for a type without a class, ValueError for no class id."""
         if isinstance(what, int) and not isinstance(what, bool):
             check_class_id(what)
@@ -50,12 +50,12 @@ class Target:
         return f"class {what.class_id}" if what.name is None else f"class {what.name!r}"
 
 
-def nothing_came(target: Target, seconds: float) -> TimeoutError:
+def no_message_error(target: SubscriptionTarget, seconds: float) -> TimeoutError:
     """A `get` has waited long enough."""
     return TimeoutError(f"no message of {target} came within {seconds:g} s")
 
 
-def undecodable(error: DecodeError, message: Any) -> DecodeError:
+def with_message(error: DecodeError, message: Any) -> DecodeError:
     """What a loop over values raises: the error, which has the message that it is about."""
     error.message = message
     return error
@@ -67,18 +67,18 @@ T = TypeVar("T")
 class Entry(Generic[T]):
     """A subscription to one class, whose messages' values are of one type."""
 
-    block = "with"
+    block_keyword = "with"
     """What a block of it begins with."""
 
     def __init__(
-        self, core: ClientCore, target: Target, request: SubscribeRequest, *, auto_ack: bool
+        self, core: ClientCore, target: SubscriptionTarget, request: SubscribeRequest, *, auto_ack: bool
     ) -> None:
         self.target = target
         """The class."""
         self._core = core
         self._request = request
         self._auto_ack = auto_ack
-        self._entered: Inbox | None = None
+        self._inbox: Inbox | None = None
         self._forget = False
 
     def ack(self, message: Message[Any]) -> None:
@@ -96,28 +96,28 @@ class Entry(Generic[T]):
     @property
     def inbox(self) -> Inbox:
         """For this package."""
-        if self._entered is None:
+        if self._inbox is None:
             raise LocalProtocolError(
-                f"a subscription begins with its block: {self.block} bus.subscribe(…) as messages"
+                f"a subscription begins with its block: {self.block_keyword} bus.subscribe(…) as messages"
             )
-        return self._entered
+        return self._inbox
 
     @property
-    def is_through(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether everything that came was handed out, or nothing will be."""
         inbox = self.inbox
         return inbox.unsubscribe_request is not None or inbox.error is not None or inbox.is_empty
 
-    def check_fresh(self) -> None:
+    def check_not_entered(self) -> None:
         """Raise LocalProtocolError unless it can be entered."""
-        if self._entered is not None:
+        if self._inbox is not None:
             raise LocalProtocolError("a subscription can be entered once; subscribe again")
 
-    def enter(self, class_id: int) -> Inbox:
+    def subscribe(self, class_id: int) -> Inbox:
         """Subscribe, without waiting until the bus knows."""
         inbox = self._core.subscribe(class_id, self._request, auto_ack=self._auto_ack)
         inbox.decode = self.target.decode
-        self._entered = inbox
+        self._inbox = inbox
         return inbox
 
     def leave(self, *, processed: bool) -> OpenRequest:

@@ -24,7 +24,7 @@ UNKNOWN_CLASS = 9
 UNDER_WAY = [b"5", b"6", b"7", b"8", b"9"]
 
 
-def come(
+def connect_instance(
     broker: Broker, name: str, instance: str | None, *, user: str = ""
 ) -> tuple[Version2Peer, int]:
     """A program, and the number that it is to begin with."""
@@ -36,19 +36,19 @@ def come(
     return peer, peer.receive_replies()[0].content["next"]
 
 
-def pass_by(broker: Broker, name: str, instance: str | None, count: int) -> None:
+def use_numbers(broker: Broker, name: str, instance: str | None, count: int) -> None:
     """One comes, uses so many numbers, and goes."""
-    peer, first = come(broker, name, instance)
+    peer, first = connect_instance(broker, name, instance)
     peer.send(publish(UNKNOWN_CLASS, first, *[b"x"] * count))
     peer.disconnect()
 
 
-def stored(broker: Broker) -> list[bytes]:
+def stored_payloads(broker: Broker) -> list[bytes]:
     ring = broker.classes[1].ring
     return [parse_frame(ring.copy_frame(s))[4] for s in range(ring.floor, ring.head)]
 
 
-def confirmed_five() -> ClientAndBroker:
+def connect_with_five_confirmed() -> ClientAndBroker:
     """A program of which five messages are confirmed and five are under way, when its connection
     is lost."""
     pair = ClientAndBroker()
@@ -66,15 +66,15 @@ def test_unconfirmed_messages_are_stored_after_other_instance(
     another: str | None, count: int, heard: bool
 ) -> None:
     """A message may be stored twice, because it is unknown whether it was stored before."""
-    pair = confirmed_five()
+    pair = connect_with_five_confirmed()
     while pair.send_chunk() if heard else pair.core.send_queue.peek():
         if not heard:
             pair.core.send_queue.mark_sent(len(pair.core.send_queue.peek()))
     pair.disconnect()
-    pass_by(pair.broker, "tester", another, count)
+    use_numbers(pair.broker, "tester", another, count)
     pair.connect()
     pair.exchange()
-    found = stored(pair.broker)
+    found = stored_payloads(pair.broker)
     assert found == [b"0", b"1", b"2", b"3", b"4", *UNDER_WAY, *(UNDER_WAY if heard else [])]
     statistics = pair.core.statistics()
     assert (statistics.confirmed, statistics.unconfirmed, statistics.forgotten) == (10, 0, 0)
@@ -82,13 +82,13 @@ def test_unconfirmed_messages_are_stored_after_other_instance(
 
 
 def test_unconfirmed_messages_are_stored_once_without_other_instance() -> None:
-    pair = confirmed_five()
+    pair = connect_with_five_confirmed()
     while pair.send_chunk():
         pass
     pair.disconnect()
     pair.connect()
     pair.exchange()
-    assert stored(pair.broker) == [b"0", b"1", b"2", b"3", b"4", *UNDER_WAY]
+    assert stored_payloads(pair.broker) == [b"0", b"1", b"2", b"3", b"4", *UNDER_WAY]
 
 
 def test_alternating_instances_lose_nothing() -> None:
@@ -107,7 +107,7 @@ def test_alternating_instances_lose_nothing() -> None:
         pair.connect()
         pair.exchange()
         pair.disconnect()
-    assert Counter(stored(broker)) == dict.fromkeys((b"%d" % turn for turn in range(20)), 2)
+    assert Counter(stored_payloads(broker)) == dict.fromkeys((b"%d" % turn for turn in range(20)), 2)
 
 
 @pytest.mark.parametrize("unconfirmed", [0, 5, ID_COUNT - 1])
@@ -135,21 +135,21 @@ def test_number_step_exceeds_credit_and_wraps_late() -> None:
 
 
 def test_forgotten_publisher_is_trusted_and_loses_nothing() -> None:
-    pair = confirmed_five()
+    pair = connect_with_five_confirmed()
     pair.disconnect()
     pair.broker.subscription_manager.producer_states.expire(1e9)
     assert len(pair.broker.subscription_manager.producer_states) == 0
     pair.connect()
     pair.exchange()
-    assert stored(pair.broker) == [b"0", b"1", b"2", b"3", b"4", *UNDER_WAY]
+    assert stored_payloads(pair.broker) == [b"0", b"1", b"2", b"3", b"4", *UNDER_WAY]
     assert pair.core.statistics().forgotten == 0
 
 
 def test_publisher_names_are_per_user() -> None:
     broker = Broker()
-    ann, first = come(broker, "till", "1", user="ann")
+    ann, first = connect_instance(broker, "till", "1", user="ann")
     ann.send(publish(1, first, b"a", b"b"))
-    bob, first = come(broker, "till", "2", user="bob")
+    bob, first = connect_instance(broker, "till", "2", user="bob")
     assert first == 0
     bob.send(publish(1, first, b"c"))
     bus = BrokerHarness()
@@ -160,4 +160,4 @@ def test_publisher_names_are_per_user() -> None:
     ann.disconnect()
     bob.disconnect()
     for user, following in (("ann", 2), ("bob", 1), ("", 0)):
-        assert come(broker, "till", "1" if user == "ann" else "2", user=user)[1] == following
+        assert connect_instance(broker, "till", "1" if user == "ann" else "2", user=user)[1] == following

@@ -242,7 +242,7 @@ def test_partially_sent_message_goes_to_next_subscription() -> None:
 # Acks --------------------------------------------------------------------------------------------
 
 
-def heard_ten() -> tuple[BrokerHarness, WirePeer]:
+def deliver_ten() -> tuple[BrokerHarness, WirePeer]:
     bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert peer.receive_ids(1) == list(range(10))
@@ -256,7 +256,7 @@ def acks(*ranges: tuple[int, int], times: int = 1) -> bytes:
 @pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
 def test_acks_of_unsent_messages_are_counted_and_ignored(times: int) -> None:
     # Alone, in the plain loop, and by arrays.
-    bus, peer = heard_ten()
+    bus, peer = deliver_ten()
     peer.send(acks((10, 12), times=times))
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: times}
     peer.send(acks((8, 12), times=times))
@@ -269,7 +269,7 @@ def test_acks_of_unsent_messages_are_counted_and_ignored(times: int) -> None:
 
 @pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
 def test_acks_without_subscription_are_counted_and_ignored(times: int) -> None:
-    bus, peer = heard_ten()
+    bus, peer = deliver_ten()
     other = bus.peer(acks((0, 10), times=times))
     peer.send(ack_frame(9, b"0-1") * times)
     assert bus.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2 * times}
@@ -280,7 +280,7 @@ def test_acks_without_subscription_are_counted_and_ignored(times: int) -> None:
 
 @pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
 def test_acks_below_floor_are_not_counted(times: int) -> None:
-    bus, peer = heard_ten()
+    bus, peer = deliver_ten()
     peer.send(acks((0, 5), times=times))
     peer.send(acks((0, 3), (ID_COUNT - 4, ID_COUNT), times=times))
     assert bus.broker.refusal_counts == {}
@@ -289,7 +289,7 @@ def test_acks_below_floor_are_not_counted(times: int) -> None:
 
 
 def test_timer_index_of_ack_is_ignored() -> None:
-    bus, peer = heard_ten()
+    bus, peer = deliver_ten()
     peer.send(build_frame(ord("3"), class_id=1, timer_index=999, message_id=5, content=b"0-10"))
     assert bus.statistics(1).ring.message_count == 0
 
@@ -379,7 +379,7 @@ def test_close_session_is_idempotent() -> None:
 
 
 def test_statistics_include_removed_subscriptions() -> None:
-    bus, peer = heard_ten()
+    bus, peer = deliver_ten()
     peer.send(ack(1, 0, 4))
     bus.tick(6)
     assert peer.receive_ids(1) == [4, 5, 6, 7, 8, 9]

@@ -13,7 +13,7 @@ from simplebus.client.message_builder import MessageBuilder, header_pairs, to_mi
 from simplebus.client.message_types import Registry
 from simplebus.client.request_reply import PendingReplies
 from simplebus.client.subscribe_options import subscribe_request
-from simplebus.client.subscription_target import Target
+from simplebus.client.subscription_target import SubscriptionTarget
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.requests import Start
 
@@ -133,7 +133,7 @@ def test_rejects_invalid_backoff(backoff: Any) -> None:
 @pytest.mark.parametrize("what", [-1, 65536, True, ""])
 def test_rejects_invalid_class_reference(what: object) -> None:
     with pytest.raises((ValueError, TypeError)):
-        Target.of(what, Registry())
+        SubscriptionTarget.from_argument(what, Registry())
 
 
 # Requests ----------------------------------------------------------------------------------------

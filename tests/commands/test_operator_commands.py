@@ -95,7 +95,7 @@ def test_a_class_a_channel_and_a_session_are_explained(server: BusServer) -> Non
             assert "    it waits for its acknowledgements: 2 of 2 in flight" in text
             assert "channel shops" in text
             assert f"goes to session {number} 'till'" in text
-            assert "upper and lower case count" in text
+            assert "upper and lower case differ" in text
             for words in (["session", number], [f"session {number}"], ["--session", number]):
                 shown = await trio.to_thread.run_sync(said, server, "explain", *words)
                 assert shown[0].startswith(f"session {number} 'till' (127.0.0.1:")
@@ -135,22 +135,22 @@ def test_what_is_not_there_is_said(
 
 def test_every_part_of_an_explanation_has_a_line() -> None:
     from simplebus.core.protocol.inquiry import (
-        BusSaid,
-        ChannelClass,
-        ChannelSaid,
-        ClassLine,
-        ClassSaid,
-        Flight,
-        Listener,
-        Match,
-        Member,
-        Position,
-        Publisher,
-        SessionLine,
-        SessionSaid,
+        BusInfo,
+        ChannelClassInfo,
+        ChannelInfo,
+        ClassInfo,
+        ClassOverview,
+        InFlightInfo,
+        ListenerInfo,
+        MatchInfo,
+        MemberInfo,
+        PositionInfo,
+        PublisherInfo,
+        SessionInfo,
+        SessionOverview,
     )
 
-    position = Position(
+    position = PositionInfo(
         durable="d",
         group="g",
         session=4,
@@ -162,14 +162,14 @@ def test_every_part_of_an_explanation_has_a_line() -> None:
         behind=4,
         in_flight=5,
         in_flight_max=6,
-        oldest=Flight(),
+        oldest=InFlightInfo(),
         undelivered={"expired": 7},
-        members=[Member(in_flight_max=8, waits_for="nothing to send")],
+        members=[MemberInfo(in_flight_max=8, waits_for="nothing to send")],
         members_left_out=1,
         waits="acks",
         waits_for="its acknowledgements",
     )
-    whole = ClassSaid(
+    whole = ClassInfo(
         stored=3,
         head=3,
         newest_seconds=1.0,
@@ -183,39 +183,39 @@ def test_every_part_of_an_explanation_has_a_line() -> None:
         dead_letters=2,
         positions=[position],
         positions_left_out=5,
-        publishers=[Publisher(is_gone=True)],
+        publishers=[PublisherInfo(is_gone=True)],
         publishers_left_out=6,
         waits_for="nothing is stored",
     )
     for found, count in (
         (whole, 22),
         (
-            BusSaid(
+            BusInfo(
                 failure="disk_full",
                 refused={"bad_ack": 1},
-                classes=[ClassLine(publishers=1, dropped=2)],
-                sessions=[SessionLine(version=-1), SessionLine()],
+                classes=[ClassOverview(publishers=1, dropped=2)],
+                sessions=[SessionOverview(version=-1), SessionOverview()],
             ),
             9,
         ),
         (
-            ChannelSaid(
+            ChannelInfo(
                 classes=[
-                    ChannelClass(
+                    ChannelClassInfo(
                         subjects=["a.>"],
-                        matches=[Match(who="x"), Match(who="y", pattern="a")],
-                        near=[Match(who="z", pattern="b", why_not="no")],
+                        matches=[MatchInfo(who="x"), MatchInfo(who="y", pattern="a")],
+                        near=[MatchInfo(who="z", pattern="b", why_not="no")],
                         left_out=1,
                     )
                 ],
                 classes_left_out=1,
-                listeners=[Listener(queue="q"), Listener()],
+                listeners=[ListenerInfo(queue="q"), ListenerInfo()],
                 listeners_left_out=1,
             ),
             11,
         ),
         (
-            SessionSaid(
+            SessionInfo(
                 waits_for="x",
                 parked=1,
                 pending_bytes=1,
@@ -230,7 +230,7 @@ def test_every_part_of_an_explanation_has_a_line() -> None:
         assert len(shown) == count, "\n".join(text for _, text in shown)
         assert all(text for _, text in shown)
     exact, at_most = (
-        lines(SessionSaid(unconfirmed=7, leaves_out=leaves_out)) for leaves_out in (False, True)
+        lines(SessionInfo(unconfirmed=7, leaves_out=leaves_out)) for leaves_out in (False, True)
     )
     assert (1, "7 messages unconfirmed") in exact
     assert (1, "at most 7 messages unconfirmed") in at_most
@@ -366,7 +366,7 @@ def test_a_letter_that_says_nothing_stays(server: BusServer) -> None:
 
     with_bus(server, work)
     refused = run(server, "dlq", "requeue", "odd", "--all", status=1)
-    assert "dead.odd#0 was refused: it does not say in which class it died" in refused.output
+    assert "dead.odd#0 was refused: it has no dead-class header, expected its original class" in refused.output
     assert run(server, "dlq", "requeue", "odd", "--sequence", 2, status=1)
     assert len(objects(server, "dlq", "show", "odd")) == 3
     shown = said(server, "dlq", "show", "odd")
@@ -386,7 +386,7 @@ def test_a_letter_goes_to_no_class_but_the_one_whose_letters_these_are(server: B
 
     with_bus(server, forge)
     refused = run(server, "dlq", "requeue", "forged", "--all", status=1).output
-    assert "it says that it died in class 'secret', whose letters are not here" in refused
+    assert "its original class is 'secret', whose dead letters are not stored in" in refused
     [pile] = objects(server, "dlq", "ls", "dead.forged")
     assert pile["letters"] == 4
 

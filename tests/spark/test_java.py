@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus-broker.spark.java import Found, JavaError, decide, version_of, write_shim
+from simplebus.spark.java import Found, JavaError, decide, version_of, write_shim
 
 
 @pytest.mark.parametrize(

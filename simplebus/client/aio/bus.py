@@ -35,7 +35,7 @@ from simplebus.client.subscribe_options import (
     SubscribeOptions,
     subscribe_request,
 )
-from simplebus.client.subscription_target import Target
+from simplebus.client.subscription_target import SubscriptionTarget
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.protocol.inquiry import (
@@ -178,7 +178,7 @@ class Bus(Publisher):
             ValueError: An option has a value that no bus accepts.
             TypeError: An option has a value of the wrong type.
         """
-        target = Target.of(what, self._registry)
+        target = SubscriptionTarget.from_argument(what, self._registry)
         request = subscribe_request(
             channels,
             durable=durable,
@@ -528,7 +528,7 @@ class Bus(Publisher):
             RefusedError: The user may not fetch from the class.
             BusConnectionError: The connection is lost for good.
         """
-        target = Target.of(what, self._registry)
+        target = SubscriptionTarget.from_argument(what, self._registry)
         fetching = FetchOperation(
             await self.resolve_class_id(target.class_reference), target, first, count, time
         )
@@ -590,7 +590,7 @@ class Bus(Publisher):
             RefusedError: The bus refuses the request.
             BusConnectionError: The connection is lost for good.
         """
-        target = Target.of(what, self._registry)
+        target = SubscriptionTarget.from_argument(what, self._registry)
         class_id = await self.resolve_class_id(target.class_reference)
         await self.connection.request(partial(self._core.keep_last_values, class_id))
 
@@ -609,7 +609,7 @@ class Bus(Publisher):
             RefusedError: The user may not purge the class.
             BusConnectionError: The connection is lost for good.
         """
-        target = Target.of(what, self._registry)
+        target = SubscriptionTarget.from_argument(what, self._registry)
         return get_purged_count(
             await self.connection.request(
                 partial(

@@ -52,7 +52,7 @@ class HandlerRunner:
     @property
     def is_idle(self) -> bool:
         """True if every received message has been handled."""
-        return not self.is_opening and not self._busy_count and self._subscription.is_through
+        return not self.is_opening and not self._busy_count and self._subscription.is_exhausted
 
     def open(self, class_id: int) -> None:
         """Subscribe without waiting for the reply of the bus."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from simplebus.client.aio.cancellation import is_being_cancelled
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core.messages import Batch, Message
-from simplebus.client.subscription_target import undecodable
+from simplebus.client.subscription_target import with_message
 
 if TYPE_CHECKING:
     from simplebus.client.aio.subscription import BaseSubscription
@@ -105,7 +105,7 @@ class ValueIterator(_SubscriptionIterator, Generic[T]):
         except DecodeError as error:
             message = self._inbox.get_last_message()
             self._inbox.nack_last()
-            raise undecodable(error, message) from None
+            raise with_message(error, message) from None
 
 
 class BatchIterator(_SubscriptionIterator):

@@ -23,7 +23,7 @@ from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Batch, Message
 from simplebus.client.core.open_requests import OpenRequest
-from simplebus.client.subscription_target import Entry, Target, nothing_came, undecodable
+from simplebus.client.subscription_target import Entry, SubscriptionTarget, no_message_error, with_message
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import MESSAGES_PER_TURN
 from simplebus.core.protocol.requests import SubscribeRequest
@@ -49,7 +49,7 @@ class BaseSubscription(Entry[T]):
     block = "async with"
 
     def __init__(
-        self, bus: Bus, target: Target, request: SubscribeRequest, *, auto_ack: bool
+        self, bus: Bus, target: SubscriptionTarget, request: SubscribeRequest, *, auto_ack: bool
     ) -> None:
         super().__init__(bus.connection.core, target, request, auto_ack=auto_ack)
         self._bus = bus
@@ -59,7 +59,7 @@ class BaseSubscription(Entry[T]):
         """Messages returned since the last checkpoint, at which other tasks run."""
 
     async def __aenter__(self) -> Self:
-        self.check_fresh()
+        self.check_not_entered()
         self.subscribe(await self._bus.resolve_class_id(self.target.class_reference))
         try:
             await self._connection.wait_answered(self.inbox.subscribe_request)
@@ -112,7 +112,7 @@ class BaseSubscription(Entry[T]):
                 await self.refill()
             if inbox.is_empty:
                 assert timeout is not None, "refill returned, and there was nothing"
-                raise nothing_came(self.target, timeout)
+                raise no_message_error(self.target, timeout)
             for message in inbox.prepared_messages:  # Another task has prepared some.
                 return message
             self.prepare_messages()
@@ -143,7 +143,7 @@ class BaseSubscription(Entry[T]):
     def subscribe(self, class_id: int) -> None:
         """Begin without waiting for the reply of the bus. Internal."""
         self._connection.check_open()
-        self._connection.add_inbox(self.enter(class_id), self._messages_arrived)
+        self._connection.add_inbox(self.subscribe(class_id), self._messages_arrived)
 
     def unsubscribe(self, *, processed: bool) -> OpenRequest:
         """End. Returns the request that the bus will answer. Internal.
@@ -229,7 +229,7 @@ class Subscription(BaseSubscription[T]):
             return message.value
         except DecodeError as error:
             self.inbox.nack_last()
-            raise undecodable(error, message) from None
+            raise with_message(error, message) from None
 
 
 class RawSubscription(BaseSubscription[bytes]):

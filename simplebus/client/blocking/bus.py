@@ -43,7 +43,7 @@ from simplebus.client.subscribe_options import (
     SubscribeOptions,
     subscribe_request,
 )
-from simplebus.client.subscription_target import Target
+from simplebus.client.subscription_target import SubscriptionTarget
 from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, FETCH_MESSAGES_MAX, Limits
 from simplebus.core.protocol.inquiry import (
     BusInfo,
@@ -258,7 +258,7 @@ class BlockingBus(BlockingPublisher):
             ValueError: An option has a value that no bus accepts.
             TypeError: An option has a value of the wrong type.
         """
-        target = Target.of(what, self._registry)
+        target = SubscriptionTarget.from_argument(what, self._registry)
         request = subscribe_request(
             channels,
             durable=durable,
@@ -562,7 +562,7 @@ class BlockingBus(BlockingPublisher):
             RefusedError: The user may not fetch from the class.
             BusConnectionError: The connection is lost for good.
         """
-        target = Target.of(what, self._registry)
+        target = SubscriptionTarget.from_argument(what, self._registry)
         fetching = FetchOperation(self.resolve_class_id(target.class_reference), target, first, count, time)
         while not fetching.is_done:
             fetching.accept_reply(
@@ -620,7 +620,7 @@ class BlockingBus(BlockingPublisher):
             RefusedError: The bus refuses the request.
             BusConnectionError: The connection is lost for good.
         """
-        target = Target.of(what, self._registry)
+        target = SubscriptionTarget.of(what, self._registry)
         self.connection.request(
             partial(self._core.keep_last_values, self.resolve_class_id(target.class_reference))
         )
@@ -640,7 +640,7 @@ class BlockingBus(BlockingPublisher):
             RefusedError: The user may not purge the class.
             BusConnectionError: The connection is lost for good.
         """
-        target = Target.of(what, self._registry)
+        target = SubscriptionTarget.of(what, self._registry)
         return get_purged_count(
             self.connection.request(
                 partial(

@@ -12,7 +12,7 @@ from simplebus.client.blocking.iterators import BlockingIterable
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Batch, Message
-from simplebus.client.subscription_target import Entry, Target, nothing_came, undecodable
+from simplebus.client.subscription_target import Entry, SubscriptionTarget, no_message_error, with_message
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import (
     ACK_SECONDS,
@@ -45,7 +45,7 @@ class BlockingBaseSubscription(Entry[T]):
     def __init__(
         self,
         bus: BlockingBus,
-        target: Target,
+        target: SubscriptionTarget,
         request: SubscribeRequest,
         *,
         auto_ack: bool,
@@ -59,10 +59,10 @@ class BlockingBaseSubscription(Entry[T]):
         """Time at which acks are written, however few they are."""
 
     def __enter__(self) -> Self:
-        self.check_fresh()
+        self.check_not_entered()
         class_id = self._bus.resolve_class_id(self.target.class_reference)
         self._connection.check_open()
-        inbox = self.enter(class_id)
+        inbox = self.subscribe(class_id)
         try:
             self._connection.wait_answered(inbox.subscribe_request)
         except BaseException:
@@ -112,7 +112,7 @@ class BlockingBaseSubscription(Entry[T]):
                 return message
         seconds = arguments.timeout_or_infinity("timeout", timeout)
         if not self._refill(seconds):
-            raise nothing_came(self.target, seconds)
+            raise no_message_error(self.target, seconds)
         inbox.prepare_messages(MESSAGES_PER_TURN)
         return next(inbox.prepared_messages)
 
@@ -242,7 +242,7 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
         except DecodeError as error:
             message = inbox.get_last_message()
             inbox.nack_last()
-            raise undecodable(error, message) from None
+            raise with_message(error, message) from None
 
     def __next__(self) -> T:
         """Return the next value. Acknowledges the one before. Raises DecodeError as a loop does."""
@@ -251,7 +251,7 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
             return message.value
         except DecodeError as error:
             self.inbox.nack_last()
-            raise undecodable(error, message) from None
+            raise with_message(error, message) from None
 
 
 class BlockingRawSubscription(BlockingBaseSubscription[bytes]):

@@ -21,7 +21,7 @@ def explain(pattern: str, channel: str) -> str:
     if matches(pattern, channel):
         return ""
     if matches(pattern.casefold(), channel.casefold()):
-        return "upper and lower case count"
+        return "upper and lower case differ"
     expected, segments = split_segments(pattern), split_segments(channel)
     tail = expected.pop() if expected and expected[-1] in TAIL_WILDCARDS else ""
     differing = [
@@ -43,7 +43,7 @@ def explain(pattern: str, channel: str) -> str:
 
 
 def _explain_length(more: int, tail: str, expected: list[str]) -> str:
-    """Explain a pattern whose segments match as far as both have some."""
+    """Explain the mismatch of a pattern whose segments match as far as both are defined."""
     if more > 0:
         what = f"the channel has {_count_segments(more)} more"
         if expected[-1] == ONE_SEGMENT:

@@ -132,7 +132,7 @@ def _burst(per_second: float) -> float:
 
 
 def count_allowed(limiters: Sequence[RateLimiter], ends: Integers, now: float) -> int:
-    """See `Meter.fits`."""
+    """Return the messages that all limiters admit. See `RateLimiter.count_allowed`."""
     return min((limiter.count_allowed(ends, now) for limiter in limiters), default=len(ends))
 
 
@@ -143,13 +143,13 @@ def is_one_allowed(limiters: Sequence[RateLimiter], size: int, now: float) -> bo
 
 
 def consume(limiters: Sequence[RateLimiter], messages: int, size: int) -> None:
-    """See `Meter.charge`."""
+    """Record admitted messages in all limiters."""
     for limiter in limiters:
         limiter.consume(messages, size)
 
 
 def next_available(limiters: Sequence[RateLimiter], now: float) -> float:
-    """See `Meter.due`."""
+    """Return the time at which all limiters admit messages again."""
     return max((limiter.next_available(now) for limiter in limiters), default=now)
 
 

@@ -139,7 +139,7 @@ def test_spans_and_sizes_for_people() -> None:
     [
         ("orders.eu", "orders.eu", ""),
         ("orders.*", "orders.eu", ""),
-        ("Orders.EU", "orders.eu", "upper and lower case count"),
+        ("Orders.EU", "orders.eu", "upper and lower case differ"),
         ("orders.us", "orders.eu", "segment 2 is 'eu', not 'us'"),
         ("orders.us.#", "orders.eu.paid", "segment 2 is 'eu', not 'us'"),
         ("*.eu.open", "orders.eu.paid", "segment 3 is 'paid', not 'open'"),

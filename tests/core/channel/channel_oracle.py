@@ -1,9 +1,8 @@
-"""The slow, obvious truth about channels, and random names and patterns that often meet.
+"""Slow oracle for channels, and strategies for names and patterns that often match.
 
-Rule 1: nothing here is imported from simplebus, and nothing here is clever.
-Rule 2: an oracle never judges whether a name or a pattern is legal. It says what a legal one means.
-Rule 3: the alphabet is small, so that random patterns match random names, share what they begin
-        with, and come twice. One letter occurs in names alone.
+Imports nothing from simplebus and never decides if a name or pattern is legal. The alphabet is
+small, so that random patterns match random names, share prefixes and repeat. One letter occurs only
+in names.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ def segments_of(text: str) -> list[str]:
     return text.split(".") if text else []
 
 
-def fits(pattern: list[str], name: list[str]) -> bool:
-    """Whether the segments of a pattern match those of a name."""
+def segments_match(pattern: list[str], name: list[str]) -> bool:
+    """Return True if the segments of a pattern match those of a name."""
     if not pattern:
         return not name
     if pattern == ["#"]:
@@ -31,15 +30,15 @@ def fits(pattern: list[str], name: list[str]) -> bool:
         return bool(name)
     if not name:
         return False
-    return pattern[0] in ("*", name[0]) and fits(pattern[1:], name[1:])
+    return pattern[0] in ("*", name[0]) and segments_match(pattern[1:], name[1:])
 
 
 def is_match(pattern: str, name: str) -> bool:
-    return fits(segments_of(pattern), segments_of(name))
+    return segments_match(segments_of(pattern), segments_of(name))
 
 
-class SublistOracle:
-    """Pairs of a pattern and a value in a list, the oldest first."""
+class SubscriptionIndexOracle:
+    """List of (pattern, value) pairs, oldest first."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[str, object]] = []
@@ -58,14 +57,14 @@ class SublistOracle:
 
 
 def all_names(letters: list[str], length: int) -> list[str]:
-    """Every name of these letters with up to so many segments, the empty one too."""
+    """Return every name of these letters with up to `length` segments, including the empty name."""
     return [
         ".".join(some) for count in range(length + 1) for some in product(letters, repeat=count)
     ]
 
 
 def all_patterns(letters: list[str], length: int) -> list[str]:
-    """Every pattern of these letters and the wildcards with up to so many segments."""
+    """Return every pattern of these letters and wildcards with up to `length` segments."""
     closed = all_names([*letters, "*"], length)
     begun = all_names([*letters, "*"], length - 1)
     ended = [f"{begin}.{end}".lstrip(".") for begin in begun for end in "#>"]
@@ -78,7 +77,7 @@ names = st.lists(st.sampled_from([*LETTERS, FRESH]), max_size=5).map(".".join)
 
 @st.composite
 def patterns(draw: st.DrawFn) -> str:
-    """Patterns, half of them with an open end."""
+    """Generate patterns, half of them with a tail wildcard."""
     segments = draw(st.lists(st.sampled_from([*LETTERS, "*", "*"]), max_size=4))
     end = draw(st.sampled_from(["#", ">", "*", *LETTERS]))
     return ".".join([*segments, end])

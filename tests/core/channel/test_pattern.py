@@ -1,4 +1,4 @@
-"""Channels by example, and against the oracle: legal names, matches, and patterns that meet."""
+"""Channel names and patterns by example and against the oracle."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ E_WITH_ACCENT = "caf\u00e9"
 E_AND_ACCENT = "cafe\u0301"
 
 
-def meet(a: str, b: str) -> bool:
-    """Whether two patterns overlap, asked both ways."""
+def overlaps_both_ways(a: str, b: str) -> bool:
+    """Return True if two patterns overlap; asserts that the order does not matter."""
     assert overlaps(a, b) == overlaps(b, a)
     return overlaps(a, b)
 
 
-def refusal_of(name: str) -> str | None:
-    """The sentence with which a name is refused, or None."""
+def error_of(name: str) -> str | None:
+    """Return the error message for a name, or None."""
     try:
         check_name(name)
     except ValueError as error:
@@ -68,7 +68,7 @@ def refusal_of(name: str) -> str | None:
         LONG,
     ],
 )
-def test_a_name_is_any_segments_joined_by_dots(name: str) -> None:
+def test_names_are_segments_joined_by_dots(name: str) -> None:
     assert check_name(name) is name
     assert check_pattern(name) is name
     assert matches(name, name)
@@ -92,7 +92,7 @@ def test_a_name_is_any_segments_joined_by_dots(name: str) -> None:
         ("a.\ud83d", "segment 2 holds the character U+D83D"),
     ],
 )
-def test_what_is_no_name_is_refused_with_the_place(name: str, sentence: str) -> None:
+def test_illegal_names_are_refused_with_the_segment(name: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)) as name_error:
         check_name(name)
     with pytest.raises(ValueError, match=re.escape(sentence)) as pattern_error:
@@ -114,7 +114,7 @@ def test_wildcards_cannot_be_published_to(name: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["*", "#", ">", "*.*", "a.*.b", "*.#", "*.>", "a.#", "*.a.>"])
-def test_wildcards_stand_where_they_may_in_patterns(pattern: str) -> None:
+def test_wildcards_are_legal_in_patterns(pattern: str) -> None:
     assert check_pattern(pattern) is pattern
     assert not is_literal(pattern)
 
@@ -128,7 +128,7 @@ def test_wildcards_stand_where_they_may_in_patterns(pattern: str) -> None:
         ("a.*.>.#", "segment 3 of 4 is the wildcard >"),
     ],
 )
-def test_an_open_end_that_is_not_the_last_is_refused(pattern: str, sentence: str) -> None:
+def test_tail_wildcard_must_be_last(pattern: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"{sentence}, which may only be the last"):
         check_pattern(pattern)
 
@@ -150,7 +150,7 @@ def test_an_error_about_a_long_name_is_short() -> None:
 
 @given(st.text(max_size=12))
 def test_any_text_is_legal_or_refused_with_a_sentence(text: str) -> None:
-    refusal = refusal_of(text)
+    refusal = error_of(text)
     if refusal is None:
         assert all(split_segments(text))
         assert is_literal(check_pattern(text))
@@ -186,28 +186,26 @@ def test_every_random_name_and_pattern_is_legal(name: str, pattern: str) -> None
         ("a*.#b.>c", ["a*.#b.>c"], ["ab.#b.>c", "a*.b.>c", "a*.#b.c"]),
     ],
 )
-def test_a_pattern_matches_these_and_not_those(
-    pattern: str, matched: list[str], not_matched: list[str]
-) -> None:
+def test_pattern_matches_examples(pattern: str, matched: list[str], not_matched: list[str]) -> None:
     assert [name for name in matched + not_matched if matches(pattern, name)] == matched
     assert [name for name in matched + not_matched if is_match(pattern, name)] == matched
 
 
 @pytest.mark.parametrize("name", [".", "a.", ".a", "a..a", "..", "*..a"])
 @pytest.mark.parametrize("pattern", ["#", ">", "*", "*.*", "a.#", "*.*.*", "a.*.a"])
-def test_what_has_an_empty_segment_is_matched_by_nothing(pattern: str, name: str) -> None:
+def test_name_with_empty_segment_matches_nothing(pattern: str, name: str) -> None:
     assert not matches(pattern, name)
 
 
 @pytest.mark.parametrize("pattern", all_patterns(["a", "b"], 3))
-def test_every_short_pattern_matches_the_names_of_the_oracle(pattern: str) -> None:
+def test_short_patterns_match_like_the_oracle(pattern: str) -> None:
     every = all_names(["a", "b", FRESH], 4)
     found = [name for name in every if matches(pattern, name)]
     assert found == [name for name in every if is_match(pattern, name)]
 
 
 @given(patterns(), names)
-def test_matches_are_those_of_the_oracle(pattern: str, name: str) -> None:
+def test_random_patterns_match_like_the_oracle(pattern: str, name: str) -> None:
     assert matches(pattern, name) == is_match(pattern, name)
 
 
@@ -224,7 +222,7 @@ def test_a_thousand_segments_are_matched() -> None:
     assert not matches(f"{THOUSAND}.>", THOUSAND)
 
 
-def test_a_pattern_with_wildcards_has_so_many_segments_at_most() -> None:
+def test_wildcard_patterns_are_limited_in_segments() -> None:
     most = ".".join("a" * PATTERN_SEGMENTS_MAX)
     for end in ("*", "#", ">"):
         assert check_pattern(f"{most[:-1]}{end}")
@@ -233,16 +231,16 @@ def test_a_pattern_with_wildcards_has_so_many_segments_at_most() -> None:
     assert check_pattern(THOUSAND) == check_name(THOUSAND) == THOUSAND
 
 
-def test_two_ways_to_write_a_letter_are_two_names() -> None:
+def test_names_are_not_normalized() -> None:
     assert unicodedata.normalize("NFC", E_AND_ACCENT) == E_WITH_ACCENT
     assert not matches(E_AND_ACCENT, E_WITH_ACCENT)
-    assert not meet(E_AND_ACCENT, E_WITH_ACCENT)
+    assert not overlaps_both_ways(E_AND_ACCENT, E_WITH_ACCENT)
     assert not matches("straße", "STRASSE")
     assert not matches("ﬁ", "fi")
     assert matches("*", E_AND_ACCENT)
 
 
-def test_a_combining_character_after_a_dot_or_a_wildcard_is_a_letter() -> None:
+def test_combining_characters_are_ordinary() -> None:
     assert split_segments("a.\u0301b") == ["a", "\u0301b"]
     assert check_name("a.*\u0301") == "a.*\u0301"
     assert not matches("a.*\u0301", "a.b")
@@ -259,7 +257,7 @@ def test_only_the_full_stop_of_ascii_joins_segments() -> None:
 # Whether two patterns meet. The first seven are the ones that the idea came with.
 
 
-def test_basic_names_are_legal_and_kept_as_they_were_written() -> None:
+def test_legal_names_are_returned_unchanged() -> None:
     assert split_segments(check_pattern("alpha")) == ["alpha"]
     assert split_segments(check_pattern("alpha.beta.charlie")) == ["alpha", "beta", "charlie"]
 
@@ -270,47 +268,47 @@ def test_names_with_a_wildcard_are_patterns() -> None:
     assert is_literal("a.b*")
 
 
-def test_an_empty_entry_anywhere_is_invalid() -> None:
+def test_empty_segments_are_illegal() -> None:
     for name in ("", ".a", "a.", "g.l..b", "*..*"):
         with pytest.raises(ValueError, match="empty"):
             check_pattern(name)
 
 
-def test_a_name_meets_itself() -> None:
-    assert meet("alpha.beta.charlie", "alpha.beta.charlie")
+def test_name_overlaps_itself() -> None:
+    assert overlaps_both_ways("alpha.beta.charlie", "alpha.beta.charlie")
 
 
-def test_names_of_different_length_do_not_meet() -> None:
-    assert not meet("alpha.beta", "alpha.beta.charlie")
-    assert not meet("*.*", "alpha.beta.charlie")
-    assert not meet("alpha", "beta")
+def test_names_of_different_length_do_not_overlap() -> None:
+    assert not overlaps_both_ways("alpha.beta", "alpha.beta.charlie")
+    assert not overlaps_both_ways("*.*", "alpha.beta.charlie")
+    assert not overlaps_both_ways("alpha", "beta")
 
 
-def test_a_pattern_meets_itself() -> None:
+def test_pattern_overlaps_itself() -> None:
     for pattern in ("alpha.beta.*", "*", "#", ">", "*.#", "alpha.*.>"):
-        assert meet(pattern, pattern)
+        assert overlaps_both_ways(pattern, pattern)
 
 
-def test_a_wildcard_on_either_side_is_enough() -> None:
-    assert meet("alpha.beta.*", "alpha.beta.charlie")
-    assert meet("alpha.*.charlie", "*.beta.charlie")
-    assert not meet("alpha.*", "beta.*")
+def test_wildcard_on_either_side_overlaps() -> None:
+    assert overlaps_both_ways("alpha.beta.*", "alpha.beta.charlie")
+    assert overlaps_both_ways("alpha.*.charlie", "*.beta.charlie")
+    assert not overlaps_both_ways("alpha.*", "beta.*")
 
 
-def test_open_ends_meet_what_is_long_enough() -> None:
-    assert meet("alpha.#", "alpha")
-    assert not meet("alpha.>", "alpha")
-    assert meet("alpha.#", "alpha.>")
-    assert meet("#", ">")
-    assert meet("alpha.>", "*.beta")
-    assert not meet("alpha.beta.>", "*.*")
-    assert not meet("alpha.#", "beta.#")
-    assert meet("#", "")
-    assert not meet(">", "")
-    assert not meet("alpha", "")
+def test_tail_wildcards_overlap_long_enough_patterns() -> None:
+    assert overlaps_both_ways("alpha.#", "alpha")
+    assert not overlaps_both_ways("alpha.>", "alpha")
+    assert overlaps_both_ways("alpha.#", "alpha.>")
+    assert overlaps_both_ways("#", ">")
+    assert overlaps_both_ways("alpha.>", "*.beta")
+    assert not overlaps_both_ways("alpha.beta.>", "*.*")
+    assert not overlaps_both_ways("alpha.#", "beta.#")
+    assert overlaps_both_ways("#", "")
+    assert not overlaps_both_ways(">", "")
+    assert not overlaps_both_ways("alpha", "")
 
 
-def test_every_two_short_patterns_meet_where_some_name_fits_both() -> None:
+def test_short_patterns_overlap_if_a_name_matches_both() -> None:
     every = all_names(["a", "b", FRESH], 4)
     matched = {
         pattern: {name for name in every if is_match(pattern, name)}
@@ -325,53 +323,53 @@ def test_every_two_short_patterns_meet_where_some_name_fits_both() -> None:
 @given(patterns(), patterns(), names)
 @example("*.b", "a.*", "a.b")
 @example("a.#", "a.>", "a.a")
-def test_patterns_that_match_the_same_name_meet(a: str, b: str, name: str) -> None:
+def test_patterns_that_match_the_same_name_overlap(a: str, b: str, name: str) -> None:
     if is_match(a, name) and is_match(b, name):
-        assert meet(a, b)
+        assert overlaps_both_ways(a, b)
 
 
 @given(patterns(), names)
-def test_a_pattern_meets_the_names_that_it_matches(pattern: str, name: str) -> None:
-    assert meet(pattern, name) == matches(pattern, name)
+def test_pattern_overlaps_the_names_that_it_matches(pattern: str, name: str) -> None:
+    assert overlaps_both_ways(pattern, name) == matches(pattern, name)
 
 
-def test_a_thousand_segments_meet() -> None:
-    assert meet(THOUSAND, THOUSAND)
-    assert meet(".".join("*" * 1000), f"{THOUSAND}.#")
-    assert not meet(".".join("*" * 1000), f"{THOUSAND}.>")
-    assert not meet(THOUSAND, f"{THOUSAND[:-1]}x")
+def test_thousand_segments_overlap() -> None:
+    assert overlaps_both_ways(THOUSAND, THOUSAND)
+    assert overlaps_both_ways(".".join("*" * 1000), f"{THOUSAND}.#")
+    assert not overlaps_both_ways(".".join("*" * 1000), f"{THOUSAND}.>")
+    assert not overlaps_both_ways(THOUSAND, f"{THOUSAND[:-1]}x")
 
 
 # Where the rules differ from those of the in-memory bus that tests of process managers used.
 
 
-def test_a_section_and_the_rest_are_what_the_wildcards_stand_for() -> None:
+def test_wildcards_match_one_segment_and_the_tail() -> None:
     assert matches("*.two", "one.two")
     assert matches("one.#", "one.two.three")
     assert not matches("one.*", "one.two.three")
 
 
-def test_the_rest_in_the_middle_is_refused_where_it_used_to_be_one_section() -> None:
+def test_tail_wildcard_in_the_middle_is_refused() -> None:
     with pytest.raises(ValueError, match="segment 2 of 3 is the wildcard #"):
         check_pattern("a.#.c")
 
 
-def test_one_two_rest_does_not_match_one_which_it_used_to() -> None:
+def test_tail_wildcard_does_not_match_a_shorter_prefix() -> None:
     assert matches("one.#", "one")
     assert matches("one.two.#", "one.two")
     assert not matches("one.two.#", "one")
 
 
-def test_without_the_rest_the_sections_are_as_many() -> None:
+def test_without_tail_wildcard_segment_counts_are_equal() -> None:
     assert not matches("one.*", "one")
     assert not matches("one.*", "one.two.three")
 
 
-def test_a_message_without_a_channel_is_matched_by_the_rest_alone() -> None:
+def test_empty_name_matches_only_the_hash() -> None:
     assert [p for p in ("#", ">", "*", "*.#", "one.#", "one") if matches(p, "")] == ["#"]
 
 
-def test_published_wildcards_are_letters_to_a_match_and_refused_before() -> None:
+def test_wildcards_in_names_are_ordinary_characters() -> None:
     assert matches("one.*", "one.*")
     assert not matches("one.two", "one.*")
     assert not matches("one.two", "one.#")

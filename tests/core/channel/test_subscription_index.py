@@ -1,4 +1,4 @@
-"""Sublists by example, and against a list that is assumed to be perfect."""
+"""Subscription index by example and against a list."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from simplebus.core.channel.pattern import matches
 from simplebus.core.channel.pattern_index import PatternIndex, PatternPage
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_VALUES_MAX
-from tests.core.channel.channel_oracle import SublistOracle, names, patterns
+from tests.core.channel.channel_oracle import SubscriptionIndexOracle, names, patterns
 
 
-def sublist_of(*listed: str) -> SubscriptionIndex[str]:
-    """A sublist with these patterns, each its own value."""
+def build_index(*listed: str) -> SubscriptionIndex[str]:
+    """Build an index of these patterns, each its own value."""
     sublist = SubscriptionIndex[str]()
     for pattern in listed:
         assert sublist.insert(pattern, pattern)
@@ -28,21 +28,21 @@ def sublist_of(*listed: str) -> SubscriptionIndex[str]:
     return sublist
 
 
-def test_an_empty_sublist_matches_nothing() -> None:
-    sublist = sublist_of()
+def test_empty_index_matches_nothing() -> None:
+    sublist = build_index()
     assert (sublist.match("a"), sublist.match(""), len(sublist)) == ((), (), 0)
 
 
-def test_what_was_inserted_is_found() -> None:
-    sublist = sublist_of("a.b", "a.c")
+def test_inserted_values_are_found() -> None:
+    sublist = build_index("a.b", "a.c")
     assert sublist.match("a.b") == ("a.b",)
     assert sublist.match("a") == ()
     assert sublist.match("a.b.c") == ()
     assert len(sublist) == 2
 
 
-def test_what_was_removed_is_not_found() -> None:
-    sublist = sublist_of("a.b", "a.*", "a.c")
+def test_removed_values_are_not_found() -> None:
+    sublist = build_index("a.b", "a.*", "a.c")
     sublist.remove("a.b", "a.b")
     assert sublist.match("a.b") == ("a.*",)
     sublist.remove("a.*", "a.*")
@@ -51,15 +51,15 @@ def test_what_was_removed_is_not_found() -> None:
     assert len(sublist) == 1
 
 
-def test_a_star_stands_for_one_segment_in_any_place() -> None:
-    sublist = sublist_of("*.b.c", "a.*.c", "a.b.*", "*.*.*", "*.*")
+def test_star_matches_one_segment_anywhere() -> None:
+    sublist = build_index("*.b.c", "a.*.c", "a.b.*", "*.*.*", "*.*")
     assert sublist.match("a.b.c") == ("*.b.c", "a.*.c", "a.b.*", "*.*.*")
     assert sublist.match("a.x.c") == ("a.*.c", "*.*.*")
     assert sublist.match("x.y") == ("*.*",)
 
 
-def test_open_ends_match_the_rest() -> None:
-    sublist = sublist_of("#", ">", "a.#", "a.>", "a.*.#", "a.*.>")
+def test_tail_wildcards_match_the_rest() -> None:
+    sublist = build_index("#", ">", "a.#", "a.>", "a.*.#", "a.*.>")
     assert sublist.match("") == ("#",)
     assert sublist.match("a") == ("#", ">", "a.#")
     assert sublist.match("a.b") == ("#", ">", "a.#", "a.>", "a.*.#")
@@ -67,8 +67,8 @@ def test_open_ends_match_the_rest() -> None:
     assert sublist.match("b.b.c") == ("#", ">")
 
 
-def test_values_come_in_the_order_in_which_they_were_inserted() -> None:
-    sublist = sublist_of("a.>", "a.b", "#", "*.b", "a.#")
+def test_values_are_returned_in_insertion_order() -> None:
+    sublist = build_index("a.>", "a.b", "#", "*.b", "a.#")
     assert sublist.match("a.b") == ("a.>", "a.b", "#", "*.b", "a.#")
     sublist.remove("a.>", "a.>")
     sublist.insert("a.>", "again")
@@ -88,15 +88,15 @@ def test_many_values_of_one_pattern_keep_their_order() -> None:
     assert sublist.match("a.b") == (13, 1, 11, 12, 4)
 
 
-def test_a_value_comes_once_for_each_of_its_patterns() -> None:
+def test_value_is_returned_once_per_matching_pattern() -> None:
     sublist = SubscriptionIndex[str]()
     for pattern in ("a.b", "a.*", "x"):
         sublist.insert(pattern, "me")
     assert sublist.match("a.b") == ("me", "me")
 
 
-def test_the_same_pair_again_changes_nothing() -> None:
-    sublist = sublist_of("a.b", "a.*")
+def test_inserting_a_pair_again_changes_nothing() -> None:
+    sublist = build_index("a.b", "a.*")
     generation = sublist.generation
     assert not sublist.insert("a.b", "a.b")
     assert not sublist.insert("a.*", "a.*")
@@ -107,8 +107,8 @@ def test_the_same_pair_again_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "pattern", ["a", "a.b", "a.b.c.d", "a.*", "a.*.c", "*", "a.#", "a.>", "#", "a.*.c.d.e", "", "x"]
 )
-def test_removing_what_is_not_there_is_an_error(pattern: str) -> None:
-    sublist = sublist_of("a.b.c", "a.*.c.d", "a.x.*")
+def test_removing_an_unknown_pair_raises_key_error(pattern: str) -> None:
+    sublist = build_index("a.b.c", "a.*.c.d", "a.x.*")
     sublist.insert("a.*.c", "another")
     generation = sublist.generation
     with pytest.raises(KeyError, match="was not inserted with the pattern"):
@@ -129,8 +129,8 @@ def test_a_value_is_removed_from_its_own_pattern_only() -> None:
     assert sublist.match("a") == (2, 1, 3)
 
 
-def test_an_illegal_pattern_is_refused_and_leaves_nothing() -> None:
-    sublist = sublist_of()
+def test_illegal_pattern_is_refused_without_effect() -> None:
+    sublist = build_index()
     for pattern in ("", "a.", "a.#.b", "a b"):
         with pytest.raises(ValueError, match="pattern"):
             sublist.insert(pattern, "value")
@@ -138,7 +138,7 @@ def test_an_illegal_pattern_is_refused_and_leaves_nothing() -> None:
 
 
 def test_wildcards_in_a_name_are_letters() -> None:
-    sublist = sublist_of("a.*", "a.b", "a.#", "a.>", "*.*.c")
+    sublist = build_index("a.*", "a.b", "a.#", "a.>", "*.*.c")
     assert sublist.match("a.*") == ("a.*", "a.#", "a.>")
     assert sublist.match("a.#") == ("a.*", "a.#", "a.>")
     assert sublist.match("*.*.c") == ("*.*.c",)
@@ -146,50 +146,50 @@ def test_wildcards_in_a_name_are_letters() -> None:
 
 
 @pytest.mark.parametrize("name", [".", "a.", ".a", "a..b"])
-def test_what_has_an_empty_segment_is_found_by_nothing(name: str) -> None:
-    assert sublist_of("#", ">", "*.*", "a.>", "*.*.*").match(name) == ()
+def test_name_with_empty_segment_finds_nothing(name: str) -> None:
+    assert build_index("#", ">", "*.*", "a.>", "*.*.*").match(name) == ()
 
 
 # The cache.
 
 
-def searches(sublist: SubscriptionIndex[str], *asked: str) -> int:
-    """How many searches these names take, one after the other."""
+def count_searches(sublist: SubscriptionIndex[str], *asked: str) -> int:
+    """Return the number of searches for these names, one after the other."""
     before = sublist.statistics().searches
     for name in asked:
         sublist.match(name)
     return sublist.statistics().searches - before
 
 
-def test_what_was_found_is_remembered_and_nothing_is_a_result_too() -> None:
-    sublist = sublist_of("a.*")
-    assert searches(sublist, "a.b", "a.b", "x", "x", "a.b") == 2
+def test_results_are_cached_even_if_empty() -> None:
+    sublist = build_index("a.*")
+    assert count_searches(sublist, "a.b", "a.b", "x", "x", "a.b") == 2
     assert sublist.match("a.b") is sublist.match("a.b")
 
 
-def test_a_literal_pattern_makes_one_name_forgotten() -> None:
-    sublist = sublist_of("a.*")
-    assert searches(sublist, "a.b", "a.c", "x") == 3
+def test_literal_pattern_invalidates_one_name() -> None:
+    sublist = build_index("a.*")
+    assert count_searches(sublist, "a.b", "a.c", "x") == 3
     sublist.insert("a.b", "new")
-    assert searches(sublist, "a.c", "x") == 0
+    assert count_searches(sublist, "a.c", "x") == 0
     assert sublist.match("a.b") == ("a.*", "new")
     sublist.remove("a.b", "new")
-    assert searches(sublist, "a.c", "x") == 0
+    assert count_searches(sublist, "a.c", "x") == 0
     assert sublist.match("a.b") == ("a.*",)
 
 
-def test_a_pattern_with_a_wildcard_makes_all_names_forgotten() -> None:
-    sublist = sublist_of("a.*")
-    assert searches(sublist, "a.b", "x") == 2
+def test_wildcard_pattern_invalidates_all_names() -> None:
+    sublist = build_index("a.*")
+    assert count_searches(sublist, "a.b", "x") == 2
     sublist.insert("x.#", "new")
-    assert searches(sublist, "a.b") == 1
+    assert count_searches(sublist, "a.b") == 1
     assert sublist.match("x") == ("new",)
     sublist.remove("x.#", "new")
     assert sublist.match("x") == ()
 
 
-def test_every_change_grows_the_generation() -> None:
-    sublist = sublist_of()
+def test_every_change_increments_the_generation() -> None:
+    sublist = build_index()
     seen = [sublist.generation]
     for change in (sublist.insert, sublist.remove):
         for pattern in ("a", "a.*"):
@@ -199,18 +199,18 @@ def test_every_change_grows_the_generation() -> None:
     assert seen == sorted(set(seen))
 
 
-def test_names_in_use_stay_however_many_are_asked_once() -> None:
+def test_names_in_use_stay_cached() -> None:
     sublist = SubscriptionIndex[str](cache_names=8)
     sublist.insert("#", "all")
     sublist.match("in.use")
     for number in range(100):
         sublist.match(f"once.{number}")
-        assert searches(sublist, "in.use") == 0
+        assert count_searches(sublist, "in.use") == 0
         sublist.check()
     assert sublist.statistics().cached_names <= 8
 
 
-def test_the_cache_has_a_ceiling_in_values_too() -> None:
+def test_cache_is_limited_in_values() -> None:
     sublist = SubscriptionIndex[int](cache_values=20)
     for value in range(5):
         sublist.insert("a.#", value)
@@ -228,15 +228,15 @@ def test_the_cache_has_a_ceiling_in_values_too() -> None:
 
 
 @pytest.mark.parametrize("cache_names", [0, 1])
-def test_a_sublist_without_a_cache_searches_each_time(cache_names: int) -> None:
+def test_without_cache_every_match_is_searched(cache_names: int) -> None:
     sublist = SubscriptionIndex[str](cache_names=cache_names)
     sublist.insert("a", "a")
-    assert searches(sublist, "a", "a", "b", "b") == 4
+    assert count_searches(sublist, "a", "a", "b", "b") == 4
     assert sublist.statistics().cached_names == 0
 
 
 def test_names_that_the_same_patterns_match_share_a_result() -> None:
-    sublist = sublist_of("a.*", "*.b.>", "a.#", "a.x")
+    sublist = build_index("a.*", "*.b.>", "a.#", "a.x")
     assert sublist.match("a.c") is sublist.match("a.d")
     assert sublist.match("a.x") == ("a.*", "a.#", "a.x")
     assert sublist.match("c") is sublist.match("d") == ()
@@ -246,8 +246,8 @@ def test_names_that_the_same_patterns_match_share_a_result() -> None:
     assert sublist.match("a.d") == (*before, "another")
 
 
-def test_the_ceilings_are_stated() -> None:
-    sublist = sublist_of("#")
+def test_default_cache_limits() -> None:
+    sublist = build_index("#")
     for number in range(3 * CACHE_NAMES_MAX):
         sublist.match(str(number))
     sublist.check()
@@ -261,10 +261,8 @@ pairs = st.tuples(patterns(), st.integers(0, 3))
 
 
 @given(st.lists(pairs, max_size=30), st.lists(names, max_size=20))
-def test_a_sublist_finds_what_the_list_finds(
-    inserted: list[tuple[str, int]], asked: list[str]
-) -> None:
-    sublist, oracle = SubscriptionIndex[int](), SublistOracle()
+def test_index_matches_like_a_list(inserted: list[tuple[str, int]], asked: list[str]) -> None:
+    sublist, oracle = SubscriptionIndex[int](), SubscriptionIndexOracle()
     for pattern, value in inserted:
         assert sublist.insert(pattern, value) == oracle.insert(pattern, value)
     sublist.check()
@@ -275,7 +273,7 @@ def test_a_sublist_finds_what_the_list_finds(
 
 
 @given(st.lists(pairs, unique=True, max_size=30), st.randoms())
-def test_removed_in_any_order_nothing_is_left(
+def test_removal_in_any_order_leaves_nothing(
     inserted: list[tuple[str, int]], random: Random
 ) -> None:
     sublist = SubscriptionIndex[int]()
@@ -293,7 +291,7 @@ def test_removed_in_any_order_nothing_is_left(
     )
 
 
-def test_a_pair_that_comes_twice_leaves_nothing_when_it_is_removed() -> None:
+def test_removing_a_repeated_pair_leaves_nothing() -> None:
     for pattern in ("a.b", "a.*"):
         sublist = SubscriptionIndex[int]()
         assert sublist.insert(pattern, 1)
@@ -303,13 +301,13 @@ def test_a_pair_that_comes_twice_leaves_nothing_when_it_is_removed() -> None:
         assert sublist.statistics().literal_patterns == sublist.statistics().wild_patterns == 0
 
 
-class SublistMachine(RuleBasedStateMachine):
-    """A sublist with a cache of a few names against the list."""
+class SubscriptionIndexMachine(RuleBasedStateMachine):
+    """An index with a cache of a few names against a list."""
 
     @initialize(cache_names=st.sampled_from([0, 2, 6, 100]), cache_values=st.sampled_from([4, 100]))
     def start(self, cache_names: int, cache_values: int) -> None:
         self.sublist = SubscriptionIndex[int](cache_names=cache_names, cache_values=cache_values)
-        self.oracle = SublistOracle()
+        self.oracle = SubscriptionIndexOracle()
         self.asked: dict[str, None] = {}
 
     @rule(pair=pairs)
@@ -317,8 +315,8 @@ class SublistMachine(RuleBasedStateMachine):
         assert self.sublist.insert(*pair) == self.oracle.insert(*pair)
 
     @rule(at=st.integers(0, 1000), value=st.integers(0, 3))
-    def insert_a_name_that_was_asked(self, at: int, value: int) -> None:
-        if name := self.asked_name(at):
+    def insert_matched_name(self, at: int, value: int) -> None:
+        if name := self.recent_name(at):
             assert self.sublist.insert(name, value) == self.oracle.insert(name, value)
             assert self.sublist.match(name) == self.oracle.match(name)
 
@@ -330,7 +328,7 @@ class SublistMachine(RuleBasedStateMachine):
             self.oracle.remove(pattern, value)
 
     @rule(pair=pairs)
-    def remove_what_may_not_be_there(self, pair: tuple[str, int]) -> None:
+    def remove_any_pair(self, pair: tuple[str, int]) -> None:
         if pair in self.oracle.pairs:
             self.sublist.remove(*pair)
             self.oracle.remove(*pair)
@@ -346,21 +344,21 @@ class SublistMachine(RuleBasedStateMachine):
             assert self.sublist.match(name) == self.oracle.match(name)
 
     @rule()
-    def match_again_what_was_asked_lately(self) -> None:
+    def match_recent_name_again(self) -> None:
         for name in list(self.asked)[-5:]:
             assert self.sublist.match(name) == self.oracle.match(name)
 
-    def asked_name(self, at: int) -> str:
+    def recent_name(self, at: int) -> str:
         return list(self.asked)[-1 - at % len(self.asked)] if self.asked else ""
 
     @invariant()
-    def the_sublist_is_the_list(self) -> None:
+    def index_equals_model(self) -> None:
         self.sublist.check()
         assert len(self.sublist) == len(self.oracle.pairs)
 
 
-SublistMachine.TestCase.settings = settings(stateful_step_count=30)
-TestTheSublistIsAList = SublistMachine.TestCase
+SubscriptionIndexMachine.TestCase.settings = settings(stateful_step_count=30)
+TestSubscriptionIndexModel = SubscriptionIndexMachine.TestCase
 
 
 # The machine must be able to fail: the sublist is broken on purpose, and it has to notice.
@@ -368,15 +366,15 @@ TestTheSublistIsAList = SublistMachine.TestCase
 Patch = pytest.MonkeyPatch
 
 
-def remembers_too_long_after_a_literal(patch: Patch) -> None:
+def keeps_cache_after_literal_change(patch: Patch) -> None:
     patch.setattr(module._MatchCache, "forget", lambda self, name: None)
 
 
-def remembers_too_long_after_a_wildcard(patch: Patch) -> None:
+def keeps_cache_after_wildcard_change(patch: Patch) -> None:
     patch.setattr(module._MatchCache, "clear", lambda self: None)
 
 
-def takes_the_rest_for_one_or_more(patch: Patch) -> None:
+def matches_hash_like_greater_than(patch: Patch) -> None:
     matching = PatternIndex.find_matches
     patch.setattr(
         PatternIndex,
@@ -385,27 +383,25 @@ def takes_the_rest_for_one_or_more(patch: Patch) -> None:
     )
 
 
-def asks_for_the_head_alone(patch: Patch) -> None:
+def matches_prefix_only(patch: Patch) -> None:
     patch.setattr(PatternPage, "find_matches", lambda self, segments: self.used_bits)
 
 
-def leaves_bits_behind(patch: Patch) -> None:
+def leaves_removed_bits(patch: Patch) -> None:
     patch.setattr(PatternPage, "remove", lambda self, key, number: None)
 
 
 @pytest.mark.parametrize(
     "broken",
     [
-        remembers_too_long_after_a_literal,
-        remembers_too_long_after_a_wildcard,
-        takes_the_rest_for_one_or_more,
-        asks_for_the_head_alone,
-        leaves_bits_behind,
+        keeps_cache_after_literal_change,
+        keeps_cache_after_wildcard_change,
+        matches_hash_like_greater_than,
+        matches_prefix_only,
+        leaves_removed_bits,
     ],
 )
-def test_the_machine_notices_a_sublist_that(
-    broken: Callable[[Patch], None], monkeypatch: Patch
-) -> None:
+def test_model_detects_index_that(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:
     broken(monkeypatch)
     thorough = settings(
         max_examples=500,
@@ -418,4 +414,4 @@ def test_the_machine_notices_a_sublist_that(
         print_blob=False,
     )
     with pytest.raises(AssertionError):
-        run_machine(SublistMachine, settings=thorough)
+        run_machine(SubscriptionIndexMachine, settings=thorough)

@@ -1,9 +1,8 @@
-"""Every array path gives what its oracle gives, one frame, one ack, one message at a time.
+"""Array paths against oracles that handle one frame, one ack or one message at a time.
 
-One law: a fast path is work skipped because its result is known, never another answer. What is
-below PLAIN_FRAMES_MAX frames takes plain loops; so the inputs here repeat a few frames often enough
-to be far above it. Where a path can be told from outside, a test says that it was taken: else a
-change of a threshold would silently take the arrays out of all of these tests.
+A fast path may only skip work; its result never differs. Batches below PLAIN_FRAMES_MAX use plain
+loops, so the inputs repeat a few frames often enough. Where a path is visible from outside, a test
+checks that it was used; otherwise a changed threshold would disable these tests unnoticed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.support.strategies import (
 
 
 def split_all(data: bytes, *, before: bytes = DELIMITER) -> tuple[list[FrameBatch], bytes]:
-    """All batches that split finds in the middle of a larger buffer, and what is left over."""
+    """Return all batches found in the middle of a larger buffer, and the remaining bytes."""
     buffer = bytearray(before + data + DELIMITER * 4)
     scratch = SplitterScratch(len(buffer))
     first, last = len(before), len(before) + len(data)
@@ -43,7 +42,7 @@ def split_all(data: bytes, *, before: bytes = DELIMITER) -> tuple[list[FrameBatc
     return batches, bytes(buffer[first:last])
 
 
-def frames_of(batch: FrameBatch) -> list[bytes]:
+def list_frames(batch: FrameBatch) -> list[bytes]:
     data = batch.data.tobytes()
     starts, ends = batch.starts.tolist(), batch.ends.tolist()
     return [data[start:end] for start, end in zip(starts, ends, strict=True)]
@@ -53,21 +52,28 @@ def assert_splits(data: bytes) -> None:
     expected = split_frames(data)
     for before in (b"", DELIMITER, DELIMITER + b"<\r\n", b"<<<<<\r\n"):  # Aligned, and not.
         batches, leftover = split_all(data, before=before)
-        assert ([frame for batch in batches for frame in frames_of(batch)], leftover) == expected
+        assert ([frame for batch in batches for frame in list_frames(batch)], leftover) == expected
 
 
 @given(streams())
-def test_streams_split_as_the_oracle_splits_them(data: bytes) -> None:
+def test_streams_split_like_the_oracle(data: bytes) -> None:
     assert_splits(data)
 
 
 @given(garbled_streams())
-def test_garbled_streams_split_as_the_oracle_splits_them(data: bytes) -> None:
+def test_garbled_streams_split_like_the_oracle(data: bytes) -> None:
     assert_splits(data)
 
 
-@given(frames(), frames(), frames(), st.integers(0, LARGE_BATCH_COUNT), st.integers(0, 3), st.integers(0, 12))
-def test_a_stranger_among_frames_of_one_length_is_found(
+@given(
+    frames(),
+    frames(),
+    frames(),
+    st.integers(0, LARGE_BATCH_COUNT),
+    st.integers(0, 3),
+    st.integers(0, 12),
+)
+def test_frame_of_another_length_among_uniform_frames(
     usual: bytes, stranger: bytes, next_one: bytes, at: int, strangers: int, tail: int
 ) -> None:
     # The uniform path takes the frames in front of the stranger, or gives way to the arrays.
@@ -75,30 +81,26 @@ def test_a_stranger_among_frames_of_one_length_is_found(
     assert_splits(data)
 
 
-def test_frames_of_one_length_engage_the_uniform_path() -> None:
+def test_uniform_frames_use_the_uniform_path() -> None:
     frame = build_frame(MESSAGE, content=b"<x" * 8)
     batches, _ = split_all(frame * LARGE_BATCH_COUNT)
     assert [(batch.stride, batch.count) for batch in batches] == [(len(frame), LARGE_BATCH_COUNT)]
 
 
 @given(st.lists(frames(), min_size=1, max_size=6), frames(), st.integers(0, 12))
-def test_a_few_others_before_frames_of_one_length_change_nothing(
-    others: list[bytes], usual: bytes, tail: int
-) -> None:
+def test_other_frames_before_uniform_frames(others: list[bytes], usual: bytes, tail: int) -> None:
     assert_splits(b"".join(others) + usual * 300 + others[0][:tail])
 
 
 @pytest.mark.parametrize(("count", "engages"), [(1, True), (4, True), (5, False)])
-def test_a_few_others_before_frames_of_one_length_keep_them_not_from_the_uniform_path(
-    count: int, engages: bool
-) -> None:
+def test_uniform_path_is_used_after_few_other_frames(count: int, engages: bool) -> None:
     others = [build_frame(MESSAGE, content=bytes(n)) for n in range(count)]
     frame = build_frame(MESSAGE, content=bytes(150))
     batches, _ = split_all(b"".join(others) + frame * 300)
     assert ((163, 300) in [(batch.stride, batch.count) for batch in batches]) == engages
 
 
-def test_frames_of_many_lengths_engage_the_array_path() -> None:
+def test_frames_of_different_lengths_use_arrays() -> None:
     data = b"".join(build_frame(MESSAGE, content=b"x" * (i % 7)) for i in range(LARGE_BATCH_COUNT))
     batches, _ = split_all(data)
     assert [(batch.stride, batch.count) for batch in batches] == [(0, LARGE_BATCH_COUNT)]
@@ -106,7 +108,7 @@ def test_frames_of_many_lengths_engage_the_array_path() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"hi", b"\r\n>", b"<"])
 @pytest.mark.parametrize("count", [2, LARGE_BATCH_COUNT])
-def test_headers_that_look_like_delimiters_end_nothing(content: bytes, count: int) -> None:
+def test_delimiters_in_headers_are_ignored(content: bytes, count: int) -> None:
     # Uniform: it sees other delimiters and gives way. Arrays: some candidates lie in headers.
     for at in range(10):
         header = (b"1" * at + DELIMITER * 3)[:9]
@@ -115,14 +117,16 @@ def test_headers_that_look_like_delimiters_end_nothing(content: bytes, count: in
 
 
 @pytest.mark.parametrize("count", [3, LARGE_BATCH_COUNT])
-def test_a_delimiter_in_the_content_ends_the_frame_on_every_path(count: int) -> None:
+def test_delimiter_in_the_content_ends_the_frame(count: int) -> None:
     assert_splits((b"1" * 9 + b"one" + DELIMITER + b"two" + DELIMITER) * count)
     assert_splits((b"1" * 9 + b"one" + DELIMITER + b"2" * 9 + b"two" + DELIMITER) * count)
     assert_splits(DELIMITER * count)
 
 
-@given(st.binary(max_size=20), st.integers(0, 29), st.integers(0, LARGE_BATCH_COUNT), st.integers(1, 3))
-def test_a_delimiter_written_over_a_frame_of_one_length_is_found(
+@given(
+    st.binary(max_size=20), st.integers(0, 29), st.integers(0, LARGE_BATCH_COUNT), st.integers(1, 3)
+)
+def test_inner_delimiter_of_a_uniform_frame_is_found(
     content: bytes, place: int, at: int, count: int
 ) -> None:
     # The lengths stay the same: only looking for every delimiter tells that frames end elsewhere.
@@ -133,9 +137,7 @@ def test_a_delimiter_written_over_a_frame_of_one_length_is_found(
 
 
 @given(st.lists(st.sampled_from([*b"<<<<\r\n>x=\xbd\0"]), max_size=200), st.data())
-def test_delimiters_are_found_where_a_plain_search_finds_them(
-    some: list[int], data: st.DataObject
-) -> None:
+def test_find_delimiters_equals_a_plain_search(some: list[int], data: st.DataObject) -> None:
     # Of letters that delimiters are made of, and that look like them to arithmetic on whole words.
     text = bytes(some).replace(b"x", DELIMITER)
     first = data.draw(st.integers(0, min(9, len(text))))
@@ -149,7 +151,7 @@ def test_delimiters_are_found_where_a_plain_search_finds_them(
     )
 
 
-def test_bytes_beyond_the_last_one_asked_for_are_not_looked_at() -> None:
+def test_bytes_after_the_end_are_ignored() -> None:
     frame = build_frame(MESSAGE, content=b"x")
     for count in (1, 17, LARGE_BATCH_COUNT):
         data = frame * count
@@ -183,39 +185,39 @@ def test_a_batch_describes_its_frames(some: list[bytes]) -> None:
 
 
 @given(frame_lists)
-def test_keys_are_alike_exactly_where_type_and_class_are(some: list[bytes]) -> None:
+def test_keys_are_equal_if_type_and_class_are(some: list[bytes]) -> None:
     keys = build_batch(*some).keys().tolist()
     kinds = [frame[:3] for frame in some]
     assert len(set(zip(keys, kinds, strict=True))) == len(set(keys)) == len(set(kinds))
 
 
 @given(frame_lists, st.data())
-def test_a_slice_is_the_slice_of_the_frames(some: list[bytes], data: st.DataObject) -> None:
+def test_slice_returns_the_frames(some: list[bytes], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(some) - 1))
     last = data.draw(st.integers(first + 1, len(some)))
     part = build_batch(*some).slice(first, last)
     part.check()
     assert part.stride == build_batch(*some).stride, "the strided paths are lost"
-    assert frames_of(part) == some[first:last]
+    assert list_frames(part) == some[first:last]
     again = part.slice(0, part.count)
-    assert frames_of(again) == some[first:last]
+    assert list_frames(again) == some[first:last]
 
 
 @given(frame_lists, st.data())
-def test_taken_frames_are_the_frames_in_that_order(some: list[bytes], data: st.DataObject) -> None:
+def test_select_returns_frames_in_order(some: list[bytes], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(some))))
     order = order[: data.draw(st.integers(1, len(some)))]
     if data.draw(st.booleans()):
         order.sort()  # Neighbours: copied together.
     taken = build_batch(*some).select(np.array(order, np.intp))
     taken.check()
-    assert frames_of(taken) == [some[i] for i in order]
+    assert list_frames(taken) == [some[i] for i in order]
 
 
 @given(frame_lists)
-def test_a_copy_is_the_same_elsewhere(some: list[bytes]) -> None:
+def test_copy_is_independent(some: list[bytes]) -> None:
     batch = build_batch(*some)
     copy = batch.copy()
     copy.check()
-    assert frames_of(copy) == some
+    assert list_frames(copy) == some
     assert not np.shares_memory(copy.data, batch.data)

@@ -1,4 +1,6 @@
-"""Frames: encoding, splitting, batches and ack ranges, by example. Arrays: see test_fastpaths."""
+"""Frames by example: encoding, splitting, batches and ack ranges. For arrays see
+test_frame_batches.
+"""
 
 from __future__ import annotations
 
@@ -24,31 +26,31 @@ SMALLEST = build_frame(HEARTBEAT)
 HEADER_FULL_OF_DELIMITER = bytes.fromhex("313c0d0a3e3c0d0a3e") + b"hi" + DELIMITER
 
 
-def split(data: bytes, first: int = 0, last: int | None = None) -> FrameBatch | None:
+def split_bytes(data: bytes, first: int = 0, last: int | None = None) -> FrameBatch | None:
     buffer = bytearray(data + bytes(RECEIVE_PADDING_BYTES))
     return split_buffer(
         buffer, first, len(data) if last is None else last, SplitterScratch(len(buffer))
     )
 
 
-def test_a_frame_is_encoded_as_the_protocol_draws_it() -> None:
+def test_frame_encoding_example() -> None:
     frame = frames.encode(
         frames.MESSAGE, class_id=7, message_id=99, timer_index=3, content=b"hi\r\n"
     )
     assert frame == bytes.fromhex("310007000000630003" + "68690d0a" + "3c0d0a3e")
 
 
-def test_fields_left_out_are_zero() -> None:
+def test_default_fields_are_zero() -> None:
     assert frames.encode(frames.HEARTBEAT) == bytes.fromhex("300000000000000000" + "3c0d0a3e")
 
 
-def test_an_ack_is_encoded_as_the_protocol_draws_it() -> None:
+def test_ack_encoding_example() -> None:
     frame = frames.encode_ack(class_id=1, timer_index=3, first=0, last=100)
     assert frame == bytes.fromhex("330001000000000003" + "302d313030" + "3c0d0a3e")
 
 
 @pytest.mark.parametrize("message_id", [0, 1, 0x0A3E3C0D, (1 << 31) - 1])
-def test_what_is_encoded_reads_back(message_id: int) -> None:
+def test_encoded_frame_is_split_again(message_id: int) -> None:
     frame = frames.encode(
         frames.MESSAGE, class_id=0x3C0D, message_id=message_id, timer_index=0x0A3E, content=b"<"
     )
@@ -56,48 +58,48 @@ def test_what_is_encoded_reads_back(message_id: int) -> None:
 
 
 @pytest.mark.parametrize("length", range(13))
-def test_fewer_than_thirteen_bytes_are_no_frame(length: int) -> None:
+def test_fewer_than_13_bytes_are_no_frame(length: int) -> None:
     for frame in (SMALLEST, HEADER_FULL_OF_DELIMITER):
-        assert split(frame[:length]) is None
+        assert split_bytes(frame[:length]) is None
 
 
-def test_nothing_before_offset_nine_ends_a_frame() -> None:
+def test_delimiter_before_offset_9_is_ignored() -> None:
     for at in range(6):
         frame = (b"1" * at + DELIMITER).ljust(9, b"1") + b"body" + DELIMITER
-        batch = split(frame)
+        batch = split_bytes(frame)
         assert batch is not None
         assert batch.data.tobytes() == frame
 
 
-def test_only_the_bytes_asked_for_are_looked_at() -> None:
+def test_split_is_limited_to_the_given_bytes() -> None:
     buffer = b"junk" + SMALLEST + SMALLEST
-    batch = split(buffer, 4, 4 + 13 + 12)
+    batch = split_bytes(buffer, 4, 4 + 13 + 12)
     assert batch is not None
     assert batch.data.tobytes() == SMALLEST
-    assert split(buffer, 4, 4 + 12) is None
+    assert split_bytes(buffer, 4, 4 + 12) is None
 
 
-def test_what_remains_is_left_for_the_next_call() -> None:
+def test_incomplete_frame_is_left_for_the_next_call() -> None:
     data = SMALLEST + HEADER_FULL_OF_DELIMITER + b"31"
     at = 0
     found: list[bytes] = []
-    while (batch := split(data, at)) is not None:
+    while (batch := split_bytes(data, at)) is not None:
         batch.check()
         found += [batch.slice(i, i + 1).data.tobytes() for i in range(batch.count)]
         at += batch.data.size
     assert (found, data[at:]) == split_frames(data)
 
 
-def test_frames_of_one_length_have_a_stride_and_others_have_none() -> None:
-    alike = split(SMALLEST * 3, 0, 39)
+def test_stride_is_set_for_uniform_frames() -> None:
+    alike = split_bytes(SMALLEST * 3, 0, 39)
     assert alike is not None
     assert (alike.stride, alike.count) == (13, 3)
-    mixed = split(SMALLEST + HEADER_FULL_OF_DELIMITER, 0, 28)
+    mixed = split_bytes(SMALLEST + HEADER_FULL_OF_DELIMITER, 0, 28)
     assert mixed is not None
     assert (mixed.stride, mixed.count) == (0, 2)
 
 
-def test_a_batch_knows_where_each_frame_lies() -> None:
+def test_batch_bounds() -> None:
     batch = build_batch(SMALLEST, HEADER_FULL_OF_DELIMITER, SMALLEST)
     batch.check()
     assert batch.starts.tolist() == [0, 13, 28]
@@ -105,14 +107,14 @@ def test_a_batch_knows_where_each_frame_lies() -> None:
     assert batch.lengths.tolist() == [13, 15, 13]
 
 
-def test_a_batch_of_one_frame_is_that_frame() -> None:
+def test_from_frame_returns_the_frame() -> None:
     batch = FrameBatch.from_frame(memoryview(HEADER_FULL_OF_DELIMITER))
     batch.check()
     assert (batch.count, batch.stride) == (1, 15)
     assert batch.data.tobytes() == HEADER_FULL_OF_DELIMITER
 
 
-def test_a_slice_holds_the_frames_asked_for_without_a_copy() -> None:
+def test_slice_is_a_view() -> None:
     batch = build_batch(SMALLEST, HEADER_FULL_OF_DELIMITER, SMALLEST)
     middle = batch.slice(1, 2)
     middle.check()
@@ -130,14 +132,14 @@ def test_a_copy_outlives_the_buffer() -> None:
     assert copy.data.tobytes() == SMALLEST * 2
 
 
-def test_taken_frames_come_in_the_order_asked_for() -> None:
+def test_select_keeps_the_given_order() -> None:
     one, two = build_frame(MESSAGE, content=b"one"), build_frame(MESSAGE, content=b"second")
     taken = build_batch(one, two, SMALLEST).select(np.array([2, 0, 1], np.intp))
     taken.check()
     assert taken.data.tobytes() == SMALLEST + one + two
 
 
-def test_keys_tell_types_and_classes_apart_and_nothing_else() -> None:
+def test_keys_depend_on_type_and_class_only() -> None:
     keys = build_batch(
         build_frame(MESSAGE, class_id=1, message_id=5, content=b"x"),
         build_frame(MESSAGE, class_id=1, timer_index=9),
@@ -148,7 +150,7 @@ def test_keys_tell_types_and_classes_apart_and_nothing_else() -> None:
     assert len(set(keys.tolist())) == 3
 
 
-def test_a_batch_whose_columns_do_not_fit_is_noticed() -> None:
+def test_check_detects_inconsistent_batches() -> None:
     data = np.frombuffer(SMALLEST * 2, np.uint8)
     for bounds, stride in (([0, 13], 13), ([0, 5, 26], 0), ([0, 13, 26], 12), ([1, 26], 0)):
         with pytest.raises(AssertionError):
@@ -167,7 +169,7 @@ def test_a_batch_whose_columns_do_not_fit_is_noticed() -> None:
         (b"99999999-100000000", (99_999_999, 100_000_000)),
     ],
 )
-def test_an_ack_range_is_read(content: bytes, expected: tuple[int, int]) -> None:
+def test_parse_ack_range(content: bytes, expected: tuple[int, int]) -> None:
     assert frames.parse_ack_range(content) == expected
     assert frames.parse_ack_range(memoryview(content)) == expected
 
@@ -196,13 +198,13 @@ def test_an_ack_range_is_read(content: bytes, expected: tuple[int, int]) -> None
         "\uff15-\uff18".encode(),
     ],
 )
-def test_an_ack_that_is_no_range_is_refused(content: bytes) -> None:
+def test_malformed_ack_is_refused(content: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="expected first-last") as caught:
         frames.parse_ack_range(content)
     assert caught.value.reason is Reason.BAD_ACK
 
 
-def test_a_refused_ack_is_shown_but_not_at_full_length() -> None:
+def test_error_shows_an_excerpt_of_the_ack() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         frames.parse_ack_range(b"\xff" * 100_000)
     assert "100000 bytes" in caught.value.sentence
@@ -215,12 +217,12 @@ def test_ack_ranges_stop_before_the_first_bad_one() -> None:
     assert (firsts.tolist(), lasts.tolist()) == ([0, 4], [1, 9])
 
 
-def test_a_bad_ack_in_front_leaves_no_range() -> None:
+def test_malformed_first_ack_gives_no_range() -> None:
     firsts, lasts = frames.parse_ack_ranges(build_batch(build_frame(ACK)))
     assert (firsts.size, lasts.size) == (0, 0)
 
 
-def test_stamping_changes_id_and_timer_index_and_no_other_byte() -> None:
+def test_write_id_and_timer_changes_no_other_byte() -> None:
     buffer = bytearray(SMALLEST + HEADER_FULL_OF_DELIMITER + SMALLEST)
     frames.write_id_and_timer(memoryview(buffer), 13, 0x7FFFFFFF, 0xFFFF)
     stamped = build_frame(

@@ -1,4 +1,4 @@
-"""From chunks to frames: any cutting of the same bytes gives the same frames and the same error."""
+"""Any chunking of the same bytes gives the same frames and the same error."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ BUFFER = ReceiveBuffer()
 LONG = 4 * HEADROOM_BYTES
 
 
-def receive(
+def receive_chunks(
     chunks: Iterable[bytes], *, frame_bytes_max: int = LONG
 ) -> tuple[list[bytes], int, Reason | None]:
-    """The frames that these chunks give, how many bytes wait, and why it ended, if it did."""
+    """Return the frames of these chunks, the number of incomplete bytes, and the error, if any."""
     receiver = FrameReceiver(frame_bytes_max=frame_bytes_max)
     found: list[bytes] = []
     try:
@@ -45,39 +45,39 @@ def receive(
     return found, receiver.tail_bytes, None
 
 
-def bytewise(data: bytes) -> Chunks:
+def split_bytewise(data: bytes) -> Chunks:
     return [data[at : at + 1] for at in range(len(data))]
 
 
 def assert_receives(chunks: Chunks) -> None:
     found, leftover = split_frames(b"".join(chunks))
-    assert receive(chunks) == (found, len(leftover), None)
+    assert receive_chunks(chunks) == (found, len(leftover), None)
 
 
 @given(st.one_of(streams(), garbled_streams()).flatmap(chunkings))
-def test_frames_do_not_depend_on_where_the_stream_was_cut(chunks: Chunks) -> None:
+def test_chunking_does_not_change_frames(chunks: Chunks) -> None:
     assert_receives(chunks)
 
 
 @given(st.one_of(streams(), garbled_streams()).map(lambda data: data[-600:]))
-def test_frames_come_byte_by_byte(data: bytes) -> None:
-    assert_receives(bytewise(data))
+def test_frames_are_received_byte_by_byte(data: bytes) -> None:
+    assert_receives(split_bytewise(data))
 
 
-def test_two_frames_come_cut_at_every_place() -> None:
+def test_two_frames_cut_at_every_offset() -> None:
     data = bytes.fromhex("313c0d0a3e3c0d0a3e") + b"<\r\n" + DELIMITER
     data += build_frame(MESSAGE, class_id=0x3C0D, content=b"\r\n>")
     for place in range(len(data) + 1):
         assert_receives(cut(data, [place]))
 
 
-def test_fewer_than_nine_bytes_wait() -> None:
+def test_fewer_than_9_bytes_are_kept() -> None:
     for length in range(9):
-        assert receive([b"<\r\n><\r\n><"[:length]]) == ([], length, None)
+        assert receive_chunks([b"<\r\n><\r\n><"[:length]]) == ([], length, None)
 
 
 @pytest.mark.parametrize("content_bytes", [-1, 0, 1, 1000])
-def test_a_frame_around_the_headroom_arrives_however_it_was_cut(content_bytes: int) -> None:
+def test_frames_of_about_headroom_length(content_bytes: int) -> None:
     # A tail of up to HEADROOM_BYTES is copied in front of the next read, a longer one grows aside.
     frame = build_frame(MESSAGE, class_id=1, content=b"<" * (HEADROOM_BYTES - 13 + content_bytes))
     data = frame + build_frame(MESSAGE, content=b"next") + frame + b"1"
@@ -103,25 +103,27 @@ def test_a_frame_around_the_headroom_arrives_however_it_was_cut(content_bytes: i
     st.integers(HEADROOM_BYTES - 40, HEADROOM_BYTES + 40),
     st.lists(st.integers(-60, 60), max_size=6),
 )
-def test_long_frames_arrive_cut_near_the_headroom_and_near_their_end(
-    size: int, cuts: list[int]
-) -> None:
+def test_long_frames_cut_near_headroom_and_end(size: int, cuts: list[int]) -> None:
     frame = build_frame(MESSAGE, content=b"<\r\n" * (size // 3))
     data = frame + frame[:40]
     near = [HEADROOM_BYTES + at for at in cuts] + [len(frame) + at for at in cuts]
     assert_receives(cut(data, [min(max(at, 0), len(data)) for at in near]))
 
 
-def of_length(length: int) -> bytes:
+def build_frame_of_length(length: int) -> bytes:
     return build_frame(MESSAGE, content=b"x" * (length - 13))
 
 
 @pytest.mark.parametrize("most", [13, 64, HEADROOM_BYTES, HEADROOM_BYTES + 100])
-def test_a_frame_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(most: int) -> None:
-    legal, illegal = of_length(most), of_length(most + 1)
+def test_frame_length_limit_is_exact(most: int) -> None:
+    legal, illegal = build_frame_of_length(most), build_frame_of_length(most + 1)
     for places in ([], [1], [9], [most - 2], [most - 1], [most], [most // 2, most - 1]):
-        assert receive(cut(legal + legal, places), frame_bytes_max=most) == ([legal] * 2, 0, None)
-        assert receive(cut(legal + illegal + legal, places), frame_bytes_max=most) == (
+        assert receive_chunks(cut(legal + legal, places), frame_bytes_max=most) == (
+            [legal] * 2,
+            0,
+            None,
+        )
+        assert receive_chunks(cut(legal + illegal + legal, places), frame_bytes_max=most) == (
             [legal],
             0,
             Reason.FRAME_TOO_LONG,
@@ -129,61 +131,65 @@ def test_a_frame_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(most: in
 
 
 @pytest.mark.parametrize("most", [13, 64])
-def test_a_frame_too_long_is_noticed_before_it_ends(most: int) -> None:
-    unfinished = of_length(most + 50)[: most + 1]
-    assert receive([unfinished[:most]], frame_bytes_max=most) == ([], most, None)
-    assert receive([unfinished], frame_bytes_max=most) == ([], 0, Reason.FRAME_TOO_LONG)
-    assert receive(bytewise(unfinished), frame_bytes_max=most) == ([], 0, Reason.FRAME_TOO_LONG)
+def test_too_long_frame_is_refused_before_its_end(most: int) -> None:
+    unfinished = build_frame_of_length(most + 50)[: most + 1]
+    assert receive_chunks([unfinished[:most]], frame_bytes_max=most) == ([], most, None)
+    assert receive_chunks([unfinished], frame_bytes_max=most) == ([], 0, Reason.FRAME_TOO_LONG)
+    assert receive_chunks(split_bytewise(unfinished), frame_bytes_max=most) == (
+        [],
+        0,
+        Reason.FRAME_TOO_LONG,
+    )
 
 
 @given(st.lists(st.integers(13, 80), min_size=1, max_size=8), st.integers(1, 60), st.data())
-def test_a_frame_too_long_ends_the_stream_at_the_same_frame_however_cut(
+def test_too_long_frame_is_refused_for_any_chunking(
     lengths: list[int], times: int, data: st.DataObject
 ) -> None:
-    frames = [of_length(length) for length in lengths * times]
+    frames = [build_frame_of_length(length) for length in lengths * times]
     first_bad = next((i for i, frame in enumerate(frames) if len(frame) > 64), len(frames))
     reason = Reason.FRAME_TOO_LONG if first_bad < len(frames) else None
     chunks = data.draw(chunkings(b"".join(frames)))
-    assert receive(chunks, frame_bytes_max=64) == (frames[:first_bad], 0, reason)
+    assert receive_chunks(chunks, frame_bytes_max=64) == (frames[:first_bad], 0, reason)
 
 
-def test_many_frames_before_one_too_long_are_all_given() -> None:
+def test_frames_before_a_too_long_frame_are_returned() -> None:
     # Uniform, array and plain path of split, by the number of frames in front.
     for count in (300, 60, 5):
-        good = [of_length(40)] * count
-        data = b"".join([*good, of_length(65), *good])
-        assert receive([data], frame_bytes_max=64) == (good, 0, Reason.FRAME_TOO_LONG)
+        good = [build_frame_of_length(40)] * count
+        data = b"".join([*good, build_frame_of_length(65), *good])
+        assert receive_chunks([data], frame_bytes_max=64) == (good, 0, Reason.FRAME_TOO_LONG)
 
 
 @pytest.mark.parametrize(
     ("data", "lone"),
     [
-        (of_length(13), True),
-        (of_length(64), True),
-        (of_length(65), False),
-        (of_length(13)[:-1], False),
-        (of_length(13) * 2, False),
-        (of_length(13) + b"1", False),
+        (build_frame_of_length(13), True),
+        (build_frame_of_length(64), True),
+        (build_frame_of_length(65), False),
+        (build_frame_of_length(13)[:-1], False),
+        (build_frame_of_length(13) * 2, False),
+        (build_frame_of_length(13) + b"1", False),
         (b"<\r\n><\r\n><\r\n>", False),
         (b"<\r\n><\r\n><<\r\n>", True),
         (b"", False),
     ],
 )
-def test_exactly_one_frame_is_told_from_everything_else(data: bytes, lone: bool) -> None:
+def test_has_single_frame(data: bytes, lone: bool) -> None:
     receiver = FrameReceiver(frame_bytes_max=64)
     assert receiver.receive_single_frame(BUFFER, BUFFER.fill(data)) is lone
     assert receiver.frame_count == lone
 
 
-def test_the_end_of_a_begun_frame_is_no_lone_frame() -> None:
+def test_end_of_a_started_frame_is_no_single_frame() -> None:
     receiver = FrameReceiver(frame_bytes_max=64)
     begun = build_frame(MESSAGE, content=b"y" * 30)
     assert list(receiver.receive(BUFFER, BUFFER.fill(begun[:20]))) == []
-    assert not receiver.receive_single_frame(BUFFER, BUFFER.fill(of_length(13)))
+    assert not receiver.receive_single_frame(BUFFER, BUFFER.fill(build_frame_of_length(13)))
 
 
 class CountingBytes(bytearray):
-    """Counts how many bytes `find` was asked to look at."""
+    """Counts the bytes that `find` searches."""
 
     looked_at = 0
 
@@ -192,7 +198,7 @@ class CountingBytes(bytearray):
         return super().find(sub, start, end)
 
 
-def test_a_long_frame_in_small_chunks_is_not_searched_again_and_again() -> None:
+def test_long_frame_in_small_chunks_is_searched_once() -> None:
     frame = build_frame(MESSAGE, content=b"<" * (16 * HEADROOM_BYTES))
     chunk = 1000
     buffer = ReceiveBuffer()

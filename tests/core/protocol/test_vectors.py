@@ -1,4 +1,4 @@
-"""The protocol's vectors (protocol/vectors/*.json), each driven through the real engine."""
+"""Vectors of protocol version 1 (protocol/vectors/*.json), run against a broker."""
 
 from __future__ import annotations
 
@@ -59,29 +59,29 @@ Fields = tuple[int, int, int, int, bytes]
 
 
 def vectors(file: str, name: str) -> pytest.MarkDecorator:
-    """Parametrize a test with each vector of this list."""
+    """Parametrize a test with the vectors of a list."""
     found = json.loads((VECTORS / f"{file}.json").read_text())[name]
     return pytest.mark.parametrize("vector", found, ids=[vector["name"] for vector in found])
 
 
-def bytes_of(vector: Vector, prefix: str = "") -> bytes:
-    """A field `hex` or `parts`, or one that ends so."""
+def vector_bytes(vector: Vector, prefix: str = "") -> bytes:
+    """Return the bytes of the field `hex` or `parts` with this prefix."""
     if f"{prefix}hex" in vector:
         return bytes.fromhex(vector[f"{prefix}hex"])
     return b"".join(bytes.fromhex(piece) * count for piece, count in vector[f"{prefix}parts"])
 
 
-def fields_of(vector: Vector) -> Fields:
+def frame_fields(vector: Vector) -> Fields:
     return (
         vector["type"],
         vector["class_id"],
         vector["message_id"],
         vector["timer_index"],
-        bytes_of(vector, "content_"),
+        vector_bytes(vector, "content_"),
     )
 
 
-def pairs(ranges: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def range_pairs(ranges: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     return [(first, last) for first, last in ranges]
 
 
@@ -100,7 +100,7 @@ def test_a_file_says_what_it_holds_and_names_every_vector_once(path: Path) -> No
 
 @vectors("frames", "frames")
 def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
-    frame, fields = bytes_of(vector), fields_of(vector)
+    frame, fields = vector_bytes(vector), frame_fields(vector)
     frame_type, class_id, message_id, timer_index, content = fields
     buffer = bytearray(frame + bytes(RECEIVE_PADDING_BYTES))
     batch = frame_splitter.split_frames(buffer, 0, len(frame), SplitterScratch(len(buffer)))
@@ -121,12 +121,12 @@ def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
 
 @vectors("frames", "frames")
 def test_client_frames_are_accepted_and_server_frames_encoded(vector: Vector) -> None:
-    frame_type, class_id, message_id, timer_index, content = fields_of(vector)
+    frame_type, class_id, message_id, timer_index, content = frame_fields(vector)
     bus = BrokerHarness(Settings(ack_timeout=65535))
     if vector["sender"] == "client":
         peer = bus.peer(connect(class_id), subscribe(class_id))
         peer.receive_frames()
-        peer.send(bytes_of(vector))
+        peer.send(vector_bytes(vector))
         said = peer.receive_frames()
         if frame_type == MESSAGE:
             assert [parse_frame(frame) for frame in said] == [(MESSAGE, class_id, 0, 0, content)]
@@ -138,7 +138,7 @@ def test_client_frames_are_accepted_and_server_frames_encoded(vector: Vector) ->
         return
     if frame_type == CONNECT:
         bus.broker._next_session_id = int.from_bytes(content, "little")
-        assert bus.peer(connect()).receive_frames() == [bytes_of(vector)]
+        assert bus.peer(connect()).receive_frames() == [vector_bytes(vector)]
     elif frame_type == MESSAGE:
         bus.peer(connect(class_id))
         cls = bus.broker.classes[class_id]
@@ -146,13 +146,13 @@ def test_client_frames_are_accepted_and_server_frames_encoded(vector: Vector) ->
         cls.backlog_window = AckWindow(floor=message_id)
         bus.tick(timer_index)
         peer = bus.peer(subscribe(class_id), publish(class_id, content))
-        assert peer.receive_frames() == [bytes_of(vector)]
+        assert peer.receive_frames() == [vector_bytes(vector)]
 
 
 # Streams -----------------------------------------------------------------------------------------
 
 
-def received(chunks: Sequence[bytes]) -> tuple[list[bytes], int]:
+def receive_frames(chunks: Sequence[bytes]) -> tuple[list[bytes], int]:
     receiver = FrameReceiver(frame_bytes_max=Limits().frame_bytes)
     whole: list[bytes] = []
     for chunk in chunks:
@@ -165,8 +165,8 @@ def received(chunks: Sequence[bytes]) -> tuple[list[bytes], int]:
 
 @vectors("streams", "streams")
 def test_stream_vectors_for_any_chunking(vector: Vector) -> None:
-    data = bytes_of(vector)
-    expected = ([fields_of(frame) for frame in vector["frames"]], vector["leftover"])
+    data = vector_bytes(vector)
+    expected = ([frame_fields(frame) for frame in vector["frames"]], vector["leftover"])
     long = len(data) > 2000
     chunkings = [[data]]
     if not long:
@@ -174,22 +174,22 @@ def test_stream_vectors_for_any_chunking(vector: Vector) -> None:
     places = range(0, len(data) + 1, 99_991 if long else 1)
     chunkings += [cut(data, [place]) for place in (*places, len(data) - 1, len(data) - 2)]
     for chunks in chunkings:
-        whole, leftover = received(chunks)
+        whole, leftover = receive_frames(chunks)
         assert ([parse_frame(frame) for frame in whole], leftover) == expected
 
 
 # What is refused ---------------------------------------------------------------------------------
 
 
-def limits_of(vector: Vector) -> Limits:
+def vector_limits(vector: Vector) -> Limits:
     return Limits(**vector["limits"])
 
 
 @vectors("invalid", "invalid")
 @pytest.mark.parametrize("bytewise", [False, True])
 def test_invalid_frames_are_refused_with_their_reason(vector: Vector, bytewise: bool) -> None:
-    data, reason = bytes_of(vector), Reason(vector["reason"])
-    bus = BrokerHarness(Settings(limits=limits_of(vector)))
+    data, reason = vector_bytes(vector), Reason(vector["reason"])
+    bus = BrokerHarness(Settings(limits=vector_limits(vector)))
     peer = bus.peer()
     piece = 1 + len(data) // 2000 if bytewise else len(data) + 1
     chunks = [data[at : at + piece] for at in range(0, len(data), piece)]
@@ -199,7 +199,9 @@ def test_invalid_frames_are_refused_with_their_reason(vector: Vector, bytewise: 
     except RemoteProtocolError as error:
         caught = error
     overdue = bus.tick(vector["silence_seconds"]) if caught is None else []
-    assert processed(bus, peer, data) == effects_of(split_frames(data)[0], vector["frames_before"])
+    assert actual_effects(bus, peer, data) == expected_effects(
+        split_frames(data)[0], vector["frames_before"]
+    )
     if not vector["disconnects"]:
         assert (caught, overdue) == (None, [])
         assert bus.broker.refusal_counts == {reason: 1}
@@ -214,8 +216,8 @@ def test_invalid_frames_are_refused_with_their_reason(vector: Vector, bytewise: 
     assert caught.reason is reason
 
 
-def effects_of(said: list[bytes], count: int) -> tuple[set[int], dict[int, list[bytes]], int]:
-    """The classes, messages and replies that the first `count` frames of a client lead to."""
+def expected_effects(said: list[bytes], count: int) -> tuple[set[int], dict[int, list[bytes]], int]:
+    """Return the classes, messages and replies that the first `count` frames cause."""
     named: set[int] = set()
     stored: dict[int, list[bytes]] = {}
     replies = 0
@@ -229,10 +231,10 @@ def effects_of(said: list[bytes], count: int) -> tuple[set[int], dict[int, list[
     return named, stored, replies
 
 
-def processed(
+def actual_effects(
     bus: BrokerHarness, peer: WirePeer, data: bytes
 ) -> tuple[set[int], dict[int, list[bytes]], int]:
-    """The same, as the broker has it."""
+    """Return the same from the broker."""
     stored = {}
     for class_id, cls in bus.broker.classes.items():
         kept = [cls.ring.copy_frame(sequence) for sequence in range(cls.ring.floor, cls.ring.head)]
@@ -247,7 +249,7 @@ def processed(
 
 @vectors("connects", "valid")
 def test_connect_classes(vector: Vector) -> None:
-    content = bytes_of(vector, "content_")
+    content = vector_bytes(vector, "content_")
     bus = BrokerHarness(classes=65536)
     peer = bus.peer(build_frame(CONNECT, content=content))
     assert sorted(bus.broker.classes) == vector["class_ids"]
@@ -257,7 +259,7 @@ def test_connect_classes(vector: Vector) -> None:
 
 @vectors("connects", "invalid")
 def test_malformed_connect_is_refused(vector: Vector) -> None:
-    content = bytes_of(vector, "content_")
+    content = vector_bytes(vector, "content_")
     assert parse_connect(content) is None
     if vector["version_1_only"]:  # This server speaks version 2 as well.
         return
@@ -282,13 +284,13 @@ def test_ack_window_vectors(vector: Vector, times: int) -> None:
     cls.backlog_window = AckWindow(floor=floor)
     peer = bus.peer(subscribe(1), publish(1, *numbered(cursor - floor)))
     assert len(peer.receive_messages()) == cursor - floor
-    acks = pairs(vector["acks"])
+    acks = range_pairs(vector["acks"])
     peer.send(b"".join(ack(1, first, last) for first, last in acks) * times)
     for first, last in acks:
         oracle.ack_ids(first, last)
     window = peer.session.subscriptions[1].window
     assert window.floor == oracle.floor == vector["expected_floor"]
-    unacked = pairs(vector["expected_unacked"])
+    unacked = range_pairs(vector["expected_unacked"])
     assert window.unacked_ranges(floor, cursor) == oracle.unacked_ranges(floor, cursor) == unacked
     assert bus.broker.refusal_counts[Reason.ACK_UNSENT] == times * vector["expected_unsent"]
     assert bus.statistics(1).ring.floor == vector["expected_floor"]
@@ -322,21 +324,23 @@ def test_messages_are_released_when_all_subscriptions_acked(
             peer.send(ack(1, *ids))
     bus.tick(ACK_TIMEOUT)
     unacked = [None if peer is None else group_ids(peer.receive_ids(1)) for peer in peers]
-    expected = [None if ranges is None else pairs(ranges) for ranges in vector["expected_unacked"]]
+    expected = [
+        None if ranges is None else range_pairs(ranges) for ranges in vector["expected_unacked"]
+    ]
     assert unacked == expected
     waiting: list[tuple[int, int]] = []
     if all(peer is None for peer in peers):
         waiting = group_ids(bus.peer(subscribe(1)).receive_ids(1))
-    assert waiting == pairs(vector["expected_waiting"])
+    assert waiting == range_pairs(vector["expected_waiting"])
     needed = {i for ranges in (*unacked, waiting) for a, b in ranges or () for i in range(a, b)}
     released = group_ids([i for i in range(floor, head) if i not in needed])
-    assert released == pairs(vector["expected_released"])
+    assert released == range_pairs(vector["expected_released"])
 
 
 @vectors("acks", "grouping")
 def test_message_id_grouping_vectors(vector: Vector) -> None:
     ranges = group_ids(vector["ids"])
-    assert ranges == pairs(vector["ranges"])
+    assert ranges == range_pairs(vector["ranges"])
     contents = []
     for first, last in ranges:
         frame = frames.encode_ack(class_id=1, timer_index=0, first=first, last=last)

@@ -1,7 +1,8 @@
-"""The protocol's vectors of version 2 (protocol/vectors/v2-*.json), driven through the real engine.
+"""Vectors of protocol version 2 (protocol/vectors/v2-*.json), run against a broker.
 
-What peers get is read by oracles.py and json alone. Compared apart, each in its order, as
-`protocol/binary.md` says: Confirms, the messages of each subscription, everything else.
+Received frames are decoded only with oracles.py and json. Confirms, the messages of each
+subscription, and everything else are compared separately, each in order, as `protocol/binary.md`
+specifies.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from simplebus.core.protocol import envelope_batch, frames, inquiry, requests
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frame_splitter import SplitterScratch, split_frames
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer, build_batch
-from tests.core.protocol.test_vectors import VECTORS, Vector, bytes_of
+from tests.core.protocol.test_vectors import VECTORS, Vector, vector_bytes
 from tests.support.oracles import build_frame, parse_frame
 
 KINDS = {
@@ -57,7 +58,7 @@ OBJECTS: dict[tuple[str, str], type[requests._JsonBody]] = {
 
 
 def vectors(file: str, name: str) -> pytest.MarkDecorator:
-    """Parametrize a test with each vector of this list."""
+    """Parametrize a test with the vectors of a list."""
     found = json.loads((VECTORS / f"v2-{file}.json").read_text())[name]
     return pytest.mark.parametrize("vector", found, ids=[vector["name"] for vector in found])
 
@@ -77,7 +78,7 @@ def test_a_file_says_what_it_holds_and_names_every_vector_once(path: Path) -> No
 
 @vectors("frames", "frames")
 def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
-    frame, content = bytes_of(vector), bytes_of(vector, "content_")
+    frame, content = vector_bytes(vector), vector_bytes(vector, "content_")
     frame_type, a, b, c = (vector[name] for name in ("type", "a", "b", "c"))
     buffer = bytearray(frame + bytes(RECEIVE_PADDING_BYTES))
     batch = split_frames(buffer, 0, len(frame), SplitterScratch(len(buffer)))
@@ -90,8 +91,8 @@ def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
 
 
 @vectors("frames", "frames")
-def test_a_frame_with_an_object_reads_and_writes_as_what_it_says(vector: Vector) -> None:
-    content, said = bytes_of(vector, "content_"), vector.get("json")
+def test_json_bodies_decode_and_encode(vector: Vector) -> None:
+    content, said = vector_bytes(vector, "content_"), vector.get("json")
     if vector["kind"] == "inquire":
         find = inquiry.decode_inquiry if vector["sender"] == "client" else inquiry.decode_reply
         found = msgspec.json.encode(find(content))
@@ -111,22 +112,22 @@ def test_a_frame_with_an_object_reads_and_writes_as_what_it_says(vector: Vector)
 # Envelopes ---------------------------------------------------------------------------------------
 
 
-def said_by(vector: Vector) -> tuple[Envelope, bytes]:
+def describe_envelope(vector: Vector) -> tuple[Envelope, bytes]:
     about = Envelope(
         channel=vector["channel"],
-        key=bytes_of(vector, "key_"),
+        key=vector_bytes(vector, "key_"),
         headers=tuple((name, value) for name, value in vector["headers"]),
         published=vector["published"],
         expires_ms=vector["expires"],
         not_before_ms=vector["not_before"],
     )
-    return about, bytes_of(vector, "payload_")
+    return about, vector_bytes(vector, "payload_")
 
 
 @vectors("envelopes", "valid")
-def test_an_envelope_says_what_it_says(vector: Vector) -> None:
-    content = bytes_of(vector, "content_")
-    about, payload = said_by(vector)
+def test_envelope_vectors(vector: Vector) -> None:
+    content = vector_bytes(vector, "content_")
+    about, payload = describe_envelope(vector)
     assert envelope_batch.decode(content) == (about, payload)
     assert envelope_batch.extract_payload(content) == payload
     assert (envelope_batch.encode(about, payload) == content) is vector["shortest"]
@@ -138,8 +139,8 @@ def test_an_envelope_says_what_it_says(vector: Vector) -> None:
 
 
 @vectors("envelopes", "invalid")
-def test_a_content_that_is_no_envelope_is_refused(vector: Vector) -> None:
-    content = bytes_of(vector, "content_")
+def test_malformed_envelope_vectors_are_refused(vector: Vector) -> None:
+    content = vector_bytes(vector, "content_")
     with pytest.raises(RemoteProtocolError) as caught:
         envelope_batch.decode(content)
     assert caught.value.reason == vector["reason"]
@@ -149,15 +150,15 @@ def test_a_content_that_is_no_envelope_is_refused(vector: Vector) -> None:
 
 
 @vectors("stuffing", "stuffing")
-def test_bytes_are_stuffed_and_come_back(vector: Vector) -> None:
-    plain, stuffed = bytes_of(vector, "plain_"), bytes_of(vector, "stuffed_")
+def test_stuffing_vectors(vector: Vector) -> None:
+    plain, stuffed = vector_bytes(vector, "plain_"), vector_bytes(vector, "stuffed_")
     assert envelope_batch.stuff(plain) == stuffed
     assert envelope_batch.unstuff(stuffed) == plain
 
 
 @vectors("stuffing", "unstuffing")
-def test_bytes_that_nobody_stuffed_stand_for_themselves(vector: Vector) -> None:
-    plain, stuffed = bytes_of(vector, "plain_"), bytes_of(vector, "stuffed_")
+def test_unstuffed_bytes_are_unchanged(vector: Vector) -> None:
+    plain, stuffed = vector_bytes(vector, "plain_"), vector_bytes(vector, "stuffed_")
     assert envelope_batch.unstuff(stuffed) == plain
     assert envelope_batch.stuff(plain) != stuffed
 
@@ -166,7 +167,7 @@ def test_bytes_that_nobody_stuffed_stand_for_themselves(vector: Vector) -> None:
 
 
 class Frame(NamedTuple):
-    """What a peer gets, by its header and content."""
+    """Received frame: header fields and content."""
 
     type: int
     a: int
@@ -180,45 +181,45 @@ class Frame(NamedTuple):
 
 
 Delivery = tuple[int, int, int] | None
-"""Class, subscription and attempt, as a Deliver says them; None where none came."""
+"""Class, subscription and attempt of a Deliver frame; None before the first."""
 
 
-class Listener:
-    """One peer: everything it got and was not asked about yet."""
+class DialoguePeer:
+    """One peer, with the received frames that no line of the dialogue has checked yet."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: DialogueServer) -> None:
         self.server = server
         self.peer = WirePeer(server.bus, server.bus.broker.open_session())
         self.is_closed = False
         self.confirmed: int | None = None
-        """What the last Confirm said."""
+        """Message number of the last Confirm."""
         self.was_told: int | None = None
-        """What the last line about one said."""
+        """Message number of the last expected Confirm."""
         self.others: deque[Frame] = deque()
         self.messages: dict[Delivery, deque[tuple[Delivery, Frame]]] = defaultdict(deque)
         self.delivery: Delivery = None
         self.expected: Delivery = None
-        """What the last line about a Deliver said."""
+        """Last expected Deliver."""
 
-    def says(self, *said: bytes) -> None:
+    def send(self, *said: bytes) -> None:
         assert not self.is_closed, "the server has closed the connection"
         for data in said:
             if not self.is_closed:
-                self._say(data)
+                self._send_bytes(data)
 
-    def _say(self, data: bytes) -> None:
+    def _send_bytes(self, data: bytes) -> None:
         try:
             self.peer.send(data)
         except RemoteProtocolError as error:
             self.server.cut(self, error)
-        self.server.go_on()
+        self.server.process()
 
-    def leaves(self) -> None:
+    def disconnect(self) -> None:
         self.peer.disconnect()
         self.is_closed = True
-        self.server.go_on()
+        self.server.process()
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         for whole in self.peer.receive_frames():
             frame = Frame(*parse_frame(whole))
             if frame.type == CONFIRM:
@@ -231,8 +232,8 @@ class Listener:
             elif frame.type != HEARTBEAT:
                 self.others.append(frame)
 
-    def gets(self, data: bytes, said: Vector | None) -> None:
-        self.hear()
+    def expect(self, data: bytes, said: Vector | None) -> None:
+        self.receive()
         frame = Frame(*parse_frame(data if said is None else data + frames.DELIMITER))
         if frame.type == CONFIRM:
             self.was_told = frame.b
@@ -241,11 +242,11 @@ class Listener:
             self.expected = (frame.a, frame.c, frame.b)
         elif frame.is_message:
             waiting = self.messages[self.expected and self.expected[:2]]
-            assert waiting, f"no message comes; {self.everything()}"
+            assert waiting, f"no message comes; {self.take_all()}"
             delivery, found = waiting.popleft()
             assert (delivery, found._replace(c=0)) == (self.expected, frame._replace(c=0))
         else:
-            assert self.others, f"nothing comes; {self.everything()}"
+            assert self.others, f"nothing comes; {self.take_all()}"
             found = self.others.popleft()
             assert found[:4] == frame[:4], found
             if said is None:
@@ -254,44 +255,44 @@ class Listener:
             told = json.loads(found.content)
             assert {name: told.get(name) for name in said} == said
 
-    def gets_nothing(self) -> None:
-        self.hear()
-        assert not self.everything()
+    def expect_nothing(self) -> None:
+        self.receive()
+        assert not self.take_all()
         assert self.confirmed == self.was_told
 
-    def everything(self) -> list[Any]:
+    def take_all(self) -> list[Any]:
         return [*self.others, *(one for waiting in self.messages.values() for one in waiting)]
 
 
-class Server:
-    """A bus, and its peers by name. Its clock goes on with its ticks."""
+class DialogueServer:
+    """A bus and its peers by name. Its clock advances with its ticks."""
 
     def __init__(self, limits: dict[str, Any]) -> None:
         self.bus = BrokerHarness(Settings(limits=Limits(**limits)))
-        self.peers: dict[str, Listener] = {}
+        self.peers: dict[str, DialoguePeer] = {}
 
-    def listener(self, name: str) -> Listener:
+    def get_peer(self, name: str) -> DialoguePeer:
         if name not in self.peers:
-            self.peers[name] = Listener(self)
+            self.peers[name] = DialoguePeer(self)
         return self.peers[name]
 
-    def cut(self, listener: Listener, error: RemoteProtocolError) -> None:
-        """Do as a driver does: say why, then close."""
+    def cut(self, listener: DialoguePeer, error: RemoteProtocolError) -> None:
+        """Send the error, then close the session, as the server does."""
         broker, session = self.bus.broker, listener.peer.session
         broker.send_fatal_error(session, error)
-        listener.hear()
+        listener.receive()
         broker.close_session(session)
         listener.is_closed = True
 
-    def go_on(self) -> None:
+    def process(self) -> None:
         broker = self.bus.broker
         while broker.drain_writable():
             pass
         for session, _ in broker.drain_closing():
-            self.of(session).hear()
-            self.of(session).is_closed = True
+            self.peer_of(session).receive()
+            self.peer_of(session).is_closed = True
 
-    def of(self, session: object) -> Listener:
+    def peer_of(self, session: object) -> DialoguePeer:
         (found,) = [one for one in self.peers.values() if one.peer.session is session]
         return found
 
@@ -300,40 +301,40 @@ class Server:
         for _ in range(times):
             broker.clock.now += broker.settings.tick_seconds
             for session, error in self.bus.tick():
-                self.cut(self.of(session), error)
+                self.cut(self.peer_of(session), error)
             broker.run_due_wakeups()
-            self.go_on()
+            self.process()
             for listener in self.peers.values():
                 if not listener.is_closed:
-                    listener.hear()
+                    listener.receive()
 
 
 @pytest.mark.parametrize("in_one", [True, False], ids=["in one", "in pieces"])
 @vectors("sessions", "sessions")
-def test_a_dialogue_goes_as_it_is_written(vector: Vector, in_one: bool) -> None:
-    """What one line sends comes to the server in one read, or each frame in one of its own."""
-    server = Server(vector["limits"])
+def test_dialogue_vectors(vector: Vector, in_one: bool) -> None:
+    """The bytes of a line arrive in one read, or each frame in a read of its own."""
+    server = DialogueServer(vector["limits"])
     for number, (who, verb, *rest) in enumerate(vector["lines"]):
         where = f"line {number}: {who} {verb} {rest}"
         if who == "server":
             assert verb == "ticks"
             server.tick(*rest)
             continue
-        listener = server.listener(who)
+        listener = server.get_peer(who)
         try:
             match verb:
                 case "sends":
                     said = [bytes.fromhex(data) for data in rest]
-                    listener.says(*([b"".join(said)] if in_one else said))
+                    listener.send(*([b"".join(said)] if in_one else said))
                 case "gets":
-                    listener.gets(bytes.fromhex(rest[0]), rest[1] if rest[1:] else None)
+                    listener.expect(bytes.fromhex(rest[0]), rest[1] if rest[1:] else None)
                 case "gets nothing":
-                    listener.gets_nothing()
+                    listener.expect_nothing()
                 case "is closed":
                     assert listener.is_closed
-                    listener.gets_nothing()
+                    listener.expect_nothing()
                 case "leaves":
-                    listener.leaves()
+                    listener.disconnect()
                 case _:
                     raise AssertionError("what is this line?")
         except AssertionError as error:
@@ -343,9 +344,9 @@ def test_a_dialogue_goes_as_it_is_written(vector: Vector, in_one: bool) -> None:
 # Bad input ---------------------------------------------------------------------------------------
 
 
-def check_error(server: Server, listener: Listener, vector: Vector) -> None:
+def check_error(server: DialogueServer, listener: DialoguePeer, vector: Vector) -> None:
     server.tick(vector["silence_seconds"])
-    listener.hear()
+    listener.receive()
     frame = listener.others.popleft()
     assert frame[:4] == (ERROR, vector["a"], vector["b"], vector["c"])
     told = json.loads(frame.content)
@@ -353,28 +354,28 @@ def check_error(server: Server, listener: Listener, vector: Vector) -> None:
     assert told["count"] == vector["count"]
     assert told["message"]
     assert listener.is_closed is vector["fatal"]
-    assert not listener.everything()
+    assert not listener.take_all()
     if not vector["fatal"]:
-        listener.says(build_frame(frames.CONNECT, message_id=99, content=b"{}"))
-        listener.hear()
+        listener.send(build_frame(frames.CONNECT, message_id=99, content=b"{}"))
+        listener.receive()
         assert [(one.type, one.b) for one in listener.others] == [(frames.CONNECT, 99)]
 
 
 @vectors("invalid", "connects")
-def test_a_first_connect_that_is_refused_ends_the_session(vector: Vector) -> None:
-    server = Server(vector["limits"])
-    listener = server.listener("a")
-    listener.says(bytes_of(vector))
+def test_refused_first_connect_ends_the_session(vector: Vector) -> None:
+    server = DialogueServer(vector["limits"])
+    listener = server.get_peer("a")
+    listener.send(vector_bytes(vector))
     check_error(server, listener, vector)
     assert server.bus.broker.classes == {}
 
 
 @vectors("invalid", "frames")
-def test_a_bad_frame_is_answered_by_an_error(vector: Vector) -> None:
-    server = Server(vector["limits"])
-    listener = server.listener("a")
-    listener.says(build_frame(frames.CONNECT, message_id=1, content=b'{"classes":[1]}'))
-    listener.hear()
+def test_malformed_frame_gets_an_error(vector: Vector) -> None:
+    server = DialogueServer(vector["limits"])
+    listener = server.get_peer("a")
+    listener.send(build_frame(frames.CONNECT, message_id=1, content=b'{"classes":[1]}'))
+    listener.receive()
     assert listener.others.popleft().type == frames.CONNECT
-    listener.says(bytes_of(vector))
+    listener.send(vector_bytes(vector))
     check_error(server, listener, vector)

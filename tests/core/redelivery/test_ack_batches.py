@@ -1,7 +1,4 @@
-"""Acks by the array, and the windows they are applied to, are what the oracle makes one by one.
-
-One law: see test_fastpaths.py.
-"""
+"""Ack ranges parsed and applied with arrays equal the oracle. See protocol/test_frame_batches."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from tests.support.strategies import ack_contents, ack_frame
 # Acks --------------------------------------------------------------------------------------------
 
 
-def ranges_one_by_one(contents: Sequence[bytes]) -> list[tuple[int, int]]:
+def parse_one_by_one(contents: Sequence[bytes]) -> list[tuple[int, int]]:
     ranges = []
     for content in contents:
         expected = parse_ack(content)
@@ -39,27 +36,32 @@ def ranges_one_by_one(contents: Sequence[bytes]) -> list[tuple[int, int]]:
     return ranges
 
 
-def assert_reads_acks(contents: Sequence[bytes]) -> None:
+def assert_parses_acks(contents: Sequence[bytes]) -> None:
     firsts, lasts = parse_ack_ranges(build_batch(*(ack_frame(1, content) for content in contents)))
     read = list(zip(firsts.tolist(), lasts.tolist(), strict=True))
-    assert read == ranges_one_by_one(contents)
+    assert read == parse_one_by_one(contents)
 
 
-@given(st.lists(ack_contents(), min_size=1, max_size=6), st.integers(1, LARGE_BATCH_COUNT), st.randoms())
-def test_many_acks_read_as_each_of_them(some: list[bytes], times: int, random: Random) -> None:
+@given(
+    st.lists(ack_contents(), min_size=1, max_size=6),
+    st.integers(1, LARGE_BATCH_COUNT),
+    st.randoms(),
+)
+def test_many_acks_parse_like_single_acks(some: list[bytes], times: int, random: Random) -> None:
     contents = some * times
-    assert_reads_acks(contents)
+    assert_parses_acks(contents)
     random.shuffle(contents)
-    assert_reads_acks(contents)
+    assert_parses_acks(contents)
 
 
 @given(st.integers(0, ID_COUNT - 2 * LARGE_BATCH_COUNT), st.integers(1, 3), st.integers(0, 3))
-def test_acks_of_messages_in_a_row_read_as_each_of_them(first: int, step: int, zeros: int) -> None:
+def test_consecutive_acks_parse_like_single_acks(first: int, step: int, zeros: int) -> None:
     # In columns where the digits stay as many, anywhere where they become more.
     contents = [
-        b"0" * zeros + b"%d-%d" % (at, at + step) for at in range(first, first + step * LARGE_BATCH_COUNT, step)
+        b"0" * zeros + b"%d-%d" % (at, at + step)
+        for at in range(first, first + step * LARGE_BATCH_COUNT, step)
     ]
-    assert_reads_acks(contents)
+    assert_parses_acks(contents)
 
 
 bad_acks = [
@@ -82,34 +84,36 @@ bad_acks = [
 
 
 @pytest.mark.parametrize("good", [b"3-4", b"10-20", b"2147483647-2147483648", b"7--2147483648"])
-def test_one_bad_ack_among_many_ends_the_ranges_there(good: bytes) -> None:
+def test_parsing_stops_at_the_first_malformed_ack(good: bytes) -> None:
     for bad, at in product(bad_acks, (0, 1, LARGE_BATCH_COUNT // 2, LARGE_BATCH_COUNT - 1)):
         contents = [good] * LARGE_BATCH_COUNT
         contents[at] = bad
-        assert_reads_acks(contents)
+        assert_parses_acks(contents)
 
 
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("byte", [*b"/:-+ \x00\x80\xff\xb0"])
-def test_a_byte_that_is_no_digit_is_noticed_in_every_place(place: int, byte: int) -> None:
+def test_non_digit_is_detected_at_every_position(place: int, byte: int) -> None:
     content = bytearray(b"1-2")
     content[place] = byte
-    assert_reads_acks([b"1-2"] * LARGE_BATCH_COUNT + [bytes(content)] + [b"1-2"] * LARGE_BATCH_COUNT)
-    assert_reads_acks([bytes(content)] * LARGE_BATCH_COUNT)
+    assert_parses_acks(
+        [b"1-2"] * LARGE_BATCH_COUNT + [bytes(content)] + [b"1-2"] * LARGE_BATCH_COUNT
+    )
+    assert_parses_acks([bytes(content)] * LARGE_BATCH_COUNT)
 
 
-def test_every_number_of_digits_reads_beside_every_other() -> None:
+def test_numbers_of_all_lengths_parse_in_one_batch() -> None:
     numbers = [10**digits - 1 for digits in range(1, 10)] + [10**digits for digits in range(10)]
     contents = [b"%d-%d" % (a, b) for a in numbers for b in [*numbers, ID_COUNT] if a < b]
     assert len(contents) > PLAIN_FRAMES_MAX
-    assert_reads_acks(contents)
-    assert_reads_acks([content.replace(b"-", b"-0") for content in contents])
+    assert_parses_acks(contents)
+    assert_parses_acks([content.replace(b"-", b"-0") for content in contents])
 
 
 # Ack windows -------------------------------------------------------------------------------------
 
 
-def window_after(
+def build_window(
     floor: int, cursor: int, ranges: Sequence[tuple[int, int]], *, at_once: bool
 ) -> AckWindow:
     window = AckWindow(floor=floor)
@@ -132,7 +136,7 @@ def window_after(
     st.booleans(),
     st.randoms(),
 )
-def test_many_acks_leave_the_window_as_each_of_them_does(
+def test_ack_ranges_equals_single_acks(
     floor: int,
     some: list[tuple[int, int]],
     times: int,
@@ -151,17 +155,18 @@ def test_many_acks_leave_the_window_as_each_of_them_does(
     oracle = AckOracle(floor=floor, cursor=cursor)
     for first, last in ranges:
         oracle.acked.update(range(max(first, floor), last))
-    at_once = window_after(floor, cursor, ranges, at_once=True)
-    one_by_one = window_after(floor, cursor, ranges, at_once=False)
+    at_once = build_window(floor, cursor, ranges, at_once=True)
+    one_by_one = build_window(floor, cursor, ranges, at_once=False)
     assert window_state(at_once) == window_state(one_by_one) == window_state(oracle)
 
 
-@given(st.lists(st.integers(1, 5), min_size=LARGE_BATCH_COUNT, max_size=LARGE_BATCH_COUNT), st.integers(-3, 3))
-def test_ranges_that_touch_leave_the_window_as_each_of_them_does(
-    lengths: list[int], start: int
-) -> None:
+@given(
+    st.lists(st.integers(1, 5), min_size=LARGE_BATCH_COUNT, max_size=LARGE_BATCH_COUNT),
+    st.integers(-3, 3),
+)
+def test_adjacent_ranges_equal_single_acks(lengths: list[int], start: int) -> None:
     ends = np.cumsum([start, *lengths]).tolist()
     ranges = list(pairwise(ends))
-    at_once = window_after(0, 5 * LARGE_BATCH_COUNT + 3, ranges, at_once=True)
-    one_by_one = window_after(0, 5 * LARGE_BATCH_COUNT + 3, ranges, at_once=False)
+    at_once = build_window(0, 5 * LARGE_BATCH_COUNT + 3, ranges, at_once=True)
+    one_by_one = build_window(0, 5 * LARGE_BATCH_COUNT + 3, ranges, at_once=False)
     assert window_state(at_once) == window_state(one_by_one)

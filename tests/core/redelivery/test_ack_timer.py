@@ -1,4 +1,4 @@
-"""Spans by tick, and sets of sequences, against plain dicts and sets."""
+"""Timer wheel and sequence sets against plain dicts and sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ bounds = st.tuples(st.integers(0, 60), st.integers(0, 60))
 
 
 class SequenceSetMachine(RuleBasedStateMachine):
-    """The set of ranges against a set of numbers."""
+    """A sequence set against a set of integers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SequenceSetMachine(RuleBasedStateMachine):
         self.model -= set(range(*pair))
 
     @rule(pair=bounds)
-    def without(self, pair: tuple[int, int]) -> None:
+    def check_missing_ranges(self, pair: tuple[int, int]) -> None:
         outside = [s for a, b in self.set.missing_ranges(*pair) for s in range(a, b)]
         assert outside == sorted(set(range(*pair)) - self.model)
 
@@ -55,7 +55,7 @@ class SequenceSetMachine(RuleBasedStateMachine):
         self.model.clear()
 
     @invariant()
-    def both_are_the_same(self) -> None:
+    def set_equals_model(self) -> None:
         self.set.check()
         assert len(self.set) == len(self.model)
         assert [s for a, b in self.set for s in range(a, b)] == sorted(self.model)
@@ -69,7 +69,7 @@ TestSequenceSet = SequenceSetMachine.TestCase
     cuts=st.lists(st.tuples(bounds, st.integers(0, 2)), max_size=5),
     tick=st.integers(1, 4),
 )
-def test_what_is_cut_out_of_a_wheel_is_due_no_more(
+def test_removed_spans_are_not_due(
     puts: list[tuple[int, int, int]], cuts: list[tuple[tuple[int, int], int]], tick: int
 ) -> None:
     wheel, model = TimerWheel(), dict[int, tuple[int, int]]()
@@ -102,7 +102,7 @@ def test_what_is_cut_out_of_a_wheel_is_due_no_more(
     puts=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 2)), max_size=12),
     moves=st.lists(st.tuples(bounds, st.integers(0, 3)), max_size=5),
 )
-def test_what_is_postponed_is_due_then_and_nothing_else_is_moved(
+def test_reschedule_moves_only_the_given_messages(
     puts: list[tuple[int, int, int]], moves: list[tuple[tuple[int, int], int]]
 ) -> None:
     wheel, model = TimerWheel(), dict[int, tuple[int, int]]()
@@ -122,7 +122,7 @@ def test_what_is_postponed_is_due_then_and_nothing_else_is_moved(
     assert len(wheel) == 0
 
 
-def test_what_is_postponed_together_is_one_span_again() -> None:
+def test_rescheduled_messages_merge_into_one_span() -> None:
     wheel = TimerWheel()
     for n in range(20_000):
         wheel.schedule(1 + n % 2, n, n + 1, 1)
@@ -131,20 +131,22 @@ def test_what_is_postponed_together_is_one_span_again() -> None:
     assert [(span.first, span.last) for span in wheel] == [(0, 20_000)]
 
 
-def test_however_often_a_tick_is_postponed_to_each_message_is_moved_once(
+def test_repeated_reschedule_moves_each_message_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wheel = TimerWheel()
     for n in range(1000):  # What was sent once and what was sent twice, in turn: it cannot merge.
         wheel.schedule(1, n, n + 1, 1 + n % 2)
     wheel.reschedule(0, 1000, lambda attempts: 9 + attempts)
-    monkeypatch.setattr(SequenceSet, "pop_ranges", lambda *_: pytest.fail("something is moved again"))
+    monkeypatch.setattr(
+        SequenceSet, "pop_ranges", lambda *_: pytest.fail("something is moved again")
+    )
     for _ in range(1000):
         wheel.reschedule(0, 1000, lambda attempts: 9 + attempts)
     assert len(wheel) == 1000
 
 
-def test_spans_that_follow_one_another_are_one() -> None:
+def test_adjacent_spans_merge() -> None:
     wheel = TimerWheel()
     wheel.schedule(3, 0, 5, 1)
     wheel.schedule(3, 5, 9, 1)
@@ -152,6 +154,6 @@ def test_spans_that_follow_one_another_are_one() -> None:
     assert len(wheel) == 2
 
 
-def test_spans_that_begin_together_may_be_due_together() -> None:
+def test_spans_with_equal_first_sequence_may_be_due_together() -> None:
     put_off = [(1.0, 4, Span(4, 9, 1)), (1.0, 4, Span(4, 5, 2)), (1.0, 3, Span(3, 4, 1))]
     assert [span.first for _, _, span in sorted(put_off)] == [3, 4, 4]

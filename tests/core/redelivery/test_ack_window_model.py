@@ -1,4 +1,4 @@
-"""The ack window against a set of ints that is assumed to be perfect."""
+"""Ack window against a set of integers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ spans = st.tuples(st.integers(-30, 2500), st.integers(1, 400))
 """Where a range begins, relative to the floor, and how long it is."""
 
 
-class AckMachine(RuleBasedStateMachine):
+class AckWindowMachine(RuleBasedStateMachine):
     @initialize(floor=st.sampled_from(FLOORS))
     def start(self, floor: int) -> None:
         self.window = AckWindow(floor=floor)
@@ -80,20 +80,20 @@ class AckMachine(RuleBasedStateMachine):
             assert self.window.flags_bytes == 0
 
     @rule(at=st.integers(-50, 1500), count=st.integers(0, 2500))
-    def look_at_a_part(self, at: int, count: int) -> None:
+    def check_unacked_part(self, at: int, count: int) -> None:
         first = self.floor + at
         part = sorted(self.unacked.intersection(range(first, first + count)))
         assert self.window.unacked_ranges(first, first + count) == group_ids(part)
 
     @invariant()
-    def the_window_is_the_set(self) -> None:
+    def window_equals_model(self) -> None:
         self.window.check()
         assert (self.window.floor, self.window.cursor) == (self.floor, self.cursor)
         assert self.window.in_flight_count == len(self.unacked)
         assert self.window.unacked_ranges(0, self.cursor) == group_ids(sorted(self.unacked))
 
     def sent(self, some: Ranges) -> Ranges:
-        """These spans as ranges of sequences, cut at the cursor: some may be empty."""
+        """Convert spans to ranges of sequences, cut at the cursor; some may be empty."""
         floor, cursor = self.floor, self.cursor
         return [(min(floor + at, cursor), min(floor + at + count, cursor)) for at, count in some]
 
@@ -106,5 +106,5 @@ class AckMachine(RuleBasedStateMachine):
         assert moved == (self.floor != before)
 
 
-AckMachine.TestCase.settings = settings(stateful_step_count=30)
-TestTheWindowIsASetOfInts = AckMachine.TestCase
+AckWindowMachine.TestCase.settings = settings(stateful_step_count=30)
+TestAckWindowModel = AckWindowMachine.TestCase

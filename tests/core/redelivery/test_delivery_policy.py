@@ -1,4 +1,4 @@
-"""Pauses between sendings, and times in ticks."""
+"""Delays between deliveries, and conversion of seconds to ticks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simplebus.core.redelivery.delivery_policy import DeliveryPolicy, seconds_to
 from simplebus.core.settings import ClassSettings, Settings
 
 
-def test_pauses_double_up_to_a_minute_or_are_those_that_were_named() -> None:
+def test_delays_double_up_to_a_minute_or_follow_the_backoff() -> None:
     plain, named = (
         DeliveryPolicy(ack_timeout_ticks=6),
         DeliveryPolicy(ack_timeout_ticks=4, backoff_ticks=(1, 5, 90)),
@@ -29,7 +29,7 @@ def test_pauses_double_up_to_a_minute_or_are_those_that_were_named() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "ticks"), [(0.001, 1), (1.0, 1), (1.01, 2), (30, 30)])
-def test_a_time_is_so_many_whole_ticks(seconds: float, ticks: int) -> None:
+def test_seconds_are_rounded_up_to_ticks(seconds: float, ticks: int) -> None:
     assert seconds_to_ticks(seconds, 1.0) == ticks
     assert seconds_to_ticks(seconds / 4, 0.25) == ticks
 
@@ -46,7 +46,7 @@ def test_a_time_is_so_many_whole_ticks(seconds: float, ticks: int) -> None:
         ({"ack_seconds": float("nan")}, "ack_seconds must be above 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(named: dict[str, object], sentence: str) -> None:
+def test_invalid_delivery_policies_are_refused(named: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         ClassSettings(**named)  # type: ignore[arg-type]
     if "deliveries_max" in named:

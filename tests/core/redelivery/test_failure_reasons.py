@@ -1,4 +1,4 @@
-"""What was said last of messages that are to come again: the latest, and no more than a bound."""
+"""Failure reasons: the last one per message, within limits."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.failure_reasons import FailureReasons
 
 
-class Somebody:
-    """A position, as far as errors are concerned."""
+class FakePosition:
+    """A position, as far as failure reasons need it."""
 
     def __init__(self) -> None:
         self.window = AckWindow(floor=0)
         self.window.cursor = 100
 
 
-said = st.tuples(
+reasons = st.tuples(
     st.integers(0, 2), st.integers(0, 30), st.integers(0, 6), st.sampled_from(["", "no", "x" * 90])
 )
 
 
 @given(
-    steps=st.lists(st.one_of(said, st.integers(0, 2), st.none()), max_size=30),
+    steps=st.lists(st.one_of(reasons, st.integers(0, 2), st.none()), max_size=30),
     count=st.integers(1, 40),
 )
-def test_the_last_word_is_remembered_until_there_are_too_many(
+def test_last_reason_is_kept_until_the_count_limit(
     steps: list[tuple[int, int, int, str] | int | None], count: int
 ) -> None:
-    positions = [Somebody() for _ in range(3)]
+    positions = [FakePosition() for _ in range(3)]
     errors = FailureReasons(count_max=count)
     model: dict[tuple[int, int], str] = {}
     for step in steps:
@@ -55,8 +55,8 @@ def test_the_last_word_is_remembered_until_there_are_too_many(
             assert errors.get(positions[who], sequence) == text
 
 
-def test_they_take_so_many_bytes_and_no_more() -> None:
-    somebody, errors = Somebody(), FailureReasons(bytes_max=3000)
+def test_reasons_are_limited_in_bytes() -> None:
+    somebody, errors = FakePosition(), FailureReasons(bytes_max=3000)
     for sequence in range(10):
         errors.record(somebody, sequence, sequence + 1, "x" * 100)
         errors.check()
@@ -65,8 +65,8 @@ def test_they_take_so_many_bytes_and_no_more() -> None:
     errors.check()
 
 
-def test_what_is_about_messages_that_are_done_with_goes() -> None:
-    somebody, errors = Somebody(), FailureReasons()
+def test_reasons_of_acked_messages_are_dropped() -> None:
+    somebody, errors = FakePosition(), FailureReasons()
     errors.record(somebody, 0, 5, "no")
     somebody.window.ack_range(0, 3)
     errors.forget_acked()

@@ -1,5 +1,7 @@
-"""What the last subscription of a class leaves keeps its attempts and its pause: a message that
-kills whoever is sent it ends among the dead letters, and not sooner than another one."""
+"""Handover of attempts and delays when the last subscription of a class ends.
+
+A message that kills every consumer becomes a dead letter after its backoff, not sooner.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    publish_envelopes,
-    nack,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
 )
 from tests.core.broker.test_inquire import only
@@ -31,31 +33,35 @@ from tests.models.key_order_model import keyed
 KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
 
 
-def beat(bus: BrokerHarness) -> None:
+def advance_tick(bus: BrokerHarness) -> None:
     bus.broker.clock.now += 1
     bus.tick()
     bus.broker.run_due_wakeups()
 
 
-def falls(bus: BrokerHarness, come: Callable[[], list[int]], ticks: int) -> list[tuple[int, int]]:
-    """A consumer falls whenever it is sent something, and is started again three times a tick.
-    Returns when it was sent what."""
+def crash_repeatedly(
+    bus: BrokerHarness, come: Callable[[], list[int]], ticks: int
+) -> list[tuple[int, int]]:
+    """Crash a consumer at every delivery and reconnect it three times per tick.
+
+    Returns the deliveries by tick.
+    """
     found = []
     for tick in range(ticks):
         for _ in range(3):
             found += [(tick, sequence) for sequence in come()]
-        beat(bus)
+        advance_tick(bus)
     return found
 
 
-def come1(bus: BrokerHarness) -> list[int]:
+def reconnect_version1(bus: BrokerHarness) -> list[int]:
     peer = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     found = [message.message_id for message in peer.receive_messages()]
     peer.disconnect()
     return found
 
 
-def come2(bus: BrokerHarness, **options: Any) -> list[int]:
+def reconnect_version2(bus: BrokerHarness, **options: Any) -> list[int]:
     peer = connect_version2(bus, subscribe(1, 5, **options))
     found = [message.message_id for message in peer.receive_deliveries()]
     peer.disconnect()
@@ -63,71 +69,81 @@ def come2(bus: BrokerHarness, **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS, {"durable": "d"}])
-def test_what_kills_its_consumer_pauses_and_dies(kind: dict[str, Any] | None) -> None:
+def test_message_that_kills_its_consumer_backs_off_and_becomes_a_dead_letter(
+    kind: dict[str, Any] | None,
+) -> None:
     bus = BrokerHarness(Settings(deliveries_max=4))
     connect_version2(bus, publish_envelopes(1, 0, keyed(b"k")))
-    found = falls(bus, lambda: come1(bus) if kind is None else come2(bus, **kind), 60)
+    found = crash_repeatedly(
+        bus,
+        lambda: reconnect_version1(bus) if kind is None else reconnect_version2(bus, **kind),
+        60,
+    )
     assert found == [(0, 0), (0, 0), (12, 0), (36, 0)]
-    beat(bus)
+    advance_tick(bus)
     for _ in range(30):
-        beat(bus)
-        assert (come1(bus) if kind is None else come2(bus, **kind)) == []
+        advance_tick(bus)
+        assert (reconnect_version1(bus) if kind is None else reconnect_version2(bus, **kind)) == []
     [(letter, _)] = letters(bus)
     assert why(letter, "reason", "attempts") == ("max_deliveries", "4")
     assert bus.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_others_do_not_wait_for_it_in_version_2(kind: dict[str, Any]) -> None:
+def test_other_messages_are_not_delayed_in_version_2(kind: dict[str, Any]) -> None:
     bus = BrokerHarness()
     connect_version2(bus, publish_envelopes(1, 0, keyed(b"a")))
     for _ in range(2):
-        assert come2(bus, **kind) == [0]
+        assert reconnect_version2(bus, **kind) == [0]
     peer = connect_version2(bus, subscribe(1, 5, **kind), publish_envelopes(1, 0, keyed(b"b")))
     assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(1, 1)]
     peer.send(ack(5, 1, 2))
     for _ in range(12):
-        beat(bus)
+        advance_tick(bus)
     assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(0, 3)]
 
 
-def test_in_version_1_everything_comes_in_order_when_the_pause_is_over() -> None:
+def test_version_1_gets_everything_in_order_after_the_delay() -> None:
     bus = BrokerHarness()
     writer = connect_version2(bus, publish(1, 0, *numbered(3)))
-    assert come1(bus) == [0, 1, 2]
-    assert come1(bus) == [0, 1, 2]
+    assert reconnect_version1(bus) == [0, 1, 2]
+    assert reconnect_version1(bus) == [0, 1, 2]
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     writer.send(publish(1, 3, *numbered(2)))
     assert heir.receive_messages() == []
     heir.send(wire_peer.ack(1, 1, 2))  # What was sent to whose place it takes counts as sent.
     for _ in range(11):
-        beat(bus)
+        advance_tick(bus)
         assert heir.receive_messages() == []
-    beat(bus)
+    advance_tick(bus)
     assert heir.receive_ids(1) == [0, 2, 3, 4]
 
 
-def test_who_waits_in_version_1_is_not_named_for_what_comes_behind_it() -> None:
+def test_delayed_version_1_subscription_does_not_hold_back_others() -> None:
     bus = BrokerHarness()
     writer = connect_version2(bus, publish(1, 0, b"a"))
-    come1(bus)
-    come1(bus)
+    reconnect_version1(bus)
+    reconnect_version1(bus)
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     heir.receive_messages(), writer.read_bytes(1 << 20), bus.broker.drain_writable()
     writer.send(publish(1, 1, b"b"))
     assert bus.broker.drain_writable() == [writer.session.session_id]
 
 
-def test_who_comes_and_goes_while_it_pauses_changes_nothing() -> None:
+def test_reconnecting_during_the_delay_changes_nothing() -> None:
     bus = BrokerHarness()
     connect_version2(bus, publish(1, 0, b"a"))
-    come1(bus)
-    come1(bus)
-    found = [tick for tick in range(30) if (beat(bus), come1(bus), come2(bus))[1:] != ([], [])]
+    reconnect_version1(bus)
+    reconnect_version1(bus)
+    found = [
+        tick
+        for tick in range(30)
+        if (advance_tick(bus), reconnect_version1(bus), reconnect_version2(bus))[1:] != ([], [])
+    ]
     assert found == [11], "twelve ticks after it was sent the second time"
 
 
-def test_what_was_put_off_stays_put_off() -> None:
+def test_delayed_messages_stay_delayed() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(3)))
     peer.receive_message_ids()
@@ -136,23 +152,27 @@ def test_what_was_put_off_stays_put_off() -> None:
     peer = connect_version2(bus, subscribe(1, 5))
     heard = [(0, m.message_id, m.attempt) for m in peer.receive_deliveries()]
     for tick in range(1, 25):
-        beat(bus)
+        advance_tick(bus)
         heard += [(tick, m.message_id, m.attempt) for m in peer.receive_deliveries()]
         peer.send(ack(5, 0, 3))
     assert heard == [(0, 2, 2)], "and may be acknowledged"
     assert bus.statistics(1).ring.message_count == 0
 
 
-def test_what_nobody_was_sent_begins_with_the_first_attempt() -> None:
+def test_unsent_messages_start_with_attempt_1() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5, max_in_flight=1), publish(1, 0, *numbered(3)))
     assert peer.receive_message_ids() == [0]
     peer.disconnect()
     peer = connect_version2(bus, subscribe(1, 5))
-    assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(0, 2), (1, 1), (2, 1)]
+    assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [
+        (0, 2),
+        (1, 1),
+        (2, 1),
+    ]
 
 
-def test_a_large_backlog_costs_what_its_pieces_cost() -> None:
+def test_handover_of_a_large_backlog_is_small() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     peer = connect_version2(bus, subscribe(1, 5, max_in_flight=1 << 20))
@@ -168,7 +188,7 @@ def test_a_large_backlog_costs_what_its_pieces_cost() -> None:
 
 
 @pytest.mark.parametrize("delay", [None, 3_600_000])
-def test_what_is_left_again_and_again_is_kept_once(delay: int | None) -> None:
+def test_repeated_handover_stores_each_message_once(delay: int | None) -> None:
     bus = BrokerHarness()
     connect_version2(bus, publish(1, 0, *numbered(9)))
     for _ in range(5):
@@ -190,7 +210,7 @@ def test_what_is_left_again_and_again_is_kept_once(delay: int | None) -> None:
 
 
 @pytest.mark.parametrize("seconds", [3_600, 5])
-def test_what_others_left_keeps_version_1_waiting_no_longer_than_its_own_pause(
+def test_inherited_delay_of_version_1_is_limited_to_its_own_delay(
     seconds: int,
 ) -> None:
     bus = BrokerHarness()
@@ -208,22 +228,22 @@ def test_what_others_left_keeps_version_1_waiting_no_longer_than_its_own_pause(
     assert (said.unsent, said.again, said.alone_seconds) == (1, 0, 0)
     heard = []
     for tick in range(1, 10):
-        beat(bus)
+        advance_tick(bus)
         heard += [(tick, each) for each in heir.receive_ids(1)]
     assert heard == [(waited, 0), (waited, 1)]
 
 
-def test_who_comes_and_goes_in_version_1_does_not_wait_anew() -> None:
+def test_reconnecting_version_1_does_not_restart_the_delay() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, publish(1, 0, b"a"), subscribe(1, 5, backoff=[3_600]))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 1))
     peer.disconnect()
-    found = [tick for tick in range(30) if (beat(bus), come1(bus))[1]]
+    found = [tick for tick in range(30) if (advance_tick(bus), reconnect_version1(bus))[1]]
     assert found == [6, 18], "six ticks after the first one came, and twelve after that"
 
 
-def test_version_1_does_not_wait_for_what_is_acknowledged() -> None:
+def test_version_1_does_not_wait_for_acknowledged_messages() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5, backoff=[3_600]), publish(1, 0, *numbered(3)))
     peer.receive_message_ids()
@@ -244,7 +264,7 @@ rows = st.lists(
 
 @given(rows, rows, st.integers(0, 10), st.integers(0, 30))
 @settings(max_examples=100)
-def test_it_is_what_single_messages_would_say(
+def test_merge_equals_merging_single_messages(
     ours: list[tuple[int, int, int]], theirs: list[tuple[int, int, int]], floor: int, size: int
 ) -> None:
     oracle: dict[int, int] = {}

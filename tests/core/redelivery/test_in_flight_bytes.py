@@ -1,4 +1,4 @@
-"""How many bytes are in flight, counted by what is acknowledged and what is not."""
+"""Bytes in flight with acknowledged messages in between."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    nack,
     connect_version2,
+    nack,
     publish,
     subscribe,
 )
@@ -23,13 +23,15 @@ LONG = 900_000
 FRAME = 13
 
 
-def exchange(writer: Version2Peer, reader: Version2Peer, first: int, payloads: list[bytes]) -> list[int]:
+def exchange(
+    writer: Version2Peer, reader: Version2Peer, first: int, payloads: list[bytes]
+) -> list[int]:
     for n, payload in enumerate(payloads):
         writer.send(publish(1, first + n, payload))
     return reader.receive_message_ids()
 
 
-def test_what_is_acknowledged_behind_one_that_is_not_leaves_room() -> None:
+def test_acks_out_of_order_free_in_flight_bytes() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     reader, writer = connect_version2(bus, subscribe(1, 5)), connect_version2(bus)
@@ -41,7 +43,7 @@ def test_what_is_acknowledged_behind_one_that_is_not_leaves_room() -> None:
         assert exchange(writer, reader, n, [b"small"]) == [n]
 
 
-def test_what_is_long_fills_the_room_though_much_that_was_short_is_acknowledged() -> None:
+def test_long_unacked_messages_count_in_full() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     reader, writer = connect_version2(bus, subscribe(1, 5)), connect_version2(bus)
@@ -54,7 +56,7 @@ def test_what_is_long_fills_the_room_though_much_that_was_short_is_acknowledged(
     assert len(reader.receive_message_ids()) in (3, 4)
 
 
-def test_messages_are_looked_at_again_only_when_many_of_them_are_acknowledged(
+def test_messages_are_measured_again_after_many_acks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus = BrokerHarness()
@@ -78,7 +80,7 @@ def test_messages_are_looked_at_again_only_when_many_of_them_are_acknowledged(
     assert 0 < looks < 40
 
 
-def test_bytes_are_those_of_every_message_that_is_not_acknowledged() -> None:
+def test_bytes_equal_the_sum_of_unacked_messages() -> None:
     chance = random.Random(1)
     for _ in range(20):
         bus = BrokerHarness()

@@ -1,4 +1,4 @@
-"""What a ring knows of its messages, through growing, wrapping, shrinking and running empty."""
+"""Columns of a ring while it grows, wraps, shrinks and becomes empty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simplebus.core.ring.columns import NEVER, NO_DELAY, MessageRows, RingColumn
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from tests.behaviour.wire_peer import build_batch
-from tests.behaviour.wire_peer_v2 import publish_envelopes, publish
+from tests.behaviour.wire_peer_v2 import publish, publish_envelopes
 
 Row = tuple[int, float, float]
 PLAIN: Row = (0, NEVER, NO_DELAY)
@@ -29,8 +29,8 @@ steps = st.one_of(
 )
 
 
-def of(described: list[Row]) -> MessageRows:
-    """As the store describes them: what they have not is None."""
+def rows_from_dicts(described: list[Row]) -> MessageRows:
+    """Build rows as the store does: absent values are None."""
     channels, expires, opens = (np.array(column) for column in zip(*described, strict=True))
     return MessageRows(
         len(described),
@@ -40,7 +40,7 @@ def of(described: list[Row]) -> MessageRows:
     )
 
 
-def known(ring: Ring) -> list[Row]:
+def read_known_rows(ring: Ring) -> list[Row]:
     found = ring.read_rows(ring.floor, ring.head)
     count = len(ring)
     channels = np.broadcast_to(np.asarray(found.channels), count)
@@ -50,7 +50,7 @@ def known(ring: Ring) -> list[Row]:
 
 
 @given(st.lists(steps, max_size=25))
-def test_every_message_keeps_what_is_known_of_it(script: list[tuple[str, int, list[Row]]]) -> None:
+def test_columns_match_model(script: list[tuple[str, int, list[Row]]]) -> None:
     ring = Ring(class_id=1, messages_max=2000, bytes_max=1 << 20, budget=MemoryBudget(1 << 20))
     model: list[Row] = []
     for what, count, pattern in script:
@@ -62,7 +62,11 @@ def test_every_message_keeps_what_is_known_of_it(script: list[tuple[str, int, li
             if ring.append_one(memoryview(publish(1, 0, b"x")), 0):
                 model += described
         elif what == "special":
-            taken = ring.append(build_batch(*[publish_envelopes(1, 0, b"\0")] * count), 0, of(described))
+            taken = ring.append(
+                build_batch(*[publish_envelopes(1, 0, b"\0")] * count),
+                0,
+                rows_from_dicts(described),
+            )
             model += described[:taken]
         elif what == "release":
             ring.release(min(ring.head, ring.floor + count))
@@ -70,12 +74,12 @@ def test_every_message_keeps_what_is_known_of_it(script: list[tuple[str, int, li
             for _ in range(count * RING_IDLE_TICKS):
                 ring.tick()
         ring.check()
-        assert known(ring) == model[ring.floor :]
+        assert read_known_rows(ring) == model[ring.floor :]
     timed = [n for n, (_, expires, opens) in enumerate(model) if expires < NEVER or opens]
     assert all(n < ring.timed_until for n in timed)
 
 
-def test_rows_whose_channels_found_no_room_are_let_go_of_like_all_others() -> None:
+def test_releasing_messages_updates_channel_counts() -> None:
     columns = RingColumns()
     columns.add_missing_columns(MessageRows(1, 5), 4)
     columns.write_row(0, module.MessageRow())

@@ -1,6 +1,5 @@
-"""A ring filled by batches is one that is filled message by message.
-
-One law: see test_fastpaths.py.
+"""A ring filled with batches equals a ring filled with single frames. See
+protocol/test_frame_batches.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ MESSAGES_MAX = 3000
 CLASS_ID = 0x8C0D
 
 
-def stored(content: bytes) -> bytes:
+def store_form(content: bytes) -> bytes:
     return build_frame(MESSAGE, class_id=CLASS_ID, content=content)
 
 
-class Rings:
-    """The same messages in a ring by batches, in another one by one, and in the oracle."""
+class RingPair:
+    """The same messages in a ring filled with batches, in one filled singly, and in the oracle."""
 
     def __init__(self, *, first: int = 0, bytes_max: int = 1 << 22) -> None:
         self.batched, self.single = (
@@ -121,14 +120,14 @@ ring_floors = st.sampled_from([0, 250, ID_COUNT - 100, 3 * ID_COUNT - 1])
         max_size=8,
     ),
 )
-def test_a_ring_filled_by_batches_is_one_filled_one_by_one(
+def test_batches_equal_single_appends(
     first: int, steps: list[tuple[list[tuple[int, int]], int, int]]
 ) -> None:
     # Runs of one length: strided. Several: by columns. Short ones: the plain loop.
-    rings = Rings(first=first)
+    rings = RingPair(first=first)
     for runs, released, timer_index in steps:
         some = [
-            stored(b"%d" % number + b"y" * size)
+            store_form(b"%d" % number + b"y" * size)
             for number, (size, count) in enumerate(runs)
             for _ in range(count)
         ]
@@ -137,51 +136,51 @@ def test_a_ring_filled_by_batches_is_one_filled_one_by_one(
 
 
 @given(st.integers(150, 2100), st.integers(1, 40), st.integers(20, 60))
-def test_a_ring_that_wraps_and_grows_and_shrinks_is_one_filled_one_by_one(
+def test_batches_equal_single_appends_while_wrapping_and_resizing(
     size: int, uneven: int, count: int
 ) -> None:
     # A backlog of `count` frames or two: the arena wraps again and again, and grows when it must.
-    rings = Rings(first=ID_COUNT - 2 * count)
+    rings = RingPair(first=ID_COUNT - 2 * count)
     for turn in range(8):
-        some = [stored(b"z" * (size + (turn * i) % uneven)) for i in range(count)]
+        some = [store_form(b"z" * (size + (turn * i) % uneven)) for i in range(count)]
         rings.append(some, timer_index=turn % 3)
         if turn != 3:
             rings.release(count - turn)
     rings.stamp(rings.oracle.floor + 1, rings.oracle.head - 1, 5)
     rings.release(len(rings.batched) - 2)
     rings.tick(2 * RING_IDLE_TICKS)
-    rings.append([stored(b"more")] * LARGE_BATCH_COUNT, timer_index=5)
+    rings.append([store_form(b"more")] * LARGE_BATCH_COUNT, timer_index=5)
     rings.release(1 << 30)
     rings.tick(2 * RING_IDLE_TICKS)
     assert rings.batched.statistics().memory_bytes == 0
-    rings.append([stored(b"again")] * 3, timer_index=1)
+    rings.append([store_form(b"again")] * 3, timer_index=1)
 
 
 @pytest.mark.parametrize("size", [0, 1000, 30_000])
-def test_a_full_ring_takes_as_many_by_batches_as_one_by_one(size: int) -> None:
+def test_full_ring_accepts_equally_many_in_batches(size: int) -> None:
     # Full by messages, by bytes, and by bytes with a useless rest at the arena's end.
-    rings = Rings(bytes_max=1 << 18)
-    frame = stored(b"f" * size)
+    rings = RingPair(bytes_max=1 << 18)
+    frame = store_form(b"f" * size)
     for turn in range(3):
         rings.append([frame] * (MESSAGES_MAX + 10), timer_index=turn)
         assert 0 < len(rings.batched) <= MESSAGES_MAX
         rings.release(1 + turn * 3)
 
 
-def test_ids_wrap_inside_one_batch_on_every_path() -> None:
-    same = [stored(b"s")] * LARGE_BATCH_COUNT
-    uneven = [stored(b"u" * (i % 5)) for i in range(LARGE_BATCH_COUNT)]
+def test_message_ids_wrap_inside_a_batch_on_every_path() -> None:
+    same = [store_form(b"s")] * LARGE_BATCH_COUNT
+    uneven = [store_form(b"u" * (i % 5)) for i in range(LARGE_BATCH_COUNT)]
     for some in (same, uneven, uneven[:10]):
-        rings = Rings(first=ID_COUNT - 5)
+        rings = RingPair(first=ID_COUNT - 5)
         rings.append(some, timer_index=2)
         assert rings.batched.copy_frame(ID_COUNT - 1)[3:7] == b"\x7f\xff\xff\xff"
         assert rings.batched.copy_frame(ID_COUNT)[3:7] == b"\0\0\0\0"
 
 
 def test_slots_wrap_inside_one_batch_on_every_path() -> None:
-    same = [stored(b"s")] * LARGE_BATCH_COUNT
-    uneven = [stored(b"u" * (i % 5)) for i in range(LARGE_BATCH_COUNT)]
+    same = [store_form(b"s")] * LARGE_BATCH_COUNT
+    uneven = [store_form(b"u" * (i % 5)) for i in range(LARGE_BATCH_COUNT)]
     for some in (same, uneven, uneven[:10]):
-        rings = Rings(first=RING_SLOTS_MIN - 5)
+        rings = RingPair(first=RING_SLOTS_MIN - 5)
         rings.append(some, timer_index=2)
         rings.stamp(RING_SLOTS_MIN - 3, RING_SLOTS_MIN + 3, 4)

@@ -1,4 +1,4 @@
-"""Names in certificates, however they are written."""
+"""Normal form of names in certificates."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LEVELS = st.lists(
 
 
 @given(LEVELS)
-def test_what_tools_print_of_a_subject_is_what_the_socket_says_of_it(
+def test_subject_from_tools_equals_subject_from_socket(
     levels: list[dict[str, str]],
 ) -> None:
     printed = x509.Name(
@@ -75,7 +75,7 @@ def test_what_tools_print_of_a_subject_is_what_the_socket_says_of_it(
         ("spiffe://Shops/ada?a=b", "spiffe://Shops/ada?a=b"),
     ],
 )
-def test_names_have_one_spelling(written: str, one: str) -> None:
+def test_names_are_normalized(written: str, one: str) -> None:
     assert normalize_name(written) == normalize_name(one) == one
 
 
@@ -90,13 +90,13 @@ def test_names_have_one_spelling(written: str, one: str) -> None:
         (r"CN=\FF", "is not UTF-8"),
     ],
 )
-def test_what_is_no_name_is_told(written: str, why: str) -> None:
+def test_malformed_names_are_refused(written: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         normalize_name(written)
 
 
 @given(st.text(max_size=20))
-def test_whatever_is_written_is_a_name_or_a_sentence(written: str) -> None:
+def test_any_text_is_a_name_or_refused(written: str) -> None:
     with contextlib.suppress(ValueError):
         one = normalize_name(written)
         assert normalize_name(one) == one
@@ -113,5 +113,5 @@ def test_whatever_is_written_is_a_name_or_a_sentence(written: str) -> None:
         ("ada.example", CertificateNameKind.DNS),
     ],
 )
-def test_a_name_is_of_one_kind(name: str, kind: CertificateNameKind) -> None:
+def test_names_are_classified(name: str, kind: CertificateNameKind) -> None:
     assert classify_name(name) is kind

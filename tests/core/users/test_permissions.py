@@ -1,4 +1,4 @@
-"""What users may do: rules, and a table by channel number that says the same."""
+"""Permission rules, and their cached results by channel number."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RULES = st.lists(
 
 
 def is_allowed(rules: PermissionRules, class_id: int, name: str, channel: str) -> bool:
-    """The obvious way."""
+    """Evaluate the rules directly."""
 
     def says(rule: PermissionRule) -> bool:
         of = (
@@ -50,7 +50,7 @@ def is_allowed(rules: PermissionRules, class_id: int, name: str, channel: str) -
 
 
 @given(st.none() | RULES, RULES, st.sampled_from([(7, "orders"), (8, ""), (9, "other")]), st.data())
-def test_a_scope_says_what_the_rules_say(
+def test_class_permissions_equal_the_rules(
     allow: tuple[PermissionRule, ...] | None,
     deny: tuple[PermissionRule, ...],
     cls: tuple[int, str],
@@ -76,7 +76,7 @@ def test_a_scope_says_what_the_rules_say(
             assert not any(e and is_match(pattern, n) for e, n in zip(expected, names, strict=True))
 
 
-def test_numbers_that_stand_for_other_channels_are_judged_anew() -> None:
+def test_reused_channel_numbers_are_evaluated_again() -> None:
     scope = PermissionRules((PermissionRule("*", "a"),)).for_class(1, "")
     names = ["", "a", "b"]
     assert scope.allowed_flags(names, 0, np.array([1, 2])).tolist() == [True, False]
@@ -91,7 +91,7 @@ def test_numbers_that_stand_for_other_channels_are_judged_anew() -> None:
     assert scope.allowed_flags(names, 1, np.array([1, 102])).tolist() == [False, True]
 
 
-def test_a_class_is_meant_by_its_id_its_name_or_how_it_begins() -> None:
+def test_class_rules_match_id_name_or_prefix() -> None:
     assert is_class_match("7", 7, "")
     assert is_class_match("orders", 7, "orders")
     assert is_class_match("dead.*", 9, "dead.orders")
@@ -102,7 +102,7 @@ def test_a_class_is_meant_by_its_id_its_name_or_how_it_begins() -> None:
     assert not is_class_match("a.c", 0, "abc")
 
 
-def test_rights_are_of_classes() -> None:
+def test_rights_apply_to_classes() -> None:
     grants = Grants(Permissions(admin=((AdminRight.PURGE, "dead.*"), (AdminRight.INQUIRE, "*"))))
     assert grants.has_right(AdminRight.PURGE, 3, "dead.orders")
     assert not grants.has_right(AdminRight.PURGE, 3, "orders")
@@ -123,18 +123,18 @@ def test_rights_are_of_classes() -> None:
         ("7 >", PermissionRule("7", ">")),
     ],
 )
-def test_rules_are_written_as_a_class_and_a_pattern(text: str, rule: PermissionRule) -> None:
+def test_rules_are_parsed(text: str, rule: PermissionRule) -> None:
     assert PermissionRule.parse(text) == rule
 
 
 @pytest.mark.parametrize("text", ["", " ", "orders a..b", "orders #.a", "a\nb", "orders a b"])
-def test_what_is_no_rule_is_refused(text: str) -> None:
+def test_malformed_rules_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"class|segment"):
         PermissionRule.parse(text)
 
 
 @pytest.mark.parametrize("text", ["#", ">", "eu.#", "eu.> eu.a"])
-def test_channels_without_a_class_are_told_from_one(text: str) -> None:
+def test_channel_pattern_without_class_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is a pattern of channels, expected a class: \* for all"):
         PermissionRule.parse(text)
     with pytest.raises(ValueError, match="pattern of channels"):
@@ -144,13 +144,13 @@ def test_channels_without_a_class_are_told_from_one(text: str) -> None:
         assert PermissionRule.parse(name) == PermissionRule(name)
 
 
-def test_what_is_no_right_is_refused() -> None:
+def test_unknown_rights_are_refused() -> None:
     assert Permissions.parse_right("purge dead.*") == (AdminRight.PURGE, "dead.*")
     assert Permissions.parse_right("inquire") == (AdminRight.INQUIRE, "*")
     with pytest.raises(ValueError, match="'delete' is not a right, expected one of inquire, purge"):
         Permissions.parse_right("delete orders")
 
 
-def test_rules_are_bounded() -> None:
+def test_rules_are_limited_in_count() -> None:
     with pytest.raises(ValueError, match="at most 1024"):
         PermissionRules(tuple(PermissionRule("a", f"b{n}") for n in range(1025)))

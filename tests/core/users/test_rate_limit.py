@@ -1,4 +1,4 @@
-"""Rates of publishing: a meter against the obvious sums, and a broker that has users wait."""
+"""Publish rates: a limiter against plain sums, and a broker whose publishers wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS = st.lists(st.tuples(st.floats(0, 3), SIZES), max_size=12)
 
 
 @given(st.sampled_from([0.0, 0.5, 3.0, 1000.0]), st.sampled_from([0.0, 20.0, 4000.0]), STEPS)
-def test_no_more_is_let_in_than_a_second_holds_and_time_brings(
+def test_limiter_admits_burst_and_refill(
     messages: float, size: float, steps: list[tuple[float, list[int]]]
 ) -> None:
     rate = RateLimit(messages, size)
@@ -56,7 +56,7 @@ def test_no_more_is_let_in_than_a_second_holds_and_time_brings(
         assert count == sum(len(sizes) for _, sizes in steps)
 
 
-def test_who_has_another_rate_has_what_was_left() -> None:
+def test_updating_the_limit_keeps_the_rest() -> None:
     meter = RateLimiter(RateLimit(10), 0.0)
     meter.consume(10, 1000)
     assert not meter.is_full(0.0)
@@ -68,7 +68,7 @@ def test_who_has_another_rate_has_what_was_left() -> None:
     assert meter.next_available(0.5) == 0.5
 
 
-def test_as_little_is_read_at_once_as_a_rate_allows() -> None:
+def test_read_size_follows_the_rate() -> None:
     assert rate_limit.read_bytes([RateLimiter(RateLimit(bytes=10_000_000), 0.0)]) == 500_000
     assert (
         rate_limit.read_bytes(
@@ -80,18 +80,17 @@ def test_as_little_is_read_at_once_as_a_rate_allows() -> None:
 
 # At a broker -------------------------------------------------------------------------------------
 
-HERE = "10.0.0.1"
+ADDRESS = "10.0.0.1"
 
 
-def limited(rate: RateLimit, *names: str) -> BrokerHarness:
-    """A bus whose users all may publish at this rate, each with its name for a token."""
+def build_limited_bus(rate: RateLimit, *names: str) -> BrokerHarness:
+    """Build a bus whose users may publish at this rate; each user's token is its name."""
     bus = BrokerHarness()
     bus.broker.users = Users([User(name, token=hash_token(name), rate=rate) for name in names])
     return bus
 
 
-def at(bus: BrokerHarness, now: float) -> None:
-    """It is so late."""
+def set_time(bus: BrokerHarness, now: float) -> None:
     bus.broker.clock.now = now
     bus.broker.run_due_wakeups()
     bus.broker.drain_writable()
@@ -99,114 +98,114 @@ def at(bus: BrokerHarness, now: float) -> None:
     bus.check_invariants()
 
 
-def stored(bus: BrokerHarness) -> int:
+def stored_payloads(bus: BrokerHarness) -> int:
     return bus.broker.classes[1].ring.head
 
 
-def test_what_comes_too_fast_is_stored_later_and_confirmed_then() -> None:
-    bus = limited(RateLimit(10), "ada")
+def test_messages_above_the_rate_are_stored_and_confirmed_later() -> None:
+    bus = build_limited_bus(RateLimit(10), "ada")
     first = connect_version2(bus, classes=[1], auth={"token": "ada"})
     second = connect_version2(bus, classes=[1], auth={"token": "ada"})
     first.send(wire_peer_v2.publish(1, 0, *numbered(8)))
     second.send(wire_peer_v2.publish(1, 0, *numbered(8)))
-    assert stored(bus) == 10
+    assert stored_payloads(bus) == 10
     assert [s.message_id for s in first.receive_replies() if s.kind == "confirm"] == [8]
     assert [s.message_id for s in second.receive_replies() if s.kind == "confirm"] == [2]
     assert not second.session.is_reading_paused  # Its acknowledgements are read all the same.
     due = bus.broker.next_wakeup
     assert 0 < due <= 0.2
-    at(bus, due - 0.001)
-    assert stored(bus) == 10
+    set_time(bus, due - 0.001)
+    assert stored_payloads(bus) == 10
     first.send(wire_peer_v2.publish(1, 8, b"behind those of the other one"))
     for seconds in range(1, 11):
-        at(bus, seconds / 10 + 0.001)
-    assert stored(bus) == 17
+        set_time(bus, seconds / 10 + 0.001)
+    assert stored_payloads(bus) == 17
     assert [s.message_id for s in second.receive_replies() if s.kind == "confirm"][-1] == 8
     assert [s.message_id for s in first.receive_replies() if s.kind == "confirm"][-1] == 9
 
 
-def test_others_are_not_held_up() -> None:
-    bus = limited(RateLimit(5), "ada", "bob")
+def test_other_users_are_not_delayed() -> None:
+    bus = build_limited_bus(RateLimit(5), "ada", "bob")
     ada = connect_version2(bus, classes=[1], auth={"token": "ada"})
     bob = connect_version2(bus, classes=[1], auth={"token": "bob"})
     ada.send(wire_peer_v2.publish(1, 0, *numbered(50)))
     bob.send(wire_peer_v2.publish(1, 0, *numbered(5)))
-    assert stored(bus) == 10
+    assert stored_payloads(bus) == 10
     assert [s.message_id for s in bob.receive_replies() if s.kind == "confirm"] == [5]
 
 
-def test_one_of_version_1_is_not_read_from_meanwhile_and_nothing_is_lost() -> None:
+def test_version_1_publisher_above_the_rate_is_not_read() -> None:
     bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(RateLimit(bytes=1000))
     old, other = (
-        WirePeer(bus, bus.broker.open_session(address=HERE)),
+        WirePeer(bus, bus.broker.open_session(address=ADDRESS)),
         bus.peer(connect(1), subscribe(1)),
     )
     old.send(connect(1), publish(1, *numbered(100, size=87)))  # Frames of 100 bytes.
-    assert stored(bus) == 10
+    assert stored_payloads(bus) == 10
     assert old.session.is_reading_paused
-    at(bus, 2.0)
-    assert stored(bus) == 20
+    set_time(bus, 2.0)
+    assert stored_payloads(bus) == 20
     old.disconnect()  # What it has left behind is stored as its address may.
-    at(bus, 3.0)
-    assert stored(bus) == 30
+    set_time(bus, 3.0)
+    assert stored_payloads(bus) == 30
     bus.broker.rate_limits.remove_limits()
-    at(bus, 3.0)
+    set_time(bus, 3.0)
     bus.broker.store.publish_queue.rate_queue.handle_wakeup()
-    assert stored(bus) == 100
+    assert stored_payloads(bus) == 100
     assert other.receive_ids(1) == list(range(100))
 
 
-def test_a_class_that_is_full_and_a_rate_are_both_waited_for() -> None:
+def test_publisher_waits_for_full_class_and_rate() -> None:
     bus = BrokerHarness(class_messages=4)
     bus.broker.rate_limits.set_address_rate(RateLimit(3))
     reader = bus.peer(connect(1), subscribe(1))
-    old = WirePeer(bus, bus.broker.open_session(address=HERE))
+    old = WirePeer(bus, bus.broker.open_session(address=ADDRESS))
     old.send(connect(1), publish(1, *numbered(9)))
-    assert stored(bus) == 3
-    at(bus, 1.0)
-    assert stored(bus) == 4
+    assert stored_payloads(bus) == 3
+    set_time(bus, 1.0)
+    assert stored_payloads(bus) == 4
     assert reader.receive_ids(1) == [0, 1, 2, 3]
     reader.send(ack(1, 0, 4))
-    at(bus, 1.0)
-    assert stored(bus) == 6
-    at(bus, 2.0)
-    assert stored(bus) == 8
+    set_time(bus, 1.0)
+    assert stored_payloads(bus) == 6
+    set_time(bus, 2.0)
+    assert stored_payloads(bus) == 8
     reader.receive_messages()
     reader.send(ack(1, 0, 8))
-    at(bus, 3.0)
-    assert stored(bus) == 9
+    set_time(bus, 3.0)
+    assert stored_payloads(bus) == 9
     assert not old.session.is_reading_paused
 
 
-def test_what_a_peer_of_version_2_has_not_been_told_is_forgotten_with_it() -> None:
+def test_unconfirmed_waiting_messages_are_dropped_on_disconnect() -> None:
     bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(RateLimit(2))
-    ada = Version2Peer(bus, bus.broker.open_session(address=HERE))
+    ada = Version2Peer(bus, bus.broker.open_session(address=ADDRESS))
     ada.send(wire_peer_v2.connect(1), wire_peer_v2.publish(1, 0, *numbered(5)))
-    assert stored(bus) == 2
+    assert stored_payloads(bus) == 2
     ada.disconnect()
-    at(bus, 100.0)
-    assert stored(bus) == 2
+    set_time(bus, 100.0)
+    assert stored_payloads(bus) == 2
     assert not bus.broker.store.publish_queue.rate_queue.waiting_sessions
 
 
-def test_an_address_of_version_6_counts_as_its_network() -> None:
+def test_ipv6_addresses_count_as_their_network() -> None:
     bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(RateLimit(2))
     for n, address in enumerate(("2001:db8::1", "2001:db8::2", "2001:db8:1::1", "::ffff:9.9.9.9")):
         peer = WirePeer(bus, bus.broker.open_session(address=address))
         peer.send(connect(1), publish(1, b"x", b"y"))
-        assert stored(bus) == (2, 2, 4, 6)[n]
+        assert stored_payloads(bus) == (2, 2, 4, 6)[n]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30)), max_size=12), st.data())
-def test_whatever_waits_is_stored_in_the_order_of_its_publisher(
+def test_waiting_messages_keep_publisher_order(
     said: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(RateLimit(20))
-    peers = [Version2Peer(bus, bus.broker.open_session(address=HERE)) for _ in range(3)]
+    peers = [Version2Peer(bus, bus.broker.open_session(address=ADDRESS)) for _ in range(3)]
     sent = [0, 0, 0]
     for peer in peers:
         peer.send(wire_peer_v2.connect(1, 2))
@@ -216,10 +215,10 @@ def test_whatever_waits_is_stored_in_the_order_of_its_publisher(
         class_id = data.draw(st.sampled_from([1, 2]))
         peers[who].send(wire_peer_v2.publish(class_id, sent[who], *payloads))
         sent[who] += count
-        at(bus, bus.broker.clock.now + data.draw(st.floats(0, 2)))
-    at(bus, bus.broker.clock.now + 1.0)
+        set_time(bus, bus.broker.clock.now + data.draw(st.floats(0, 2)))
+    set_time(bus, bus.broker.clock.now + 1.0)
     while bus.broker.next_wakeup < float("inf"):
-        at(bus, bus.broker.next_wakeup)
+        set_time(bus, bus.broker.next_wakeup)
     heard = [(each.class_id, *map(int, each.payload.split())) for each in reader.receive_messages()]
     for who, count in enumerate(sent):
         assert sorted(n for _, w, n in heard if w == who) == list(range(count))

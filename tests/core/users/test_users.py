@@ -1,4 +1,4 @@
-"""Who is let in by what, and secrets that stay secret."""
+"""Authentication of users, and secrets that stay hidden."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from simplebus.core.users.users import User, Users
 SLOW = "$argon2id$v=19$m=8,t=1,p=1$c2FsdHNhbHQ$aGFzaA"
 ADA = User("ada", password=SLOW, certificates=("CN=ada", "ada@example.com"))
 BOB = User("bob", password="plain", token=hash_token("token"))
-NEAR = User("near", addresses=("10.0.0.0/8", "fd00::/8"))
-NEARER = User("nearer", addresses=("10.1.0.0/16",))
+WIDE_NETWORK_USER = User("near", addresses=("10.0.0.0/8", "fd00::/8"))
+NARROW_NETWORK_USER = User("nearer", addresses=("10.1.0.0/16",))
 
 
-def test_each_shows_who_it_is_in_its_own_way() -> None:
-    users = Users([ADA, BOB, NEAR, NEARER], PasswordVerifier(b"key"))
+def test_users_authenticate_in_every_way() -> None:
+    users = Users([ADA, BOB, WIDE_NETWORK_USER, NARROW_NETWORK_USER], PasswordVerifier(b"key"))
     assert users.authenticate(Auth(user="bob", password="plain"), version=2) is BOB
     assert users.authenticate(Auth(token="token"), version=2) is BOB
     for name in ADA.certificates:
         assert users.authenticate(None, certified=("x", name), version=1) is ADA
-    assert users.authenticate(None, address="10.2.3.4", version=1) is NEAR
-    assert users.authenticate(None, address="10.1.3.4", version=2) is NEARER
-    assert users.authenticate(None, address="fd00::1%eth0", version=1) is NEAR
+    assert users.authenticate(None, address="10.2.3.4", version=1) is WIDE_NETWORK_USER
+    assert users.authenticate(None, address="10.1.3.4", version=2) is NARROW_NETWORK_USER
+    assert users.authenticate(None, address="fd00::1%eth0", version=1) is WIDE_NETWORK_USER
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_each_shows_who_it_is_in_its_own_way() -> None:
         Auth(token=hash_token("token")),
     ],
 )
-def test_whatever_is_wrong_one_sentence_is_heard(auth: Auth) -> None:
-    users = Users([ADA, BOB, NEAR])
+def test_wrong_credentials_always_get_the_same_message(auth: Auth) -> None:
+    users = Users([ADA, BOB, WIDE_NETWORK_USER])
     with pytest.raises(RemoteProtocolError) as caught:
         users.authenticate(auth, address="10.0.0.1", certified=("CN=ada",), version=2)
     assert caught.value.reason is Reason.UNAUTHORIZED
@@ -48,15 +48,15 @@ def test_whatever_is_wrong_one_sentence_is_heard(auth: Auth) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "nonsense", "11.0.0.1", "::1"])
-def test_who_says_nothing_and_comes_from_nowhere_is_told_what_is_expected(address: str) -> None:
-    users = Users([ADA, NEAR])
+def test_missing_credentials_get_a_hint(address: str) -> None:
+    users = Users([ADA, WIDE_NETWORK_USER])
     with pytest.raises(RemoteProtocolError, match="expected user and password"):
         users.authenticate(None, address=address, version=2)
     with pytest.raises(RemoteProtocolError, match="which version 1 cannot send"):
         users.authenticate(Auth(), address=address, version=1)
 
 
-def test_a_slow_password_is_worked_out_elsewhere_and_once() -> None:
+def test_slow_password_is_checked_once() -> None:
     users = Users([ADA, BOB], PasswordVerifier(b"key"))
     right, wrong = Auth(user="ada", password="right"), Auth(user="ada", password="wrong")
     assert users.pending_slow_check(right) == (SLOW, "right")
@@ -76,7 +76,7 @@ def test_a_slow_password_is_worked_out_elsewhere_and_once() -> None:
         users.authenticate(wrong, version=2)
 
 
-def test_secrets_are_not_shown() -> None:
+def test_repr_hides_secrets() -> None:
     for shown in (
         repr(ADA),
         repr(BOB),
@@ -90,7 +90,7 @@ def test_secrets_are_not_shown() -> None:
         assert "sha256" not in shown
 
 
-def test_who_shows_a_certificate_is_told_what_it_calls_it() -> None:
+def test_unknown_certificate_is_refused_with_its_names() -> None:
     users = Users([User("a", certificates=("cn=a, ou=b",)), ADA])
     assert users.authenticate(None, certified=("x", "CN=a,OU=b"), version=2).name == "a"
     with pytest.raises(RemoteProtocolError, match="no user has the certificate name 'x', 'CN=b'"):
@@ -114,7 +114,7 @@ def test_who_shows_a_certificate_is_told_what_it_calls_it() -> None:
         ),
     ],
 )
-def test_users_that_cannot_be_told_apart_are_refused(users: list[User], sentence: str) -> None:
+def test_users_with_equal_credentials_are_refused(users: list[User], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Users(users)
 
@@ -135,12 +135,12 @@ def test_users_that_cannot_be_told_apart_are_refused(users: list[User], sentence
         ({"name": "a", "durables_max": -2}, "durables must be 0 or more, got -2"),
     ],
 )
-def test_a_user_that_makes_no_sense_is_a_sentence(about: dict[str, object], sentence: str) -> None:
+def test_invalid_users_are_refused(about: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         User(**about)  # type: ignore[arg-type]
 
 
-def test_what_a_secret_is_kept_as() -> None:
+def test_stored_secret_forms() -> None:
     passwords = PasswordVerifier(b"key")
     assert passwords.is_correct(check_stored_secret("plain"), "plain")
     assert passwords.is_correct(hash_token("x"), "x")
