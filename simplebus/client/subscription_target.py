@@ -64,7 +64,7 @@ def with_message(error: DecodeError, message: Any) -> DecodeError:
 T = TypeVar("T")
 
 
-class Entry(Generic[T]):
+class SubscriptionState(Generic[T]):
     """A subscription to one class, whose messages' values are of one type."""
 
     block_keyword = "with"
@@ -120,7 +120,7 @@ class Entry(Generic[T]):
         self._inbox = inbox
         return inbox
 
-    def leave(self, *, processed: bool) -> OpenRequest:
+    def unsubscribe(self, *, is_processed: bool) -> OpenRequest:
         """Unsubscribe. `processed` says what became of the last message. Returns what the bus is to
         answer."""
-        return self._core.unsubscribe(self.inbox, is_processed=processed, forget=self._forget)
+        return self._core.unsubscribe(self.inbox, is_processed=is_processed, forget=self._forget)

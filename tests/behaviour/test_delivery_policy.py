@@ -34,7 +34,7 @@ def delivery_ticks(bus: BrokerHarness, peer: Any, *, until: int) -> list[tuple[i
     return found
 
 
-# How often ---------------------------------------------------------------------------------------
+# Number of deliveries -----------------------------------------------------------------------------
 
 
 def test_default_max_deliveries_is_16_in_both_versions() -> None:
@@ -81,7 +81,7 @@ def test_max_deliveries_of_subscription_overrides_class_and_bus(
     assert attempts == list(range(1, count + 1))
 
 
-# After which pauses ------------------------------------------------------------------------------
+# Backoff ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -141,12 +141,17 @@ def test_class_backoff_applies_to_version_1() -> None:
         found["two"] += [(tick, m.attempt) for m in two.receive_deliveries()]
         found["other"] += [(tick, m.attempt) for m in other.receive_deliveries()]
         bus.tick()
-    assert found["one"] == [(3, 3), (8, 2), (13, 1), (18, 0)]  # Modulo what all classes have.
+    assert found["one"] == [
+        (3, 3),
+        (8, 2),
+        (13, 1),
+        (18, 0),
+    ]  # Timer indexes are modulo the common modulus of all classes.
     assert found["two"][:2] == [(1, 1), (4, 2)]
     assert found["other"] == [(1, 1), (10, 2), (19, 3)]
 
 
-# Refused, and in flight --------------------------------------------------------------------------
+# Nack and messages in flight ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delay", [None, 5000])
@@ -202,7 +207,7 @@ def test_nacked_and_overdue_messages_are_redelivered_in_order(group: str | None)
     assert peer.receive_message_ids() == [0, 1, 2]
 
 
-# A consumer that falls ---------------------------------------------------------------------------
+# Crashing consumers -------------------------------------------------------------------------------
 
 
 def test_crashing_consumer_uses_deliveries_no_faster_than_silent_one() -> None:
@@ -210,7 +215,7 @@ def test_crashing_consumer_uses_deliveries_no_faster_than_silent_one() -> None:
     bus.peer(connect1(1), publish1(1, b"poison"))
     found = []
     for tick in range(900):
-        for _ in range(3):  # It is started again and again within a tick.
+        for _ in range(3):  # The consumer restarts several times within a tick.
             peer = connect_version2(bus, subscribe(1, 5, durable="d"))
             found += [(tick, message.attempt) for message in peer.receive_deliveries()]
             peer.disconnect()
@@ -260,7 +265,7 @@ def test_backoff_survives_reconnect() -> None:
     assert second.receive_message_ids() == [0]
 
 
-# What is wrong -----------------------------------------------------------------------------------
+# Failure reasons and terminate --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -326,7 +331,7 @@ def test_terminating_many_messages_yields_to_others(group: str | None) -> None:
 
 def test_terminating_many_ranges_yields_to_others() -> None:
     bus = BrokerHarness()
-    bus.skips_checks = True  # To save time: everything is checked at the end.
+    bus.skips_checks = True  # Saves time; the invariants are checked at the end.
     count = 4 * DEAD_LETTER_BATCH_MESSAGES
     peer = connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=count))
     peer.send(publish(1, 0, *[b"x"] * count))
@@ -334,7 +339,7 @@ def test_terminating_many_ranges_yields_to_others() -> None:
     peer.send(*[ack(5, sequence, sequence + 1) for sequence in range(0, count, 2)])
     peer.send(nack(5, 0, count, "terminate"))
     assert DEAD_LETTER_BATCH_MESSAGES <= bus.statistics(1).dropped[Reason.TERMINATED] < count // 2
-    for _ in range(count // 2):  # A piece a turn.
+    for _ in range(count // 2):  # One range per turn.
         bus.broker.run_due_wakeups()
     assert peer.receive_message_ids() == []
     bus.broker.drain_writable()
@@ -342,7 +347,7 @@ def test_terminating_many_ranges_yields_to_others() -> None:
     assert bus.statistics(1).dropped == {Reason.TERMINATED: count // 2}
 
 
-# Which attempt -----------------------------------------------------------------------------------
+# Delivery attempts --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -450,5 +455,5 @@ def test_range_across_other_members_is_not_counted_as_late() -> None:
     two.send(ack(5, others[0], others[0] + 1), ack(5, others[0], others[0] + 1))
     assert (
         bus.broker.refusal_counts.get(Reason.ACK_LATE, 0) <= 1
-    )  # The second one may span what two has.
+    )  # The second range may include messages of `two`.
     assert two.receive_message_ids() == []

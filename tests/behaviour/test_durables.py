@@ -63,7 +63,7 @@ def test_durable_has_one_session_at_a_time() -> None:
 @pytest.mark.parametrize(("to", "ids"), [(4, [4, 5]), (1, [1, 2, 3, 4, 5]), (99, [])])
 def test_seek_moves_idle_durable(to: int, ids: list[int]) -> None:
     bus = BrokerHarness()
-    connect_version2(bus, subscribe(1, 1, durable="other"))  # Has everything stored.
+    connect_version2(bus, subscribe(1, 1, durable="other"))  # Keeps all messages stored.
     first = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, *numbered(6)))
     assert len(first.receive_message_ids()) == 6
     first.send(ack(5, 0, 2), ack(5, 3, 4))
@@ -92,7 +92,7 @@ def test_seek_releases_only_earlier_messages() -> None:
         mover.receive_all()
         assert bus.broker.classes[1].ring.floor == to
     mover.send(subscribe(1, 1, durable="d", start={"sequence": 0}, seek=True))
-    assert mover.receive_message_ids() == [5]  # What is gone does not come back.
+    assert mover.receive_message_ids() == [5]  # Released messages are not redelivered.
 
 
 def test_seek_creates_missing_durable() -> None:
@@ -180,7 +180,7 @@ def test_delays_survive_reconnect() -> None:
     first.disconnect()
     second = connect_version2(bus, subscribe(1, 5, durable="d"))
     assert second.receive_message_ids() == []
-    second.send(ack(5, 0, 1))  # Message 0 was never sent: it is passed over.
+    second.send(ack(5, 0, 1))  # Message 0 was never sent, so its ack is ignored.
     bus.broker.clock.now = 59.0
     bus.broker.run_due_wakeups()
     assert [(m.message_id, m.attempt) for m in second.receive_deliveries()] == [(0, 1)]

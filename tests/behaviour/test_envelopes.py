@@ -55,7 +55,7 @@ def test_unmatched_messages_are_released() -> None:
     reader = connect_version2(bus, subscribe(1, 5, channels=["a"]))
     writer = connect_version2(bus)
     number = 0
-    for _ in range(8):  # Room is made as the reader takes, without a word from it.
+    for _ in range(8):  # Skipped messages free space as the reader reads, without an ack.
         writer.send(publish_envelopes(1, number, *[channel_envelope("b", b"x")] * 7))
         number += 7
         assert reader.receive_message_ids() == []
@@ -164,9 +164,11 @@ def test_expiry_before_delivery_frees_space(options: dict[str, object]) -> None:
         ),
     )
     assert reader.receive_message_ids() == [0, 1]
-    reader.send(ack(5, 0, 1), nack(5, 1, 2, 0))  # One is to come again, and one has room to come.
+    reader.send(
+        ack(5, 0, 1), nack(5, 1, 2, 0)
+    )  # One message is redelivered, and one more may be in flight.
     advance_clock(bus, 51.0)
-    bus.tick(bus.broker.settings.ack_timeout)  # Then a member has to give back what it left.
+    bus.tick(bus.broker.settings.ack_timeout)  # Then the member's unread messages are reclaimed.
     assert not writer.session.parked_messages
     assert bus.statistics(1).ring.message_count == 1
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 9}
@@ -227,7 +229,7 @@ def test_expired_messages_do_not_count_towards_pending_limit() -> None:
     writer = connect_version2(bus, publish_envelopes(1, 0, *contents))
     assert reader.receive_message_ids() == [0]
     advance_clock(bus, 51.0)
-    writer.send(publish(1, 5, b"y", b"y"))  # Five pending, and two that have expired.
+    writer.send(publish(1, 5, b"y", b"y"))  # Five pending messages, and two expired ones.
     bus.broker.drain_writable()
     assert reader.receive_error_codes() == []
     writer.send(publish(1, 7, b"z"))
@@ -252,7 +254,7 @@ def test_delayed_message_is_not_delivered_early(count: int) -> None:
         ),
     )
     assert reader.receive_message_ids() == [0, count + 1]
-    reader.send(ack(5, 0, count + 2))  # As a client does that knows nothing of those between them.
+    reader.send(ack(5, 0, count + 2))  # Clients ack ranges without knowing the unmatched messages.
     assert bus.broker.next_wakeup == 52.0
     advance_clock(bus, 51.9)
     assert reader.receive_message_ids() == []
@@ -336,7 +338,7 @@ def test_times_survive_ring_growth_wrap_and_shrink() -> None:
     assert not any(i % 4 == 0 for i in late.receive_message_ids())
 
 
-# Two versions ------------------------------------------------------------------------------------
+# Version 1 subscribers ----------------------------------------------------------------------------
 
 
 def test_version_1_receives_payloads_in_order() -> None:
@@ -443,7 +445,7 @@ def test_plain_message_in_class_with_channels_has_no_channel() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, channels=["a"]), subscribe(1, 6, channels=["#"]))
     writer = connect_version2(bus, publish_envelopes(1, 0, channel_envelope("a", b"")))
-    for number in range(1, 600):  # The rows of those before are used again.
+    for number in range(1, 600):  # Slots of earlier messages are reused.
         writer.send(publish(1, number, b"x"))
         heard = sorted(m.number for m in reader.receive_deliveries())
         assert heard == ([6] if number > 1 else [5, 6, 6])

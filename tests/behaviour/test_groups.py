@@ -88,7 +88,7 @@ def test_assigned_unsent_messages_are_not_counted_as_delivered() -> None:
     connect_version2(bus, publish(1, 0, b"a", b"b"))
     assert two.receive_message_ids() == [1]
     two.send(ack(5, 1, 2))
-    one.disconnect()  # It was handed message 0, and took no byte.
+    one.disconnect()  # Message 0 was assigned but not written.
     assert [(m.message_id, m.attempt) for m in two.receive_deliveries()] == [(0, 1)]
 
 
@@ -137,7 +137,7 @@ def test_ack_of_unsent_message_has_no_effect() -> None:
     connect_version2(bus, publish(1, 0, *numbered(3)))
     left = one.receive_message_ids()
     kept = two.receive_message_ids()
-    one.disconnect()  # What it had is handed to the other one, which takes no byte of it.
+    one.disconnect()  # Its messages are assigned to the other member, which reads nothing.
     between = [i for i in left if kept[0] < i < kept[-1]] or left
     two.send(ack(5, 0, 3))
     assert two.receive_message_ids() == left
@@ -291,7 +291,9 @@ def test_member_acks_only_its_own_messages(monkeypatch: pytest.MonkeyPatch) -> N
     holder, other = group.members
     assert (holder.assigned_count, other.assigned_count) == (500, 500)
     two.receive_message_ids()
-    monkeypatch.setattr(holder, "ack_timer", None)  # Nobody looks at it for the other one.
+    monkeypatch.setattr(
+        holder, "ack_timer", None
+    )  # Calls of `two` must not use the timer of `one`.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bus, "skips_checks", True)
         two.send(working(5, 0, 1000), ack(5, 0, 1000), nack(5, 0, 1000))

@@ -130,7 +130,7 @@ def test_keys_of_closed_member_continue_at_others(how: str) -> None:
     assert theirs
     gone.disconnect() if how == "leave" else gone.send(unsubscribe(5))
     again = receive_by_id(others)
-    assert sorted(again) == theirs  # Nobody was sent what follows them, nor of another key.
+    assert sorted(again) == theirs  # No later message was sent, of any key.
     for id_, member in [*again.items(), *((i, m) for i, m in before.items() if m is not gone)]:
         member.send(ack(5, id_, id_ + 1))
     after = receive_by_id(others)
@@ -229,7 +229,7 @@ def test_expired_message_unblocks_its_key() -> None:
     (only,) = join_members(bus, 1, max_in_flight=2)
     contents = [keyed(b"a", expires_ms=None if n % 3 else 1000) for n in range(6)]
     connect_version2(bus, publish_envelopes(1, 0, keyed(b"b"), *contents))
-    bus.broker.clock.now = 51.0  # What it was handed is too late when it takes it.
+    bus.broker.clock.now = 51.0  # The assigned message expires before it is written.
     assert only.receive_message_ids() == [0]
     bus.broker.run_due_wakeups()
     assert only.receive_message_ids() == [2]
@@ -406,7 +406,7 @@ def test_sent_messages_precede_due_ones_after_restart() -> None:
     world.publish((b"a", "", None, 1000), (b"a", "", None, None))
     world.listen(world.members[0])
     world.pass_time(1.5)
-    world.restart()  # The model says what may be sent.
+    world.restart()  # The model checks what may be sent.
     assert [message.sent for message in world.messages] == [0, 2]
     world.finish()
 

@@ -51,7 +51,9 @@ def open_local_peer(bus: BrokerHarness) -> Version2Peer:
     return Version2Peer(bus, bus.broker.open_local_session("a guest"))
 
 
-def subscribe_local(bus: BrokerHarness, peer: Version2Peer, number: int = 5, **options: object) -> None:
+def subscribe_local(
+    bus: BrokerHarness, peer: Version2Peer, number: int = 5, **options: object
+) -> None:
     wish = SubscribeRequest(**options)  # type: ignore[arg-type]
     bus.broker.apply_event(peer.session, SubscribeRequested(1, 1, number, wish))
     bus.check_invariants()
@@ -106,7 +108,7 @@ def test_local_session_with_too_many_parked_bytes_is_refused() -> None:
     guest.disconnect()
 
 
-# Terminated --------------------------------------------------------------------------------------
+# Terminate ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -165,7 +167,7 @@ def test_member_terminates_only_its_own_messages() -> None:
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
 
 
-# The tap -----------------------------------------------------------------------------------------
+# Observers ----------------------------------------------------------------------------------------
 
 
 class RecordingObserver:

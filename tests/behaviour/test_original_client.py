@@ -169,7 +169,7 @@ def test_client_queues_are_bounded() -> None:
     bounds = Bounds()
     assert (bounds.unserialised, bounds.raw, bounds.received) == (1_100, 10_000, 1_500)
     assert (bounds.chunks, bounds.acks) == (1_000, 2_000_000)
-    # Outgoing: nobody takes the chunks.
+    # Outgoing: the chunks are not read.
     client = create_connected_client([1], bounds=Bounds(chunks=3, unserialised=40))
     accepted = 0
     while client.publish(1, numbered(accepted)):
@@ -194,7 +194,7 @@ def test_client_queues_are_bounded() -> None:
     assert client.reading
     client.tick(100.0)
     assert client.processed == came
-    # Acknowledgements: they cannot leave.
+    # Acknowledgements: they cannot be sent.
     client = create_connected_client([1], bounds=Bounds(acks=20, chunks=1))
     client.subscribe(1, StrictOrder())
     client.publish(1, b"in the way")

@@ -39,7 +39,7 @@ HOUR = 3600.0
 MINUTE = 60.0
 
 
-# A world of them ---------------------------------------------------------------------------------
+# Simulation ---------------------------------------------------------------------------------------
 
 
 class ClientSimulation:
@@ -83,10 +83,10 @@ class ClientSimulation:
     def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
         """Advance time in steps. `each` is called in every step."""
         end = self.now + seconds
-        self.exchange_bytes()  # Who has subscribed is there before anything is published.
+        self.exchange_bytes()  # Subscriptions must exist before anything is published.
         while self.now < end:
             self.now += STEP_SECONDS
-            # The beat first: what was just sent has lost a whole tick of its time.
+            # Tick first: messages that were just sent lose a whole tick.
             while self._next_beat <= self.now:
                 assert self.bus.broker.tick() == []
                 self._next_beat += 1.0
@@ -99,7 +99,7 @@ class ClientSimulation:
                 self._next_check += MINUTE
 
     def exchange_bytes(self) -> None:
-        """Bytes cross until nobody has any that the other side takes."""
+        """Move bytes until neither side has any that the other one reads."""
         moved = True
         while moved:
             moved = False
@@ -115,14 +115,14 @@ class ClientSimulation:
                     moved = True
 
     def _readable_bytes(self, peer: WirePeer) -> int:
-        """How much the server reads of this peer, as a connection decides it."""
+        """Return how many bytes the server reads from a peer, as a connection decides."""
         session = peer.session
         if not session.parked_messages:
             return READ_BYTES
         return TRICKLE_BYTES if self.bus.broker.is_blocking_publishers(session) else 0
 
     def drain(self, seconds: float = 30.0) -> None:
-        """Let everything come to its end."""
+        """Run until all messages are acknowledged."""
         self.run(seconds)
         assert all(client.idle for client in self.members)
 
@@ -130,7 +130,7 @@ class ClientSimulation:
         return self.bus.statistics(class_id)
 
     def assert_no_loss(self, *class_ids: int) -> None:
-        """Nothing was lost, refused, sent twice or left behind, and nobody died of it."""
+        """Check that no message was lost, refused or redelivered, and no client has failed."""
         for client in self.members:
             assert client.dead is None
         assert self.bus.broker.refusal_counts == Counter()
@@ -141,12 +141,12 @@ class ClientSimulation:
 
 
 class NumberedSource:
-    """Publishes numbered messages of one class through a client, as fast as it takes them."""
+    """Publishes numbered messages of one class through a client, as fast as possible."""
 
     def __init__(self, client: StandIn, class_id: int = 1, prefix: bytes = b"") -> None:
         self.published = 0
         self.refusals = 0
-        """How often the client would have waited."""
+        """How often the client would have blocked."""
         self._client = client
         self._class_id = class_id
         self._prefix = prefix
@@ -172,7 +172,7 @@ def test_late_acks_for_two_hours_cause_no_redelivery(seed: int) -> None:
             subscriber.subscribe(class_id, orders[-1][1])
 
     def traffic() -> None:
-        # Quiet, a few, and now and then very many at once.
+        # Mostly quiet, sometimes a few messages, rarely very many.
         kind = world.random.random()
         for source in sources:
             if kind < 0.15:
@@ -211,7 +211,7 @@ def test_original_client_handles_id_wrap(seed: int, laps: int) -> None:
 
 
 class OrderCheck:
-    """Each publisher's messages, `name.number`, one behind the other."""
+    """Checks that the messages `name.number` of each publisher arrive in order."""
 
     def __init__(self) -> None:
         self.next: Counter[bytes] = Counter()
@@ -281,7 +281,7 @@ def test_full_class_slows_publisher_to_slowest_subscriber(seed: int) -> None:
 
 @pytest.mark.parametrize(("seed", "chunks"), [(9, 2), (10, 1000)])
 def test_full_class_still_accepts_acks(seed: int, chunks: int) -> None:
-    # Each of them subscribes to what it publishes, and its acks wait behind its own messages.
+    # Each client subscribes to its own class, so its acks wait behind its own messages.
     world = ClientSimulation(seed, class_messages=200)
     clients = [world.join(1, bounds=Bounds(chunks=chunks)) for _ in range(3)]
     orders, sources = [], []
@@ -302,7 +302,7 @@ def test_full_class_still_accepts_acks(seed: int, chunks: int) -> None:
         assert order.next == {b"%d" % n: source.published for n, source in enumerate(sources)}
 
 
-# Those that die, and those that are slow ---------------------------------------------------------
+# Crashing and slow clients ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [11, 12, 13])
@@ -323,8 +323,8 @@ def test_successor_receives_messages_of_dead_client(seed: int) -> None:
     world.run(MINUTE, lambda: source.publish(world.random.randrange(40)))
     assert isinstance(dying.dead, RuntimeError)
     assert order.next == fatal
-    # It hangs there, connected. What it was processing before is acknowledged, the rest comes to it
-    # again and again, ever more rarely, and to nobody else.
+    # The dead client stays connected. Earlier messages are acknowledged; the others are redelivered
+    # to it with growing backoff, and to no other client.
     statistics = world.statistics()
     assert statistics.acknowledged == fatal
     assert 0 < statistics.redelivered <= 4 * source.published
@@ -360,9 +360,9 @@ def test_dead_connected_client_does_not_affect_others() -> None:
 
 
 def test_slow_handler_fails_order_checking_client() -> None:
-    # Ten messages of seven seconds each. At tick 6 none of them is acknowledged, so all come again
-    # and stand in the client behind the first ten. It processes and acknowledges those; then the
-    # first one's copy comes, which the original's example takes for disorder, and throws.
+    # Ten messages take seven seconds each. At tick 6 none is acknowledged, so all are redelivered
+    # and queued in the client after the first ten. The client acknowledges the first ten; then it
+    # fails, because it regards the copy of the first message as out of order.
     world = ClientSimulation(15)
     source = NumberedSource(world.join(1))
     client = world.join(1)
@@ -371,7 +371,7 @@ def test_slow_handler_fails_order_checking_client() -> None:
     source.publish(10)
     world.run(2 * MINUTE)
     assert str(client.dead) == "expected 10 of class 1, got 0"
-    # Dead it is, but all ten are processed and acknowledged: nothing is lost.
+    # The client is dead, but all ten messages are processed and acknowledged.
     assert client.processed == 10
     assert world.statistics().ring.message_count == 0
 
@@ -406,11 +406,11 @@ def test_slow_duplicate_tolerant_client_finishes() -> None:
     assert client.dead is None
     assert set(handled) == set(range(10))
     assert handled[:10] == list(range(10))
-    # Pauses double: at 6 all ten come again, at 18 those not acknowledged by then, at 42 the last.
+    # The backoff doubles: all ten are redelivered at 6, the unacknowledged ones at 18 and 42.
     assert len(handled) < 4 * 10
     assert world.statistics().redelivered == len(handled) - 10
     assert world.statistics().ring.message_count == 0
-    assert world.bus.broker.refusal_counts == Counter()  # To acknowledge it twice is no offence.
+    assert world.bus.broker.refusal_counts == Counter()  # A duplicate ack is legal.
 
 
 @pytest.mark.parametrize("seed", range(20, 23))
@@ -432,7 +432,7 @@ def test_hour_of_failing_clients_loses_nothing(seed: int) -> None:
         def handle(message: Message) -> float:
             nonlocal last
             number = number_of(message.payload)
-            # New ones ascend; what is left out has been acknowledged by those who were here before.
+            # New messages ascend; missing ones were acknowledged by earlier clients.
             if last is not None and not processed.issuperset(range(last + 1, number)):
                 disorder.append((last, number))
             last = max(number, last or 0)
@@ -457,7 +457,7 @@ def test_hour_of_failing_clients_loses_nothing(seed: int) -> None:
         world.leave(present.popleft())
     last = world.join(1)
     last.subscribe(1, lambda message: processed.add(number_of(message.payload)))
-    world.drain(2 * MINUTE)  # What kills its consumers pauses.
+    world.drain(2 * MINUTE)  # Messages that crash their consumers are in backoff.
     assert source.published > 10_000
     missing = group_ids(sorted(set(range(source.published)) - processed))
     assert (missing, disorder) == ([], [])

@@ -32,7 +32,7 @@ Ranges = list[tuple[int, int]]
 
 
 def deliver_nine_messages(count: int) -> tuple[BrokerHarness, list[WirePeer]]:
-    """A bus, and that many subscribers that have heard the messages 0 to 8 of class 1."""
+    """Return a bus and `count` subscribers that have received messages 0 to 8 of class 1."""
     bus = BrokerHarness()
     peers = [bus.peer(connect(1), subscribe(1)) for _ in range(count)]
     bus.peer(publish(1, *numbered(9)))
@@ -42,18 +42,18 @@ def deliver_nine_messages(count: int) -> tuple[BrokerHarness, list[WirePeer]]:
 
 
 def receive_redelivered(bus: BrokerHarness, peers: list[WirePeer]) -> list[Ranges]:
-    """What each of them is sent again once it is overdue."""
+    """Return the ids that each subscriber receives again when they are overdue."""
     bus.tick(ACK_TIMEOUT)
     return [group_ids(peer.receive_ids(1)) for peer in peers]
 
 
 def find_released(undelivered: list[Ranges]) -> Ranges:
-    """What none of them is sent again."""
+    """Return the ids that no subscriber receives again."""
     needed = {number for ranges in undelivered for a, b in ranges for number in range(a, b)}
     return group_ids([number for number in range(9) if number not in needed])
 
 
-# The telling cases -------------------------------------------------------------------------------
+# Release of messages ------------------------------------------------------------------------------
 
 
 def test_message_acked_by_one_of_two_is_not_released() -> None:
@@ -97,7 +97,7 @@ def test_ack_after_timeout_counts() -> None:
     assert find_released(left) == [(1, 3)]
 
 
-# What it did right -------------------------------------------------------------------------------
+# Correct behaviour of the original ----------------------------------------------------------------
 
 
 def test_subscribe_before_connect_is_remembered() -> None:
@@ -143,7 +143,7 @@ def test_out_of_order_acks_apply_when_gap_closes() -> None:
 
 
 def test_message_is_overdue_after_ack_timeout() -> None:
-    # Sent right after a beat it has six ticks, right before one a little more than five.
+    # A message sent right after a tick has six ticks, right before one a little more than five.
     bus, [peer] = deliver_nine_messages(1)
     bus.tick(ACK_TIMEOUT - 1)
     assert peer.receive_ids(1) == []
@@ -151,11 +151,11 @@ def test_message_is_overdue_after_ack_timeout() -> None:
     assert peer.receive_ids(1) == list(range(9))
 
 
-# What it did wrong -------------------------------------------------------------------------------
+# Defects of the original --------------------------------------------------------------------------
 
 
 def test_incomplete_header_waits_for_more_bytes() -> None:
-    # It searched them for a delimiter, found one in the header, and failed.
+    # The original found the delimiter in the header and failed.
     bus = BrokerHarness()
     peer = bus.peer(connect(0x3C0D))
     frame = build_frame(
@@ -168,9 +168,9 @@ def test_incomplete_header_waits_for_more_bytes() -> None:
 
 
 def test_full_class_does_not_drop_silently() -> None:
-    # It made the publisher wait for a second and then forgot the message.
+    # The original blocked the publisher for a second and then lost the message.
     for policy in FullPolicy:
-        if policy is FullPolicy.SPILL:  # It needs a disk.
+        if policy is FullPolicy.SPILL:  # Spilling needs a journal.
             continue
         bus = BrokerHarness(Settings(limits=Limits(class_messages=10), full_policy=policy))
         publisher = bus.peer(connect(1), publish(1, *numbered(25)))
@@ -198,14 +198,15 @@ def test_overdue_message_is_sent_once_per_backoff() -> None:
 
 
 def test_redelivered_frame_has_current_tick() -> None:
-    # It kept its first timer index. With a pause that is a multiple of the timeout it is the same.
+    # The original kept the first timer index. A backoff that is a multiple of the timeout
+    # hides this.
     bus, [peer] = deliver_nine_messages(1)
     bus.tick(ACK_TIMEOUT + 2)
     assert {message.timer_index for message in peer.receive_messages()} == {2}
 
 
 def test_ack_may_span_many_writes_and_ticks() -> None:
-    # It took a range only when it lay within one range that it had noted.
+    # The original accepted a range only within one range that it had recorded.
     bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1))
     for number in range(6):
@@ -251,7 +252,7 @@ def test_duplicate_subscribe_delivers_once() -> None:
 
 
 def test_delimiter_in_payload_truncates_it() -> None:
-    # The open problem of the original, and so of version 1: the rest is read as the next header.
+    # A known limit of version 1: the rest is decoded as the next header.
     bus = BrokerHarness()
     subscriber = bus.peer(connect(1), subscribe(1))
     publisher = bus.peer()

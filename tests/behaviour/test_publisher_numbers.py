@@ -32,7 +32,7 @@ def receive_confirms(peer: Version2Peer) -> list[int]:
 
 
 def interleaved_messages(count: int, *, first: int = 0, classes: tuple[int, ...] = (1, 2)) -> bytes:
-    """That many messages, for the classes in turn; payloads are their numbers."""
+    """Return messages for the classes in turn. The payloads are their numbers."""
     return b"".join(
         publish(classes[n % len(classes)], n % ID_COUNT, b"%d" % n)
         for n in range(first, first + count)
@@ -40,7 +40,7 @@ def interleaved_messages(count: int, *, first: int = 0, classes: tuple[int, ...]
 
 
 def stored_numbers(bus: BrokerHarness, class_id: int) -> list[int]:
-    """The payloads that a class holds, as `in_turn` has written them."""
+    """Return the payloads of `interleaved_messages` that a class stores."""
     ring = bus.broker.classes[class_id].ring
     return [int(parse_frame(ring.copy_frame(s))[4]) for s in range(ring.floor, ring.head)]
 
@@ -203,7 +203,7 @@ def test_interleaved_messages_are_kept_when_errors_close_session(unknown: int) -
     assert receive_confirms(again) == [60_000]
 
 
-# A full class ------------------------------------------------------------------------------------
+# Full classes -------------------------------------------------------------------------------------
 
 
 def create_small_bus(policy: FullPolicy, **limits: int) -> BrokerHarness:
@@ -243,7 +243,7 @@ def test_drop_oldest_confirms() -> None:
 
 
 def reconnect(bus: BrokerHarness, *classes: int) -> tuple[Version2Peer, int]:
-    """The program that is called a has come again; and the number that it is to go on with."""
+    """Return the publisher `a` after a reconnect, and its next number."""
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect_request(*classes, name="a", instance="i"))
     return peer, peer.receive_replies()[0].content["next"]
@@ -251,7 +251,7 @@ def reconnect(bus: BrokerHarness, *classes: int) -> tuple[Version2Peer, int]:
 
 @pytest.mark.parametrize("count", [30, LARGE_BATCH_COUNT])
 def test_parked_messages_are_stored_once_after_reconnect(count: int) -> None:
-    # One of the classes is full, so that later numbers are stored before earlier ones.
+    # One class is full, so later numbers are stored before earlier ones.
     bus = create_small_bus(FullPolicy.BLOCK, class_messages=count)
     reader = connect_version2(bus, subscribe(1, 5), classes=(1, 2))
     connect_version2(bus, publish(1, 0, *[b"0"] * (count - 3)))
@@ -264,7 +264,7 @@ def test_parked_messages_are_stored_once_after_reconnect(count: int) -> None:
     assert bus.broker.drain_closing()[0][1].reason is Reason.TAKEN_OVER
     assert len(reader.receive_message_ids()) == count
     reader.send(ack(5, 0, count))
-    for _ in range(2):  # It says it twice, and loses the connection in between.
+    for _ in range(2):  # The publisher sends it twice, with a reconnect in between.
         again.send(interleaved_messages(count - following, first=following))
         again, following = reconnect(bus, 1, 2)
     assert following == count
@@ -300,13 +300,13 @@ def test_out_of_order_producer_state_is_limited_per_publisher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked_about = []
-    holds = NumberBitmap.holds
+    contains = NumberBitmap.contains
 
     def counted(self: NumberBitmap, numbers: Integers) -> Flags:
         asked_about.append(numbers.size)
-        return holds(self, numbers)
+        return contains(self, numbers)
 
-    monkeypatch.setattr(NumberBitmap, "holds", counted)
+    monkeypatch.setattr(NumberBitmap, "contains", counted)
     bus = create_small_bus(FullPolicy.BLOCK, class_messages=300_000)
     bus.skips_checks = True
     connect_version2(bus, publish(1, 0, b"x"), name="early").disconnect()
@@ -367,7 +367,7 @@ def test_parked_batches_are_confirmed_in_order() -> None:
     assert highest == 300
 
 
-# Names -------------------------------------------------------------------------------------------
+# Publisher names ----------------------------------------------------------------------------------
 
 
 def test_publisher_name_belongs_to_one_instance() -> None:

@@ -28,7 +28,7 @@ def refusal(first: int, count: int = 1, sentence: str = "no") -> FrameRefused:
 
 
 def create_bus_without_message_1(instance: str) -> Broker:
-    """It had confirmed 0, 1 and 2 to this program, has 0 and 2 still, and is asked to go on."""
+    """Return a broker that has stored the publisher's messages 0 and 2, but not 1."""
     broker = Broker(identity="one")
     ahead = NumberBitmap.from_flags(1, np.array([False, True]))
     broker.subscription_manager.producer_states.restore("tester", 1, ahead, 0.0, instance=instance)
@@ -191,4 +191,4 @@ def test_remembered_refusals_are_limited(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [(each.refers_to, each.count) for each in everybody[0].refusals] == [(1000, 99_000)]
     publishers.mark_disconnected(everybody[1], 0.0)
     publishers.expire(1e9)
-    assert publishers._refusals_count == 1 + PRODUCER_REFUSALS_MAX
+    assert publishers._total_refusal_count == 1 + PRODUCER_REFUSALS_MAX

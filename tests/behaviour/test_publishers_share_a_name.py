@@ -20,14 +20,14 @@ from tests.client.core.client_and_broker import ClientAndBroker
 from tests.support.oracles import ID_COUNT, parse_frame
 
 UNKNOWN_CLASS = 9
-"""A class that nobody has named: what is published there uses up its number, and is not stored."""
+"""Class that no Connect has named. Its messages use their numbers but are not stored."""
 UNDER_WAY = [b"5", b"6", b"7", b"8", b"9"]
 
 
 def connect_instance(
     broker: Broker, name: str, instance: str | None, *, user: str = ""
 ) -> tuple[Version2Peer, int]:
-    """A program, and the number that it is to begin with."""
+    """Connect an instance. Returns the peer and its first number."""
     bus = BrokerHarness()
     bus.broker = broker
     peer = Version2Peer(bus, broker.open_session())
@@ -37,7 +37,7 @@ def connect_instance(
 
 
 def use_numbers(broker: Broker, name: str, instance: str | None, count: int) -> None:
-    """One comes, uses so many numbers, and goes."""
+    """Connect an instance that uses some numbers, and disconnect it."""
     peer, first = connect_instance(broker, name, instance)
     peer.send(publish(UNKNOWN_CLASS, first, *[b"x"] * count))
     peer.disconnect()
@@ -49,8 +49,7 @@ def stored_payloads(broker: Broker) -> list[bytes]:
 
 
 def connect_with_five_confirmed() -> ClientAndBroker:
-    """A program of which five messages are confirmed and five are under way, when its connection
-    is lost."""
+    """Return a publisher with five confirmed and five unconfirmed messages."""
     pair = ClientAndBroker()
     pair.core.publish_many([b"0", b"1", b"2", b"3", b"4"], 1)
     pair.exchange()
@@ -101,13 +100,15 @@ def test_alternating_instances_lose_nothing() -> None:
             pair.connect()
             pair.exchange()
             pair.core.publish(b"%d" % turn, 1)
-            pair.core.send_queue.mark_sent(len(pair.core.send_queue.peek()))  # It gets lost.
+            pair.core.send_queue.mark_sent(len(pair.core.send_queue.peek()))  # The bytes are lost.
             pair.disconnect()
     for pair in pairs:
         pair.connect()
         pair.exchange()
         pair.disconnect()
-    assert Counter(stored_payloads(broker)) == dict.fromkeys((b"%d" % turn for turn in range(20)), 2)
+    assert Counter(stored_payloads(broker)) == dict.fromkeys(
+        (b"%d" % turn for turn in range(20)), 2
+    )
 
 
 @pytest.mark.parametrize("unconfirmed", [0, 5, ID_COUNT - 1])
@@ -124,7 +125,7 @@ def test_new_instance_gets_unused_number(
         told.append((reply["next"] - unconfirmed) % ID_COUNT)
         assert reply["lost"] == 0
         peer.disconnect()
-    assert told == [0, *[PRODUCER_TAKEOVER_STEP] * 3]  # The first one is nobody else.
+    assert told == [0, *[PRODUCER_TAKEOVER_STEP] * 3]  # The first instance has no predecessor.
 
 
 def test_number_step_exceeds_credit_and_wraps_late() -> None:
@@ -160,4 +161,7 @@ def test_publisher_names_are_per_user() -> None:
     ann.disconnect()
     bob.disconnect()
     for user, following in (("ann", 2), ("bob", 1), ("", 0)):
-        assert connect_instance(broker, "till", "1" if user == "ann" else "2", user=user)[1] == following
+        assert (
+            connect_instance(broker, "till", "1" if user == "ann" else "2", user=user)[1]
+            == following
+        )

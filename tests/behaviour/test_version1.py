@@ -249,17 +249,17 @@ def deliver_ten() -> tuple[BrokerHarness, WirePeer]:
     return bus, peer
 
 
-def acks(*ranges: tuple[int, int], times: int = 1) -> bytes:
+def encode_acks(*ranges: tuple[int, int], times: int = 1) -> bytes:
     return b"".join(ack(1, first, last) for first, last in ranges) * times
 
 
 @pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
 def test_acks_of_unsent_messages_are_counted_and_ignored(times: int) -> None:
-    # Alone, in the plain loop, and by arrays.
+    # As a single frame, in the loop, and with arrays.
     bus, peer = deliver_ten()
-    peer.send(acks((10, 12), times=times))
+    peer.send(encode_acks((10, 12), times=times))
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: times}
-    peer.send(acks((8, 12), times=times))
+    peer.send(encode_acks((8, 12), times=times))
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 2 * times}
     peer.send(publish(1, b"10", b"11"))
     assert peer.receive_ids(1) == [10, 11]
@@ -270,7 +270,7 @@ def test_acks_of_unsent_messages_are_counted_and_ignored(times: int) -> None:
 @pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
 def test_acks_without_subscription_are_counted_and_ignored(times: int) -> None:
     bus, peer = deliver_ten()
-    other = bus.peer(acks((0, 10), times=times))
+    other = bus.peer(encode_acks((0, 10), times=times))
     peer.send(ack_frame(9, b"0-1") * times)
     assert bus.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2 * times}
     other.send(connect(2))
@@ -281,8 +281,8 @@ def test_acks_without_subscription_are_counted_and_ignored(times: int) -> None:
 @pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
 def test_acks_below_floor_are_not_counted(times: int) -> None:
     bus, peer = deliver_ten()
-    peer.send(acks((0, 5), times=times))
-    peer.send(acks((0, 3), (ID_COUNT - 4, ID_COUNT), times=times))
+    peer.send(encode_acks((0, 5), times=times))
+    peer.send(encode_acks((0, 3), (ID_COUNT - 4, ID_COUNT), times=times))
     assert bus.broker.refusal_counts == {}
     assert bus.statistics(1).ring.floor == 5
     assert bus.statistics(1).acknowledged == 5
@@ -304,8 +304,8 @@ def test_ack_of_partially_sent_frame_counts() -> None:
     assert parse_frame((begun + rest)[17:31])[4] == b"a"
 
 
-def start_at(bus: BrokerHarness, class_id: int, sequence: int) -> None:
-    """As if so many messages of the class had been published and acknowledged."""
+def set_first_sequence(bus: BrokerHarness, class_id: int, sequence: int) -> None:
+    """Start class 1 as if this many messages had been published and acknowledged."""
     cls = bus.broker.classes[class_id]
     cls.ring.floor = cls.ring.head = sequence
     cls.backlog_window = AckWindow(floor=sequence)
@@ -316,16 +316,16 @@ def start_at(bus: BrokerHarness, class_id: int, sequence: int) -> None:
 def test_ids_wrap_from_publish_to_ack(times: int) -> None:
     bus = BrokerHarness()
     publisher = bus.peer(connect(1))
-    start_at(bus, 1, ID_COUNT - 3)
+    set_first_sequence(bus, 1, ID_COUNT - 3)
     publisher.send(publish(1, *numbered(6)))
     peer = bus.peer(subscribe(1))
     assert peer.receive_ids(1) == [ID_COUNT - 3, ID_COUNT - 2, ID_COUNT - 1, 0, 1, 2]
-    peer.send(acks((0, 2), times=times))
+    peer.send(encode_acks((0, 2), times=times))
     bus.tick(6)
     assert peer.receive_ids(1) == [ID_COUNT - 3, ID_COUNT - 2, ID_COUNT - 1, 2]
-    peer.send(acks((ID_COUNT - 3, ID_COUNT), times=times))
+    peer.send(encode_acks((ID_COUNT - 3, ID_COUNT), times=times))
     assert bus.statistics(1).ring.floor == ID_COUNT + 2
-    peer.send(acks((2, 3), (ID_COUNT - 1, ID_COUNT), times=times))
+    peer.send(encode_acks((2, 3), (ID_COUNT - 1, ID_COUNT), times=times))
     assert bus.statistics(1).ring.message_count == 0
     assert bus.broker.refusal_counts == {}
 
@@ -333,14 +333,14 @@ def test_ids_wrap_from_publish_to_ack(times: int) -> None:
 def test_last_id_can_be_acked_in_original_form() -> None:
     bus = BrokerHarness()
     bus.peer(connect(1))
-    start_at(bus, 1, ID_COUNT - 1)
+    set_first_sequence(bus, 1, ID_COUNT - 1)
     peer = bus.peer(subscribe(1), publish(1, b"a"))
     assert peer.receive_ids(1) == [ID_COUNT - 1]
     peer.send(ack_frame(1, b"2147483647--2147483648"))
     assert bus.statistics(1).ring.message_count == 0
 
 
-# Beats, readiness, statistics --------------------------------------------------------------------
+# Ticks, readiness, statistics ---------------------------------------------------------------------
 
 
 def test_session_is_reported_ready_once() -> None:

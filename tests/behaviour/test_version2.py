@@ -10,7 +10,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from tests.behaviour import wire_peer_v2
 from tests.behaviour.wire_peer import (
     BrokerHarness,
-    connect_request,
+    connect,
     heartbeat,
     numbered,
 )
@@ -21,7 +21,7 @@ from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
     channel_envelope,
-    connect,
+    connect_request,
     connect_version2,
     json_request,
     nack,
@@ -34,11 +34,11 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.support.oracles import build_frame, parse_frame
 
 
-def newcomer(bus: BrokerHarness) -> Version2Peer:
+def open_peer(bus: BrokerHarness) -> Version2Peer:
     return Version2Peer(bus, bus.broker.open_session())
 
 
-# Greetings ---------------------------------------------------------------------------------------
+# Connect ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,14 @@ def newcomer(bus: BrokerHarness) -> Version2Peer:
 )
 def test_invalid_connect_gets_fatal_error(content: bytes) -> None:
     bus = BrokerHarness()
-    peer = newcomer(bus)
+    peer = open_peer(bus)
     with pytest.raises(RemoteProtocolError) as caught:
         peer.send(build_frame(CONNECT, content=content))
     assert caught.value.reason is Reason.BAD_CONNECT
     bus.broker.send_fatal_error(peer.session, caught.value)
-    assert peer.session.outbox.has_deliver_frames  # A driver sees that this peer can be told.
+    assert (
+        peer.session.outbox.has_deliver_frames
+    )  # The driver can send an Error frame to this peer.
     [error] = peer.receive_replies()
     assert (error.content["code"], error.content["fatal"]) == ("bad_connect", True)
     assert bus.broker.classes == {}
@@ -105,20 +107,22 @@ def test_refused_later_connect_changes_nothing(content: bytes, code: str) -> Non
 
 def test_classes_are_referenced_by_id_name_or_both() -> None:
     bus = BrokerHarness()
-    peer = newcomer(bus)
+    peer = open_peer(bus)
     peer.send(
-        connect_request(5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"})
+        connect_request(
+            5, "a", {"id": 65535, "name": "b"}, {"name": "c"}, "a", {"id": 5, "name": "d"}
+        )
     )
     [answer] = peer.receive_replies()
-    a, c = id_given("a"), id_given("c")
+    a, c = expected_id("a"), expected_id("c")
     assert answer.content["classes"] == {"a": a, "b": 65535, "c": c, "d": 5}
     other = connect_version2(bus, classes=("a", "d"))
     other.send(connect_request("c", {"id": a}))
     assert other.receive_replies()[0].content["classes"] == {"c": c}
 
 
-def id_given(name: str, behind: int = 0) -> int:
-    """The id that follows from a name, or one that is looked at behind it."""
+def expected_id(name: str, behind: int = 0) -> int:
+    """Return the id that is derived from a name, or the n-th candidate after it."""
     return 32768 + (zlib.crc32(name.encode()) - behind) % 32768
 
 
@@ -132,10 +136,10 @@ def test_independent_buses_choose_same_id_for_name() -> None:
 
 def test_used_id_is_skipped_for_next_lower() -> None:
     bus = BrokerHarness()
-    connect_version2(bus, classes=[id_given("ä"), id_given("ä", 1)])
+    connect_version2(bus, classes=[expected_id("ä"), expected_id("ä", 1)])
     connect_version2(bus, classes=["ä"])
-    assert bus.broker.store.class_id_by_name == {"ä": id_given("ä", 2)}
-    taken = [id_given("b", n) for n in range(64)]
+    assert bus.broker.store.class_id_by_name == {"ä": expected_id("ä", 2)}
+    taken = [expected_id("b", n) for n in range(64)]
     connect_version2(bus, classes=[*taken, "b"])
     assert bus.broker.store.class_id_by_name["b"] == 65535 not in taken
 
@@ -153,11 +157,11 @@ def test_many_names_get_ids_in_one_connect() -> None:
 
 def test_only_heartbeats_may_precede_connect() -> None:
     bus = BrokerHarness()
-    peer = newcomer(bus)
+    peer = open_peer(bus)
     peer.send(heartbeat() * 2 + connect_request(1) + publish(1, 0, b"x"))
     assert [said.kind for said in peer.receive_replies()] == ["connect", "confirm"]
-    late = newcomer(bus)
-    late.send(connect_request(1))
+    late = open_peer(bus)
+    late.send(connect(1))
     assert late.send_refused(connect_request(1)) is Reason.BAD_CONNECT
 
 
@@ -168,7 +172,7 @@ def test_client_name_is_logged_on_one_line() -> None:
 
 def test_shorter_heartbeat_applies_and_silence_closes_session() -> None:
     bus = BrokerHarness()
-    peer = newcomer(bus)
+    peer = open_peer(bus)
     peer.send(connect_request(1, heartbeat=5))
     assert peer.receive_replies()[0].content["heartbeat"] == 5
     assert bus.tick(16) == []
@@ -180,7 +184,7 @@ def test_shorter_heartbeat_applies_and_silence_closes_session() -> None:
 def test_heartbeat_is_sent_while_reply_is_pending() -> None:
     """A reply may wait for a cluster. Without a heartbeat the client would disconnect."""
     bus = BrokerHarness()
-    peer = newcomer(bus)
+    peer = open_peer(bus)
     peer.send(connect_request(1, heartbeat=5))
     peer.session.outbox.defer_reply(lambda: False)
     peer.receive_replies()
@@ -222,7 +226,9 @@ def test_subscription_number_can_be_reused_after_unsubscribe() -> None:
     kinds = [said.content["code"] if said.kind == "error" else said.kind for said in told]
     assert kinds[-4:] == ["subscription_in_use", "unsubscribe", "unknown_subscription", "subscribe"]
     writer.send(publish(1, 1, b"b"))
-    assert reader.receive_message_ids() == [1]  # And the peer was told anew whose it is: see Peer2.
+    assert reader.receive_message_ids() == [
+        1
+    ]  # `Version2Peer` checks that a Deliver frame precedes it.
 
 
 def test_deliver_frame_is_sent_again_after_unsubscribe() -> None:
@@ -311,7 +317,7 @@ def test_subscription_begins_at_requested_start(start: object, expected: list[in
         writer.send(publish(1, number, b"x"))
     bus.broker.clock.now = 200.0
     assert connect_version2(bus, subscribe(1, 5, start=start)).receive_message_ids() == expected
-    # What nobody was there for waits all the same.
+    # The backlog waits nevertheless.
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2, 3, 4, 5]
     writer.send(publish(1, 6, b"x"))
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == []
@@ -332,7 +338,7 @@ def test_backlog_goes_to_first_waiting_subscription_only() -> None:
 
 
 def test_unacked_messages_pass_to_next_subscription() -> None:
-    # One that comes for the earliest has not seen what a former one has acknowledged.
+    # Released messages are not sent to a start at the earliest.
     bus = BrokerHarness()
     writer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(6)))
     assert writer.receive_message_ids() == [0, 1, 2, 3, 4, 5]

@@ -24,7 +24,7 @@ from tests.behaviour.wire_peer_v2 import (
 )
 from tests.support.oracles import ID_COUNT, parse_frame, split_frames
 
-# In flight ---------------------------------------------------------------------------------------
+# Messages in flight -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -49,7 +49,7 @@ def test_delayed_nack_frees_in_flight_capacity() -> None:
     assert reader.receive_message_ids() == [2, 3]
     bus.broker.clock.now += 61
     bus.broker.run_due_wakeups()
-    assert reader.receive_message_ids() == []  # Nor may they come before there is room for them.
+    assert reader.receive_message_ids() == []  # They must not be sent before more may be in flight.
     reader.send(ack(5, 2, 3))
     assert reader.receive_message_ids() == [0]
     reader.send(ack(5, 0, 1))
@@ -184,7 +184,7 @@ def test_two_slow_consumers_are_disconnected_while_publisher_is_blocked() -> Non
     assert not writer.session.parked_messages
 
 
-# Acks of what was not sent -----------------------------------------------------------------------
+# Acks of unsent messages --------------------------------------------------------------------------
 
 
 def test_huge_ranges_are_cheap_and_apply_to_sent_messages() -> None:
@@ -303,7 +303,7 @@ def test_deliver_frames_are_correct_after_cut_at_any_byte(most: int) -> None:
         data += reader.read_bytes(most)
         reader.send(json_request(FETCH, 2, 3, count=1), nack(2, 0, 2, 0))
         bus.tick(turn)
-    for _ in range(2):  # Who took nothing for long is handed messages when it has caught up.
+    for _ in range(2):  # A member that was unresponsive receives messages after it has caught up.
         while piece := reader.read_bytes(most):
             data += piece
         bus.tick()
@@ -332,16 +332,18 @@ def test_filtered_subscription_yields_to_others_of_its_session() -> None:
     assert sorted(set(numbers)) == [1, 2]
 
 
-# Keeping -----------------------------------------------------------------------------------------
+# Retention ----------------------------------------------------------------------------------------
 
 
-def keeping(full_policy: FullPolicy = FullPolicy.BLOCK, **keep: float) -> BrokerHarness:
+def create_retaining_bus(
+    full_policy: FullPolicy = FullPolicy.BLOCK, **keep: float
+) -> BrokerHarness:
     limits = Limits(class_messages=100)
     return BrokerHarness(Settings(limits=limits, keep=Retention(**keep), full_policy=full_policy))  # type: ignore[arg-type]
 
 
 def test_retention_by_count() -> None:
-    bus = keeping(messages=5)
+    bus = create_retaining_bus(messages=5)
     reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(20)))
     assert len(reader.receive_message_ids()) == 20
     reader.send(ack(5, 0, 20))
@@ -353,7 +355,7 @@ def test_retention_by_count() -> None:
 
 
 def test_retention_by_size() -> None:
-    bus = keeping(bytes=5 * 113)
+    bus = create_retaining_bus(bytes=5 * 113)
     reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(20, size=100)))
     assert len(reader.receive_message_ids()) == 20
     reader.send(ack(5, 0, 20))
@@ -361,7 +363,7 @@ def test_retention_by_size() -> None:
 
 
 def test_retention_by_age() -> None:
-    bus = keeping(seconds=60)
+    bus = create_retaining_bus(seconds=60)
     reader = connect_version2(bus, subscribe(1, 5))
     writer = connect_version2(bus)
     for n in range(5):
@@ -376,7 +378,7 @@ def test_retention_by_age() -> None:
 
 
 def test_full_class_drops_retained_messages_first() -> None:
-    bus = keeping(messages=1000)
+    bus = create_retaining_bus(messages=1000)
     reader = connect_version2(bus, subscribe(1, 5))
     writer = connect_version2(bus, publish(1, 0, *numbered(90, size=9)))
     assert len(reader.receive_message_ids()) == 90

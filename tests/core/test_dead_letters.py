@@ -1,5 +1,4 @@
-"""What a subscription gives up on lies in the class's dead letters: what they look like, and that
-nobody waits for them."""
+"""Dead letters: their headers and class, their limits, and their effect on other messages."""
 
 from __future__ import annotations
 
@@ -34,11 +33,11 @@ from tests.behaviour.wire_peer_v2 import (
 )
 
 DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
-"""The id of the class in which those of class 1 lie."""
+"""Id of the dead-letter class of class 1."""
 
 
-def letters(bus: BrokerHarness, name: str = "dead.1") -> list[tuple[Envelope, bytes]]:
-    """What lies there."""
+def fetch_dead_letters(bus: BrokerHarness, name: str = "dead.1") -> list[tuple[Envelope, bytes]]:
+    """Return the stored dead letters."""
     peer = connect_version2(bus, classes=[name])
     class_id = bus.broker.store.class_id_by_name[name]
     peer.send(json_request(FETCH, class_id, 5))
@@ -47,17 +46,17 @@ def letters(bus: BrokerHarness, name: str = "dead.1") -> list[tuple[Envelope, by
     return [decode(m.content) for m in messages]
 
 
-def why(letter: Envelope, *names: str) -> Any:
-    """The last header of each of these names."""
+def dead_headers(letter: Envelope, *names: str) -> Any:
+    """Return the values of these headers, without their prefix."""
     headers = dict(letter.headers)
     found = [headers[f"dead-{name}"] for name in names]
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def gives_up(bus: BrokerHarness, *said: bytes, count: int, **options: object) -> Version2Peer:
-    """Somebody is sent this as often as it says, and never acknowledges."""
+def give_up(bus: BrokerHarness, *frames: bytes, count: int, **options: object) -> Version2Peer:
+    """Nack every delivery until the messages are given up."""
     options = {"max_deliveries": 2, **options}
-    peer = connect_version2(bus, subscribe(1, 5, **options), *said)
+    peer = connect_version2(bus, subscribe(1, 5, **options), *frames)
     for _ in range(int(options["max_deliveries"])):  # type: ignore[call-overload]
         assert len(peer.receive_message_ids()) == count
         peer.send(nack(5, 0, count, 0))
@@ -67,14 +66,14 @@ def gives_up(bus: BrokerHarness, *said: bytes, count: int, **options: object) ->
     return peer
 
 
-def test_what_is_given_up_says_why() -> None:
+def test_dead_letter_headers() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 1763700000.25
     own = Envelope("a.b", b"key", (("trace", "7"), ("trace", "8")), 1234, 9_000_000, 0)
-    gives_up(bus, publish_envelopes(1, 0, encode(own, b"<\r\n>")), publish(1, 1, b"plain"), count=2)
+    give_up(bus, publish_envelopes(1, 0, encode(own, b"<\r\n>")), publish(1, 1, b"plain"), count=2)
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 2}
     assert bus.statistics(1).ring.message_count == 0
-    (first, payload), (second, plain) = letters(bus)
+    (first, payload), (second, plain) = fetch_dead_letters(bus)
     assert (payload, plain) == (b"<\r\n>", b"plain")
     reasons = (
         ("dead-reason", "max_deliveries"),
@@ -89,18 +88,18 @@ def test_what_is_given_up_says_why() -> None:
     assert first == Envelope("a.b", b"key", own.headers + reasons, 1234)
     assert second[:2] == ("", b"")
     assert second.published is None
-    assert why(second, "sequence", "attempts") == ("1", "2")
+    assert dead_headers(second, "sequence", "attempts") == ("1", "2")
 
 
-def test_a_class_with_a_name_has_its_dead_letters_under_that() -> None:
+def test_dead_letter_class_is_named_after_the_class() -> None:
     bus = BrokerHarness()
     connect_version2(bus, classes=[{"id": 1, "name": "orders"}])
-    gives_up(bus, publish(1, 0, b"a"), count=1, durable="billing")
-    [(letter, _)] = letters(bus, "dead.orders")
-    assert why(letter, "class", "subscription") == ("orders", "billing")
+    give_up(bus, publish(1, 0, b"a"), count=1, durable="billing")
+    [(letter, _)] = fetch_dead_letters(bus, "dead.orders")
+    assert dead_headers(letter, "class", "subscription") == ("orders", "billing")
 
 
-def test_each_position_gives_up_for_itself() -> None:
+def test_each_position_gives_up_separately() -> None:
     bus = BrokerHarness()
     peer = connect_version2(
         bus,
@@ -113,7 +112,10 @@ def test_each_position_gives_up_for_itself() -> None:
     for _ in range(5):
         peer.receive_deliveries()
         peer.send(*[nack(number, 0, 2, 0) for number in (1, 2, 3)])
-    assert [why(e, "subscription", "session", "attempts", "sequence") for e, _ in letters(bus)] == [
+    assert [
+        dead_headers(e, "subscription", "session", "attempts", "sequence")
+        for e, _ in fetch_dead_letters(bus)
+    ] == [
         ("", "0", "1", "0"),
         ("", "0", "1", "1"),
         ("g", "", "2", "0"),
@@ -125,7 +127,7 @@ def test_each_position_gives_up_for_itself() -> None:
     assert bus.statistics(1).ring.message_count == 2
 
 
-def test_what_is_acknowledged_or_expires_has_no_dead_letter() -> None:
+def test_acked_and_expired_messages_have_no_dead_letter() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     peer = connect_version2(bus, subscribe(1, 5, max_deliveries=2))
@@ -139,10 +141,10 @@ def test_what_is_acknowledged_or_expires_has_no_dead_letter() -> None:
     peer.send(nack(5, 1, 2, 0))
     assert peer.receive_message_ids() == []
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1, Reason.EXPIRED: 1}
-    assert [why(letter, "sequence") for letter, _ in letters(bus)] == ["1"]
+    assert [dead_headers(letter, "sequence") for letter, _ in fetch_dead_letters(bus)] == ["1"]
 
 
-def test_what_version_1_cannot_be_sent_is_dead_for_it_alone() -> None:
+def test_uncarriable_message_is_given_up_by_version_1_only() -> None:
     bus = BrokerHarness()
     old = bus.peer(connect1(1), subscribe1(1))
     new = connect_version2(bus, subscribe(1, 5))
@@ -151,9 +153,11 @@ def test_what_version_1_cannot_be_sent_is_dead_for_it_alone() -> None:
     assert [m.payload for m in old.receive_messages()] == [b"fine", b"fine too"]
     assert new.receive_message_ids() == [0, 1, 2, 3]
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 2}
-    found = letters(bus)
+    found = fetch_dead_letters(bus)
     assert [(e.channel, payload) for e, payload in found] == [("", b"<\r\n>"), ("a", b"<\r\n>")]
-    assert why(found[0][0], "reason", "sequence", "attempts", "subscription", "session") == (
+    assert dead_headers(
+        found[0][0], "reason", "sequence", "attempts", "subscription", "session"
+    ) == (
         "uncarriable",
         "1",
         "0",
@@ -162,13 +166,13 @@ def test_what_version_1_cannot_be_sent_is_dead_for_it_alone() -> None:
     )
 
 
-def test_dead_letters_are_sent_like_any_message_and_have_none_themselves() -> None:
+def test_dead_letters_have_no_dead_letters() -> None:
     bus = BrokerHarness()
     reader = connect_version2(
         bus, subscribe(DEAD_1, 9, durable="d", max_deliveries=1), classes=["dead.1"]
     )
     reader.receive_all()
-    gives_up(bus, publish(1, 0, b"a"), count=1)
+    give_up(bus, publish(1, 0, b"a"), count=1)
     [message] = reader.receive_deliveries()
     assert (message.class_id, message.number, message.attempt) == (DEAD_1, 9, 1)
     reader.send(nack(9, 0, 1, 0))
@@ -177,9 +181,9 @@ def test_dead_letters_are_sent_like_any_message_and_have_none_themselves() -> No
     assert set(bus.broker.store.class_id_by_name) == {"dead.1"}
 
 
-def test_who_says_nothing_gives_no_dead_letter_up() -> None:
+def test_dead_letters_are_redelivered_without_limit_by_default() -> None:
     bus = BrokerHarness()
-    gives_up(bus, publish(1, 0, b"a"), count=1)
+    give_up(bus, publish(1, 0, b"a"), count=1)
     reader = connect_version2(bus, subscribe(DEAD_1, 9, durable="d"), classes=["dead.1"])
     for _ in range(40):
         assert reader.receive_message_ids() == [0]
@@ -187,28 +191,28 @@ def test_who_says_nothing_gives_no_dead_letter_up() -> None:
     assert bus.statistics(DEAD_1).dropped == {}
 
 
-def test_who_subscribed_in_version_1_before_the_class_was_there_is_sent_them() -> None:
+def test_version_1_can_subscribe_before_the_dead_letter_class_exists() -> None:
     bus = BrokerHarness()
     old = bus.peer(connect1(1), subscribe1(DEAD_1))
-    gives_up(bus, publish(1, 0, b"a"), count=1)
+    give_up(bus, publish(1, 0, b"a"), count=1)
     assert [m.payload for m in old.receive_messages()] == [b"a"]
 
 
-def test_the_oldest_dead_letters_make_room() -> None:
+def test_oldest_dead_letters_are_dropped_at_the_limit() -> None:
     bus = BrokerHarness(dead_letter_bytes=1 << 18)
     payloads = numbered(100, size=5000)
-    gives_up(bus, publish(1, 0, *payloads), count=100)
+    give_up(bus, publish(1, 0, *payloads), count=100)
     dead = bus.statistics(DEAD_1)
     assert dead.ring.memory_bytes <= 1 << 18
     assert dead.published == 100
     assert dead.dropped == {Reason.DROP_OLDEST: 100 - dead.ring.message_count}
-    found = letters(bus)
+    found = fetch_dead_letters(bus)
     assert [payload for _, payload in found] == payloads[-len(found) :]
     assert 20 < len(found) < 100
 
 
 @pytest.mark.parametrize("is_made_by_id", [False, True])
-def test_who_publishes_there_is_not_made_to_wait(is_made_by_id: bool) -> None:
+def test_publishing_to_a_full_dead_letter_class_does_not_block(is_made_by_id: bool) -> None:
     bus = BrokerHarness(dead_letter_bytes=1 << 18)
     connect_version2(bus, classes=[DEAD_1] if is_made_by_id else [])
     writer = connect_version2(bus, classes=[{"id": DEAD_1, "name": "dead.1"}])
@@ -219,7 +223,7 @@ def test_who_publishes_there_is_not_made_to_wait(is_made_by_id: bool) -> None:
     assert dead.ring.memory_bytes <= 1 << 18
 
 
-def test_what_fills_all_memory_leaves_some_for_dead_letters() -> None:
+def test_memory_is_reserved_for_dead_letters() -> None:
     bus = BrokerHarness(class_bytes=1 << 20, total_bytes=1 << 20, frame_bytes=10_000)
     peer = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(200, size=9000)))
     count = len(peer.receive_message_ids())
@@ -227,11 +231,11 @@ def test_what_fills_all_memory_leaves_some_for_dead_letters() -> None:
     assert peer.session.parked_messages
     peer.send(nack(5, 0, 4, "terminate"))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 4}
-    assert len(letters(bus)) == 4
+    assert len(fetch_dead_letters(bus)) == 4
 
 
-def test_dead_letters_do_not_hold_up_what_waits_for_memory() -> None:
-    """Messages that a peer left behind give way when only dead letters hold memory beside them."""
+def test_orphaned_messages_are_dropped_when_dead_letters_hold_the_memory() -> None:
+    """Otherwise the class would stay blocked for ever."""
     bus = BrokerHarness(
         class_messages=4, frame_bytes=100_000, class_bytes=1 << 18, total_bytes=1 << 19
     )
@@ -249,34 +253,34 @@ def test_dead_letters_do_not_hold_up_what_waits_for_memory() -> None:
     assert bus.statistics(1).dropped == {}
     peer.send(ack1(1, 0, 4))
     bus.tick(100)
-    assert len(letters(bus, "dead.2")) == 1
+    assert len(fetch_dead_letters(bus, "dead.2")) == 1
     assert bus.statistics(1).dropped == {Reason.UNDELIVERED_AT_CLOSE: 4}
     peer.send(publish1(1, b"next"))
     assert [message.payload for message in peer.receive_messages()] == [b"next"]
 
 
-def test_what_is_too_long_with_its_reasons_has_no_dead_letter() -> None:
+def test_message_too_long_with_its_headers_has_no_dead_letter() -> None:
     bus = BrokerHarness(frame_bytes=100_000)
     headers = Envelope(headers=(("h", "x" * 65_500),))
     said = [encode(headers, b"a"), b"\0" + b"x" * 99_900, b"\0fits"]
-    gives_up(bus, publish_envelopes(1, 0, *said), count=3)
+    give_up(bus, publish_envelopes(1, 0, *frames), count=3)
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 3, Reason.NO_DEAD_LETTER: 2}
-    assert [payload for _, payload in letters(bus)] == [b"fits"]
+    assert [payload for _, payload in fetch_dead_letters(bus)] == [b"fits"]
 
 
-def test_where_no_class_is_left_there_is_one_for_dead_letters() -> None:
+def test_dead_letter_class_is_created_above_the_class_limit() -> None:
     bus = BrokerHarness(classes=1)
-    gives_up(bus, publish(1, 0, b"a"), count=1)
+    give_up(bus, publish(1, 0, b"a"), count=1)
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
     assert list(bus.broker.classes) == [1, DEAD_1]
     assert bus.peer().send_refused(connect_request(2)) is Reason.TOO_MANY_CLASSES
-    assert len(letters(bus)) == 1
+    assert len(fetch_dead_letters(bus)) == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"group": "g"}])
-def test_giving_up_very_many_takes_many_turns(options: dict[str, object]) -> None:
+def test_many_dead_letters_are_written_in_several_turns(options: dict[str, object]) -> None:
     bus = BrokerHarness()
-    bus.skips_checks = True  # So much is slow to check, and is at the end.
+    bus.skips_checks = True  # Checks are slow with so many messages; checked at the end.
     count = 3 * DEAD_LETTER_BATCH_MESSAGES
     peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1, max_in_flight=count, **options))
     peer.send(publish(1, 0, *numbered(count)))
@@ -301,17 +305,17 @@ def test_giving_up_very_many_takes_many_turns(options: dict[str, object]) -> Non
     bus.skips_checks = False
     bus.check_invariants()
     assert bus.statistics(DEAD_1).published == count
-    sequences = [why(letter, "sequence") for letter, _ in letters(bus)[:100]]
+    sequences = [dead_headers(letter, "sequence") for letter, _ in fetch_dead_letters(bus)[:100]]
     assert sequences == [str(n) for n in range(100)]
 
 
-def test_names_of_classes_that_keep_dead_letters() -> None:
+def test_dead_letter_class_names() -> None:
     assert dead_letters.dead_letter_class_name("orders") == "dead.orders"
     assert len(dead_letters.dead_letter_class_name("x" * 200)) == 200
     assert dead_letters.is_dead_letter_class("dead.7")
     assert not dead_letters.is_dead_letter_class("deadlines")
 
 
-def test_a_limit_too_small_for_a_ring_is_refused() -> None:
+def test_dead_letter_limit_below_a_ring_is_rejected() -> None:
     with pytest.raises(ValueError, match="dead_letter_bytes must be from 262144 "):
         Limits(dead_letter_bytes=1000)

@@ -196,7 +196,7 @@ class World:
         keeper = Checkpointer(Broker(broker.settings, commit_log=CommitLog()))
         keeper._broker = broker
         cls, kept = broker.classes[1], keeper._snapshot_position(former)
-        window = kept.window.window(floor=cls.ring.floor, head=cls.ring.head)
+        window = kept.window.to_window(floor=cls.ring.floor, head=cls.ring.head)
         spans = spans_by_attempts(window.floor, window.cursor, kept.attempts, default=1)
         answers: SubscriptionManager = broker.subscription_manager
         assert (

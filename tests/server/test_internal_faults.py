@@ -38,7 +38,7 @@ async def test_an_internal_error_costs_one_connection_and_nobody_else(
 
     monkeypatch.setattr(Broker, "receive", faulty)
     async with serving() as server:
-        bystander, unlucky = await connect_request(server, [1]), await connect_request(server, [1])
+        bystander, unlucky = await connect(server, [1]), await connect(server, [1])
         await bystander.send(subscribe())
         await unlucky.send(message(b"trip"))
         assert await unlucky.hung_up()
@@ -59,7 +59,7 @@ async def test_who_needs_memory_that_there_is_not_goes_in_a_sentence(
 
     monkeypatch.setattr(Broker, "receive", short)
     async with serving() as server:
-        bystander, unlucky = await connect_request(server, [1]), await connect_request(server, [1])
+        bystander, unlucky = await connect(server, [1]), await connect(server, [1])
         await bystander.send(subscribe())
         await unlucky.send(message(b"much"))
         assert await unlucky.hung_up()
@@ -75,7 +75,7 @@ async def test_one_that_is_taken_over_with_bytes_unread_is_over(
     async with serving() as server:
         for attempt in range(20):
             greeting = connect_request(1, name=f"till {attempt}", instance="a")
-            former, next_one = await connect_request(server), await connect_request(server)
+            former, next_one = await connect(server), await connect(server)
             await former.send(greeting)
             assert await former.frame()
             unread = message(b"of the former session")
@@ -92,14 +92,14 @@ async def test_a_connection_that_is_cut_as_it_begins_to_write_is_no_internal_err
     monkeypatch.setattr(Connection, "_send", lambda self: False)  # A socket that takes nothing.
     async with serving() as server:
         for _ in range(30):  # Which of its two tasks runs first, chance says.
-            await connect_request(server)
+            await connect(server)
             with trio.fail_after(PATIENCE_SECONDS):
-                while not server.engine.connections:  # Not a turn later: it is to begin then.
+                while not server.server.connections:  # Not a turn later: it is to begin then.
                     await trio.lowlevel.checkpoint()
-            (connection,) = server.engine.connections.values()
+            (connection,) = server.server.connections.values()
             connection.flush()
-            connection.cut()
-            await until(lambda: not server.engine.connections)
+            connection.disconnect()
+            await until(lambda: not server.server.connections)
     assert not caplog.records
 
 
@@ -111,12 +111,12 @@ async def test_who_is_cut_off_is_not_heard_though_something_has_just_come(
     async def cutting(sock):  # type: ignore[no-untyped-def]
         await honest(sock)
         for connection in to_cut:
-            connection.cut()
+            connection.disconnect()
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", cutting)
     async with serving() as server:
-        peer = await connect_request(server, [1])
-        to_cut += server.engine.connections.values()
+        peer = await connect(server, [1])
+        to_cut += server.server.connections.values()
         await peer.send(message(b"it is published again on another connection"))
         assert await peer.hung_up()
         assert class_statistics(server).published == 0
@@ -125,51 +125,51 @@ async def test_who_is_cut_off_is_not_heard_though_something_has_just_come(
 async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = ring.allocate
+    honest = ring.allocate_array
 
     def refusing(count, dtype):  # type: ignore[no-untyped-def]
         if count * dtype.itemsize > 1 << 20:
             raise OSError("out of memory")
         return honest(count, dtype)
 
-    monkeypatch.setattr(ring, "allocate", refusing)
+    monkeypatch.setattr(ring, "allocate_array", refusing)
     async with serving() as server:
-        publisher = await connect_request(server, [1])
+        publisher = await connect(server, [1])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, message(bytes(1000)) * 1500)
             await until(lambda: class_statistics(server).blocked_sessions == 1)
-            server.engine.broker.check_invariants()
-            subscriber = await connect_request(server, [1])
+            server.server.broker.check_invariants()
+            subscriber = await connect(server, [1])
             await subscriber.send(subscribe())
             for at in range(1500):
                 await subscriber.messages(1)
                 await subscriber.send(ack(at, at + 1))
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        await until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_publishers_that_hang_up_while_they_wait_do_not_keep_their_sockets() -> None:
     async with serving(Settings(Limits(class_messages=10))) as server:
         for _ in range(20):
-            publisher = await connect_request(server, [1])
+            publisher = await connect(server, [1])
             await publisher.send(message(b"x") * 30)
             await publisher.stream.aclose()
-        await until(lambda: len(server.engine.connections) == 0)
+        await until(lambda: len(server.server.connections) == 0)
         assert class_statistics(server).parked == 20 * 30 - 10
-        subscriber = await connect_request(server, [1])
+        subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
         for at in range(600):
             assert (await subscriber.messages(1))[0][0] == at
             await subscriber.send(ack(at, at + 1))
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        await until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_a_publisher_that_subscribes_elsewhere_waits_and_loses_nothing() -> None:
     limits = Limits(class_messages=100, pending_bytes=3 << 20, frame_bytes=64 << 10)
     count = 4000
     async with serving(Settings(limits)) as server:
-        slow = await connect_request(server, [1, 2])
+        slow = await connect(server, [1, 2])
         await slow.send(subscribe(1))
-        publisher = await connect_request(server, [1, 2])
+        publisher = await connect(server, [1, 2])
         await publisher.send(subscribe(2))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, message(bytes(2000)) * count)
@@ -177,22 +177,22 @@ async def test_a_publisher_that_subscribes_elsewhere_waits_and_loses_nothing() -
             for at in range(count):
                 await slow.messages(1)
                 await slow.send(ack(at, at + 1))
-        assert not server.engine.cut_off
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        assert not server.server.disconnect_counts
+        await until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_one_that_holds_all_the_memory_in_another_class_is_cut_off() -> None:
     limits = Limits(class_bytes=8 << 20, total_bytes=8 << 20, stall_seconds=0.3)
     async with serving(Settings(limits, tick_seconds=0.05)) as server:
-        dead = await connect_request(server, [1, 2])
+        dead = await connect(server, [1, 2])
         await dead.send(subscribe(2))
         await until(lambda: bool(class_statistics(server, 2).subscriptions))
-        first, second = await connect_request(server), await connect_request(server)
+        first, second = await connect(server), await connect(server)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first.send, message(bytes(100_000), class_id=2) * 150)
             await until(lambda: class_statistics(server, 2).blocked_sessions == 1)
             nursery.start_soon(second.send, message(bytes(100_000), class_id=1) * 20)
-            await until(lambda: server.engine.cut_off[Reason.STALLED] == 1)
+            await until(lambda: server.server.disconnect_counts[Reason.STALLED] == 1)
             nursery.cancel_scope.cancel()
 
 
@@ -204,19 +204,19 @@ async def test_what_is_dropped_and_what_is_ignored_is_logged(
         Limits(class_messages=100), full_policy=FullPolicy.DROP_NEWEST, tick_seconds=0.02
     )
     async with serving(settings) as server:
-        peer = await connect_request(server, [1])
+        peer = await connect(server, [1])
         await peer.send(message(b"x") * 250 + ack(0, 1, class_id=9))
-        await until(lambda: "150 messages of class 1 were dropped (drop_newest)" in caplog.text)
-        await until(lambda: "1 acks were ignored (ack_unsubscribed)" in caplog.text)
+        await until(lambda: "dropped 150 messages of class 1 (drop_newest)" in caplog.text)
+        await until(lambda: "ignored 1 acks (ack_unsubscribed)" in caplog.text)
 
 
 async def test_subscriptions_to_classes_never_named_are_limited_and_forgotten() -> None:
     async with serving(Settings(Limits(classes=100))) as server:
-        modest = await connect_request(server)
+        modest = await connect(server)
         await modest.send(b"".join(subscribe(n) for n in range(100)))
-        greedy = await connect_request(server)
+        greedy = await connect(server)
         await greedy.send(b"".join(subscribe(n) for n in range(101)))
         assert await greedy.hung_up()
         await modest.stream.aclose()
-        await until(lambda: not server.engine.connections)
-        assert not server.engine.broker.connection_requests._early_subscribers
+        await until(lambda: not server.server.connections)
+        assert not server.server.broker.subscription_manager._early_subscribers

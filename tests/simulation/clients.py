@@ -28,7 +28,7 @@ from tests.behaviour.wire_peer_v2 import (
     PURGE,
     SUBSCRIBE,
     ack,
-    connect,
+    connect_request,
     json_request,
     nack,
     publish,

@@ -23,7 +23,7 @@ from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Batch, Message
 from simplebus.client.core.open_requests import OpenRequest
-from simplebus.client.subscription_target import Entry, SubscriptionTarget, no_message_error, with_message
+from simplebus.client.subscription_target import SubscriptionState, SubscriptionTarget, no_message_error, with_message
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import MESSAGES_PER_TURN
 from simplebus.core.protocol.requests import SubscribeRequest
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class BaseSubscription(Entry[T]):
+class BaseSubscription(SubscriptionState[T]):
     """Messages of one class for one consumer. Made by `Bus.subscribe`; it begins with its block.
 
     A message is acknowledged when you ask for the next one, or when the `async with` block is left
@@ -150,7 +150,7 @@ class BaseSubscription(Entry[T]):
 
         `processed` decides whether the last message is acknowledged or rejected.
         """
-        request = self.leave(processed=processed)
+        request = self.unsubscribe(processed=processed)
         self._connection.remove_inbox(self.inbox)
         return request
 

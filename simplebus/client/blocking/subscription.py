@@ -12,7 +12,7 @@ from simplebus.client.blocking.iterators import BlockingIterable
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Batch, Message
-from simplebus.client.subscription_target import Entry, SubscriptionTarget, no_message_error, with_message
+from simplebus.client.subscription_target import SubscriptionState, SubscriptionTarget, no_message_error, with_message
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import (
     ACK_SECONDS,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class BlockingBaseSubscription(Entry[T]):
+class BlockingBaseSubscription(SubscriptionState[T]):
     """Messages of one class for one consumer. Made by `BlockingBus.subscribe`; it begins with its
     block.
 
@@ -66,7 +66,7 @@ class BlockingBaseSubscription(Entry[T]):
         try:
             self._connection.wait_answered(inbox.subscribe_request)
         except BaseException:
-            self.leave(processed=False)
+            self.unsubscribe(is_processed=False)
             raise
         return self
 
@@ -76,7 +76,7 @@ class BlockingBaseSubscription(Entry[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        request = self.leave(processed=kind is None)
+        request = self.unsubscribe(is_processed=kind is None)
         with suppress(BusConnectionError):  # Who needs the connection next will hear of it.
             if kind is None:
                 self._connection.wait_answered_briefly(request, monotonic() + CLOSE_SECONDS)

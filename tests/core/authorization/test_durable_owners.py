@@ -97,7 +97,9 @@ def test_only_owner_and_configurers_may_move_or_remove(bus: BrokerHarness) -> No
     for who in ("keeper", "ada"):
         assert subscribe_error(bus, who, durable="p", seek=True, start="new") == ""
     subscribe_error(bus, "ada", durable="d", group="g")
-    bob = connect_user(bus, "bob", subscribe(1, 1, durable="d", group="g"), unsubscribe(1, forget=True))
+    bob = connect_user(
+        bus, "bob", subscribe(1, 1, durable="d", group="g"), unsubscribe(1, forget=True)
+    )
     granted, refused = bob.receive_replies()
     assert (granted.kind, refused.content["code"]) == ("subscribe", Reason.UNAUTHORIZED)
     bob.send(unsubscribe(1))
@@ -126,7 +128,10 @@ def test_only_owner_and_configurers_may_change_policy(
     assert subscribe_error(bus, "bob", durable="d", group="g", **terms) == ""
     assert (position.delivery_policy, position.idle_seconds) == (before, 9)
     for who in ("keeper", "ada"):
-        assert subscribe_error(bus, who, durable="d", group="g", idle_seconds=8, max_deliveries=3) == ""
+        assert (
+            subscribe_error(bus, who, durable="d", group="g", idle_seconds=8, max_deliveries=3)
+            == ""
+        )
         assert (position.delivery_policy.deliveries_max, position.idle_seconds) == (3, 8)
         subscribe_error(bus, "ada", durable="d", group="g", idle_seconds=9)
 

@@ -1,7 +1,4 @@
-"""Messages that nobody is to have any more: every kind of position, what waits, and what is asked.
-
-Rule 1: what is purged never comes to anybody; everything else comes to everybody, as ever.
-"""
+"""Purge: purged messages are delivered to no position, and release their space."""
 
 from __future__ import annotations
 
@@ -36,14 +33,14 @@ def purge(first: int | None = None, last: int | None = None, class_id: int = 1) 
     return json_request(PURGE, class_id, 4, **what)
 
 
-def done(peer: Version2Peer, *said: bytes) -> None:
-    """Somebody says this, and hears that it is done."""
+def send_and_expect_purge(peer: Version2Peer, *said: bytes) -> None:
+    """Send frames and expect a Purge reply."""
     peer.send(*said)
     peer.receive_replies()
 
 
-def purged(peer: Version2Peer) -> int:
-    """What the bus answered."""
+def purged_count(peer: Version2Peer) -> int:
+    """Return the count in the Purge reply."""
     [answer] = [said for said in peer.receive_replies() if said.kind == "purge"]
     assert (answer.class_id, answer.message_id, answer.last_field) == (1, 4, 0)
     count = answer.content.pop("purged")
@@ -52,60 +49,60 @@ def purged(peer: Version2Peer) -> int:
     return count
 
 
-def filled(bus: BrokerHarness, count: int = 10) -> Version2Peer:
-    """Somebody has published so many messages."""
+def fill(bus: BrokerHarness, count: int = 10) -> Version2Peer:
+    """Publish `count` messages."""
     return connect_version2(bus, publish(1, 0, *[b"%d" % n for n in range(count)]))
 
 
-def fetched(peer: Version2Peer) -> dict[str, object]:
+def fetch_reply(peer: Version2Peer) -> dict[str, object]:
     peer.send(json_request(FETCH, 1, 3))
     [answer] = [said for said in peer.receive_replies() if said.kind == "fetch"]
     found: dict[str, object] = answer.content
     return found
 
 
-def test_all_of_a_class_goes() -> None:
+def test_purge_of_a_whole_class() -> None:
     bus = BrokerHarness()
-    peer = filled(bus)
+    peer = fill(bus)
     peer.send(purge())
-    assert purged(peer) == 10
+    assert purged_count(peer) == 10
     assert len(bus.broker.classes[1].ring) == 0
     assert bus.statistics(1).dropped == {Reason.PURGED: 10}
     peer.send(purge())
-    assert purged(peer) == 0
+    assert purged_count(peer) == 0
 
 
-def test_the_oldest_go_at_once_and_others_when_nothing_is_in_front_of_them() -> None:
+def test_purged_messages_are_released_from_the_floor_on() -> None:
     bus = BrokerHarness()
-    peer = filled(bus)
+    peer = fill(bus)
     peer.send(purge(3, 5))
-    assert purged(peer) == 2
+    assert purged_count(peer) == 2
     assert bus.broker.classes[1].ring.floor == 0
-    assert fetched(peer)["purged"] == [[3, 5]]
+    assert fetch_reply(peer)["purged"] == [[3, 5]]
     peer.send(purge(last=3))
-    assert purged(peer) == 3
+    assert purged_count(peer) == 3
     assert bus.broker.classes[1].ring.floor == 5
-    assert "purged" not in fetched(peer)
+    assert "purged" not in fetch_reply(peer)
     bus.tick()
     assert not bus.broker.classes[1].purged_sequences
 
 
-def test_what_is_kept_though_nobody_needs_it_goes_too() -> None:
+def test_purge_releases_retained_messages() -> None:
     bus = BrokerHarness(Settings(keep=Retention(messages=100)))
-    peer = filled(bus)
+    peer = fill(bus)
     reader = connect_version2(bus, subscribe(1, 5))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 10))
     assert len(bus.broker.classes[1].ring) == 10
-    done(peer, purge(last=4), purge(6, 8))
+    send_and_expect_purge(peer, purge(last=4), purge(6, 8))
     assert bus.broker.classes[1].ring.floor == 4
-    done(peer, purge(4, 6))
+    send_and_expect_purge(peer, purge(4, 6))
     assert bus.broker.classes[1].ring.floor == 8
 
 
-def test_who_comes_later_does_not_get_it_wherever_it_begins() -> None:
+def test_later_subscription_does_not_get_purged_messages() -> None:
     bus = BrokerHarness()
-    done(filled(bus), purge(2, 4))
+    send_and_expect_purge(fill(bus), purge(2, 4))
     waiting = connect_version2(bus, subscribe(1, 5))
     assert waiting.receive_message_ids() == [0, 1, 4, 5, 6, 7, 8, 9]
     assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [
@@ -123,19 +120,19 @@ def test_who_comes_later_does_not_get_it_wherever_it_begins() -> None:
     ).receive_message_ids() == [4, *range(5, 10)]
 
 
-def test_version_1_does_not_get_it() -> None:
+def test_version_1_does_not_get_purged_messages() -> None:
     bus = BrokerHarness()
-    done(filled(bus), purge(2, 4))
+    send_and_expect_purge(fill(bus), purge(2, 4))
     reader = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     assert reader.receive_ids(1) == [0, 1, 4, 5, 6, 7, 8, 9]
 
 
-def test_what_is_not_sent_yet_is_not_sent() -> None:
+def test_unsent_purged_messages_are_not_sent() -> None:
     bus = BrokerHarness()
-    peer = filled(bus)
+    peer = fill(bus)
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2))
     assert reader.receive_message_ids() == [0, 1]
-    done(peer, purge(4, 6), purge(8, 10))
+    send_and_expect_purge(peer, purge(4, 6), purge(8, 10))
     reader.send(ack(5, 0, 2))
     got = reader.receive_deliveries()
     assert [(one.message_id, one.attempt) for one in got] == [(2, 1), (3, 1)]
@@ -145,12 +142,12 @@ def test_what_is_not_sent_yet_is_not_sent() -> None:
     assert len(bus.broker.classes[1].ring) == 0
 
 
-def test_what_is_in_flight_needs_no_ack_and_makes_room() -> None:
+def test_purged_messages_in_flight_need_no_ack() -> None:
     bus = BrokerHarness()
-    peer = filled(bus)
+    peer = fill(bus)
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2))
     assert reader.receive_message_ids() == [0, 1]
-    done(peer, purge(last=2))
+    send_and_expect_purge(peer, purge(last=2))
     assert reader.receive_message_ids() == [2, 3]
     bus.tick(6)
     assert reader.receive_message_ids() == [2, 3]
@@ -158,49 +155,49 @@ def test_what_is_in_flight_needs_no_ack_and_makes_room() -> None:
     assert (position.acknowledged, position.dropped, position.in_flight) == (0, 2, 2)
 
 
-def test_a_member_has_it_no_longer_sent_or_not() -> None:
+def test_group_member_loses_purged_messages() -> None:
     bus = BrokerHarness()
     one = connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=4))
-    peer = filled(bus)
+    peer = fill(bus)
     assert one.session.outbox.peek(0)  # It was told whose messages follow, and took nothing.
-    done(peer, purge(1, 3))
+    send_and_expect_purge(peer, purge(1, 3))
     assert one.receive_message_ids() == [0, 3, 4, 5]
     one.send(ack(5, 0, 4))
     assert one.receive_message_ids() == [6, 7]
-    done(peer, purge(5, 9))
+    send_and_expect_purge(peer, purge(5, 9))
     assert one.receive_message_ids() == [9]
     one.send(ack(5, 4, 10))
     assert len(bus.broker.classes[1].ring) == 0
 
 
-def test_a_member_of_a_group_by_key_has_it_no_longer_sent_or_not() -> None:
+def test_key_ordered_member_loses_purged_messages() -> None:
     bus = BrokerHarness()
     one = connect_version2(bus, subscribe(1, 5, group="g", by_key=True))
     peer = connect_version2(
         bus, publish_envelopes(1, 0, *[b"\x10\0\1%dx" % (n % 3) for n in range(6)])
     )
     assert one.session.outbox.peek(0)
-    done(peer, purge(1, 2), purge(3, 4))
+    send_and_expect_purge(peer, purge(1, 2), purge(3, 4))
     assert one.receive_message_ids() == [0, 2, 4]
-    done(peer, purge(0, 1))
+    send_and_expect_purge(peer, purge(0, 1))
     one.send(ack(5, 2, 3))
     assert one.receive_message_ids() == [5]
     one.send(ack(5, 0, 6))
     assert len(bus.broker.classes[1].ring) == 0
 
 
-def test_a_durable_that_nobody_uses_does_not_get_it() -> None:
+def test_idle_durable_does_not_get_purged_messages() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
-    peer = filled(bus, 4)
+    peer = fill(bus, 4)
     assert reader.receive_message_ids() == [0, 1, 2, 3]
     reader.disconnect()
-    done(peer, publish(1, 4, b"4", b"5", b"6"), purge(1, 3), purge(5, 6))
+    send_and_expect_purge(peer, publish(1, 4, b"4", b"5", b"6"), purge(1, 3), purge(5, 6))
     again = connect_version2(bus, subscribe(1, 5, durable="d"))
     assert sorted(again.receive_message_ids()) == [0, 3, 4, 6]
 
 
-def test_what_is_put_off_does_not_come() -> None:
+def test_delayed_purged_messages_are_not_sent() -> None:
     bus = BrokerHarness()
     peer = connect_version2(
         bus,
@@ -210,7 +207,7 @@ def test_what_is_put_off_does_not_come() -> None:
     reader = connect_version2(bus, subscribe(1, 5))
     assert reader.receive_message_ids() == [1]
     reader.send(nack(5, 1, 2, 2000))
-    done(peer, purge())
+    send_and_expect_purge(peer, purge())
     bus.broker.clock.now += 5
     bus.broker.run_due_wakeups()
     bus.tick(10)
@@ -218,14 +215,14 @@ def test_what_is_put_off_does_not_come() -> None:
     assert len(bus.broker.classes[1].ring) == 0
 
 
-def test_what_a_pattern_leaves_out_is_not_counted() -> None:
+def test_messages_outside_the_patterns_are_not_counted() -> None:
     bus = BrokerHarness()
     peer = connect_version2(
         bus, *[publish_envelopes(1, n, channel_envelope("ab"[n % 2], b"x")) for n in range(10)]
     )
     reader = connect_version2(bus, subscribe(1, 5, channels=["a"], max_in_flight=1))
     assert reader.receive_message_ids() == [0]
-    done(peer, purge(3, 7))
+    send_and_expect_purge(peer, purge(3, 7))
     [position] = bus.statistics(1).subscriptions
     assert position.dropped == 2
     reader.send(ack(5, 0, 1))
@@ -234,9 +231,9 @@ def test_what_a_pattern_leaves_out_is_not_counted() -> None:
     assert reader.receive_message_ids() == [8]
 
 
-def test_a_publisher_that_waits_for_room_is_let_in() -> None:
+def test_purge_resumes_a_blocked_publisher() -> None:
     bus = BrokerHarness(class_messages=3)
-    peer = filled(bus, 5)
+    peer = fill(bus, 5)
     assert [said.message_id for said in peer.receive_replies() if said.kind == "confirm"] == [3]
     peer.send(purge())
     said = peer.receive_replies()
@@ -246,31 +243,31 @@ def test_a_publisher_that_waits_for_room_is_let_in() -> None:
     assert [(one.kind, one.message_id) for one in said] == [("purge", 4), ("confirm", 5)]
 
 
-def test_of_too_many_rows_no_more_is_purged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purge_is_refused_with_too_many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_class_purge, "PURGED_RANGES_MAX", 2)
     bus = BrokerHarness()
-    peer = filled(bus)
-    done(peer, purge(2, 3), purge(4, 5))
+    peer = fill(bus)
+    send_and_expect_purge(peer, purge(2, 3), purge(4, 5))
     peer.send(purge(6, 7))
     [said] = peer.receive_replies()
     assert said.content["code"] == "memory_limit"
     assert "2 rows" in said.content["message"]
     peer.send(purge(last=2))
-    assert purged(peer) == 2
+    assert purged_count(peer) == 2
 
 
-def test_of_many_rows_a_fetch_tells_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_reply_limits_purged_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_PURGED_MAX", 2)
     bus = BrokerHarness()
-    peer = filled(bus)
-    done(peer, purge(1, 2), purge(3, 4), purge(5, 6), purge(7, 8))
-    found = fetched(peer)
+    peer = fill(bus)
+    send_and_expect_purge(peer, purge(1, 2), purge(3, 4), purge(5, 6), purge(7, 8))
+    found = fetch_reply(peer)
     assert (found["next"], found["purged"]) == (5, [[1, 2], [3, 4]])
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_purge_is_refused() -> None:
     bus = BrokerHarness()
-    peer = filled(bus)
+    peer = fill(bus)
     for said, code in (
         (purge(class_id=9), "unknown_class"),
         (json_request(PURGE, 1, 4, first=-1), "bad_request"),
@@ -322,7 +319,7 @@ CONTENTS = {
 
 @settings(max_examples=60)
 @given(steps)
-def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_exactly_the_purged_messages_are_not_delivered(said: list[tuple]) -> None:  # type: ignore[type-arg]
     bus = BrokerHarness()
     writer, readers = connect_version2(bus), [connect_version2(bus) for _ in range(4)]
     gone: set[int] = set()
@@ -382,9 +379,9 @@ def test_what_is_purged_never_comes_and_all_else_does(said: list[tuple]) -> None
     assert is_left or cls.backlog_window.in_flight_count or len(cls.ring) == 0
 
 
-def test_many_purges_take_turns_with_others() -> None:
+def test_purges_alternate_with_other_sessions() -> None:
     bus = BrokerHarness()
-    peer = filled(bus, 30)
+    peer = fill(bus, 30)
     peer.receive_replies()
     peer.send(b"".join(purge(n, n + 1) for n in range(1, 21)))
     others, heard = connect_version2(bus, subscribe(1, 5)), 0
@@ -397,9 +394,9 @@ def test_many_purges_take_turns_with_others() -> None:
     assert others.receive_message_ids() == [0, *range(21, 30)]
 
 
-def test_what_a_session_has_asked_for_that_has_ended_is_not_done() -> None:
+def test_requests_of_an_ended_session_are_dropped() -> None:
     bus = BrokerHarness()
-    peer = filled(bus)
+    peer = fill(bus)
     peer.receive_replies()
     peer.send(purge(0, 1), purge(1, 2))
     bus.broker.close_session(peer.session)

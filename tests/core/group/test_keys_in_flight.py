@@ -80,7 +80,10 @@ def test_random_operations_match_model(seed: int, grows: int) -> None:
             case "working":
                 sent.extend_timeouts(first, last, due, attempt)
                 model.due.update(
-                    {s: due(model.attempts_of[s]) for s in model.find_matching(first, last, attempt)}
+                    {
+                        s: due(model.attempts_of[s])
+                        for s in model.find_matching(first, last, attempt)
+                    }
                 )
             case "holds":
                 assert sent.has_in_flight(first, last, attempt) == bool(
@@ -129,10 +132,10 @@ def test_repeated_range_operations_do_not_inspect_messages() -> None:
     for _ in range(100):
         sent.extend_timeouts(0, 20_000, lambda attempts: 30 * attempts + 1)
     assert held.lookup_count == 20_000
-    for attempt in range(3, 500):  # Of an attempt that nothing has.
+    for attempt in range(3, 500):  # No message has this attempt.
         assert not sent.has_in_flight(0, 20_000, attempt)
     assert sent.remove_range(0, 20_000)[0] == list(range(20_000))
-    for _ in range(100):  # Of what is held no longer, though something else is.
+    for _ in range(100):  # These messages are removed, others are still held.
         assert not sent.has_in_flight(0, 20_000)
         assert not sent.remove_range(0, 20_000)[0]
     assert held.lookup_count == 40_000

@@ -74,7 +74,7 @@ def test_lowest_floor_inspects_constant_number_of_positions_per_move() -> None:
     moves = 10 * len(positions)
     assert (
         CountingPosition.inspection_count <= moves + 2 * moves + 1
-    )  # To move it; to note it; to find it right.
+    )  # One access moves it, two correct its entry.
 
 
 def test_removed_positions_leave_no_heap_entries() -> None:

@@ -38,7 +38,7 @@ from tests.models.last_value_model import (
 )
 from tests.support.oracles import build_frame
 
-# What a late subscriber is sent ------------------------------------------------------------------
+# Delivery to late subscribers ---------------------------------------------------------------------
 
 
 def test_last_values_start_sends_newest_message_per_channel() -> None:
@@ -212,7 +212,7 @@ def test_purged_message_is_no_last_value() -> None:
         assert bus.broker.classes[1].ring.floor == 5
 
 
-# Which classes keep them -------------------------------------------------------------------------
+# Classes that keep last values --------------------------------------------------------------------
 
 
 def test_settings_override_requested_last_values() -> None:
@@ -273,7 +273,7 @@ def test_timed_retention_releases_messages_by_tick() -> None:
         assert [len(bus.broker.classes[each].ring) for each in (1, 2, 3)] == held
 
 
-# The index ---------------------------------------------------------------------------------------
+# Index of last values -----------------------------------------------------------------------------
 
 ABOUT = st.builds(
     Envelope,
@@ -351,6 +351,6 @@ def test_expired_messages_are_no_last_values(channels: int) -> None:
             assert values.find_sequences(first, min(last, channels), now).tolist() == expected
             assert values.count_values(now) == sum(n % 2 + 1 > now for n in range(channels))
     for _ in range(64):
-        writer.put("", b"")  # More messages than channels: they are looked for by channel.
+        writer.put("", b"")  # With more messages than channels the search is by channel.
     head = bus.broker.classes[1].ring.head
     assert values.find_sequences(0, head, 1.0).tolist() == list(range(1, channels, 2))

@@ -234,7 +234,7 @@ OFFENCES = {
 def test_error_is_raised_after_preceding_events(
     reason: Reason, offence: bytes, kinds: int, before: int
 ) -> None:
-    # Alone, in a few runs, and where frames are sorted.
+    # As a single frame, in a few runs, and in a sorted batch.
     good = [publish(1 + i % kinds, b"%d" % i) for i in range(before)]
     behind = [publish(1, b"behind")] * 3
     session = create_session(1, 2, frame_bytes_max=100)
@@ -304,7 +304,7 @@ def test_connect_accepts_only_valid_class_lists(content: bytes) -> None:
 )
 def test_events_are_independent_of_read_boundaries(chunks: Chunks) -> None:
     def without_repeats(heard: list[Fact]) -> list[Fact]:
-        # Subscribing again changes nothing, and may be left out.
+        # A duplicate Subscribe has no effect and may be omitted.
         repeats = zip(heard, [None, *heard], strict=False)
         return [fact for fact, before in repeats if fact != before or fact[0] != "subscribed"]
 
@@ -312,7 +312,7 @@ def test_events_are_independent_of_read_boundaries(chunks: Chunks) -> None:
     assert without_repeats(cut) == without_repeats(whole)
 
 
-# Time --------------------------------------------------------------------------------------------
+# Timeouts -----------------------------------------------------------------------------------------
 
 LIMITS = Limits(hello_seconds=30, frame_seconds=60, stall_seconds=10)
 

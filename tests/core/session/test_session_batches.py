@@ -78,7 +78,10 @@ def observe_outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
         reason = error.reason
     broker = bus.broker
     heard = [
-        {class_id: [m for m in peer if m.class_id == class_id] for class_id in (*CLASSES, LATE_CLASS)}
+        {
+            class_id: [m for m in peer if m.class_id == class_id]
+            for class_id in (*CLASSES, LATE_CLASS)
+        }
         for peer in (speaker.receive_messages(), listener.receive_messages())
     ]
     unacked = [
@@ -104,7 +107,7 @@ def assert_same_outcome(some: Sequence[bytes]) -> None:
     at_once, one_by_one = observe_outcome([b"".join(some)]), observe_outcome(some)
     assert at_once[0] == one_by_one[0]
     assert at_once[1] == one_by_one[1]
-    if at_once[0] is None:  # A refused chunk has counted the frames behind the offence as well.
+    if at_once[0] is None:  # A refused chunk also counts the frames after the illegal one.
         assert at_once[2] == one_by_one[2]
     assert at_once[3:] == one_by_one[3:]
 
@@ -113,7 +116,7 @@ def assert_same_outcome(some: Sequence[bytes]) -> None:
 def test_mixed_batch_has_same_effect_as_single_frames(
     some: list[bytes], times: int, random: Random
 ) -> None:
-    # Shuffled, there are more changes of type and class than runs are gone through one by one.
+    # A shuffled batch has more changes of type and class than the run-by-run path accepts.
     some = some * times
     random.shuffle(some)
     assert_same_outcome(some)
@@ -143,7 +146,7 @@ def test_other_frames_keep_their_place_in_mixed_batch(
 def test_mixed_batch_into_full_classes_matches_single_frames(
     some: list[bytes], times: int, class_messages: int, random: Random
 ) -> None:
-    # What waits for room meanwhile may differ, as acks go before messages. What comes out may not.
+    # Acks go before messages, so parked messages may differ in between, but not the result.
     some = some * times
     random.shuffle(some)
     outcomes = []

@@ -37,7 +37,7 @@ def test_backlog_count_matches_full_count(
     steps: list[tuple[str, int, str]], filtered: bool, part: int
 ) -> None:
     bus = BrokerHarness()
-    bus.skips_checks = True  # The cursor is moved behind its back.
+    bus.skips_checks = True  # The test moves the cursor itself.
     writer = connect_version2(bus, subscribe(1, 5, **({"channels": ["a"]} if filtered else {})))
     [position] = bus.broker.classes[1].subscriptions
     ring, window, wanted = position.ring, position.window, position.channel_filter

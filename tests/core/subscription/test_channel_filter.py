@@ -257,16 +257,16 @@ def test_filter_that_matches_all_channels_is_detected(
     some = add_filter(
         table, scope=PermissionRules(deny=(PermissionRule("1", "secret.#"),)).for_class(1, "")
     )
-    named = add_filter(table, ">")  # Not those without a channel.
+    named = add_filter(table, ">")  # Does not match messages without a channel.
     store_messages(table, there, ["a", "", "b.c"])
     assert [each.is_match_all for each in (everything, some, named)] == [True, True, False]
     store_messages(table, there, ["secret.x"])
     assert [each.is_match_all for each in (everything, some)] == [True, False]
     late = add_filter(table, "#")
-    assert not late.is_match_all  # It has not seen those channels yet.
+    assert not late.is_match_all  # The new filter has not evaluated these channels yet.
     check_filter(late, there, ["a", "", "b.c", "secret.x"])
     assert late.is_match_all
     there.release(there.head)
-    store_messages(table, there, ["d", "e", "f"])  # The others are forgotten.
+    store_messages(table, there, ["d", "e", "f"])  # The other channels are forgotten.
     assert table.count_stored("secret.x") == 0
     assert [each.is_match_all for each in (everything, some, late)] == [True, True, True]

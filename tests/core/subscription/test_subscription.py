@@ -16,12 +16,12 @@ from simplebus.core.limits import (
     SCAN_MESSAGES_MAX,
     SEND_BYTES,
 )
+from simplebus.core.outbox import Outbox
 from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
-from simplebus.core.outbox import Outbox
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.selection import MessageSelection
 from simplebus.core.subscription.subscription import BrokerSubscription
@@ -173,7 +173,7 @@ def test_stream_continues_after_cut_at_any_byte(most: int) -> None:
         each.publish(b"a", b"bc", b"def")
     expected = whole.read_bytes()
     begun = line.read_bytes(most)
-    # A frame begun counts as sent; one of which no byte was taken does not.
+    # A partially written frame counts as sent, an unwritten one does not.
     assert line.subscription.window.cursor == sum(start < most for start in (0, 14, 29))
     assert begun + line.read_bytes() == expected
 
@@ -237,7 +237,7 @@ def test_ack_timeout_starts_when_message_is_written() -> None:
     line = SubscriptionHarness()
     line.publish(b"a")
     assert line.receive_ids() == [0]
-    line.tick(10)  # Due at 6, taken at 10: again at 10 + 12.
+    line.tick(10)  # Due at 6, written at 10, due again at 10 + 12.
     assert line.receive_ids() == [0]
     assert list(line.ticks_with_deliveries(30)) == [22]
 
